@@ -1,0 +1,87 @@
+"""Argument checks shared by the whole package; each error names the argument, its value and a remedy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+__all__ = [
+    "channels_of",
+    "finite",
+    "full_precision",
+    "non_negative",
+    "one_of",
+    "positive",
+    "positive_integer",
+]
+
+
+def finite(name: str, value: Any) -> float:
+    """Return `value` as a float, or raise if it is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "item"):
+        raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """Return `value` as a float, or raise if it is not a finite number above zero."""
+    number = finite(name, value)
+    if number <= 0:
+        raise ValueError(f"`{name}` must be above 0; got {value!r}.")
+    return number
+
+
+def non_negative(name: str, value: Any) -> float:
+    """Return `value` as a float, or raise if it is not a finite number of at least zero."""
+    number = finite(name, value)
+    if number < 0:
+        raise ValueError(f"`{name}` must be 0 or above; got {value!r}.")
+    return number
+
+
+def positive_integer(name: str, value: Any) -> int:
+    """Return `value` as an int, or raise if it is not a whole number of at least one."""
+    number = finite(name, value)
+    if number < 1 or number != int(number):
+        raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
+    return int(number)
+
+
+def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Return `value`, or raise if it is not among `choices`."""
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+    return value
+
+
+def channels_of(owner: str, input_shape: Any) -> int:
+    """Return the size of the last axis of a shape, or raise if there is none to be had."""
+    is_shape = isinstance(input_shape, (tuple, list)) and all(
+        size is None or isinstance(size, int) for size in input_shape
+    )
+    if not is_shape or len(input_shape) < 1:
+        raise ValueError(
+            f"{owner} works on the last axis of one tensor; got the input shape {input_shape!r}, "
+            "which has no such axis. Give a shape like (batch, channels)."
+        )
+    channels = input_shape[-1]
+    if channels is None or channels < 1:
+        raise ValueError(
+            f"{owner} needs a last axis of known size, at least 1; got the input shape "
+            f"{tuple(input_shape)!r}."
+        )
+    return channels
+
+
+def full_precision(dtype: Any = None) -> str:
+    """Return the dtype for posteriors under a Keras dtype policy: float64 stays, the rest is float32.
+
+    Log-determinants and KL terms lose their meaning in half precision, so mixed and half-precision
+    policies fall back to float32.
+    """
+    policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+    return "float64" if policy.variable_dtype == "float64" else "float32"

@@ -1,0 +1,46 @@
+"""The one place that knows which Keras backend is active.
+
+Everything else asks this module for TensorFlow Probability's distributions (`tfd`) and bijectors
+(`tfb`), and for the few array functions that `keras.ops` does not keep in float64 on JAX.
+"""
+
+from typing import Any
+
+import keras
+
+__all__ = ["replica_count", "tanh", "tfb", "tfd", "tfp"]
+
+Tensor = Any
+"""A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
+
+_NAME = keras.backend.backend()
+
+if _NAME == "tensorflow":
+    import tensorflow as tf
+    import tensorflow_probability as tfp
+
+    tanh = tf.tanh
+
+    def replica_count() -> int:
+        """Number of replicas that share the present training step."""
+        return tf.distribute.get_strategy().num_replicas_in_sync
+
+elif _NAME == "jax":
+    import jax.numpy as jnp
+    from tensorflow_probability.substrates import jax as tfp
+
+    # keras.ops.tanh returns float32 for a float64 argument on JAX.
+    tanh = jnp.tanh
+
+    def replica_count() -> int:
+        """Number of replicas that share the present training step: JAX sees one global batch."""
+        return 1
+
+else:
+    raise ImportError(
+        f"tfp_ibnn works with the Keras backends 'tensorflow' and 'jax'; the active one is "
+        f"{_NAME!r}. Set the environment variable KERAS_BACKEND before Keras is imported."
+    )
+
+tfb = tfp.bijectors
+tfd = tfp.distributions

@@ -1,0 +1,65 @@
+"""The small network by which couplings and autoregressive flows choose a shift and a scale."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _constraints
+from tfp_ibnn.backend import Tensor
+
+__all__ = ["Conditioner"]
+
+
+class Conditioner(keras.layers.Layer):
+    """One hidden ReLU layer, then shifts and bounded log-scales, which both start at 0.
+
+    Args:
+        outputs: number of shifts, and of log-scales.
+        hidden: units of the hidden layer.
+        limit: bound of |log scale|.
+        masks: which inputs each hidden unit sees, (inputs, hidden), and which outputs it serves,
+            (hidden, outputs); all by default.
+    """
+
+    def __init__(
+        self,
+        outputs: int,
+        hidden: int,
+        limit: float,
+        masks: tuple[np.ndarray, np.ndarray] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add the weights of both layers."""
+        hidden, outputs = self.hidden, self.outputs
+        for name, shape, initializer in (
+            ("kernel", (input_shape[-1], hidden), "glorot_uniform"),
+            ("bias", (hidden,), "zeros"),
+            ("output_kernel", (2, hidden, outputs), "zeros"),
+            ("output_bias", (2, outputs), "zeros"),
+        ):
+            weight = self.add_weight(
+                shape=shape, initializer=initializer, name=name, autocast=False
+            )
+            setattr(self, name, weight)
+
+    def call(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the shifts and the log-scales for `inputs` of shape (..., inputs)."""
+        kernel = ops.convert_to_tensor(self.kernel)
+        output_kernel = ops.convert_to_tensor(self.output_kernel)
+        if self.masks is not None:
+            sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
+            kernel, output_kernel = kernel * sees, output_kernel * serves
+        hidden = ops.relu(ops.matmul(inputs, kernel) + self.bias)
+        shift = ops.matmul(hidden, output_kernel[0]) + self.output_bias[0]
+        raw = ops.matmul(hidden, output_kernel[1]) + self.output_bias[1]
+        return shift, _constraints.bounded(raw, self.limit)
+
+    def get_build_config(self) -> None:
+        """Leave building to the flow."""
+        return None

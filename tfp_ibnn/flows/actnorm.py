@@ -1,0 +1,73 @@
+"""Activation normalisation with a bounded scale."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _checks, _constraints
+from tfp_ibnn.backend import Tensor
+from tfp_ibnn.flows.affine import AffineBijector
+from tfp_ibnn.flows.flow import Flow
+
+__all__ = ["ActNorm"]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ActNorm(Flow):
+    """Element-wise affine flow with a bounded log-scale, y = shift + exp(bounded(raw)) * x.
+
+    It starts as the identity. Glow sets such a layer from its first batch of data; for a posterior
+    that would whiten the very noise that is to be learned, so here `adapt` does it on demand and
+    nothing is ever assigned during a call.
+
+    Args:
+        limit: bound of |log scale|.
+
+    Example:
+        >>> import keras
+        >>> norm = ActNorm()
+        >>> norm.adapt(keras.random.normal((1000, 2), mean=5.0, seed=0))
+        >>> bool(abs(keras.ops.mean(norm(keras.ops.full((1, 2), 5.0)))) < 0.2)
+        True
+
+    References:
+        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv 1807.03039.
+    """
+
+    def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.limit = _checks.positive("limit", limit)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add the shift and the raw log-scale."""
+        super().build(input_shape)
+        self.shift = self.add_parameter("shift", (self.channels,), "zeros")
+        self.raw_log_scale = self.add_parameter("raw_log_scale", (self.channels,), "zeros")
+
+    def bijector(self) -> AffineBijector:
+        """Return the map for the present weights."""
+        log_scale = _constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
+        return AffineBijector(shift=ops.convert_to_tensor(self.shift), scale=ops.exp(log_scale))
+
+    def adapt(self, samples: Tensor) -> None:
+        """Set the weights so that `samples` (..., channels) come out with mean 0 and deviation 1."""
+        values = np.asarray(ops.convert_to_numpy(samples), dtype="float64")
+        if not self.built:
+            self.build(values.shape)
+        values = values.reshape(-1, values.shape[-1])
+        deviation = values.std(axis=0)
+        if len(values) < 2 or not np.all(deviation > 0) or not np.all(np.isfinite(values)):
+            raise ValueError(
+                "`samples` must hold at least two finite draws that differ in every channel; got "
+                f"an array of shape {values.shape} with standard deviations {deviation}."
+            )
+        ratio = np.clip(-np.log(deviation) / self.limit, -0.99, 0.99)
+        scale = np.exp(self.limit * ratio)
+        self.raw_log_scale.assign(self.limit * np.arctanh(ratio))
+        self.shift.assign(-values.mean(axis=0) * scale)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "limit": self.limit}

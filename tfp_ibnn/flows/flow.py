@@ -1,0 +1,138 @@
+"""The two base classes of all flows: a pure bijector, and the Keras layer that owns its weights."""
+
+import itertools
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+
+from tfp_ibnn._checks import channels_of, full_precision
+from tfp_ibnn.backend import Tensor, tfb, tfp
+
+__all__ = ["Flow", "FlowBijector"]
+
+
+_serial_numbers = itertools.count()
+
+
+class FlowBijector(tfb.Bijector):
+    """A bijector on the last axis: a function of tensors, without state of its own.
+
+    A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
+    defines `_forward`, `_inverse` and `_forward_log_det_jacobian`. Other parameters (a network, a
+    flag) may be given besides; each becomes an attribute.
+    """
+
+    parameter_ndims: ClassVar[dict[str, int]] = {}
+    constant_jacobian: ClassVar[bool] = False
+
+    def __init__(self, *, dtype: str | None = None, **parameters: Any) -> None:
+        missing = set(self.parameter_ndims) - set(parameters)
+        if missing:
+            raise ValueError(f"{type(self).__name__} lacks the tensors {sorted(missing)}.")
+        self._serial_number = next(_serial_numbers)
+        for name, value in parameters.items():
+            setattr(self, name, value)
+        if dtype is None:
+            dtypes = (parameters[name].dtype for name in self.parameter_ndims)
+            dtype = next(filter(keras.backend.is_float_dtype, dtypes))
+        super().__init__(
+            forward_min_event_ndims=1,
+            is_constant_jacobian=self.constant_jacobian,
+            # A NumPy type, since tfb.Chain does not understand dtypes given by name.
+            dtype=np.dtype(keras.backend.standardize_dtype(dtype)).type,
+            parameters={"dtype": dtype, **parameters},
+            name=type(self).__name__,
+        )
+
+    def _get_parameterization(self) -> int:
+        # TFP shares cached results among bijectors of equal parameters. A network looks equal to
+        # itself after its weights have changed, so every bijector must count as unique.
+        return self._serial_number
+
+    @classmethod
+    def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> dict[str, Any]:
+        return {
+            name: tfp.util.ParameterProperties(event_ndims=ndims)
+            for name, ndims in cls.parameter_ndims.items()
+        }
+
+
+class Flow(keras.layers.Layer):
+    """An invertible map of the last axis whose weights Keras owns.
+
+    A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`.
+    Flows compute in float32, or in float64 under a float64 policy, whatever the precision of the
+    network around them.
+
+    Example:
+        >>> import keras
+        >>> from tfp_ibnn.flows import Flow, AffineBijector
+        >>> class Shift(Flow):
+        ...     def build(self, input_shape):
+        ...         super().build(input_shape)
+        ...         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
+        ...     def bijector(self):
+        ...         shift = keras.ops.convert_to_tensor(self.shift)
+        ...         return AffineBijector(shift=shift, scale=keras.ops.ones_like(shift))
+        >>> Shift()(keras.ops.ones((2, 3))).shape[-1]
+        3
+    """
+
+    min_channels: ClassVar[int] = 1
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs["dtype"] = full_precision(kwargs.get("dtype"))
+        super().__init__(**kwargs)
+        self.channels: int | None = None
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Check the channel count and remember it as `self.channels`; call this first."""
+        channels = channels_of(type(self).__name__, input_shape)
+        if channels < self.min_channels:
+            raise ValueError(
+                f"{type(self).__name__} needs at least {self.min_channels} channels, since it acts "
+                f"on one part given the other; got {channels}. For a single channel use a planar, "
+                "radial, Sylvester, affine or autoregressive flow (NormalPlanar1d, for example)."
+            )
+        self.channels = channels
+
+    def add_parameter(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initializer: Any,
+        trainable: bool = True,
+        dtype: str | None = None,
+    ) -> keras.Variable:
+        """Add a weight that keeps its precision inside mixed-precision models."""
+        return self.add_weight(
+            shape=shape,
+            initializer=initializer,
+            trainable=trainable,
+            dtype=dtype,
+            autocast=False,
+            name=name,
+        )
+
+    def bijector(self) -> tfb.Bijector:
+        """Return the bijector, built afresh from the weights as they are now."""
+        raise NotImplementedError(f"{type(self).__name__} must define `bijector`.")
+
+    def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+        """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
+        del training
+        bijector = self.bijector()
+        return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims=1)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Map `inputs` of shape (..., channels) forward."""
+        return self.bijector().forward(inputs)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Return the input shape: a flow keeps it."""
+        return input_shape
+
+    def get_build_config(self) -> None:
+        """Leave building to the owner, so that weight paths are the same after loading."""
+        return None

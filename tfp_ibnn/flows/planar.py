@@ -1,0 +1,81 @@
+"""Planar flow."""
+
+from typing import ClassVar
+
+import keras
+from keras import ops
+
+from tfp_ibnn import _constraints
+from tfp_ibnn.backend import Tensor, tanh
+from tfp_ibnn.flows._monotone import solve_monotone
+from tfp_ibnn.flows.flow import Flow, FlowBijector
+
+__all__ = ["Planar", "PlanarBijector"]
+
+
+class PlanarBijector(FlowBijector):
+    """y = x + u * tanh(w.x + b).
+
+    Log-determinant: log(1 + w.u * (1 - tanh^2(w.x + b))). Invertible for w.u > -1.
+
+    Inverse: the product with w gives one equation for a = w.x,
+        a + w.u * tanh(a + b) = w.y,
+    which has one root; then x = y - u * tanh(a + b).
+
+    Cost: O(channels) per draw; the inverse adds some 60 scalar steps per draw.
+
+    Args:
+        u: (channels,)
+        w: (channels,), with w.u > -1.
+        b: ()
+    """
+
+    parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0}
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return x + self.u * tanh(self._project(x) + self.b)[..., None]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        along = solve_monotone(self._project(self.u), self.b, self._project(y))
+        return y - self.u * tanh(along + self.b)[..., None]
+
+    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
+        bend = tanh(self._project(x) + self.b)
+        return ops.log1p(self._project(self.u) * (1 - bend * bend))
+
+    def _project(self, x: Tensor) -> Tensor:
+        return ops.sum(x * self.w, axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Planar(Flow):
+    """Planar flow, y = x + u * tanh(w.x + b): bends the space across one hyperplane.
+
+    The free vector u' is corrected along w so that w.u = m(w.u') > -1, where m is the identity for
+    positive arguments (`_constraints.above_minus_one`); u' = 0 is the identity, where it starts.
+
+    Example:
+        >>> import keras
+        >>> Planar()(keras.ops.zeros((4, 3))).shape[-1]
+        3
+
+    References:
+        Rezende and Mohamed, Variational Inference with Normalizing Flows, arXiv 1505.05770.
+    """
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add u, w and b."""
+        super().build(input_shape)
+        spread = keras.initializers.RandomNormal(stddev=self.channels**-0.5)
+        self.u = self.add_parameter("u", (self.channels,), "zeros")
+        self.w = self.add_parameter("w", (self.channels,), spread)
+        self.b = self.add_parameter("b", (), "zeros")
+
+    def bijector(self) -> PlanarBijector:
+        """Return the map for the present weights, made invertible."""
+        w, u = ops.convert_to_tensor(self.w), ops.convert_to_tensor(self.u)
+        product = ops.sum(w * u)
+        excess = _constraints.above_minus_one(product) - product
+        # The excess vanishes to second order with w; the floor only guards against 0 / 0.
+        direction = w / ops.maximum(ops.sum(w * w), 1e-30)
+        return PlanarBijector(u=u + excess * direction, w=w, b=ops.convert_to_tensor(self.b))

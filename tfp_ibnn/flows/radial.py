@@ -1,0 +1,95 @@
+"""Radial flow."""
+
+import math
+from typing import ClassVar
+
+import keras
+from keras import ops
+
+from tfp_ibnn import _constraints
+from tfp_ibnn.backend import Tensor
+from tfp_ibnn.flows.flow import Flow, FlowBijector
+
+__all__ = ["Radial", "RadialBijector"]
+
+
+class RadialBijector(FlowBijector):
+    """y = x + beta * (x - center) / (alpha + r), with r = |x - center|.
+
+    Log-determinant: (channels - 1) log(1 + beta / (alpha + r)) + log(1 + alpha beta / (alpha + r)^2).
+    Invertible for alpha > 0 and beta >= -alpha.
+
+    Inverse: with R = |y - center|, r solves r^2 + (alpha + beta - R) r - alpha R = 0 and is its one
+    root that is not negative.
+
+    Cost: O(channels) per draw, both ways.
+
+    Args:
+        center: (channels,)
+        alpha: (), positive.
+        beta: (), at least -alpha.
+    """
+
+    parameter_ndims: ClassVar[dict[str, int]] = {"center": 1, "alpha": 0, "beta": 0}
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return x + self._pull(_distance(x, self.center)) * (x - self.center)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        far = _distance(y, self.center)
+        half = 0.5 * (self.alpha + self.beta - far)
+        root = ops.sqrt(half * half + self.alpha * far)
+        # Of the two equal forms of the root, each is used where it does not cancel.
+        positive = half > 0
+        divisor = ops.where(positive, half + root, 1)
+        near = ops.where(positive, self.alpha * far / divisor, root - half)
+        return self.center + (y - self.center) / (1 + self._pull(near))
+
+    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
+        r = _distance(x, self.center)[..., 0]
+        around = ops.log1p(self._pull(r))
+        along = ops.log1p(self._pull(r) * self.alpha / (self.alpha + r))
+        return (x.shape[-1] - 1) * around + along
+
+    def _pull(self, r: Tensor) -> Tensor:
+        return self.beta / (self.alpha + r)
+
+
+def _distance(x: Tensor, center: Tensor) -> Tensor:
+    """Return |x - center| with the last axis kept; its gradient at the center is 0, not NaN."""
+    square = ops.sum(ops.square(x - center), axis=-1, keepdims=True)
+    apart = square > 0
+    return ops.where(apart, ops.sqrt(ops.where(apart, square, 1)), 0)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Radial(Flow):
+    """Radial flow: pulls draws towards a center, or pushes them away from it.
+
+    alpha is kept positive by a softplus, and beta = alpha * m(raw) with m > -1
+    (`_constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
+    typical distance of a draw, sqrt(channels).
+
+    Example:
+        >>> import keras
+        >>> Radial()(keras.ops.zeros((4, 3))).shape[-1]
+        3
+
+    References:
+        Rezende and Mohamed, Variational Inference with Normalizing Flows, arXiv 1505.05770.
+    """
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add the center, the raw alpha and the raw beta."""
+        super().build(input_shape)
+        spread = keras.initializers.RandomNormal(stddev=0.1)
+        reach = _constraints.inverse_scale(math.sqrt(self.channels))
+        self.center = self.add_parameter("center", (self.channels,), spread)
+        self.raw_alpha = self.add_parameter("raw_alpha", (), keras.initializers.Constant(reach))
+        self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
+
+    def bijector(self) -> RadialBijector:
+        """Return the map for the present weights."""
+        alpha = _constraints.scale(self.raw_alpha)
+        beta = alpha * _constraints.above_minus_one(ops.convert_to_tensor(self.raw_beta))
+        return RadialBijector(center=ops.convert_to_tensor(self.center), alpha=alpha, beta=beta)

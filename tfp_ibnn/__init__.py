@@ -1,0 +1,68 @@
+"""Implicit Bayesian neural networks with normalizing-flow posteriors, for Keras 3.
+
+    import tfp_ibnn as ibnn
+
+    sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
+"""
+
+from tfp_ibnn import flows, layers, noise
+from tfp_ibnn.conversion import to_deterministic, to_stochastic
+from tfp_ibnn.flows import Flow
+from tfp_ibnn.layers import (
+    Stochastic,
+    StochasticConv2D,
+    StochasticDense,
+    freeze,
+    noise_off,
+    set_noise,
+    stochastic_layers,
+    unfreeze,
+)
+from tfp_ibnn.model import StochasticModel
+from tfp_ibnn.posteriors import (
+    FlowPosterior,
+    MixturePosterior,
+    NormalAffine,
+    NormalGlowStep,
+    NormalIAF,
+    NormalInvConv,
+    NormalPlanar1d,
+    NormalRadial,
+    NormalSylvester,
+    Posterior,
+)
+from tfp_ibnn.training import KLAnnealing, PosteriorLog, TwoSpeed, two_speed
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Flow",
+    "FlowPosterior",
+    "KLAnnealing",
+    "MixturePosterior",
+    "NormalAffine",
+    "NormalGlowStep",
+    "NormalIAF",
+    "NormalInvConv",
+    "NormalPlanar1d",
+    "NormalRadial",
+    "NormalSylvester",
+    "Posterior",
+    "PosteriorLog",
+    "Stochastic",
+    "StochasticConv2D",
+    "StochasticDense",
+    "StochasticModel",
+    "TwoSpeed",
+    "flows",
+    "freeze",
+    "layers",
+    "noise",
+    "noise_off",
+    "set_noise",
+    "stochastic_layers",
+    "to_deterministic",
+    "to_stochastic",
+    "two_speed",
+    "unfreeze",
+]

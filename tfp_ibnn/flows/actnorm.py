@@ -36,6 +36,8 @@ class ActNorm(Flow):
         Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv 1807.03039.
     """
 
+    is_linear = True
+
     def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.limit = _checks.positive("limit", limit)

@@ -50,6 +50,8 @@ class Affine(Flow):
         1.0
     """
 
+    is_linear = True
+
     def __init__(
         self, initial_shift: float = 0.0, initial_scale: float = 1.0, **kwargs: Any
     ) -> None:

@@ -80,6 +80,8 @@ class Flow(keras.layers.Layer):
     """
 
     min_channels: ClassVar[int] = 1
+    is_linear: ClassVar[bool] = False
+    """Whether the map is affine, so that it takes the mean of its input to that of its output."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs["dtype"] = full_precision(kwargs.get("dtype"))

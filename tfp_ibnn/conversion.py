@@ -1,0 +1,301 @@
+"""Turn a deterministic Keras model into a stochastic one, and back."""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tfp_ibnn import _checks
+from tfp_ibnn.layers import NOISES, REDUCTIONS, Stochastic, _check_train_size, stochastic_layers
+from tfp_ibnn.model import StochasticModel
+from tfp_ibnn.posteriors import Posterior
+
+__all__ = ["to_deterministic", "to_stochastic"]
+
+CONVERTIBLE = (
+    layers.Dense,
+    layers.EinsumDense,
+    layers.Conv1D,
+    layers.Conv2D,
+    layers.Conv3D,
+    layers.Conv1DTranspose,
+    layers.Conv2DTranspose,
+    layers.Conv3DTranspose,
+    layers.DepthwiseConv1D,
+    layers.DepthwiseConv2D,
+    layers.SeparableConv1D,
+    layers.SeparableConv2D,
+)
+
+# Layers whose weights nobody expects to be converted.
+_SILENT = (
+    layers.BatchNormalization,
+    layers.Embedding,
+    layers.GroupNormalization,
+    layers.LayerNormalization,
+    layers.Normalization,
+    layers.PReLU,
+    layers.RMSNormalization,
+    layers.SpectralNormalization,
+)
+
+
+def to_stochastic(
+    model: keras.Model,
+    posterior: Posterior | Mapping[str, Posterior],
+    train_size: int | None = None,
+    *,
+    noise: str = "channel",
+    kl_reduction: str = "sum",
+    train_samples: int = 1,
+    seed: int | None = None,
+) -> StochasticModel:
+    """Return a stochastic copy of a model: each chosen layer multiplies its input by a latent z.
+
+    Weights carry over and the original is not changed. With the noise off, the copy computes what
+    the original does. Dense, EinsumDense and all convolution layers can be converted, in nested
+    models too; a layer that is used twice stays one layer, with one z and one KL.
+
+    Args:
+        model: a built Functional or Sequential model, trained or not.
+        posterior: a template for all layers, or a mapping from patterns of layer names
+            (`re.fullmatch`, the first match wins) to templates. Layers that match no pattern stay
+            deterministic, and a pattern passes over layers that cannot be converted.
+        train_size: number of training examples, over which the KL is spread.
+        noise: "channel" or "position", see `Stochastic`.
+        kl_reduction: "sum" or "mean" over positions, see `Stochastic`.
+        train_samples: samples of z for each example in training.
+        seed: of the noise; each layer draws a stream of its own.
+
+    Returns:
+        A Functional model, not compiled.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        >>> sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=100)
+        >>> [type(layer).__name__ for layer in sto.layers]
+        ['InputLayer', 'Stochastic', 'Stochastic']
+    """
+    train_size = _check_train_size(train_size)
+    _checks.one_of("noise", noise, NOISES)
+    _checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
+    _checks.positive_integer("train_samples", train_samples)
+    graph = _graph_of(model)
+    if stochastic_layers(model):
+        raise ValueError(
+            f"Model {model.name!r} is stochastic already. Convert the original, or fold the "
+            "posterior into the weights first with `to_deterministic`."
+        )
+    templates = _Templates(posterior)
+
+    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
+        copy = _copy_layer(layer)
+        template = templates.find(layer)
+        if template is None:
+            return copy
+        own_seed = template.seed if seed is None else seed
+        if own_seed is not None:
+            own_seed += templates.converted - 1
+        return Stochastic(
+            copy, template, train_size, noise, kl_reduction, own_seed, name=layer.name
+        )
+
+    def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
+        (new.layer if isinstance(new, Stochastic) else new).set_weights(old.get_weights())
+
+    inputs, outputs = _rebuild(graph, convert, carry_over)
+    templates.check_all_used()
+    return StochasticModel(inputs, outputs, train_samples=train_samples, name=model.name)
+
+
+def to_deterministic(model: keras.Model) -> keras.Model:
+    """Return a plain Keras model with the posterior means folded into the weights.
+
+    It computes what the stochastic model does with its noise off, contains no class of this
+    library, and can be saved, quantised or served like any other. Where a mean cannot be folded
+    into a kernel, a `keras.layers.Rescaling` layer applies it.
+
+    Args:
+        model: a Functional or Sequential model with stochastic layers.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> sto = ibnn.to_stochastic(det, ibnn.NormalPlanar1d(), train_size=100)
+        >>> type(ibnn.to_deterministic(sto).layers[-1]).__name__
+        'Dense'
+    """
+    graph = _graph_of(model)
+    if not stochastic_layers(model):
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+
+    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if not isinstance(layer, Stochastic):
+            return _copy_layer(layer)
+        copy = type(layer.layer).from_config({**layer.layer.get_config(), "name": layer.name})
+        if _fold_factors(layer.layer, np.ones(layer.posterior.channels)) is not None:
+            return copy
+        mean = ops.convert_to_numpy(layer.posterior.mean()).tolist()
+        rescaling = layers.Rescaling(mean, dtype=layer.layer.dtype_policy)
+        return keras.Sequential([rescaling, copy], name=layer.name)
+
+    def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
+        if not isinstance(old, Stochastic):
+            new.set_weights(old.get_weights())
+            return
+        factors = _fold_factors(old.layer, ops.convert_to_numpy(old.posterior.mean()))
+        weights = old.layer.get_weights()
+        if factors is not None:
+            weights[0] = (weights[0] * factors).astype(weights[0].dtype)
+        new.set_weights(weights)
+
+    inputs, outputs = _rebuild(graph, convert, carry_over)
+    return keras.Model(inputs, outputs, name=model.name)
+
+
+class _Templates:
+    """Finds the posterior for a layer by its name, and knows what was found."""
+
+    def __init__(self, posterior: Posterior | Mapping[str, Posterior]) -> None:
+        mapping = {".*": posterior} if isinstance(posterior, Posterior) else posterior
+        if not isinstance(mapping, Mapping) or not mapping:
+            raise ValueError(
+                "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
+                f"patterns of layer names to posteriors; got {posterior!r}."
+            )
+        for pattern, template in mapping.items():
+            if not isinstance(template, Posterior):
+                raise ValueError(
+                    f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
+                    f"got {template!r}."
+                )
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"`posterior` has the pattern {pattern!r}, which is no regular expression: "
+                    f"{error}."
+                ) from None
+        self._mapping = mapping
+        self._used: set[str] = set()
+        self._convertible: list[str] = []
+        self._passed_over: list[str] = []
+        self.converted = 0
+
+    def find(self, layer: keras.layers.Layer) -> Posterior | None:
+        """Return the template for a layer, or None if it stays as it is."""
+        pattern = next((p for p in self._mapping if re.fullmatch(p, layer.name)), None)
+        if not isinstance(layer, CONVERTIBLE):
+            if pattern is not None and layer.trainable_weights and not isinstance(layer, _SILENT):
+                self._passed_over.append(f"{layer.name} ({type(layer).__name__})")
+            return None
+        self._convertible.append(layer.name)
+        if pattern is None:
+            return None
+        self._used.add(pattern)
+        self.converted += 1
+        return self._mapping[pattern]
+
+    def check_all_used(self) -> None:
+        """Raise for a pattern that converted nothing; warn of layers that were passed over."""
+        for pattern in self._mapping:
+            if pattern not in self._used:
+                raise ValueError(
+                    f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers that "
+                    f"can be converted: {', '.join(self._convertible) or 'none'}. (A pattern must "
+                    "match a whole name, and the first that matches wins.)"
+                )
+        if self._passed_over:
+            warnings.warn(
+                "These layers cannot be converted and stay deterministic: "
+                f"{', '.join(self._passed_over)}.",
+                stacklevel=3,
+            )
+
+
+def _graph_of(model: Any) -> keras.Model:
+    """Return the Functional model behind a model, or raise if there is none."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if isinstance(model, keras.Sequential):
+        graph = getattr(model, "_functional", None)
+        if graph is None:
+            raise ValueError(
+                f"Sequential model {model.name!r} is not built: give it a keras.Input as its first "
+                "entry, or call `model.build(input_shape)`."
+            )
+        return graph
+    if not hasattr(model, "operations"):
+        raise ValueError(
+            f"Model {model.name!r} is a subclass of keras.Model ({type(model).__name__}), whose "
+            "layers cannot be replaced from outside. Build it with the Functional or Sequential "
+            "API, or use StochasticDense, StochasticConv2D and Stochastic in its code."
+        )
+    return model
+
+
+def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
+    return type(layer).from_config(layer.get_config())
+
+
+def _rebuild(
+    graph: keras.Model,
+    convert: Callable[[keras.layers.Layer], keras.layers.Layer],
+    carry_over: Callable[[keras.layers.Layer, keras.layers.Layer], None],
+) -> tuple[Any, Any]:
+    """Rebuild a Functional model with converted layers; return its inputs and outputs."""
+    pairs: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
+
+    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+        copy = convert(layer)
+        pairs.append((layer, copy))
+        return copy
+
+    # An alias of the same layers, since Keras would compile the clone of a compiled model.
+    alias = keras.Model(graph.input, graph.output)
+    fresh = keras.tree.map_structure(
+        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=_input_name(x)), alias.input
+    )
+    rebuilt = keras.models.clone_model(
+        alias, input_tensors=fresh, clone_function=clone, call_function=_call, recursive=True
+    )
+    for old, new in pairs:
+        carry_over(old, new)
+    return rebuilt.input, rebuilt.output
+
+
+def _call(layer: keras.layers.Layer, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+    """Call a layer of a new graph; Keras finds the mask on the tensors by itself."""
+    del mask
+    return layer(*args, **kwargs)
+
+
+def _input_name(tensor: Any) -> str:
+    return tensor._keras_history.operation.name
+
+
+def _fold_factors(layer: keras.layers.Layer, mean: np.ndarray) -> np.ndarray | None:
+    """Return what the first weight of a layer is multiplied by if its input is; None if it cannot be.
+
+    The shapes of the kernels: Dense (in, out); convolutions (..., in / groups, out), transposed
+    (..., out, in), depthwise and separable (..., in, multiplier).
+    """
+    if isinstance(layer, layers.EinsumDense):
+        operands, _ = layer.equation.replace(" ", "").split("->")
+        source, kernel = (letters.replace("...", "") for letters in operands.split(","))
+        if kernel.count(source[-1]) != 1:
+            return None
+        shape = [1] * len(kernel)
+        shape[kernel.index(source[-1])] = -1
+        return mean.reshape(shape)
+    if isinstance(layer, (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)):
+        return mean
+    if isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):
+        by_group = mean.reshape(layer.groups, -1).T  # (in / groups, groups)
+        return np.repeat(by_group, layer.filters // layer.groups, axis=1)
+    return mean[:, None] if isinstance(layer, CONVERTIBLE) else None

@@ -1,0 +1,395 @@
+"""Layers whose input is multiplied by a latent z drawn from a posterior."""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from tfp_ibnn import _checks, noise
+from tfp_ibnn.backend import Tensor
+from tfp_ibnn.posteriors import NormalAffine, Posterior
+
+__all__ = [
+    "Stochastic",
+    "StochasticConv2D",
+    "StochasticDense",
+    "freeze",
+    "noise_off",
+    "set_noise",
+    "stochastic_layers",
+    "unfreeze",
+]
+
+NOISES = ("channel", "position")
+REDUCTIONS = ("sum", "mean")
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Stochastic(keras.layers.Wrapper):
+    """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
+
+    The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
+    likelihood over the batch, so the sum of both is the negative ELBO per example.
+
+    The noise is on in training and in inference alike: it is a posterior, not a regulariser. It is
+    switched off, and on again, by `set_noise`.
+
+    Args:
+        layer: a Keras layer with one floating-point input tensor, (batch, ..., channels).
+        posterior: template; the layer builds its own copy for its channels. None is a Gaussian.
+        train_size: number of training examples, over which the KL is spread.
+        noise: "channel", one z for each example and channel; or "position", one for each position
+            (pixel, time step) besides, from the same posterior.
+        kl_reduction: with position noise, "sum" the KL over positions (the ELBO) or take the "mean"
+            (as the original report did).
+        seed: of the noise; None takes the posterior's.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.Stochastic(keras.layers.Dense(2), ibnn.NormalPlanar1d(), train_size=100)
+        >>> layer(keras.ops.ones((5, 3))).shape[-1]
+        2
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        posterior: Posterior | None = None,
+        train_size: int | None = None,
+        noise: str = "channel",
+        kl_reduction: str = "sum",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(layer, Stochastic):
+            raise ValueError(f"`layer` is stochastic already: {layer.name!r}.")
+        kwargs.setdefault("dtype", layer.dtype_policy)
+        super().__init__(layer, **kwargs)
+        posterior = NormalAffine() if posterior is None else posterior
+        if not isinstance(posterior, Posterior):
+            raise ValueError(
+                "`posterior` must be a posterior such as ibnn.NormalAffine(); got "
+                f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine."
+            )
+        self.train_size = _check_train_size(train_size)
+        self.noise = _checks.one_of("noise", noise, NOISES)
+        self.kl_reduction = _checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
+        self.posterior = posterior.copy(
+            # The name makes the path by which optimizers tell these weights apart.
+            name="posterior",
+            dtype=_checks.full_precision(self.dtype_policy),
+            seed=posterior.seed if seed is None else seed,
+        )
+        self.supports_masking = True
+        self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the wrapped layer, the posterior and the switch of the noise."""
+        owner = f"Stochastic({type(self.layer).__name__}) {self.name!r}"
+        channels = _checks.channels_of(owner, input_shape)
+        if len(input_shape) < 2:
+            raise ValueError(
+                f"{owner} needs an input of shape (batch, ..., channels); got {input_shape}."
+            )
+        if self._channel_axis(len(input_shape)) == 1:
+            channels = _checks.channels_of(owner, (input_shape[1],))
+        if not self.layer.built:
+            self.layer.build(input_shape)
+        self.posterior.build((None, channels))
+        self.noise_switch = self.add_weight(
+            shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
+        )
+        self.built = True
+
+    def call(
+        self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """Return the wrapped layer's output for z * inputs."""
+        self._check_input(inputs)
+        here = noise.current()
+        z = here.recall(self)
+        if z is None:
+            z = self._draw(here, inputs, bool(training))
+        modulated = self._multiply(inputs, z)
+        return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
+
+    def compute_output_spec(
+        self, inputs: Any, mask: Any = None, training: bool | None = None
+    ) -> Any:
+        """Return the wrapped layer's output spec; noise changes neither shape nor type."""
+        self._check_input(inputs)
+        return self.layer.compute_output_spec(inputs)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
+        """Return the wrapped layer's output shape."""
+        return self.layer.compute_output_shape(input_shape)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the wrapped layer's output mask."""
+        return self.layer.compute_mask(inputs, previous_mask) if self.layer.supports_masking else None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "posterior": keras.saving.serialize_keras_object(self.posterior),
+            "train_size": self.train_size,
+            "noise": self.noise,
+            "kl_reduction": self.kl_reduction,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "Stochastic":
+        """Return a layer from what `get_config` gave."""
+        config = dict(config)
+        for key in ("layer", "posterior"):
+            if isinstance(config.get(key), dict):
+                config[key] = keras.saving.deserialize_keras_object(
+                    config[key], custom_objects=custom_objects
+                )
+        return cls(**config)
+
+    def _draw(self, here: noise.Pass, inputs: Tensor, training: bool) -> Tensor:
+        """Draw z for this pass, add the KL term to the loss, and return z."""
+        posterior = self.posterior
+        if here.off:
+            z = posterior.mean()[None]
+            here.remember(self, z)
+            return z
+        shape = ops.shape(inputs)
+        axis = self._channel_axis(len(shape))
+        between = range(2, len(shape)) if axis == 1 else range(1, len(shape) - 1)
+        positions = tuple(shape[i] for i in between) if self.noise == "position" else ()
+        count = shape[0] if here.groups is None else here.groups
+        generator = posterior.seed_generator
+        normal = here.normal(
+            count, (*positions, posterior.channels), posterior.dtype, generator
+        )
+        component = None
+        if posterior.components > 1:
+            component = here.component(
+                posterior.components,
+                count,
+                generator,
+                shared=posterior.shared_components,
+                training=training,
+            )
+            component = ops.reshape(component, (count, *(1,) * len(positions)))
+        draw = posterior.transform(normal, component, training=training)
+
+        on = self.noise_switch > 0.5
+        weight = ops.cast(on, posterior.dtype)
+        if self.kl_reduction == "sum":
+            for size in positions:
+                weight = weight * ops.cast(size, posterior.dtype)
+        term = weight * ops.mean(posterior.loss(draw)) / self.train_size
+        self.add_loss(ops.cast(term, keras.config.floatx()))
+        z = ops.where(on, draw.z, self._mean_if_needed(on))
+        here.remember(self, z, weight * ops.mean(draw.kl))
+        return z
+
+    def _mean_if_needed(self, on: Tensor) -> Tensor:
+        """Return the posterior's mean; where it is costly, compute it only if the noise is off."""
+        posterior = self.posterior
+        if posterior.has_cheap_mean:
+            return posterior.mean()
+        nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
+        return ops.cond(on, lambda: nothing, posterior.mean)
+
+    def _multiply(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Return z * inputs, where z is (groups, [positions,] channels)."""
+        z = ops.cast(z, inputs.dtype)
+        rank = len(inputs.shape)
+        channels_first = self._channel_axis(rank) == 1
+        if len(z.shape) < rank:
+            gap = (1,) * (rank - len(z.shape))
+            order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
+            z = ops.reshape(z, order)
+        elif channels_first:
+            z = ops.moveaxis(z, -1, 1)
+        groups, batch = z.shape[0], inputs.shape[0]
+        if groups is None or groups == 1 or groups == batch:
+            return inputs * z
+        if batch is not None and batch % groups:
+            raise ValueError(
+                f"Stochastic layer {self.name!r} has {groups} draws in this pass, which do not fit a "
+                f"batch of {batch}. A layer that is called twice must see the same batch size, and "
+                "a batch must divide into the `groups` of a noise scope."
+            )
+        # The batch is `groups` consecutive blocks; broadcasting spares a repeated copy of z.
+        size = ops.shape(inputs)
+        blocks = ops.reshape(inputs, (groups, size[0] // groups, *size[1:]))
+        return ops.reshape(blocks * z[:, None], size)
+
+    def _channel_axis(self, rank: int) -> int:
+        first = getattr(self.layer, "data_format", None) == "channels_first"
+        return 1 if first and rank > 2 else rank - 1
+
+    def _check_input(self, inputs: Any) -> None:
+        if isinstance(inputs, (list, tuple, dict)):
+            raise ValueError(
+                f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is called "
+                f"with {len(inputs)} inputs. Only layers with one input tensor can be wrapped."
+            )
+        if not keras.backend.is_float_dtype(inputs.dtype):
+            raise ValueError(
+                f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "
+                f"floating-point input; got {keras.backend.standardize_dtype(inputs.dtype)}. Cast "
+                f"the input, or leave {type(self.layer).__name__} deterministic."
+            )
+
+
+class _StochasticPlain(Stochastic):
+    """A stochastic layer that takes the arguments of a plain Keras layer besides its own."""
+
+    layer_class: ClassVar[type[keras.layers.Layer]]
+
+    def __init__(
+        self,
+        *args: Any,
+        posterior: Posterior | None = None,
+        train_size: int | None = None,
+        noise: str = "channel",
+        kl_reduction: str = "sum",
+        seed: int | None = None,
+        name: str | None = None,
+        trainable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            self.layer_class(*args, **kwargs),
+            posterior,
+            train_size,
+            noise,
+            kl_reduction,
+            seed,
+            name=name,
+            trainable=trainable,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = super().get_config()
+        del config["layer"]
+        inner = self.layer.get_config()
+        del inner["name"], inner["trainable"]
+        return {**inner, **config, "dtype": inner["dtype"]}
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticDense(_StochasticPlain):
+    """A Dense layer on noisy input: takes the arguments of `keras.layers.Dense` and `Stochastic`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(8, activation="relu", train_size=100)
+        >>> layer(keras.ops.ones((5, 3))).shape[-1]
+        8
+    """
+
+    layer_class = keras.layers.Dense
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticConv2D(_StochasticPlain):
+    """A Conv2D layer on noisy input: takes the arguments of `keras.layers.Conv2D` and `Stochastic`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticConv2D(8, 3, posterior=ibnn.NormalInvConv(), train_size=100)
+        >>> layer(keras.ops.ones((5, 6, 6, 3))).shape[-1]
+        8
+    """
+
+    layer_class = keras.layers.Conv2D
+
+
+def stochastic_layers(model: keras.layers.Layer) -> list[Stochastic]:
+    """Return the stochastic layers of a model, nested ones included, each once."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, Stochastic)]
+
+
+def set_noise(model: keras.layers.Layer, on: bool) -> None:
+    """Switch the noise of all stochastic layers on or off.
+
+    Off, z is its posterior mean and no KL is added: the model is a plain deterministic network. The
+    switch is a variable, so it takes effect in functions that are compiled already.
+
+    Args:
+        model: a model with stochastic layers.
+        on: whether there is noise.
+    """
+    layers = stochastic_layers(model)
+    if not layers:
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    for layer in layers:
+        layer.noise_switch.assign(float(on))
+
+
+@contextlib.contextmanager
+def noise_off(model: keras.layers.Layer) -> Iterator[None]:
+    """Switch the noise off for the length of a `with` block, then back to what it was.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(1, train_size=10)
+        >>> x = keras.ops.ones((2, 3))
+        >>> _ = layer(x)
+        >>> with ibnn.noise_off(layer):
+        ...     y = layer(x)
+        >>> bool(keras.ops.all(y[0] == y[1]))
+        True
+    """
+    switches = [layer.noise_switch for layer in stochastic_layers(model)]
+    before = [float(ops.convert_to_numpy(switch)) for switch in switches]
+    set_noise(model, on=False)
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.assign(value)
+
+
+def freeze(model: keras.layers.Layer, part: str) -> None:
+    """Stop training one part of a model; compile it again afterwards, as Keras requires.
+
+    Args:
+        model: a model with stochastic layers.
+        part: "stochastic", the posteriors, or "deterministic", all other weights.
+    """
+    _set_trainable(model, part, False)
+
+
+def unfreeze(model: keras.layers.Layer, part: str) -> None:
+    """Train one part of a model again; the counterpart of `freeze`."""
+    _set_trainable(model, part, True)
+
+
+def _set_trainable(model: keras.layers.Layer, part: str, value: bool) -> None:
+    _checks.one_of("part", part, ("stochastic", "deterministic"))
+    posteriors = [layer.posterior for layer in stochastic_layers(model)]
+    if part == "stochastic":
+        for posterior in posteriors:
+            posterior.trainable = value
+        return
+    inside = {id(layer) for posterior in posteriors for layer in posterior._flatten_layers()}
+    for layer in model._flatten_layers(include_self=False):
+        # A container's own flag would reach its posteriors too, so only leaves are set.
+        if id(layer) not in inside and not layer._layers:
+            layer.trainable = value
+
+
+def _check_train_size(train_size: Any) -> int:
+    if train_size is None:
+        raise ValueError(
+            "`train_size` is missing: give the number of training examples. The KL is divided by "
+            "it, since Keras averages the likelihood over the batch; without it the loss would not "
+            "be the ELBO."
+        )
+    return _checks.positive_integer("train_size", train_size)

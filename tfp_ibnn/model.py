@@ -1,0 +1,86 @@
+"""The Keras model that `to_stochastic` returns."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn import _checks, noise
+from tfp_ibnn.backend import Tensor, replica_count
+
+__all__ = ["StochasticModel"]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticModel(keras.Model):
+    """A Functional Keras model that knows of its noise.
+
+    It does all that a Functional model does, and besides
+    - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
+      as `kl`; loss = nll + kl / train_size when beta is 1 and no other regulariser is used;
+    - draws `train_samples` samples of z for each training example and averages their
+      log-likelihoods.
+
+    Args:
+        *args: inputs and outputs, as for `keras.Model`.
+        train_samples: samples for each example in training.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,))
+        >>> outputs = ibnn.StochasticDense(2, train_size=100)(inputs)
+        >>> model = ibnn.StochasticModel(inputs, outputs, train_samples=4)
+    """
+
+    def __init__(self, *args: Any, train_samples: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.train_samples = _checks.positive_integer("train_samples", train_samples)
+        self._nll_tracker = keras.metrics.Mean(name="nll")
+        self._kl_tracker = keras.metrics.Mean(name="kl")
+        # On JAX the loss is computed outside the call; a variable carries the KL across.
+        self._last_kl = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, autocast=False, name="last_kl"
+        )
+
+    def train_step(self, *args: Any) -> Any:
+        """Take a training step on `train_samples` copies of each example, each with its own z."""
+        # The backends disagree on what comes before the data (nothing, or the state on JAX).
+        *state, data = args
+        return super().train_step(*state, self._repeat(data))
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Run the model and keep the KL of the pass."""
+        outputs = super().call(inputs, training=training, mask=mask)
+        self._last_kl.assign(ops.cast(noise.current().kl, self._last_kl.dtype))
+        return outputs
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Return the loss, and report its parts."""
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        added = sum(self._aggregate_additional_loss(term) for term in self.losses)
+        examples = ops.shape(keras.tree.flatten(x)[0])[0]
+        # Keras divides each replica's loss by their number; the metric undoes it.
+        nll = (loss - added) * replica_count()
+        self._nll_tracker.update_state(nll, sample_weight=examples)
+        self._kl_tracker.update_state(self._last_kl, sample_weight=examples)
+        return loss
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the graph and `train_samples`."""
+        return {**super().get_config(), "train_samples": self.train_samples}
+
+    def _repeat(self, data: Any) -> Any:
+        if self.train_samples == 1:
+            return data
+        return keras.tree.map_structure(
+            lambda part: None if part is None else ops.repeat(part, self.train_samples, axis=0),
+            data,
+        )

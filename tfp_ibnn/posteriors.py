@@ -1,0 +1,570 @@
+"""Posteriors over a layer's multiplicative noise z, and the named recipes."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _checks, _constraints
+from tfp_ibnn.backend import Tensor, tfb, tfd
+from tfp_ibnn.flows import (
+    Affine,
+    Flow,
+    GlowStep,
+    InverseAutoregressive,
+    InvertibleConv1x1,
+    Planar,
+    Radial,
+    Sylvester,
+)
+from tfp_ibnn.noise import Pass
+
+__all__ = [
+    "Draw",
+    "FlowPosterior",
+    "MixturePosterior",
+    "NormalAffine",
+    "NormalGlowStep",
+    "NormalIAF",
+    "NormalInvConv",
+    "NormalPlanar1d",
+    "NormalRadial",
+    "NormalSylvester",
+    "Posterior",
+]
+
+_FIXED_PAIRS = 64
+
+
+class Draw(NamedTuple):
+    """Draws of z (..., channels), with what they say of KL and entropy, in nats.
+
+    `kl` and `entropy` are estimates, one a draw, or closed forms, which are scalars.
+    """
+
+    z: Tensor
+    kl: Tensor
+    entropy: Tensor
+
+
+class Posterior(keras.layers.Layer):
+    """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
+
+    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The posterior
+    given to a layer is a template: each layer takes a copy, built for its own channels.
+
+    Args:
+        prior_scale: standard deviation of the prior.
+        prior_loc: mean of the prior.
+        learn_prior_scale: train the prior's scale along with the posterior, one a layer.
+        beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
+        gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
+        seed: of the posterior's noise.
+    """
+
+    components = 1
+    """Number of mixture components that `transform` chooses from."""
+
+    shared_components = False
+    """Whether the component index is common to all layers of a pass."""
+
+    def __init__(
+        self,
+        *,
+        prior_scale: float = 0.5,
+        prior_loc: float = 1.0,
+        learn_prior_scale: bool = False,
+        beta: float = 1.0,
+        gamma: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["dtype"] = _checks.full_precision(kwargs.get("dtype"))
+        super().__init__(**kwargs)
+        self.prior_scale = _checks.positive("prior_scale", prior_scale)
+        self.prior_loc = _checks.finite("prior_loc", prior_loc)
+        self.learn_prior_scale = bool(learn_prior_scale)
+        self.initial_beta = _checks.non_negative("beta", beta)
+        self.gamma = _checks.non_negative("gamma", gamma)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.channels: int | None = None
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add beta and the prior's scale; call this first."""
+        self.channels = _checks.channels_of(type(self).__name__, input_shape)
+        constant = keras.initializers.Constant
+        self.beta = self._add_parameter("beta", (), constant(self.initial_beta), trainable=False)
+        if self.learn_prior_scale:
+            raw = constant(_constraints.inverse_scale(self.prior_scale))
+            self.raw_prior_scale = self._add_parameter("raw_prior_scale", (), raw)
+
+    def prior(self) -> tfd.Distribution:
+        """Return the prior, with event shape (channels,)."""
+        ones = ops.ones((self.channels,), dtype=self.dtype)
+        scale = self.prior_scale
+        if self.learn_prior_scale:
+            scale = _constraints.scale(self.raw_prior_scale)
+        return _normal(self.prior_loc * ones, scale * ones)
+
+    def transform(
+        self, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy.
+
+        Args:
+            noise: standard normal.
+            component: mixture component of each draw, integers that broadcast against the leading
+                axes of `noise`; only for posteriors of several components.
+            training: whether this is a training step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `transform`.")
+
+    def mean(self) -> Tensor:
+        """Return the mean of z, (channels,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
+
+    def distribution(self) -> tfd.Distribution:
+        """Return q(z), with event shape (channels,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define `distribution`.")
+
+    @property
+    def has_cheap_mean(self) -> bool:
+        """Whether `mean` is a closed form."""
+        return True
+
+    def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
+
+        The KL is a scalar where it has a closed form, else an estimate for each draw. No inverse is
+        computed.
+        """
+        draw = self._draw(sample_shape)
+        return draw.z, draw.kl
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of z in nats: exact where it has a closed form, else an estimate."""
+        return ops.mean(self.summary().entropy)
+
+    def summary(self) -> Draw:
+        """Return a fixed set of draws (draws, channels), the same for the same weights."""
+        component = None
+        if self.components > 1:
+            component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
+        return self.transform(self._fixed_noise(), component)
+
+    def loss(self, draw: Draw) -> Tensor:
+        """Return what a draw adds to the loss before division by the number of examples."""
+        return self.beta * draw.kl - self.gamma * draw.entropy
+
+    def copy(self, **changes: Any) -> "Posterior":
+        """Return an unbuilt posterior of the same configuration, but for the changes."""
+        return type(self).from_config({**self.get_config(), **changes})
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "prior_scale": self.prior_scale,
+            "prior_loc": self.prior_loc,
+            "learn_prior_scale": self.learn_prior_scale,
+            "beta": self.initial_beta,
+            "gamma": self.gamma,
+            "seed": self.seed,
+        }
+        return {**super().get_config(), **config}
+
+    def get_build_config(self) -> None:
+        """Leave building to the layer, so that weight paths are the same after loading."""
+        return None
+
+    def _add_parameter(
+        self, name: str, shape: tuple[int, ...], initializer: Any, trainable: bool = True
+    ) -> keras.Variable:
+        return self.add_weight(
+            shape=shape, initializer=initializer, trainable=trainable, autocast=False, name=name
+        )
+
+    def _draw(self, sample_shape: tuple[int, ...]) -> Draw:
+        if not self.built:
+            raise ValueError(
+                f"{type(self).__name__} is not built: call `build((channels,))` first, or use the "
+                "posterior of a layer."
+            )
+        count, noise = int(np.prod(sample_shape, dtype=int)), Pass()
+        shape = (*sample_shape, self.channels)
+        normal = noise.normal(count, (self.channels,), self.dtype, self.seed_generator)
+        component = None
+        if self.components > 1:
+            component = noise.component(
+                self.components, count, self.seed_generator, shared=False, training=False
+            )
+            component = ops.reshape(component, sample_shape)
+        return self.transform(ops.reshape(normal, shape), component)
+
+    def _fixed_noise(self) -> Tensor:
+        """Return antithetic pairs of standard normal noise, always the same."""
+        half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
+        pairs = np.stack([half, -half], axis=1).reshape(-1, self.channels)
+        return ops.convert_to_tensor(pairs, dtype=self.dtype)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class FlowPosterior(Posterior):
+    """A normalizing flow on standard normal noise: z = loc + scale * NF(eps).
+
+    log q(z) = log N(eps; 0, 1) - sum_i log|det J_i| - sum_c log scale_c. Without flows this is a
+    learnable Gaussian, whose KL and entropy are closed forms; with flows both are estimated from the
+    draws of the pass, forward only.
+
+    With the affine map last, a rotation leaves the noise as it is, and every flow of this library
+    starts with q = N(prior_loc, initial_scale^2): at KL 0 if `initial_scale` equals `prior_scale`.
+
+    Args:
+        flows: flows, applied in order; an empty sequence gives a Gaussian. They are copied.
+        initial_scale: scale of z at the start; None takes `prior_scale`. A small one keeps a trained
+            network's accuracy when it is converted.
+        affine: "last", or "first" for z = NF(loc + scale * eps), the order of the original report.
+        components: number of Gaussians in the base distribution. Above 1, eps is drawn from an
+            equally weighted mixture with learned means and scales, so that z can have many modes.
+        shared_components: draw one component index for all layers of a pass instead of one a layer.
+            The layers are then dependent, and the sum of their KLs, each given the index, is an
+            upper bound of the joint KL, loose by at most log(components) in all.
+        **kwargs: those of `Posterior`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> posterior = ibnn.FlowPosterior([ibnn.flows.Planar(), ibnn.flows.Planar()])
+        >>> posterior.build((3,))
+        >>> z, kl = posterior.sample_and_kl((1000,))
+        >>> bool(abs(keras.ops.mean(kl)) < 1e-4)
+        True
+    """
+
+    def __init__(
+        self,
+        flows: Sequence[Flow] = (),
+        *,
+        initial_scale: float | None = None,
+        affine: str = "last",
+        components: int = 1,
+        shared_components: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        for flow in flows:
+            if not isinstance(flow, Flow):
+                raise ValueError(f"`flows` must hold instances of `Flow`; got {flow!r}.")
+        self.flows = [
+            _copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)
+        ]
+        self.initial_scale = initial_scale
+        self.order = _checks.one_of("affine", affine, ("last", "first"))
+        self.components = _checks.positive_integer("components", components)
+        self.shared_components = bool(shared_components)
+        self.affine = Affine(
+            initial_shift=self.prior_loc,
+            initial_scale=self.prior_scale
+            if initial_scale is None
+            else _checks.positive("initial_scale", initial_scale),
+            dtype=self.dtype,
+            name="affine",
+        )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the flows and the base distribution."""
+        super().build(input_shape)
+        for flow in self._chain():
+            flow.build(input_shape)
+        if self.components > 1:
+            # Components of variance 1 - spread^2 around means of variance spread^2: 1 in all.
+            spread = 0.5
+            shape = (self.components, self.channels)
+            raw = _constraints.inverse_scale((1 - spread**2) ** 0.5)
+            self.base_loc = self._add_parameter(
+                "base_loc", shape, keras.initializers.RandomNormal(stddev=spread)
+            )
+            self.base_raw_scale = self._add_parameter(
+                "base_raw_scale", shape, keras.initializers.Constant(raw)
+            )
+
+    def distribution(self) -> tfd.TransformedDistribution:
+        """Return q(z), with event shape (channels,)."""
+        # A chain applies its last element first.
+        chain = tfb.Chain([flow.bijector() for flow in reversed(self._chain())])
+        return tfd.TransformedDistribution(self._base(), chain)
+
+    def transform(
+        self, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
+        if self._is_gaussian:
+            affine = self.affine.bijector()
+            q = _normal(affine.shift, affine.scale)
+            return Draw(affine.forward(noise), tfd.kl_divergence(q, self.prior()), q.entropy())
+        z, log_q = self._from_base(noise, component)
+        for flow in self._chain():
+            z, log_det = flow.push(z, training=training)
+            log_q = log_q - log_det
+        return Draw(z, log_q - self.prior().log_prob(z), -log_q)
+
+    def mean(self) -> Tensor:
+        """Return the mean of z, (channels,): exact for linear flows, else over antithetic draws.
+
+        The draws are always the same, so the mean is a function of the weights; a flow that is odd,
+        as all are at the start, has its exact mean.
+        """
+        if self._is_gaussian:
+            return ops.convert_to_tensor(self.affine.shift)
+        if self.has_cheap_mean:
+            center = ops.zeros((self.channels,), dtype=self.dtype)
+            if self.components > 1:
+                center = ops.mean(self.base_loc, axis=0)
+            for flow in self._chain():
+                center = flow.bijector().forward(center)
+            return center
+        noise = self._fixed_noise()
+        if self.components == 1:
+            return ops.mean(self.transform(noise).z, axis=0)
+        every = np.arange(self.components, dtype="int32")
+        return ops.mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
+
+    @property
+    def has_cheap_mean(self) -> bool:
+        """Whether `mean` is a closed form: no flow, or linear ones only."""
+        return all(flow.is_linear for flow in self.flows)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "flows": [keras.saving.serialize_keras_object(flow) for flow in self.flows],
+            "initial_scale": self.initial_scale,
+            "affine": self.order,
+            "components": self.components,
+            "shared_components": self.shared_components,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FlowPosterior":
+        """Return a posterior from what `get_config` gave."""
+        flows = [
+            flow if isinstance(flow, Flow) else keras.saving.deserialize_keras_object(flow)
+            for flow in config["flows"]
+        ]
+        return cls(**{**config, "flows": flows})
+
+    def copy(self, **changes: Any) -> "FlowPosterior":
+        """Return an unbuilt posterior of the same configuration, but for the changes."""
+        # The flows go by as objects: their classes need not be registered for a copy.
+        return super().copy(**{"flows": self.flows, **changes})
+
+    @property
+    def _is_gaussian(self) -> bool:
+        return not self.flows and self.components == 1
+
+    def _chain(self) -> list[Flow]:
+        """Return all maps in the order in which they are applied."""
+        return [self.affine, *self.flows] if self.order == "first" else [*self.flows, self.affine]
+
+    def _base(self) -> tfd.Distribution:
+        if self.components == 1:
+            zeros = ops.zeros((self.channels,), dtype=self.dtype)
+            return _normal(zeros, ops.ones_like(zeros))
+        loc, scale = ops.convert_to_tensor(self.base_loc), _constraints.scale(self.base_raw_scale)
+        return _equal_mixture(loc, scale)
+
+    def _from_base(self, noise: Tensor, component: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return draws of the base distribution and their log-density."""
+        if self.components == 1:
+            return noise, self._base().log_prob(noise)
+        component = _checked_component(component)
+        loc = ops.take(self.base_loc, component, axis=0)
+        scale = ops.take(_constraints.scale(self.base_raw_scale), component, axis=0)
+        z = loc + scale * noise
+        q = _normal(loc, scale) if self.shared_components else self._base()
+        return z, q.log_prob(z)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MixturePosterior(Posterior):
+    """K diagonal Gaussians a layer, the component index shared by all layers: iBNN's posterior.
+
+    In training the examples of a batch take the components in turn. The KL is the mean of the
+    components' closed forms, an upper bound of the mixture's, loose by at most log K for all layers
+    together; the entropy, likewise, is the mean of the components'.
+
+    The component means start around `prior_loc` and average to it exactly.
+
+    Args:
+        components: K.
+        mean_spread: standard deviation of the component means at the start.
+        initial_scale: mean of the components' scales at the start.
+        scale_spread: standard deviation of those scales at the start.
+        kl: "bound", or "averaged" for the KL of the Gaussian that the average of one draw from each
+            component has. The authors' code used that; it is no bound.
+        **kwargs: those of `Posterior`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> posterior = ibnn.MixturePosterior(components=4)
+        >>> posterior.build((3,))
+        >>> posterior.sample_and_kl((10,))[0].shape[-1]
+        3
+
+    References:
+        Trinh et al., Scalable Bayesian Neural Networks by Layer-Wise Input Augmentation, arXiv
+        2010.13498.
+    """
+
+    shared_components = True
+
+    def __init__(
+        self,
+        components: int = 4,
+        *,
+        mean_spread: float = 0.75,
+        initial_scale: float = 0.05,
+        scale_spread: float = 0.02,
+        kl: str = "bound",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.components = _checks.positive_integer("components", components)
+        self.mean_spread = _checks.non_negative("mean_spread", mean_spread)
+        self.initial_scale = _checks.positive("initial_scale", initial_scale)
+        self.scale_spread = _checks.non_negative("scale_spread", scale_spread)
+        self.kl = _checks.one_of("kl", kl, ("bound", "averaged"))
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add the means and scales of the components."""
+        super().build(input_shape)
+        shape = (self.components, self.channels)
+        normal = keras.initializers.RandomNormal
+
+        def centered(shape: tuple[int, ...], dtype: str) -> Tensor:
+            loc = normal(stddev=self.mean_spread)(shape, dtype)
+            return self.prior_loc + loc - ops.mean(loc, axis=0)
+
+        def raw_scales(shape: tuple[int, ...], dtype: str) -> Tensor:
+            scale = ops.abs(normal(self.initial_scale, self.scale_spread)(shape, dtype))
+            return ops.log(ops.expm1(ops.maximum(scale, 10 * _constraints.MIN_SCALE)))
+
+        self.loc = self._add_parameter("loc", shape, centered)
+        self.raw_scale = self._add_parameter("raw_scale", shape, raw_scales)
+
+    def distribution(self) -> tfd.MixtureSameFamily:
+        """Return q(z), with event shape (channels,)."""
+        return _equal_mixture(*self._loc_and_scale())
+
+    def transform(
+        self, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
+        loc, scale = self._loc_and_scale()
+        q = _normal(loc, scale)
+        entropy = ops.mean(q.entropy())
+        if self.kl == "averaged":
+            together = ops.sqrt(ops.sum(scale * scale, axis=0)) / self.components
+            q = _normal(ops.mean(loc, axis=0), together)
+        kl = ops.mean(tfd.kl_divergence(q, self.prior()))
+        if self.components == 1:
+            return Draw(loc[0] + scale[0] * noise, kl, entropy)
+        component = _checked_component(component)
+        z = ops.take(loc, component, axis=0) + ops.take(scale, component, axis=0) * noise
+        return Draw(z, kl, entropy)
+
+    def mean(self) -> Tensor:
+        """Return the mean of z, (channels,)."""
+        return ops.mean(self.loc, axis=0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "components": self.components,
+            "mean_spread": self.mean_spread,
+            "initial_scale": self.initial_scale,
+            "scale_spread": self.scale_spread,
+            "kl": self.kl,
+        }
+        return {**super().get_config(), **config}
+
+    def _loc_and_scale(self) -> tuple[Tensor, Tensor]:
+        return ops.convert_to_tensor(self.loc), _constraints.scale(self.raw_scale)
+
+
+def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a learnable Gaussian, with closed-form KL.
+
+    Args:
+        **kwargs: those of `FlowPosterior`, as in all recipes.
+    """
+    return FlowPosterior((), **kwargs)
+
+
+def NormalPlanar1d(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` planar flows."""
+    return FlowPosterior([Planar() for _ in _steps(depth)], **kwargs)
+
+
+def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `planar` planar flows, `depth` 1x1 convolutions, `planar` planar."""
+    around = _checks.positive_integer("planar", planar)
+    flows = [
+        *(Planar() for _ in range(around)),
+        *(InvertibleConv1x1() for _ in _steps(depth)),
+        *(Planar() for _ in range(around)),
+    ]
+    return FlowPosterior(flows, **kwargs)
+
+
+def NormalGlowStep(depth: int = 3, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` Glow steps, which move either half in turn."""
+    flows = [GlowStep(hidden, swap=step % 2 == 1) for step in _steps(depth)]
+    return FlowPosterior(flows, **kwargs)
+
+
+def NormalRadial(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` radial flows."""
+    return FlowPosterior([Radial() for _ in _steps(depth)], **kwargs)
+
+
+def NormalSylvester(depth: int = 2, units: int = 8, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` Sylvester flows of `units` hidden units."""
+    return FlowPosterior([Sylvester(units) for _ in _steps(depth)], **kwargs)
+
+
+def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` inverse autoregressive flows, in alternating order."""
+    flows = [InverseAutoregressive(hidden, reverse=step % 2 == 1) for step in _steps(depth)]
+    return FlowPosterior(flows, **kwargs)
+
+
+def _steps(depth: int) -> range:
+    try:
+        return range(_checks.positive_integer("depth", depth))
+    except ValueError as error:
+        raise ValueError(f"{error} For a posterior without a flow use NormalAffine().") from None
+
+
+def _copy_flow(flow: Flow, position: int, dtype: str) -> Flow:
+    name = f"{type(flow).__name__.lower()}_{position}"
+    return type(flow).from_config({**flow.get_config(), "dtype": dtype, "name": name})
+
+
+def _normal(loc: Tensor, scale: Tensor) -> tfd.Independent:
+    """Return a diagonal Gaussian over the last axis."""
+    return tfd.Independent(tfd.Normal(loc, scale), reinterpreted_batch_ndims=1)
+
+
+def _equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:
+    """Return the equally weighted mixture of the Gaussians in the rows of `loc` and `scale`."""
+    logits = ops.zeros((loc.shape[0],), dtype=loc.dtype)
+    return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), _normal(loc, scale))
+
+
+def _checked_component(component: Tensor | None) -> Tensor:
+    if component is None:
+        raise ValueError("A posterior of several components needs `component`, one index a draw.")
+    return ops.convert_to_tensor(component, dtype="int32")

@@ -1,0 +1,191 @@
+"""Helpers for training with `fit`: two learning rates, KL annealing, a log of the posteriors."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _checks
+from tfp_ibnn.layers import Stochastic, stochastic_layers
+
+__all__ = ["KLAnnealing", "PosteriorLog", "TwoSpeed", "two_speed"]
+
+_POSTERIOR_PATH = r"(.*/)?posterior/.*"
+
+Schedule = keras.optimizers.schedules.LearningRateSchedule
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ScaledSchedule(Schedule):
+    """A learning-rate schedule times a constant."""
+
+    def __init__(self, schedule: Schedule, factor: float) -> None:
+        self.schedule, self.factor = schedule, factor
+
+    def __call__(self, step: Any) -> Any:
+        """Return the scaled rate at a step."""
+        return self.factor * self.schedule(step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        schedule = keras.saving.serialize_keras_object(self.schedule)
+        return {"schedule": schedule, "factor": self.factor}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ScaledSchedule":
+        """Return a schedule from what `get_config` gave."""
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class TwoSpeed(keras.optimizers.MultiOptimizer):
+    """One optimizer for the posteriors, another for all other weights; made by `two_speed`.
+
+    `learning_rate` is that of the other weights. Setting it, as Keras's callbacks do, keeps the
+    ratio of the two.
+    """
+
+    @property
+    def deterministic(self) -> keras.optimizers.Optimizer:
+        """The optimizer of all weights but the posteriors'."""
+        return self._optimizer_map.default_optimizer
+
+    @property
+    def stochastic(self) -> keras.optimizers.Optimizer:
+        """The optimizer of the posteriors' weights."""
+        return self._optimizer_map[_POSTERIOR_PATH]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the deterministic part."""
+        return self.deterministic.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if isinstance(self.deterministic._learning_rate, Schedule):
+            self.deterministic.learning_rate = value  # raises, and says why
+        old = float(ops.convert_to_numpy(self.deterministic.learning_rate))
+        ratio = float(ops.convert_to_numpy(self.stochastic.learning_rate)) / old
+        self.deterministic.learning_rate = value
+        self.stochastic.learning_rate = ops.convert_to_numpy(value) * ratio
+
+
+def two_speed(
+    optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Schedule
+) -> TwoSpeed:
+    """Return an optimizer that trains the posteriors at a learning rate of their own.
+
+    The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
+    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio; if the optimizer has a
+    learning-rate schedule, the posteriors' rate is the same schedule, scaled so that it starts at
+    `stochastic_lr`.
+
+    Args:
+        optimizer: for all weights that do not belong to a posterior.
+        stochastic_lr: learning rate of the posteriors' weights, or a schedule for it.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> optimizer = ibnn.two_speed(keras.optimizers.SGD(0.1, momentum=0.9), stochastic_lr=0.02)
+        >>> [round(float(o.learning_rate), 3) for o in (optimizer.deterministic, optimizer.stochastic)]
+        [0.1, 0.02]
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`optimizer` must be an instance such as keras.optimizers.Adam(1e-3); got "
+            f"{optimizer!r}."
+        )
+    config = optimizer.get_config()
+    if config.get("weight_decay") is not None:
+        config["weight_decay"] = 0.0
+    own = optimizer._learning_rate
+    if isinstance(stochastic_lr, Schedule):
+        config["learning_rate"] = stochastic_lr
+    elif isinstance(own, Schedule):
+        start = float(ops.convert_to_numpy(own(0)))
+        if start == 0:
+            raise ValueError(
+                "The optimizer's learning-rate schedule starts at 0, so a `stochastic_lr` of "
+                f"{stochastic_lr!r} cannot scale it. Give `stochastic_lr` as a schedule too."
+            )
+        config["learning_rate"] = ScaledSchedule(
+            own, _checks.positive("stochastic_lr", stochastic_lr) / start
+        )
+    else:
+        config["learning_rate"] = _checks.positive("stochastic_lr", stochastic_lr)
+    config["name"] = f"{config['name']}_stochastic"
+    groups = keras.optimizers.OptimizerMap(optimizer)
+    groups[_POSTERIOR_PATH] = type(optimizer).from_config(config)
+    return TwoSpeed(groups)
+
+
+class KLAnnealing(keras.callbacks.Callback):
+    """Raise the weight of the KL, beta, linearly over the first epochs.
+
+    Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs), in every
+    stochastic layer.
+
+    Args:
+        epochs: how many epochs beta takes from `start` to `stop`.
+        start: beta in the first epoch.
+        stop: beta from epoch `epochs` on.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> annealing = ibnn.KLAnnealing(epochs=20)
+        >>> [annealing.beta(epoch) for epoch in (0, 10, 20, 30)]
+        [0.0, 0.5, 1.0, 1.0]
+    """
+
+    def __init__(self, epochs: int, start: float = 0.0, stop: float = 1.0) -> None:
+        super().__init__()
+        self.epochs = _checks.positive_integer("epochs", epochs)
+        self.start = _checks.non_negative("start", start)
+        self.stop = _checks.non_negative("stop", stop)
+
+    def beta(self, epoch: int) -> float:
+        """Return the weight of the KL in an epoch, counted from 0."""
+        return self.start + (self.stop - self.start) * min(1.0, epoch / self.epochs)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Set beta in every stochastic layer."""
+        for layer in _layers_of(self.model):
+            layer.posterior.beta.assign(self.beta(epoch))
+
+
+class PosteriorLog(keras.callbacks.Callback):
+    """Log each layer's posterior at the end of every epoch, among Keras's own logs.
+
+    The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,
+    mean and standard deviation of z over the channels. `beta` is the weight of the KL. List it
+    before CSVLogger or TensorBoard, so that they see the entries.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the entries."""
+        if logs is None:
+            return
+        layers = _layers_of(self.model)
+        for layer in layers:
+            for key, value in posterior_statistics(layer).items():
+                logs[f"{layer.name}/{key}"] = value
+        logs["beta"] = float(ops.convert_to_numpy(layers[0].posterior.beta))
+
+
+def posterior_statistics(layer: Stochastic) -> dict[str, float]:
+    """Return KL, mean and standard deviation of z, and entropy of a layer's posterior."""
+    z, kl, entropy = (ops.convert_to_numpy(part) for part in layer.posterior.summary())
+    return {
+        "kl": float(np.mean(kl)),
+        "z_mean": float(np.mean(z)),
+        "z_std": float(np.mean(np.std(z, axis=0))),
+        "entropy": float(np.mean(entropy)),
+    }
+
+
+def _layers_of(model: keras.Model) -> list[Stochastic]:
+    layers = stochastic_layers(model)
+    if not layers:
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    return layers

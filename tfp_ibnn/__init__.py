@@ -1,8 +1,8 @@
 """Implicit Bayesian neural networks with normalizing-flow posteriors, for Keras 3.
 
-    import tfp_ibnn as ibnn
+import tfp_ibnn as ibnn
 
-    sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
+sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 """
 
 from tfp_ibnn import flows, layers, noise

@@ -1,4 +1,4 @@
-"""Argument checks shared by the whole package; each error names the argument, its value and a remedy."""
+"""Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,11 @@ __all__ = [
 
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "item"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        and not hasattr(value, "item")
+    ):
         raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
     number = float(value)
     if not math.isfinite(number):
@@ -78,7 +82,7 @@ def channels_of(owner: str, input_shape: Any) -> int:
 
 
 def full_precision(dtype: Any = None) -> str:
-    """Return the dtype for posteriors under a Keras dtype policy: float64 stays, the rest is float32.
+    """Return the dtype of posteriors under a Keras dtype policy: float64, or else float32.
 
     Log-determinants and KL terms lose their meaning in half precision, so mixed and half-precision
     policies fall back to float32.

@@ -76,7 +76,9 @@ def to_stochastic(
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
-        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(3)])
+        >>> det = keras.Sequential(
+        ...     [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(3)]
+        ... )
         >>> sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=100)
         >>> [type(layer).__name__ for layer in sto.layers]
         ['InputLayer', 'Stochastic', 'Stochastic']
@@ -206,8 +208,8 @@ class _Templates:
         for pattern in self._mapping:
             if pattern not in self._used:
                 raise ValueError(
-                    f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers that "
-                    f"can be converted: {', '.join(self._convertible) or 'none'}. (A pattern must "
+                    f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers "
+                    f"that can be converted: {', '.join(self._convertible) or 'none'}. (It must "
                     "match a whole name, and the first that matches wins.)"
                 )
         if self._passed_over:
@@ -280,7 +282,7 @@ def _input_name(tensor: Any) -> str:
 
 
 def _fold_factors(layer: keras.layers.Layer, mean: np.ndarray) -> np.ndarray | None:
-    """Return what the first weight of a layer is multiplied by if its input is; None if it cannot be.
+    """Return by what to multiply a layer's first weight instead of its input; None if one cannot.
 
     The shapes of the kernels: Dense (in, out); convolutions (..., in / groups, out), transposed
     (..., out, in), depthwise and separable (..., in, multiplier).

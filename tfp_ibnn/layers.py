@@ -130,7 +130,9 @@ class Stochastic(keras.layers.Wrapper):
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Return the wrapped layer's output mask."""
-        return self.layer.compute_mask(inputs, previous_mask) if self.layer.supports_masking else None
+        return (
+            self.layer.compute_mask(inputs, previous_mask) if self.layer.supports_masking else None
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -168,9 +170,7 @@ class Stochastic(keras.layers.Wrapper):
         positions = tuple(shape[i] for i in between) if self.noise == "position" else ()
         count = shape[0] if here.groups is None else here.groups
         generator = posterior.seed_generator
-        normal = here.normal(
-            count, (*positions, posterior.channels), posterior.dtype, generator
-        )
+        normal = here.normal(count, (*positions, posterior.channels), posterior.dtype, generator)
         component = None
         if posterior.components > 1:
             component = here.component(
@@ -218,8 +218,8 @@ class Stochastic(keras.layers.Wrapper):
             return inputs * z
         if batch is not None and batch % groups:
             raise ValueError(
-                f"Stochastic layer {self.name!r} has {groups} draws in this pass, which do not fit a "
-                f"batch of {batch}. A layer that is called twice must see the same batch size, and "
+                f"Stochastic layer {self.name!r} has {groups} draws in this pass, which do not fit "
+                f"a batch of {batch}. A layer that is called twice must see the same batch size, and "
                 "a batch must divide into the `groups` of a noise scope."
             )
         # The batch is `groups` consecutive blocks; broadcasting spares a repeated copy of z.
@@ -234,8 +234,8 @@ class Stochastic(keras.layers.Wrapper):
     def _check_input(self, inputs: Any) -> None:
         if isinstance(inputs, (list, tuple, dict)):
             raise ValueError(
-                f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is called "
-                f"with {len(inputs)} inputs. Only layers with one input tensor can be wrapped."
+                f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is "
+                f"called with {len(inputs)} inputs. Only layers with one input tensor can be wrapped."
             )
         if not keras.backend.is_float_dtype(inputs.dtype):
             raise ValueError(

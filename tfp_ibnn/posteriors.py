@@ -52,7 +52,7 @@ class Draw(NamedTuple):
 class Posterior(keras.layers.Layer):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
-    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The posterior
+    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
     given to a layer is a template: each layer takes a copy, built for its own channels.
 
     Args:
@@ -215,16 +215,16 @@ class FlowPosterior(Posterior):
     """A normalizing flow on standard normal noise: z = loc + scale * NF(eps).
 
     log q(z) = log N(eps; 0, 1) - sum_i log|det J_i| - sum_c log scale_c. Without flows this is a
-    learnable Gaussian, whose KL and entropy are closed forms; with flows both are estimated from the
-    draws of the pass, forward only.
+    learnable Gaussian, whose KL and entropy are closed forms; with flows both are estimated from
+    the draws of the pass, forward only.
 
     With the affine map last, a rotation leaves the noise as it is, and every flow of this library
     starts with q = N(prior_loc, initial_scale^2): at KL 0 if `initial_scale` equals `prior_scale`.
 
     Args:
         flows: flows, applied in order; an empty sequence gives a Gaussian. They are copied.
-        initial_scale: scale of z at the start; None takes `prior_scale`. A small one keeps a trained
-            network's accuracy when it is converted.
+        initial_scale: scale of z at the start; None takes `prior_scale`. A small one keeps a
+            trained network's accuracy when it is converted.
         affine: "last", or "first" for z = NF(loc + scale * eps), the order of the original report.
         components: number of Gaussians in the base distribution. Above 1, eps is drawn from an
             equally weighted mixture with learned means and scales, so that z can have many modes.
@@ -256,9 +256,7 @@ class FlowPosterior(Posterior):
         for flow in flows:
             if not isinstance(flow, Flow):
                 raise ValueError(f"`flows` must hold instances of `Flow`; got {flow!r}.")
-        self.flows = [
-            _copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)
-        ]
+        self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
         self.initial_scale = initial_scale
         self.order = _checks.one_of("affine", affine, ("last", "first"))
         self.components = _checks.positive_integer("components", components)

@@ -71,9 +71,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         self.stochastic.learning_rate = ops.convert_to_numpy(value) * ratio
 
 
-def two_speed(
-    optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Schedule
-) -> TwoSpeed:
+def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Schedule) -> TwoSpeed:
     """Return an optimizer that trains the posteriors at a learning rate of their own.
 
     The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
@@ -88,7 +86,10 @@ def two_speed(
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> optimizer = ibnn.two_speed(keras.optimizers.SGD(0.1, momentum=0.9), stochastic_lr=0.02)
-        >>> [round(float(o.learning_rate), 3) for o in (optimizer.deterministic, optimizer.stochastic)]
+        >>> [
+        ...     round(float(o.learning_rate), 3)
+        ...     for o in (optimizer.deterministic, optimizer.stochastic)
+        ... ]
         [0.1, 0.02]
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):

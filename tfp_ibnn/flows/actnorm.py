@@ -33,7 +33,8 @@ class ActNorm(Flow):
         True
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv 1807.03039.
+        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
+        1807.03039.
     """
 
     is_linear = True
@@ -54,7 +55,7 @@ class ActNorm(Flow):
         return AffineBijector(shift=ops.convert_to_tensor(self.shift), scale=ops.exp(log_scale))
 
     def adapt(self, samples: Tensor) -> None:
-        """Set the weights so that `samples` (..., channels) come out with mean 0 and deviation 1."""
+        """Set the weights so that `samples` (..., channels) come out with mean 0, deviation 1."""
         values = np.asarray(ops.convert_to_numpy(samples), dtype="float64")
         if not self.built:
             self.build(values.shape)

@@ -17,9 +17,9 @@ __all__ = ["AutoregressiveBijector", "InverseAutoregressive"]
 class AutoregressiveBijector(FlowBijector):
     """y_i = x_i * exp(log_scale_i(x_<i)) + shift_i(x_<i).
 
-    The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward, and so
-    sampling, takes one pass of the network; the inverse finds one more channel in each of `channels`
-    passes.
+    The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward, and
+    so sampling, takes one pass of the network; the inverse finds one more channel in each of
+    `channels` passes.
 
     Args:
         network: maps (..., channels) to shifts and log-scales, both (..., channels), where entry i

@@ -71,7 +71,8 @@ class InvertibleConv1x1(Flow):
         True
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv 1807.03039.
+        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
+        1807.03039.
     """
 
     is_linear = True
@@ -87,7 +88,7 @@ class InvertibleConv1x1(Flow):
         size = self.channels
         matrix = np.eye(size) if self.start == "identity" else _random_rotation(size)
         permuter, lower, upper = scipy.linalg.lu(matrix)
-        packed = np.tril(lower, -1) + np.triu(upper, 1)
+        packed = (np.tril(lower, -1) + np.triu(upper, 1)) * self._spread
         self.factors = self.add_parameter("factors", (size, size), _fixed(packed))
         self.permutation = self.add_parameter(
             "permutation", (size,), _fixed(permuter.argmax(axis=1)), trainable=False, dtype="int32"
@@ -101,17 +102,28 @@ class InvertibleConv1x1(Flow):
         packed = ops.convert_to_tensor(self.factors)
         start = ops.convert_to_tensor(self.diagonal)
         eye = ops.cast(np.eye(self.channels), packed.dtype)
+        triangles = packed / self._spread
         log_factor = _constraints.bounded(ops.diagonal(packed), self.limit)
         return Conv1x1Bijector(
             permutation=ops.convert_to_tensor(self.permutation),
-            lower=ops.tril(packed, -1) + eye,
-            upper=ops.triu(packed, 1) + eye * (start * ops.exp(log_factor)),
+            lower=ops.tril(triangles, -1) + eye,
+            upper=ops.triu(triangles, 1) + eye * (start * ops.exp(log_factor)),
             log_diagonal=ops.log(ops.abs(start)) + log_factor,
         )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), "start": self.start, "limit": self.limit}
+
+    @property
+    def _spread(self) -> float:
+        """How much larger than the triangles the weights are that hold them.
+
+        A step that moves every entry of a matrix by the same small amount moves its norm by
+        `channels` times that. Holding the entries enlarged tames the steps of adaptive optimizers
+        on wide layers, which would otherwise blow up within a few steps.
+        """
+        return self.channels**0.5
 
 
 def _random_rotation(size: int) -> np.ndarray:

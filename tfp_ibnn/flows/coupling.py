@@ -84,9 +84,7 @@ class AffineCoupling(Flow):
         first = self.channels // 2
         sizes = (first, self.channels - first)
         kept, moved = reversed(sizes) if self.swap else sizes
-        self.network = Conditioner(
-            moved, self.hidden, self.limit, dtype=self.dtype, name="network"
-        )
+        self.network = Conditioner(moved, self.hidden, self.limit, dtype=self.dtype, name="network")
         self.network.build((None, kept))
 
     def bijector(self) -> CouplingBijector:

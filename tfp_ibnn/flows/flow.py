@@ -72,6 +72,7 @@ class Flow(keras.layers.Layer):
         ...     def build(self, input_shape):
         ...         super().build(input_shape)
         ...         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
+        ...
         ...     def bijector(self):
         ...         shift = keras.ops.convert_to_tensor(self.shift)
         ...         return AffineBijector(shift=shift, scale=keras.ops.ones_like(shift))

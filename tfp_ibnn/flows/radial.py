@@ -16,7 +16,8 @@ __all__ = ["Radial", "RadialBijector"]
 class RadialBijector(FlowBijector):
     """y = x + beta * (x - center) / (alpha + r), with r = |x - center|.
 
-    Log-determinant: (channels - 1) log(1 + beta / (alpha + r)) + log(1 + alpha beta / (alpha + r)^2).
+    Log-determinant: (channels - 1) log(1 + h) + log(1 + alpha h / (alpha + r)), where
+    h = beta / (alpha + r).
     Invertible for alpha > 0 and beta >= -alpha.
 
     Inverse: with R = |y - center|, r solves r^2 + (alpha + beta - R) r - alpha R = 0 and is its one

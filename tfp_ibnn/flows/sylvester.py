@@ -82,7 +82,8 @@ class Sylvester(Flow):
         3
 
     References:
-        van den Berg et al., Sylvester Normalizing Flows for Variational Inference, arXiv 1803.05649.
+        van den Berg et al., Sylvester Normalizing Flows for Variational Inference, arXiv
+        1803.05649.
     """
 
     def __init__(self, units: int = 8, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ import tfp_ibnn as ibnn
 sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 """
 
-from tfp_ibnn import flows, layers, noise
+from tfp_ibnn import flows, layers, metrics, noise
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.layers import (
@@ -18,6 +18,7 @@ from tfp_ibnn.layers import (
     stochastic_layers,
     unfreeze,
 )
+from tfp_ibnn.metrics import ExpectedCalibrationError
 from tfp_ibnn.model import StochasticModel
 from tfp_ibnn.posteriors import (
     FlowPosterior,
@@ -36,6 +37,7 @@ from tfp_ibnn.training import KLAnnealing, PosteriorLog, TwoSpeed, two_speed
 __version__ = "0.1.0"
 
 __all__ = [
+    "ExpectedCalibrationError",
     "Flow",
     "FlowPosterior",
     "KLAnnealing",
@@ -57,6 +59,7 @@ __all__ = [
     "flows",
     "freeze",
     "layers",
+    "metrics",
     "noise",
     "noise_off",
     "set_noise",

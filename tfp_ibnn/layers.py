@@ -219,8 +219,8 @@ class Stochastic(keras.layers.Wrapper):
         if batch is not None and batch % groups:
             raise ValueError(
                 f"Stochastic layer {self.name!r} has {groups} draws in this pass, which do not fit "
-                f"a batch of {batch}. A layer that is called twice must see the same batch size, and "
-                "a batch must divide into the `groups` of a noise scope."
+                f"a batch of {batch}. A layer that is called twice must see the same batch size, "
+                "and a batch must divide into the `groups` of a noise scope."
             )
         # The batch is `groups` consecutive blocks; broadcasting spares a repeated copy of z.
         size = ops.shape(inputs)
@@ -235,7 +235,7 @@ class Stochastic(keras.layers.Wrapper):
         if isinstance(inputs, (list, tuple, dict)):
             raise ValueError(
                 f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is "
-                f"called with {len(inputs)} inputs. Only layers with one input tensor can be wrapped."
+                f"called with {len(inputs)} inputs. Only layers with one input can be wrapped."
             )
         if not keras.backend.is_float_dtype(inputs.dtype):
             raise ValueError(

@@ -1,0 +1,70 @@
+# Common tasks. `make` alone lists them.
+
+PYTHON ?= python3
+VENV := .venv
+VENV_JAX := .venv-jax
+
+# Written when an environment is complete; older than its requirements, it is brought up to date.
+TF := $(VENV)/.installed
+JAX := $(VENV_JAX)/.installed
+
+# Two test processes with one computing thread each, so that they do not fight for the cores.
+QUIET := TF_CPP_MIN_LOG_LEVEL=2 MPLBACKEND=Agg
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 NPROC=1
+PARALLEL := -n 2 --dist worksteal
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv venv-jax train test test-jax test-slow lint format wheel clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+venv: $(TF) ## Make or update .venv (TensorFlow)
+
+venv-jax: $(JAX) ## Make or update .venv-jax (JAX, without TensorFlow)
+
+train: $(TF) ## Train the small example; options in ARGS="..."
+	$(VENV)/bin/python scripts/train_digits.py $(ARGS)
+
+test: $(TF) ## Test on TensorFlow, with coverage
+	KERAS_BACKEND=tensorflow $(QUIET) $(ONE_THREAD) $(VENV)/bin/python -m pytest $(PARALLEL) \
+		--cov --cov-fail-under=90 $(ARGS)
+
+test-jax: $(JAX) ## Test on JAX, without the installation test
+	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(VENV_JAX)/bin/python -m pytest $(PARALLEL) \
+		-m "not slow and not install" $(ARGS)
+
+test-slow: $(TF) ## Run the long trainings
+	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)
+
+lint: $(TF) ## Check style and format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(TF) ## Fix what can be fixed, then format
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+wheel: $(TF) ## Build the wheel into dist/
+	$(VENV)/bin/python -m build --wheel --no-isolation
+
+clean: ## Remove build products and caches; the environments and outputs/ stay
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call install,ENVIRONMENT,REQUIREMENTS)
+define install
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13) and \
+		"Python 3.11 to 3.13 is needed, $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet -r $(2)
+	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+endef
+
+$(TF): requirements.txt pyproject.toml
+	$(call install,$(VENV),requirements.txt)
+
+$(JAX): requirements-jax.txt pyproject.toml
+	$(call install,$(VENV_JAX),requirements-jax.txt)

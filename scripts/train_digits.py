@@ -190,20 +190,22 @@ def save(figure, path):
 
 
 def save_metrics(rows, options, path):
+    path.write_text(json.dumps({"results": rows, **provenance(options)}, indent=2) + "\n")
+    return path
+
+
+def provenance(options):
+    """Return what it takes to repeat a run."""
     packages = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
-    record = {
-        "results": rows,
-        "samples": options.samples,
-        "epochs": options.epochs,
-        "seed": options.seed,
+    return {
+        "options": vars(options),
         "command": " ".join(["python", *sys.argv]),
         "backend": keras.backend.backend(),
         "versions": {name: version for name in packages if (version := installed(name))},
         "python": platform.python_version(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} CPU cores",
+        "devices": keras.distribution.list_devices(),
     }
-    path.write_text(json.dumps(record, indent=2) + "\n")
-    return path
 
 
 def installed(package):

@@ -1,14 +1,14 @@
 """The one place that knows which Keras backend is active.
 
 Everything else asks this module for TensorFlow Probability's distributions (`tfd`) and bijectors
-(`tfb`), and for the few array functions that `keras.ops` does not keep in float64 on JAX.
+(`tfb`), and for the few array functions whose precision `keras.ops` does not keep on JAX.
 """
 
 from typing import Any
 
 import keras
 
-__all__ = ["replica_count", "tanh", "tfb", "tfd", "tfp"]
+__all__ = ["matmul", "replica_count", "tanh", "tfb", "tfd", "tfp"]
 
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
@@ -19,6 +19,7 @@ if _NAME == "tensorflow":
     import tensorflow as tf
     import tensorflow_probability as tfp
 
+    matmul = keras.ops.matmul
     tanh = tf.tanh
 
     def replica_count() -> int:
@@ -26,8 +27,14 @@ if _NAME == "tensorflow":
         return tf.distribute.get_strategy().num_replicas_in_sync
 
 elif _NAME == "jax":
+    import functools
+
     import jax.numpy as jnp
     from tensorflow_probability.substrates import jax as tfp
+
+    # On GPUs JAX multiplies float32 matrices in a shorter format by default. A rotation is then no
+    # rotation, and the KL of a posterior that equals its prior is not 0.
+    matmul = functools.partial(jnp.matmul, precision="highest")
 
     # keras.ops.tanh returns float32 for a float64 argument on JAX.
     tanh = jnp.tanh

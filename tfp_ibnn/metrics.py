@@ -145,7 +145,7 @@ class ExpectedCalibrationError(keras.metrics.Metric):
             (self.confident, weight * confidence),
             (self.right, weight * correct),
         ):
-            total.assign_add(ops.matmul(ops.reshape(values, (-1,)), member))
+            total.assign_add(ops.sum(ops.reshape(values, (-1, 1)) * member, axis=0))
 
     def result(self) -> Tensor:
         """Return the error over all batches so far; 0 before the first."""

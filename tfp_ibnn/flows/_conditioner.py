@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import Tensor, matmul
 
 __all__ = ["Conditioner"]
 
@@ -55,9 +55,9 @@ class Conditioner(keras.layers.Layer):
         if self.masks is not None:
             sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
             kernel, output_kernel = kernel * sees, output_kernel * serves
-        hidden = ops.relu(ops.matmul(inputs, kernel) + self.bias)
-        shift = ops.matmul(hidden, output_kernel[0]) + self.output_bias[0]
-        raw = ops.matmul(hidden, output_kernel[1]) + self.output_bias[1]
+        hidden = ops.relu(matmul(inputs, kernel) + self.bias)
+        shift = matmul(hidden, output_kernel[0]) + self.output_bias[0]
+        raw = matmul(hidden, output_kernel[1]) + self.output_bias[1]
         return shift, _constraints.bounded(raw, self.limit)
 
     def get_build_config(self) -> None:

@@ -9,7 +9,7 @@ import scipy.linalg
 from keras import ops
 
 from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import Tensor, matmul
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Conv1x1Bijector", "InvertibleConv1x1"]
@@ -37,7 +37,7 @@ class Conv1x1Bijector(FlowBijector):
     constant_jacobian = True
 
     def _forward(self, x: Tensor) -> Tensor:
-        mixed = ops.matmul(ops.matmul(x, ops.transpose(self.upper)), ops.transpose(self.lower))
+        mixed = matmul(matmul(x, ops.transpose(self.upper)), ops.transpose(self.lower))
         return ops.take(mixed, self.permutation, axis=-1)
 
     def _inverse(self, y: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor, tanh
+from tfp_ibnn.backend import Tensor, matmul, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
@@ -40,7 +40,7 @@ class SylvesterBijector(FlowBijector):
         return x + self._lift(self._hidden(x))
 
     def _inverse(self, y: Tensor) -> Tensor:
-        v = ops.matmul(y, self.q)
+        v = matmul(y, self.q)
         units = self.b.shape[0]
         solved: list[Tensor] = [None] * units  # S a, then its tanh, from the last row up
         along: list[Tensor] = [None] * units
@@ -59,10 +59,10 @@ class SylvesterBijector(FlowBijector):
         return ops.sum(ops.log1p(product * (1 - hidden * hidden)), axis=-1)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        return tanh(ops.matmul(ops.matmul(x, self.q), ops.transpose(self.s)) + self.b)
+        return tanh(matmul(matmul(x, self.q), ops.transpose(self.s)) + self.b)
 
     def _lift(self, hidden: Tensor) -> Tensor:
-        return ops.matmul(ops.matmul(hidden, ops.transpose(self.r)), ops.transpose(self.q))
+        return matmul(matmul(hidden, ops.transpose(self.r)), ops.transpose(self.q))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -129,5 +129,5 @@ class Sylvester(Flow):
             v = vectors[i]
             # A zero vector stands for no reflection; the floor only guards against 0 / 0.
             unit = v * ops.rsqrt(ops.maximum(ops.sum(v * v), 1e-30))
-            q = q - 2 * unit[:, None] * ops.matmul(unit, q)[None, :]
+            q = q - 2 * unit[:, None] * matmul(unit, q)[None, :]
         return q

@@ -1,6 +1,7 @@
 """Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,16 +20,10 @@ __all__ = [
 
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        and not hasattr(value, "item")
-    ):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
         raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
-    return number
+    return float(value)
 
 
 def positive(name: str, value: Any) -> float:
@@ -65,7 +60,8 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
 def channels_of(owner: str, input_shape: Any) -> int:
     """Return the size of the last axis of a shape, or raise if there is none to be had."""
     is_shape = isinstance(input_shape, (tuple, list)) and all(
-        size is None or isinstance(size, int) for size in input_shape
+        size is None or (isinstance(size, numbers.Integral) and not isinstance(size, bool))
+        for size in input_shape
     )
     if not is_shape or len(input_shape) < 1:
         raise ValueError(
@@ -78,7 +74,7 @@ def channels_of(owner: str, input_shape: Any) -> int:
             f"{owner} needs a last axis of known size, at least 1; got the input shape "
             f"{tuple(input_shape)!r}."
         )
-    return channels
+    return int(channels)
 
 
 def full_precision(dtype: Any = None) -> str:

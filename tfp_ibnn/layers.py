@@ -114,6 +114,9 @@ class Stochastic(keras.layers.Wrapper):
         z = here.recall(self)
         if z is None:
             z = self._draw(here, inputs, bool(training))
+        # In JAX's functions Keras takes each call of a layer for a new one and forgets its losses.
+        elif here.recall_loss(self) is not None and not self._get_own_losses():
+            self.add_loss(here.recall_loss(self))
         modulated = self._multiply(inputs, z)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
@@ -188,10 +191,11 @@ class Stochastic(keras.layers.Wrapper):
         if self.kl_reduction == "sum":
             for size in positions:
                 weight = weight * ops.cast(size, posterior.dtype)
-        term = weight * ops.mean(posterior.loss(draw)) / self.train_size
-        self.add_loss(ops.cast(term, keras.config.floatx()))
+        loss = weight * ops.mean(posterior.loss(draw)) / self.train_size
+        loss = ops.cast(loss, keras.config.floatx())
+        self.add_loss(loss)
         z = ops.where(on, draw.z, self._mean_if_needed(on))
-        here.remember(self, z, weight * ops.mean(draw.kl))
+        here.remember(self, z, loss, weight * ops.mean(draw.kl))
         return z
 
     def _mean_if_needed(self, on: Tensor) -> Tensor:

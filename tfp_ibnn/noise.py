@@ -69,6 +69,7 @@ class Pass:
         self.seed = seed
         self.off = off
         self._draws: dict[keras.layers.Layer, Tensor] = dict(draws or {})
+        self._losses: dict[keras.layers.Layer, Tensor] = {}
         self._components: dict[int, Tensor] = {}
         self._kl: list[Tensor] = []
         self._requests = 0
@@ -83,11 +84,23 @@ class Pass:
         """Return the z that `layer` has in this pass, or None before its first call."""
         return self._draws.get(layer)
 
-    def remember(self, layer: keras.layers.Layer, z: Tensor, kl: Tensor | None = None) -> None:
-        """Keep the z of `layer` for further calls in this pass, and its KL for the total."""
+    def remember(
+        self,
+        layer: keras.layers.Layer,
+        z: Tensor,
+        loss: Tensor | None = None,
+        kl: Tensor | None = None,
+    ) -> None:
+        """Keep what `layer` has drawn for its further calls in this pass, and add up the KL."""
         self._draws[layer] = z
+        if loss is not None:
+            self._losses[layer] = loss
         if kl is not None:
             self._kl.append(kl)
+
+    def recall_loss(self, layer: keras.layers.Layer) -> Tensor | None:
+        """Return the loss term that `layer` has in this pass, if it has one."""
+        return self._losses.get(layer)
 
     def normal(
         self,

@@ -59,7 +59,12 @@ class ActNorm(Flow):
         values = np.asarray(ops.convert_to_numpy(samples), dtype="float64")
         if not self.built:
             self.build(values.shape)
-        values = values.reshape(-1, values.shape[-1])
+        if values.ndim < 2 or values.shape[-1] != self.channels:
+            raise ValueError(
+                f"`samples` must have the shape (..., {self.channels}), with a leading axis at "
+                f"least; got {values.shape}."
+            )
+        values = values.reshape(-1, self.channels)
         deviation = values.std(axis=0)
         if len(values) < 2 or not np.all(deviation > 0) or not np.all(np.isfinite(values)):
             raise ValueError(

@@ -68,15 +68,17 @@ class BatchNorm(Flow):
     def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Map draws forward; in training by their own statistics if there are at least two."""
         if not self.built:
-            self.build(x.shape)
+            self.build(tuple(x.shape))
         if not training:
             return super().push(x)
         axes = tuple(range(len(x.shape) - 1))
         count = ops.prod(ops.shape(ops.stop_gradient(x)[..., 0])) if axes else 1
         several = ops.convert_to_tensor(count) > 1
-        mean = ops.where(several, ops.mean(x, axis=axes), self.mean)
+        old_mean = ops.convert_to_tensor(self.mean)
+        old_variance = ops.convert_to_tensor(self.variance)
+        mean = ops.where(several, ops.mean(x, axis=axes), old_mean)
         spread = ops.mean(ops.square(x - mean), axis=axes)
-        variance = ops.where(several, spread, self.variance)
+        variance = ops.where(several, spread, old_variance)
         for running, new in ((self.mean, mean), (self.variance, variance)):
             kept = self.momentum * running + (1 - self.momentum) * ops.stop_gradient(new)
             running.assign(kept)

@@ -16,7 +16,8 @@ __all__ = ["Planar", "PlanarBijector"]
 class PlanarBijector(FlowBijector):
     """y = x + u * tanh(w.x + b).
 
-    Log-determinant: log(1 + w.u * (1 - tanh^2(w.x + b))). Invertible for w.u > -1.
+    Log-determinant: log(1 + w.u * (1 - tanh^2(w.x + b))). Invertible for w.u > -1. The product w.u
+    is given besides, since recomputing it from long vectors in float32 may round below -1.
 
     Inverse: the product with w gives one equation for a = w.x,
         a + w.u * tanh(a + b) = w.y,
@@ -26,22 +27,23 @@ class PlanarBijector(FlowBijector):
 
     Args:
         u: (channels,)
-        w: (channels,), with w.u > -1.
+        w: (channels,)
         b: ()
+        slope: (), the product w.u, greater than -1.
     """
 
-    parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0}
+    parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0, "slope": 0}
 
     def _forward(self, x: Tensor) -> Tensor:
         return x + self.u * tanh(self._project(x) + self.b)[..., None]
 
     def _inverse(self, y: Tensor) -> Tensor:
-        along = solve_monotone(self._project(self.u), self.b, self._project(y))
+        along = solve_monotone(self.slope, self.b, self._project(y))
         return y - self.u * tanh(along + self.b)[..., None]
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         bend = tanh(self._project(x) + self.b)
-        return ops.log1p(self._project(self.u) * (1 - bend * bend))
+        return ops.log1p(self.slope * (1 - bend * bend))
 
     def _project(self, x: Tensor) -> Tensor:
         return ops.sum(x * self.w, axis=-1)
@@ -75,7 +77,7 @@ class Planar(Flow):
         """Return the map for the present weights, made invertible."""
         w, u = ops.convert_to_tensor(self.w), ops.convert_to_tensor(self.u)
         product = ops.sum(w * u)
-        excess = _constraints.above_minus_one(product) - product
-        # The excess vanishes to second order with w; the floor only guards against 0 / 0.
-        direction = w / ops.maximum(ops.sum(w * w), 1e-30)
-        return PlanarBijector(u=u + excess * direction, w=w, b=ops.convert_to_tensor(self.b))
+        slope = _constraints.above_minus_one(product)
+        # The correction vanishes to second order with w; the floor only guards against 0 / 0.
+        correction = (slope - product) * w / ops.maximum(ops.sum(w * w), 1e-12)
+        return PlanarBijector(u=u + correction, w=w, b=ops.convert_to_tensor(self.b), slope=slope)

@@ -127,7 +127,9 @@ class Sylvester(Flow):
         q = ops.cast(np.eye(channels, units), vectors.dtype)
         for i in reversed(range(units)):
             v = vectors[i]
-            # A zero vector stands for no reflection; the floor only guards against 0 / 0.
-            unit = v * ops.rsqrt(ops.maximum(ops.sum(v * v), 1e-30))
+            # A vector too short to have a direction stands for no reflection.
+            square = ops.sum(v * v)
+            long_enough = square > 1e-24
+            unit = ops.where(long_enough, v * ops.rsqrt(ops.where(long_enough, square, 1)), 0)
             q = q - 2 * unit[:, None] * matmul(unit, q)[None, :]
         return q

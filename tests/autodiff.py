@@ -1,0 +1,98 @@
+"""What the tests need and Keras does not offer: derivatives and compilation, on both backends."""
+
+import keras
+import numpy as np
+from keras import ops
+
+__all__ = ["enable_float64", "gradient", "jacobian", "jit", "quick", "weight_gradients"]
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    def enable_float64():
+        """Let float64 arrays be float64: TensorFlow always does."""
+
+    def jit(function, variables=()):
+        """Compile a function of arrays; the values of `variables` are read at each call."""
+        del variables
+        return tf.function(function, jit_compile=True)
+
+    def quick(function, variables=()):
+        """Make a function quick to test with: TensorFlow compiles slower than it runs."""
+        del variables
+        return function
+
+    def gradient(function, x):
+        """Gradient of a scalar function with respect to an array."""
+        x = ops.convert_to_tensor(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = function(x)
+        return _numpy(tape.gradient(value, x, unconnected_gradients="zero"))
+
+    def weight_gradients(function, variables):
+        """Gradients of a scalar function of no arguments with respect to Keras variables."""
+        with tf.GradientTape() as tape:
+            value = function()
+        found = tape.gradient(value, [v.value for v in variables], unconnected_gradients="zero")
+        return [_numpy(g) for g in found]
+
+    def jacobian(function, x):
+        """Jacobians (..., outputs, inputs) of a function of the last axis of x (..., inputs).
+
+        All points are differentiated together, one output at a time: the function must treat
+        them independently of one another.
+        """
+        size = np.shape(x)[-1]
+        rows = [gradient(lambda v, i=i: ops.sum(function(v)[..., i]), x) for i in range(size)]
+        return np.stack(rows, axis=-2)
+
+else:
+    import jax
+
+    def enable_float64():
+        """Let float64 arrays be float64; float32 arrays stay as they are."""
+        jax.config.update("jax_enable_x64", True)
+
+    def jit(function, variables=()):
+        """Compile a function of arrays; the values of `variables` are read at each call."""
+
+        @jax.jit
+        def compiled(values, *arrays):
+            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+                return function(*arrays)
+
+        return lambda *arrays: compiled([v.value for v in variables], *arrays)
+
+    quick = jit  # one operation after another, JAX compiles each alone, and each loop anew
+
+    def gradient(function, x):
+        """Gradient of a scalar function with respect to an array."""
+        return _numpy(jax.jit(jax.grad(function))(ops.convert_to_tensor(x)))
+
+    def weight_gradients(function, variables):
+        """Gradients of a scalar function of no arguments with respect to Keras variables."""
+
+        def scalar(values):
+            with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+                return function()
+
+        return [_numpy(g) for g in jax.jit(jax.grad(scalar))([v.value for v in variables])]
+
+    def jacobian(function, x):
+        """Jacobians (..., outputs, inputs) of a function of the last axis of x (..., inputs).
+
+        All points are differentiated together, one output at a time: the function must treat
+        them independently of one another.
+        """
+
+        @jax.jit
+        def rows(v):
+            y, pull = jax.vjp(function, v)
+            return jax.vmap(lambda row: pull(row + 0 * y)[0])(ops.eye(y.shape[-1], dtype=y.dtype))
+
+        return np.moveaxis(_numpy(rows(ops.convert_to_tensor(x))), 0, -2)
+
+
+def _numpy(x):
+    return ops.convert_to_numpy(x)

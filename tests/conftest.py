@@ -1,0 +1,33 @@
+import keras
+import pytest
+
+from tests import autodiff
+
+# For the whole session: JAX cannot switch once arrays exist. Keras makes its own arrays in floatx,
+# so what a test does in float32 stays in float32.
+autodiff.enable_float64()
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def policy():
+    """A function that sets floatx and the dtype policy for one test."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+
+    def switch(name):
+        if name in ("float32", "float64"):
+            keras.config.set_floatx(name)
+        keras.config.set_dtype_policy(name)
+
+    yield switch
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
+
+
+@pytest.fixture
+def float64(policy):
+    policy("float64")

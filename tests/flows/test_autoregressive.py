@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+
+from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
+from tests.registry import make_flow
+from tfp_ibnn.flows import InverseAutoregressive
+
+
+@pytest.mark.parametrize("channels", [2, 3, 7])
+@pytest.mark.parametrize("name", ["autoregressive", "autoregressive-reverse"])
+def test_jacobian_is_triangular(float64, name, channels):
+    flow, x = make_flow(name, channels, seed=2), draws((20, channels))
+    found = jacobian(flow, x)
+    if name == "autoregressive-reverse":
+        found = found.swapaxes(-1, -2)
+    assert np.all(np.triu(found, 1) == 0)
+    assert np.all(np.diagonal(found, axis1=-2, axis2=-1) > 0)
+    below = np.tril(np.ones((channels, channels), bool), -1)
+    assert np.all(np.any(found != 0, axis=0)[below]), "a channel ignores one before it"
+    diagonal = np.diagonal(found, axis1=-2, axis2=-1)
+    close(log_det(flow, x), np.sum(np.log(diagonal), axis=-1), 1e-10)
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 5])
+def test_few_hidden_units_are_enough(float64, hidden):
+    flow, x = InverseAutoregressive(hidden=hidden), draws((10, 7))
+    flow.build((None, 7))
+    for weight in flow.weights:
+        weight.assign(draws(weight.shape, seed=3))
+    found = jacobian(flow, x)
+    assert np.all(np.triu(found, 1) == 0)
+    close(inverse(flow, forward(flow, x)), x, 1e-8)
+
+
+def test_one_channel_is_shifted_and_scaled(float64):
+    flow, x = make_flow("autoregressive", 1, seed=2), draws((10, 1))
+    slopes = jacobian(flow, x)
+    close(np.ptp(slopes), 0.0, 1e-14)
+    assert np.abs(slopes[0, 0, 0] - 1) > 0.01

@@ -1,0 +1,113 @@
+"""Everything that tests run over. A new flow is added to FLOWS, and all tests of flows cover it."""
+
+from functools import partial
+
+import numpy as np
+from keras import ops
+
+import tfp_ibnn as ibnn
+from tfp_ibnn import flows
+
+# Name -> a function that makes the flow; it takes the arguments of any Keras layer, like dtype.
+FLOWS = {
+    "actnorm": flows.ActNorm,
+    "affine": flows.Affine,
+    "autoregressive": partial(flows.InverseAutoregressive, hidden=8),
+    "autoregressive-reverse": partial(flows.InverseAutoregressive, hidden=8, reverse=True),
+    "batchnorm": flows.BatchNorm,
+    "conv1x1-identity": partial(flows.InvertibleConv1x1, start="identity"),
+    "conv1x1-orthogonal": partial(flows.InvertibleConv1x1, start="orthogonal"),
+    "coupling": partial(flows.AffineCoupling, hidden=8),
+    "coupling-swap": partial(flows.AffineCoupling, hidden=8, swap=True),
+    "glow-identity": partial(flows.GlowStep, hidden=8, swap=True, start="identity"),
+    "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
+    "planar": flows.Planar,
+    "radial": flows.Radial,
+    "sylvester-1": partial(flows.Sylvester, units=1),
+    "sylvester-3": partial(flows.Sylvester, units=3),
+}
+
+# Flows start as the identity, except these, which start as a rotation.
+START_AS_ROTATION = {"conv1x1-orthogonal", "glow-orthogonal"}
+
+
+def min_channels(name):
+    """The smallest channel count that a flow works with."""
+    return FLOWS[name]().min_channels
+
+
+def make_flow(name, channels=3, seed=None, **kwargs):
+    """A flow of the registry, built; with a seed, at parameters of order 1."""
+    flow = FLOWS[name](**kwargs)
+    flow.build((None, channels))
+    if seed is not None:
+        perturb(flow, seed)
+    return flow
+
+
+def perturb(layer, seed, size=1.0):
+    """Draw the weights of a layer anew: of order `size` and random, its matrices well conditioned.
+
+    A small start hides wrong log-determinants, so tests run at parameters of order 1.
+    """
+    rng = np.random.default_rng(seed)
+    for weight in layer.weights:
+        old = ops.convert_to_numpy(weight.value)
+        draw = rng.normal(size=old.shape)
+        if old.ndim > 1:  # a product with a vector of order 1 is again of order 1
+            draw /= np.sqrt(old.shape[-2])
+        if not np.issubdtype(old.dtype, np.floating) or weight.name == "diagonal":
+            continue  # these choose the start of a convolution and never change
+        if weight.name == "variance":
+            new = np.exp(size * draw)
+        elif weight.name == "factors":
+            # Near the start, or the triangles are ill conditioned; the weight holds them enlarged.
+            new = old + 0.5 * size * draw * np.sqrt(old.shape[-1])
+        else:
+            new = size * draw
+        weight.assign(new.astype(old.dtype))
+
+
+def over(*names, **fixed):
+    """A function that makes a FlowPosterior over flows of the registry."""
+    return lambda **kwargs: ibnn.FlowPosterior([FLOWS[n]() for n in names], **fixed, **kwargs)
+
+
+# The named recipes; the same kind of function as in FLOWS, and tests of posteriors cover them all.
+RECIPES = {
+    "NormalAffine": ibnn.NormalAffine,
+    "NormalPlanar1d": ibnn.NormalPlanar1d,
+    "NormalInvConv": ibnn.NormalInvConv,
+    "NormalGlowStep": partial(ibnn.NormalGlowStep, hidden=8),
+    "NormalRadial": ibnn.NormalRadial,
+    "NormalSylvester": partial(ibnn.NormalSylvester, units=2),
+    "NormalIAF": partial(ibnn.NormalIAF, hidden=8),
+    "MixturePosterior-bound": partial(ibnn.MixturePosterior, 3),
+    "MixturePosterior-averaged": partial(ibnn.MixturePosterior, 3, kl="averaged"),
+}
+
+POSTERIORS = {
+    **RECIPES,
+    **{f"over-{name}": over(name) for name in FLOWS},
+    "mixture-base": over(components=3),
+    "mixture-base-planar": over("planar", components=3),
+    "mixture-base-shared": over("planar", components=3, shared_components=True),
+    "affine-first": over("planar", "radial", affine="first"),
+    "learned-prior-scale": over("planar", learn_prior_scale=True),
+}
+
+
+def min_posterior_channels(name):
+    """The smallest channel count that a posterior works with."""
+    inside = getattr(POSTERIORS[name](), "flows", ())
+    return max((flow.min_channels for flow in inside), default=1)
+
+
+def make_posterior(name, channels=3, seed=None, size=1.0, **kwargs):
+    """A posterior of the registry, built; with a seed, at parameters of order `size`."""
+    posterior = POSTERIORS[name](**kwargs)
+    posterior.build((None, channels))
+    if seed is not None:
+        perturb(posterior, seed, size)
+        posterior.beta.assign(posterior.initial_beta)
+    return posterior

@@ -1,0 +1,90 @@
+import keras
+import numpy as np
+import pytest
+
+from tfp_ibnn import _checks
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("check", "value"),
+    [
+        *[(_checks.finite, bad) for bad in (NAN, INF, -INF, "1", None, True, [1.0], 1j)],
+        *[(_checks.positive, bad) for bad in (0, -1.5, NAN, INF, "1", None, False)],
+        *[(_checks.non_negative, bad) for bad in (-1e-9, NAN, -INF, "0", None)],
+        *[(_checks.positive_integer, bad) for bad in (0, -3, 2.5, NAN, INF, "2", None, True)],
+    ],
+)
+def test_bad_numbers_are_refused_by_name_and_value(check, value):
+    with pytest.raises(ValueError, match="`width`") as caught:
+        check("width", value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", [np.array([1.0, 2.0]), np.array(3.0), np.str_("a"), np.array(None), np.complex64(1)]
+)
+def test_arrays_are_not_numbers(value):
+    with pytest.raises(ValueError, match="`width`"):
+        _checks.finite("width", value)
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "expected"),
+    [
+        (_checks.finite, -2, -2.0),
+        (_checks.finite, np.float32(0.5), 0.5),
+        (_checks.positive, 1e-9, 1e-9),
+        (_checks.positive, np.int64(4), 4.0),
+        (_checks.non_negative, 0, 0.0),
+        (_checks.positive_integer, 1, 1),
+        (_checks.positive_integer, 8.0, 8),
+        (_checks.positive_integer, np.int32(8), 8),
+    ],
+)
+def test_good_numbers_come_back_as_python_numbers(check, value, expected):
+    found = check("width", value)
+    assert found == expected
+    assert type(found) is (int if check is _checks.positive_integer else float)
+
+
+def test_one_of():
+    assert _checks.one_of("start", "b", ("a", "b")) == "b"
+    with pytest.raises(ValueError, match="`start` must be one of 'a', 'b'; got 'c'"):
+        _checks.one_of("start", "c", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"), [((3,), 3), ((None, 4), 4), ([None, 8, 8, 1], 1), ((None, None, 2), 2)]
+)
+def test_channels_of(shape, channels):
+    assert _checks.channels_of("Owner", shape) == channels
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), None, 3, "ab", (None,), (2, 0), (2, -1), (2, 2.0), [(2, 3), (2, 3)], {"a": (2, 3)}],
+)
+def test_channels_of_refuses_what_has_no_channels(shape):
+    with pytest.raises(ValueError, match="Owner") as caught:
+        _checks.channels_of("Owner", shape)
+    assert repr(shape) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("policy_name", "expected"),
+    [
+        ("float64", "float64"),
+        ("float32", "float32"),
+        ("float16", "float32"),
+        ("bfloat16", "float32"),
+        ("mixed_float16", "float32"),
+        ("mixed_bfloat16", "float32"),
+    ],
+)
+def test_full_precision(policy, policy_name, expected):
+    assert _checks.full_precision(policy_name) == expected
+    assert _checks.full_precision(keras.DTypePolicy(policy_name)) == expected
+    policy(policy_name)
+    assert _checks.full_precision() == expected

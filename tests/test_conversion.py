@@ -1,0 +1,733 @@
+import re
+import subprocess
+import sys
+import time
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from sklearn.datasets import load_digits
+
+import tfp_ibnn as ibnn
+from tests.layer_checklist import numpy, posterior_weights, predict_without_noise, stir
+
+N = 50
+
+
+def to_stochastic(model, posterior=None, **kwargs):
+    return ibnn.to_stochastic(model, posterior or ibnn.NormalAffine(), train_size=N, **kwargs)
+
+
+def data(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def fill(model, seed=0):
+    """Give all weights, biases and moving statistics included, values that matter."""
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        value = rng.normal(scale=0.5, size=weight.shape)
+        if weight.name == "moving_variance":
+            value = np.exp(value)
+        weight.assign(value.astype("float32"))
+    return model
+
+
+def names(model):
+    return [layer.name for layer in ibnn.stochastic_layers(model)]
+
+
+def close(found, expected, atol=1e-5):
+    keras.tree.assert_same_structure(found, expected)
+    for a, b in zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True):
+        np.testing.assert_allclose(numpy(a), numpy(b), rtol=atol, atol=atol)
+
+
+# Models: each entry is a function that returns a model, an input, and the number of layers that
+# become stochastic.
+
+
+def sequential():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(5, activation="relu"),
+            layers.Dropout(0.5),
+            layers.Dense(2),
+        ]
+    )
+    return model, data(3, 4), 2
+
+
+def sequential_built_later():
+    model = keras.Sequential([layers.Dense(5), layers.BatchNormalization(), layers.Dense(2)])
+    model.build((None, 4))
+    return model, data(3, 4), 2
+
+
+def sequential_called_later():
+    model = keras.Sequential([layers.Dense(5), layers.Dense(2)])
+    model(data(3, 4))
+    return model, data(3, 4), 2
+
+
+def functional():
+    inputs = keras.Input((6, 6, 3), name="image")
+    x = layers.Rescaling(0.5, offset=-0.1)(inputs)
+    x = layers.Conv2D(4, 3, padding="same", name="conv")(x)
+    x = layers.BatchNormalization()(x)
+    y = layers.Conv2D(4, 1, name="side")(x)
+    x = x + y
+    x = ops.relu(x) - ops.mean(x, axis=(1, 2), keepdims=True) / 2.0
+    x = layers.MaxPooling2D()(x)
+    x = layers.Flatten()(x)
+    return keras.Model(inputs, layers.Dense(2, name="head")(x)), data(3, 6, 6, 3), 3
+
+
+def nested():
+    a = keras.Input((4,))
+    inner = keras.Model(
+        a, layers.Dense(4, name="same")(layers.Dense(5, name="in")(a)), name="inner"
+    )
+    b = keras.Input((4,))
+    middle = keras.Model(b, layers.Dense(4, name="same")(inner(b)), name="middle")
+    tail = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(2)], name="tail")
+    c = keras.Input((4,))
+    return keras.Model(c, tail(middle(c))), data(3, 4), 5
+
+
+def nested_twice():
+    a = keras.Input((4,))
+    inner = keras.Model(a, layers.Dense(4, activation="tanh")(a), name="inner")
+    b = keras.Input((4,))
+    return keras.Model(b, inner(inner(b)) + inner(b)), data(3, 4), 1
+
+
+def shared_between_inner_and_outer():
+    shared = layers.Dense(4, activation="tanh", name="shared")
+    a = keras.Input((4,))
+    inner = keras.Model(a, shared(a), name="inner")
+    b = keras.Input((4,))
+    return keras.Model(b, shared(inner(b))), data(3, 4), 1
+
+
+def shared_between_two_inner():
+    shared = layers.Dense(4, activation="tanh", name="shared")
+    a, b, c = keras.Input((4,)), keras.Input((4,)), keras.Input((4,))
+    one = keras.Model(a, shared(a), name="one")
+    two = keras.Model(b, 2.0 * shared(b), name="two")
+    return keras.Model(c, two(one(c))), data(3, 4), 1
+
+
+def used_twice():
+    shared = layers.Dense(4, activation="tanh")
+    a = keras.Input((4,))
+    return keras.Model(a, shared(shared(a))), data(3, 4), 1
+
+
+def several():
+    a, b = keras.Input((4,), name="left"), keras.Input((3,), name="right")
+    x, y = layers.Dense(5)(a), layers.Dense(5)(b)
+    z = layers.Concatenate()([x, y])
+    outputs = [layers.Dense(2)(z), layers.Dense(1)(layers.Add()([x, y]))]
+    return keras.Model([a, b], outputs), [data(3, 4), data(3, 3, seed=1)], 4
+
+
+def by_name():
+    a, b = keras.Input((4,), name="left"), keras.Input((3,), name="right")
+    z = layers.Concatenate()([layers.Dense(5)(a), layers.Dense(5)(b)])
+    outputs = {"one": layers.Dense(2)(z), "two": layers.Dense(1)(z)}
+    model = keras.Model({"l": a, "r": b}, outputs)
+    return model, {"l": data(3, 4), "r": data(3, 3, seed=1)}, 4
+
+
+def recurrent():
+    tokens = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(7, 4, mask_zero=True)(tokens)
+    x = layers.Dense(4, name="project")(x)
+    model = keras.Model(tokens, layers.Dense(2, name="head")(layers.LSTM(3)(x)))
+    return model, np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]]), 2
+
+
+MODELS = {
+    make.__name__: make
+    for make in (
+        sequential,
+        sequential_built_later,
+        sequential_called_later,
+        functional,
+        nested,
+        nested_twice,
+        shared_between_inner_and_outer,
+        shared_between_two_inner,
+        used_twice,
+        several,
+        by_name,
+        recurrent,
+    )
+}
+
+# Class -> (a function that makes such a layer, shape of the input).
+CLASSES = {
+    "Dense": (lambda: layers.Dense(3), (4,)),
+    "Dense-rank-3": (lambda: layers.Dense(3, activation="relu"), (5, 4)),
+    "EinsumDense": (lambda: layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d"), (5, 4)),
+    "EinsumDense-heads": (lambda: layers.EinsumDense("abc,cde->abde", (5, 3, 2)), (5, 4)),
+    "EinsumDense-ellipsis": (lambda: layers.EinsumDense("...x,xy->...y", (3,)), (5, 4)),
+    "EinsumDense-in-kernel-and-output": (lambda: layers.EinsumDense("abc,bc->ac", (4,)), (5, 4)),
+    "Conv1D": (lambda: layers.Conv1D(3, 2), (6, 4)),
+    "Conv1D-causal": (lambda: layers.Conv1D(4, 2, padding="causal", groups=2), (6, 4)),
+    "Conv2D": (lambda: layers.Conv2D(3, 2, use_bias=False), (5, 5, 4)),
+    "Conv2D-grouped": (lambda: layers.Conv2D(6, 2, groups=2), (5, 5, 4)),
+    "Conv2D-all-groups": (lambda: layers.Conv2D(8, 2, groups=4), (5, 5, 4)),
+    "Conv3D": (lambda: layers.Conv3D(3, 2), (3, 3, 3, 4)),
+    "Conv1DTranspose": (lambda: layers.Conv1DTranspose(3, 2, strides=2), (5, 4)),
+    "Conv2DTranspose": (lambda: layers.Conv2DTranspose(3, 2), (5, 5, 4)),
+    "Conv3DTranspose": (lambda: layers.Conv3DTranspose(3, 2), (3, 3, 3, 4)),
+    "DepthwiseConv1D": (lambda: layers.DepthwiseConv1D(2, depth_multiplier=2), (5, 4)),
+    "DepthwiseConv2D": (lambda: layers.DepthwiseConv2D(2, depth_multiplier=3), (5, 5, 4)),
+    "SeparableConv1D": (lambda: layers.SeparableConv1D(3, 2), (5, 4)),
+    "SeparableConv2D": (lambda: layers.SeparableConv2D(3, 2, depth_multiplier=2), (5, 5, 4)),
+}
+# Layers whose input's last axis is not an axis of the kernel.
+UNFOLDABLE = {
+    "EinsumDense-other-axis": (lambda: layers.EinsumDense("abc,bd->adc", (3, 4)), (5, 4)),
+    "EinsumDense-ellipsis-last": (lambda: layers.EinsumDense("ab...,bc->ac...", (3, None)), (5, 4)),
+    "EinsumDense-ellipsis-square": (
+        lambda: layers.EinsumDense("ab...,bc->ac...", (3, None)),
+        (4, 4),
+    ),
+}
+
+
+def one_layer(name):
+    make, shape = {**CLASSES, **UNFOLDABLE}[name]
+    inputs = keras.Input(shape)
+    return fill(keras.Model(inputs, make()(inputs))), data(3, *shape)
+
+
+# Conversion.
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_copy_without_noise_computes_what_the_original_does(name):
+    model, x, count = MODELS[name]()
+    fill(model)
+    expected = keras.tree.map_structure(numpy, model(x))
+    before = [weight.copy() for weight in model.get_weights()]
+    identity = [id(layer) for layer in model._flatten_layers()]
+    nodes = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+
+    copy = to_stochastic(model)
+
+    assert isinstance(copy, ibnn.StochasticModel)
+    assert copy.name == model.name
+    assert not copy.compiled
+    assert len(ibnn.stochastic_layers(copy)) == count
+    assert len([w for w in posterior_weights(copy) if w.name == "shift"]) == count
+    close(predict_without_noise(copy, x), expected)
+
+    # The original is what it was.
+    assert [id(layer) for layer in model._flatten_layers()] == identity
+    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == nodes
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    for a, b in zip(keras.tree.flatten(expected), keras.tree.flatten(model(x)), strict=True):
+        np.testing.assert_array_equal(a, numpy(b))
+    mine = {id(weight) for weight in model.weights}
+    assert not any(id(weight) in mine for weight in copy.weights)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_counts_its_kl_once(name):
+    model, x, count = MODELS[name]()
+    copy = to_stochastic(model, ibnn.NormalAffine(initial_scale=0.1))
+    copy(x)
+    assert len(copy.losses) == count
+    channels = sum(layer.posterior.channels for layer in ibnn.stochastic_layers(copy))
+    ratio = 0.1 / 0.5
+    one = -np.log(ratio) + (ratio**2 - 1) / 2
+    np.testing.assert_allclose(sum(map(float, copy.losses)) * N, channels * one, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name", ["sequential", "functional", "nested", "nested_twice", "several", "by_name"]
+)
+def test_copy_is_noisy_trains_and_is_saved(name, tmp_path):
+    model, x, _ = MODELS[name]()
+    copy = to_stochastic(model)
+    copy.compile("sgd", "mse")
+    y = keras.tree.map_structure(np.zeros_like, keras.tree.map_structure(numpy, model(x)))
+    copy.fit(x, y, verbose=0)
+    stir(copy)
+    copy.save(tmp_path / "copy.keras")
+    loaded = keras.models.load_model(tmp_path / "copy.keras")
+    close(predict_without_noise(loaded, x), predict_without_noise(copy, x), atol=1e-6)
+    first, second = keras.tree.flatten(copy(x)), keras.tree.flatten(copy(x))
+    assert all(np.any(numpy(a) != numpy(b)) for a, b in zip(first, second, strict=True))
+
+
+def test_names_of_inputs_and_layers_are_kept():
+    model, x, _ = by_name()
+    copy = to_stochastic(model)
+    assert {key: value.name for key, value in copy.input.items()} == {
+        "l": model.input["l"].name,
+        "r": model.input["r"].name,
+    }
+    assert sorted(copy(x)) == ["one", "two"]
+    assert [layer.name for layer in copy.layers] == [layer.name for layer in model.layers]
+    model, _, _ = nested()
+    copy = to_stochastic(model)
+    assert [layer.name for layer in copy.layers] == [layer.name for layer in model.layers]
+    assert sorted(names(copy)) == sorted(
+        layer.name for layer in model._flatten_layers() if isinstance(layer, layers.Dense)
+    )
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *UNFOLDABLE])
+def test_every_class_converts_and_folds(name):
+    model, x = one_layer(name)
+    copy = to_stochastic(model)
+    assert names(copy) == [model.layers[-1].name]
+    close(predict_without_noise(copy, x), numpy(model(x)))
+
+    stir(copy, size=0.8)
+    expected = predict_without_noise(copy, x)
+    assert np.abs(expected - numpy(model(x))).max() > 0.05
+    plain = ibnn.to_deterministic(copy)
+    close(plain(x), expected, atol=1e-4)
+    kinds = [type(layer) for layer in plain._flatten_layers()]
+    assert_plain(plain)
+    assert (layers.Rescaling in kinds) == (name in UNFOLDABLE)
+    assert plain.layers[-1].name == model.layers[-1].name
+
+
+@pytest.mark.parametrize("noise", ["channel", "position"])
+def test_options_reach_every_layer(noise):
+    model, _, _ = nested()
+    copy = to_stochastic(model, noise=noise, kl_reduction="mean", train_samples=3, seed=4)
+    assert copy.train_samples == 3
+    found = ibnn.stochastic_layers(copy)
+    assert {layer.noise for layer in found} == {noise}
+    assert {layer.kl_reduction for layer in found} == {"mean"}
+    assert {layer.train_size for layer in found} == {N}
+    assert sorted(layer.posterior.seed for layer in found) == [4, 5, 6, 7, 8]
+
+
+def test_seed_repeats_the_noise():
+    model, x, _ = sequential()
+    first, second = to_stochastic(model, seed=1), to_stochastic(model, seed=1)
+    np.testing.assert_array_equal(numpy(first(x)), numpy(second(x)))
+    other = to_stochastic(model, seed=2)
+    assert np.any(numpy(first(x)) != numpy(other(x)))
+
+
+def test_compiled_original():
+    model, x, _ = sequential()
+    model.compile("adam", "mse", metrics=["mae"])
+    y = data(3, 2)
+    model.fit(x, y, verbose=0)
+    copy = to_stochastic(model)
+    assert not copy.compiled
+    assert model.compiled
+    close(predict_without_noise(copy, x), numpy(model(x)))
+    before = model.get_weights()
+    copy.compile("adam", "mse")
+    copy.fit(x, y, verbose=0)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    model.fit(x, y, verbose=0)
+
+
+def test_frozen_layers_stay_frozen():
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
+    inner.trainable = False
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, name="a", trainable=False), inner, layers.Dense(2)]
+    )
+    assert len(model.trainable_weights) == 2
+    for copy in (to_stochastic(model), ibnn.to_deterministic(to_stochastic(model))):
+        mine = {id(weight) for weight in posterior_weights(copy)}
+        trained = [w for w in copy.trainable_weights if id(w) not in mine]
+        assert [w.shape for w in trained] == [(4, 2), (2,)]
+    copy = to_stochastic(model)
+    (norm,) = [v for v in copy._flatten_layers() if isinstance(v, layers.BatchNormalization)]
+    before = norm.get_weights()
+    copy.compile("sgd", "mse")
+    copy.fit(data(8, 4), data(8, 2), verbose=0)
+    for old, new in zip(before, norm.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_mixed_precision_is_kept(policy):
+    policy("mixed_bfloat16")
+    model, x, _ = sequential()
+    policy("float32")
+    copy = to_stochastic(model)
+    assert keras.backend.standardize_dtype(copy(x).dtype) == "bfloat16"
+    assert {w.dtype for w in posterior_weights(copy)} == {"float32"}
+    close(ops.cast(predict_without_noise(copy, x), "float32"), ops.cast(model(x), "float32"), 1e-2)
+
+
+def test_small_noise_keeps_the_accuracy_of_a_trained_network():
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    images = (images[order] / 16).astype("float32").reshape(-1, 8, 8, 1)
+    labels = labels[order]
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dense(32, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(5e-3), loss, metrics=["accuracy"])
+    model.fit(images[:1300], labels[:1300], batch_size=50, epochs=6, verbose=0)
+    x, y = images[1300:], labels[1300:]
+    accuracy = np.mean(model.predict(x, verbose=0).argmax(axis=1) == y)
+    assert accuracy > 0.9
+    copy = to_stochastic(model, ibnn.NormalPlanar1d(initial_scale=0.1), seed=0)
+    draws = [copy.predict(x, verbose=0, batch_size=500) for _ in range(8)]
+    assert np.any(draws[0] != draws[1])
+    noisy = np.mean([np.mean(draw.argmax(axis=1) == y) for draw in draws])
+    assert noisy > accuracy - 0.01
+    loud = to_stochastic(model, ibnn.NormalAffine(initial_scale=1.5), seed=0)
+    assert np.mean(loud.predict(x, verbose=0).argmax(axis=1) == y) < accuracy - 0.02
+
+
+# Patterns.
+
+
+def patterned():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(2, 3, name="conv1"),
+            layers.BatchNormalization(name="conv1_bn"),
+            layers.MaxPooling2D(name="pool1"),
+            layers.Conv2D(2, 2, name="conv11"),
+            layers.Flatten(name="flatten"),
+            layers.Dense(3, name="fc1"),
+            layers.Dense(2, name="head"),
+        ]
+    )
+
+
+def test_patterns_match_whole_names_and_the_first_wins():
+    copy = to_stochastic(
+        patterned(),
+        {
+            "conv1": ibnn.NormalPlanar1d(1),
+            "conv.*": ibnn.NormalPlanar1d(2),
+            "fc(1|2)": ibnn.NormalAffine(),
+        },
+    )
+    found = {layer.name: len(layer.posterior.flows) for layer in ibnn.stochastic_layers(copy)}
+    assert found == {"conv1": 1, "conv11": 2, "fc1": 0}
+    assert isinstance(copy.get_layer("head"), layers.Dense)
+
+
+def test_any_pattern_passes_over_other_layers_silently():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        copy = to_stochastic(
+            patterned(), {"conv1": ibnn.NormalPlanar1d(), ".*": ibnn.NormalAffine()}
+        )
+    assert names(copy) == ["conv1", "conv11", "fc1", "head"]
+
+
+def test_patterns_reach_nested_layers():
+    model, _, _ = nested()
+    copy = to_stochastic(model, {"same": ibnn.NormalAffine()})
+    assert names(copy) == ["same", "same"]
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Scale(layers.Layer):
+    def build(self, input_shape):
+        self.scale = self.add_weight(shape=(input_shape[-1],), initializer="ones", name="scale")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+def test_warning_lists_layers_that_cannot_be_converted():
+    inputs = keras.Input((5, 4))
+    x = layers.LSTM(4, return_sequences=True, name="memory")(inputs)
+    x = layers.TimeDistributed(layers.Dense(4), name="steps")(x)
+    x = layers.Bidirectional(layers.GRU(2, return_sequences=True), name="both")(x)
+    x = layers.MultiHeadAttention(2, 2, name="attention")(x, x)
+    x = layers.LayerNormalization(name="norm")(x)
+    x = Scale(name="scale")(x)
+    model = keras.Model(inputs, layers.Dense(2, name="head")(layers.Dropout(0.1, name="drop")(x)))
+    with pytest.warns(UserWarning, match="cannot be converted") as caught:
+        copy = to_stochastic(model)
+    (warning,) = [w for w in caught if "cannot be converted" in str(w.message)]
+    message = str(warning.message)
+    assert warning.filename == __file__
+    for part in (
+        "memory (LSTM)",
+        "steps (TimeDistributed)",
+        "both (Bidirectional)",
+        "attention (MultiHeadAttention)",
+        "scale (Scale)",
+    ):
+        assert part in message
+    assert not any(part in message for part in ("norm", "head", "drop"))
+    x = data(2, 5, 4)
+    close(predict_without_noise(copy, x), numpy(model(x)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        to_stochastic(model, {"head": ibnn.NormalAffine()})
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("pattern", ["conv", "fc2", "pool1"])
+def test_pattern_that_converts_nothing(pattern):
+    with pytest.raises(ValueError, match=f"'{pattern}'.*converts no layer") as caught:
+        to_stochastic(patterned(), {".*": ibnn.NormalAffine(), pattern: ibnn.NormalAffine()})
+    assert "conv1, conv11, fc1, head" in str(caught.value)
+
+
+def test_model_without_convertible_layers():
+    model = keras.Sequential([keras.Input((4,)), layers.ReLU()])
+    with pytest.raises(ValueError, match="can be converted: none"):
+        to_stochastic(model)
+
+
+def test_subclassed_model():
+    class Mine(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    model = Mine()
+    model(data(3, 4))
+    for convert in (to_stochastic, ibnn.to_deterministic):
+        with pytest.raises(ValueError, match=r"subclass.*\(Mine\).*Functional or Sequential"):
+            convert(model)
+
+
+def test_unbuilt_sequential():
+    model = keras.Sequential([layers.Dense(2)], name="later")
+    with pytest.raises(ValueError, match=r"'later' is not built.*keras.Input"):
+        to_stochastic(model)
+
+
+def test_stochastic_already():
+    model, _, _ = sequential()
+    copy = to_stochastic(model)
+    with pytest.raises(ValueError, match=r"stochastic already.*to_deterministic"):
+        to_stochastic(copy)
+
+
+def test_not_a_model():
+    with pytest.raises(ValueError, match="`model` must be a Keras model; got 3"):
+        to_stochastic(3)
+
+
+@pytest.mark.parametrize("value", [0, -5, 2.5, float("nan"), "x"])
+def test_bad_train_size(value):
+    model, _, _ = sequential()
+    with pytest.raises(ValueError, match="`train_size`") as caught:
+        ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=value)
+    assert repr(value) in str(caught.value)
+
+
+def test_missing_train_size():
+    model, _, _ = sequential()
+    with pytest.raises(ValueError, match="`train_size` is missing"):
+        ibnn.to_stochastic(model, ibnn.NormalAffine())
+
+
+@pytest.mark.parametrize(
+    ("posterior", "message"),
+    [
+        (ibnn.NormalAffine, "`posterior` must be a posterior such as"),
+        (None, "`posterior` must be a posterior such as"),
+        ({}, "`posterior` must be a posterior such as"),
+        ({".*": ibnn.NormalAffine}, r"`posterior\['.*'\]` must be a posterior"),
+        ({".*": "planar"}, r"`posterior\['.*'\]`.*'planar'"),
+        ({"(": ibnn.NormalAffine()}, r"'\(', which is no regular expression"),
+        ({3: ibnn.NormalAffine()}, "`posterior`.*3"),
+    ],
+)
+def test_bad_posterior(posterior, message):
+    model, _, _ = sequential()
+    with pytest.raises(ValueError, match=message):
+        ibnn.to_stochastic(model, posterior, train_size=N)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"noise": "pixel"}, "`noise`.*'pixel'"),
+        ({"kl_reduction": "max"}, "`kl_reduction`.*'max'"),
+        ({"train_samples": 0}, "`train_samples`.*0"),
+    ],
+)
+def test_bad_options(kwargs, message):
+    model, _, _ = sequential()
+    with pytest.raises(ValueError, match=message):
+        to_stochastic(model, **kwargs)
+
+
+# Applications.
+
+
+# XLA takes minutes to compile the larger two on the CPU.
+SLOW_ON_JAX = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MobileNetV2",
+        pytest.param("ResNet50", marks=SLOW_ON_JAX),
+        pytest.param("EfficientNetB0", marks=SLOW_ON_JAX),
+    ],
+)
+def test_applications(name, record_property):
+    # The smallest image that each of them takes.
+    model = getattr(keras.applications, name)(weights=None, input_shape=(32, 32, 3), classes=5)
+    start = time.perf_counter()
+    copy = to_stochastic(model)
+    seconds = time.perf_counter() - start
+    record_property("seconds", seconds)
+    print(f"{name}: converted in {seconds:.1f} s")
+    convolutions = [v for v in model._flatten_layers() if re.search("Conv|Dense", type(v).__name__)]
+    assert len(ibnn.stochastic_layers(copy)) == len(convolutions)
+    x = np.random.default_rng(0).uniform(0, 255, (2, 32, 32, 3)).astype("float32")
+    expected = model.predict(x, verbose=0)
+    with ibnn.noise_off(copy):
+        np.testing.assert_allclose(copy.predict(x, verbose=0), expected, atol=1e-5)
+
+
+# Back to a deterministic model.
+
+
+def assert_plain(model):
+    for layer in model._flatten_layers():
+        assert not type(layer).__module__.startswith("tfp_ibnn"), layer
+    assert "tfp_ibnn" not in model.to_json()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_to_deterministic_is_the_noise_free_model(name):
+    model, x, _ = MODELS[name]()
+    fill(model)
+    copy = to_stochastic(model, ibnn.NormalPlanar1d())
+    stir(copy, size=0.5)
+    expected = predict_without_noise(copy, x)
+    before = copy.get_weights()
+    plain = ibnn.to_deterministic(copy)
+    close(plain(x), expected, atol=1e-4)
+    assert_plain(plain)
+    assert plain.name == model.name
+    assert len(plain.weights) == len(model.weights)
+    for old, new in zip(before, copy.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    again = to_stochastic(plain)
+    close(predict_without_noise(again, x), expected, atol=1e-4)
+
+
+def test_to_deterministic_of_mixtures():
+    model, x, _ = sequential()
+    copy = to_stochastic(model, ibnn.MixturePosterior(3))
+    stir(copy)
+    close(ibnn.to_deterministic(copy)(x), predict_without_noise(copy, x), atol=1e-4)
+
+
+def test_to_deterministic_of_plain_layers():
+    inputs = keras.Input((6, 6, 3))
+    x = ibnn.StochasticConv2D(4, 3, strides=2, activation="relu", train_size=N)(inputs)
+    x = layers.Flatten()(x)
+    model = keras.Model(inputs, ibnn.StochasticDense(2, train_size=N, name="head")(x))
+    stir(model)
+    plain = ibnn.to_deterministic(model)
+    x = data(3, 6, 6, 3)
+    close(plain(x), predict_without_noise(model, x), atol=1e-4)
+    assert_plain(plain)
+    assert type(plain.get_layer("head")) is layers.Dense
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Scale(name="scale"), (4,)),
+        (lambda: layers.LSTM(3), (5, 4)),
+        (lambda: layers.GlobalAveragePooling2D(), (5, 5, 4)),
+        (lambda: layers.GlobalAveragePooling2D(data_format="channels_first"), (4, 5, 6)),
+        (lambda: layers.GlobalMaxPooling2D(data_format="channels_first"), (4, 4, 4)),
+        (lambda: layers.BatchNormalization(), (4,)),
+    ],
+    ids=["custom", "lstm", "pool", "channels-first", "channels-first-square", "batchnorm"],
+)
+def test_to_deterministic_of_wrapped_layers(make, shape):
+    inputs = keras.Input(shape)
+    outputs = ibnn.Stochastic(make(), train_size=N, name="wrapped")(inputs)
+    model = keras.Model(inputs, outputs)
+    stir(model, size=0.8)
+    plain = ibnn.to_deterministic(model)
+    x = data(3, *shape)
+    close(plain(x), predict_without_noise(model, x), atol=1e-4)
+    assert_plain(plain)
+    assert np.abs(numpy(plain(x)) - numpy(ibnn.stochastic_layers(model)[0].layer(x))).max() > 1e-2
+
+
+def test_to_deterministic_of_a_nested_stochastic_model():
+    inner, x, _ = sequential()
+    inner = to_stochastic(inner)
+    stir(inner)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2)(inner(inputs)))
+    plain = ibnn.to_deterministic(model)
+    close(plain(x), predict_without_noise(model, x), atol=1e-4)
+    assert_plain(plain)
+
+
+def test_to_deterministic_refuses_what_it_cannot_reach():
+    inputs = keras.Input((5, 4))
+    step = ibnn.StochasticDense(3, train_size=N)
+    model = keras.Model(inputs, layers.TimeDistributed(step, name="steps")(inputs))
+    try:
+        plain = ibnn.to_deterministic(model)
+    except ValueError as error:
+        assert "steps" in str(error)  # noqa: PT017
+    else:
+        assert_plain(plain)
+
+
+def test_to_deterministic_needs_a_stochastic_layer():
+    model, _, _ = sequential()
+    with pytest.raises(ValueError, match="has no stochastic layer"):
+        ibnn.to_deterministic(model)
+
+
+def test_deterministic_model_loads_without_the_library(tmp_path):
+    model, x, _ = functional()
+    copy = to_stochastic(model, ibnn.NormalPlanar1d())
+    stir(copy)
+    plain = ibnn.to_deterministic(copy)
+    plain.save(tmp_path / "plain.keras")
+    np.save(tmp_path / "x.npy", x)
+    code = (
+        "import sys, keras, numpy as np\n"
+        "model = keras.models.load_model('plain.keras')\n"
+        "np.save('y.npy', model.predict(np.load('x.npy'), verbose=0))\n"
+        "assert not any(name.startswith('tfp_ibnn') for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    close(np.load(tmp_path / "y.npy"), predict_without_noise(copy, x), atol=1e-4)

@@ -1,0 +1,68 @@
+"""The wheel is complete, and a plain install of it works in an empty environment."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.install
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PROBE = """
+import importlib.metadata, json, tfp_ibnn
+print(json.dumps({
+    "file": tfp_ibnn.__file__,
+    "version": tfp_ibnn.__version__,
+    "metadata_version": importlib.metadata.version("tfp_ibnn"),
+    "has_normal_affine": hasattr(tfp_ibnn, "NormalAffine"),
+}))
+"""
+
+
+def run(*command, **kwargs):
+    """Runs a command and returns its standard output; a failure shows all it printed."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **kwargs)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    files = {name for name in names if ".dist-info/" not in name}
+    sources = (ROOT / "tfp_ibnn").rglob("*.py")
+    expected = {path.relative_to(ROOT).as_posix() for path in sources} | {"tfp_ibnn/py.typed"}
+    assert files == expected
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_plain_install_imports_in_an_empty_environment(wheel, tmp_path):
+    venv, empty = tmp_path / "venv", tmp_path / "empty"
+    empty.mkdir()
+    run(sys.executable, "-m", "venv", venv)
+    python = venv / "bin" / "python"
+    # Compiling every module of TensorFlow would take longer than unpacking it.
+    run(python, "-m", "pip", "install", "--quiet", "--no-compile", wheel)
+    run(python, "-m", "pip", "check")
+
+    # -I: neither PYTHONPATH nor the working folder can lend the module. No KERAS_BACKEND and no
+    # Keras settings file either: this is what a new user meets.
+    env = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    env["KERAS_HOME"] = str(empty)
+    found = json.loads(run(python, "-I", "-c", PROBE, cwd=empty, env=env).splitlines()[-1])
+
+    assert Path(found["file"]).resolve().is_relative_to(venv.resolve())
+    assert found["version"] == found["metadata_version"]
+    assert found["has_normal_affine"]

@@ -1,0 +1,712 @@
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import tfp_ibnn as ibnn
+from tests.layer_checklist import check_layer, numpy, posterior_weights, stir, z_of
+
+JAX = keras.backend.backend() == "jax"
+N = 50
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class MaskedMean(layers.Layer):
+    """A dense layer and the mean over the time steps that are not masked."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(input_shape[-1], 2), name="kernel")
+
+    def call(self, inputs, mask=None):
+        y = inputs @ ops.cast(self.kernel, inputs.dtype)
+        if mask is None:
+            return ops.mean(y, axis=1)
+        mask = ops.cast(mask, y.dtype)[..., None]
+        return ops.sum(y * mask, axis=1) / ops.sum(mask, axis=1)
+
+    def compute_mask(self, inputs, previous_mask):
+        return None
+
+    def compute_output_shape(self, input_shape):
+        return (input_shape[0], 2)
+
+
+# Name -> (a function that makes a layer, shape of the input, shape of the output). All have as many
+# channels, which spares JAX some compilation.
+LAYERS = {
+    "dense": (lambda: layers.Dense(3), (4,), (3,)),
+    "dense-rank-3": (lambda: layers.Dense(3, use_bias=False), (5, 4), (5, 3)),
+    "conv1d": (lambda: layers.Conv1D(3, 2), (5, 4), (4, 3)),
+    "conv2d": (lambda: layers.Conv2D(3, 2), (5, 3, 4), (4, 2, 3)),
+    "conv3d": (lambda: layers.Conv3D(3, 2), (3, 3, 3, 4), (2, 2, 2, 3)),
+    "depthwise": (lambda: layers.DepthwiseConv2D(2, depth_multiplier=2), (5, 3, 4), (4, 2, 8)),
+    "separable": (lambda: layers.SeparableConv2D(3, 2), (5, 3, 4), (4, 2, 3)),
+    "transpose": (lambda: layers.Conv2DTranspose(3, 2), (5, 3, 4), (6, 4, 3)),
+    "einsum": (lambda: layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="d"), (5, 4), (5, 3)),
+    "masked": (MaskedMean, (5, 4), (2,)),
+}
+
+POSTERIORS = {
+    "gaussian": ibnn.NormalAffine,
+    "planar": ibnn.NormalPlanar1d,
+    "invconv": lambda **kwargs: ibnn.NormalInvConv(1, 1, **kwargs),
+    "mixture": lambda **kwargs: ibnn.MixturePosterior(2, **kwargs),
+    "base-mixture": lambda **kwargs: ibnn.FlowPosterior(
+        [ibnn.flows.Planar()], components=2, **kwargs
+    ),
+}
+
+
+def identity(posterior=None, **kwargs):
+    """A stochastic layer whose output for ones is z."""
+    return ibnn.Stochastic(layers.Identity(), posterior, train_size=N, **kwargs)
+
+
+def mlp(posterior=None, **kwargs):
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            ibnn.StochasticDense(5, activation="tanh", posterior=posterior, train_size=N, **kwargs),
+            ibnn.StochasticDense(2, posterior=posterior, train_size=N, **kwargs),
+        ]
+    )
+
+
+def data(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype("float32")
+
+
+def values(weights):
+    return [numpy(weight.value).copy() for weight in weights]
+
+
+def unchanged(before, after):
+    return [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+
+
+# The checklist.
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_checklist_of_wrapped_layers(name, tmp_path):
+    make, input_shape, output_shape = LAYERS[name]
+    plain = make()
+    plain.build((None, *input_shape))
+    check_layer(
+        lambda: ibnn.Stochastic(make(), train_size=N),
+        input_shape,
+        output_shape=output_shape,
+        trainable=len(plain.trainable_weights) + 2,
+        non_trainable=len(plain.non_trainable_weights) + 2,
+        folder=tmp_path,
+    )
+
+
+@pytest.mark.parametrize("name", ["planar", "mixture", "base-mixture"])
+def test_checklist_of_posteriors(name, tmp_path):
+    posterior = POSTERIORS[name](initial_scale=0.3)
+    posterior.build((None, 4))
+    check_layer(
+        lambda: ibnn.StochasticDense(
+            3, posterior=POSTERIORS[name](initial_scale=0.3), train_size=N
+        ),
+        (4,),
+        output_shape=(3,),
+        trainable=2 + len(posterior.trainable_weights),
+        non_trainable=1 + len(posterior.non_trainable_weights),
+        folder=tmp_path,
+    )
+
+
+def test_checklist_of_stochastic_conv2d_with_position_noise(tmp_path):
+    check_layer(
+        lambda: ibnn.StochasticConv2D(
+            3, 2, noise="position", kl_reduction="mean", train_size=N, seed=3
+        ),
+        (4, 4, 2),
+        output_shape=(3, 3, 3),
+        trainable=4,
+        non_trainable=2,
+        folder=tmp_path,
+    )
+
+
+# What the layer computes.
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_output_is_the_layer_of_z_times_x(name):
+    make, input_shape, _ = LAYERS[name]
+    layer = ibnn.Stochastic(make(), train_size=N)
+    x = data(6, *input_shape)
+    y, z = z_of(layer, x)
+    assert z.shape == (6, input_shape[-1])
+    spread = z.reshape(6, *(1,) * (len(input_shape) - 1), -1)
+    np.testing.assert_allclose(y, numpy(layer.layer(x * spread)), rtol=1e-5, atol=1e-5)
+
+
+def test_channel_noise_is_constant_over_positions():
+    z = numpy(identity()(np.ones((3, 4, 5, 2), "float32")))
+    np.testing.assert_array_equal(z, np.broadcast_to(z[:, :1, :1], z.shape))
+    assert np.unique(z).size == 3 * 2
+
+
+def test_position_noise_differs_between_positions():
+    z = numpy(identity(noise="position")(np.ones((3, 4, 5, 2), "float32")))
+    assert np.unique(z).size == z.size
+
+
+@pytest.mark.parametrize("noise", ["channel", "position"])
+def test_noise_of_one_group_is_shared_by_the_batch(noise):
+    layer = identity(noise=noise)
+    y, _ = z_of(layer, np.ones((4, 3, 2), "float32"), groups=1)
+    np.testing.assert_array_equal(y, np.broadcast_to(y[:1], y.shape))
+    y, _ = z_of(layer, np.ones((4, 3, 2), "float32"), groups=2)
+    np.testing.assert_array_equal(y[0], y[1])
+    np.testing.assert_array_equal(y[2], y[3])
+    assert np.all(y[0] != y[2])
+
+
+def test_examples_have_their_own_noise():
+    z = numpy(identity()(np.ones((8, 3), "float32")))
+    assert np.unique(z).size == z.size
+
+
+@pytest.mark.parametrize("noise", ["channel", "position"])
+def test_noise_has_the_distribution_of_the_posterior(noise):
+    layer = identity(ibnn.NormalAffine(prior_loc=0.5, initial_scale=0.2), noise=noise)
+    z = numpy(layer(np.ones((2000, 3, 2), "float32")))[:, 0]
+    np.testing.assert_allclose(z.mean(axis=0), 0.5, atol=0.03)
+    np.testing.assert_allclose(z.std(axis=0), 0.2, atol=0.02)
+
+
+def kl_of(layer, x):
+    layer(x)
+    (loss,) = layer.losses
+    return float(loss) * N
+
+
+@pytest.mark.parametrize(
+    ("noise", "reduction", "times"),
+    [
+        ("channel", "sum", 1),
+        ("channel", "mean", 1),
+        ("position", "sum", 20),
+        ("position", "mean", 1),
+    ],
+)
+def test_kl_over_positions(noise, reduction, times):
+    layer = identity(ibnn.NormalAffine(initial_scale=0.2), noise=noise, kl_reduction=reduction)
+    ratio = 0.2 / 0.5
+    one = 2 * (-np.log(ratio) + (ratio**2 - 1) / 2)
+    np.testing.assert_allclose(kl_of(layer, data(3, 4, 5, 2)), times * one, rtol=1e-4)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_both_noises_are_one_on_rank_2(reduction):
+    x = np.ones((4, 3), "float32")
+    found = []
+    for noise in ("channel", "position"):
+        layer = identity(
+            ibnn.NormalPlanar1d(initial_scale=0.2), noise=noise, kl_reduction=reduction, seed=1
+        )
+        y = numpy(layer(x))
+        found.append((y, float(layer.losses[0])))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1] != 0
+
+
+def test_loss_has_beta_and_gamma():
+    layer = identity(ibnn.NormalAffine(initial_scale=0.2, beta=0.5, gamma=0.25))
+    kl = float(numpy(identity_summary(layer).kl))
+    entropy = float(numpy(layer.posterior.entropy()))
+    np.testing.assert_allclose(kl_of(layer, data(3, 2)), 0.5 * kl - 0.25 * entropy, rtol=1e-5)
+    layer.posterior.beta.assign(0.0)
+    np.testing.assert_allclose(kl_of(layer, data(3, 2)), -0.25 * entropy, rtol=1e-5)
+
+
+def identity_summary(layer):
+    layer.build((None, 2))
+    return layer.posterior.summary()
+
+
+@pytest.mark.parametrize("noise", ["channel", "position"])
+def test_channels_first(noise):
+    pool = layers.GlobalAveragePooling2D(data_format="channels_first")
+    layer = ibnn.Stochastic(pool, train_size=N, noise=noise)
+    x = data(4, 3, 5, 6)
+    y, z = z_of(layer, x)
+    assert z.shape == ((4, 3) if noise == "channel" else (4, 5, 6, 3))
+    z = z[:, :, None, None] if noise == "channel" else np.moveaxis(z, -1, 1)
+    np.testing.assert_allclose(y, (x * z).mean(axis=(2, 3)), rtol=1e-5, atol=1e-6)
+
+
+def test_channels_first_convolution():
+    layer = ibnn.Stochastic(layers.Conv2D(2, 3, data_format="channels_first"), train_size=N)
+    x = data(4, 3, 5, 6)
+    try:
+        layers.Conv2D(2, 3, data_format="channels_first")(x)
+    except Exception as error:
+        pytest.skip(f"channels_first convolutions do not run here: {type(error).__name__}")
+    y, z = z_of(layer, x)
+    assert layer.posterior.channels == 3
+    expected = numpy(layer.layer(x * z[:, :, None, None]))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_channels_first_with_unknown_size_of_the_image():
+    layer = ibnn.Stochastic(layers.Conv2D(2, 3, data_format="channels_first"), train_size=N)
+    assert layer(keras.Input((3, None, None))).shape == (None, 2, None, None)
+    assert layer.posterior.channels == 3
+
+
+def test_unknown_positions():
+    layer = ibnn.StochasticConv2D(2, 3, noise="position", train_size=N)
+    inputs = keras.Input((None, None, 3))
+    model = keras.Model(inputs, layer(inputs))
+    assert model.predict(data(2, 6, 7, 3), verbose=0).shape == (2, 4, 5, 2)
+    assert model.predict(data(2, 4, 4, 3), verbose=0).shape == (2, 2, 2, 2)
+
+
+def test_layer_called_twice_has_one_z_and_one_kl():
+    layer = identity(ibnn.NormalAffine(initial_scale=0.2))
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, [layer(inputs), layer(2 * inputs)])
+    x = np.ones((4, 3), "float32")
+    first, second = map(numpy, model(x))
+    np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+    assert len(model.losses) == 1
+    first, second = model.predict(x, verbose=0)
+    np.testing.assert_allclose(second, 2 * first, rtol=1e-6)
+    again, _ = model.predict(x, verbose=0)
+    assert np.all(again != first)
+
+
+def test_wrapped_layer_keeps_its_training_behaviour():
+    layer = ibnn.Stochastic(layers.Dropout(0.5), ibnn.NormalAffine(initial_scale=0.1), train_size=N)
+    x = np.ones((50, 4), "float32")
+    assert np.any(numpy(layer(x, training=True)) == 0)
+    assert not np.any(numpy(layer(x, training=False)) == 0)
+
+
+def test_regularizer_of_the_wrapped_layer_stays_in_the_loss():
+    layer = ibnn.StochasticDense(3, kernel_regularizer="l2", train_size=N)
+    layer(data(2, 4))
+    kernel = numpy(layer.layer.kernel.value)
+    np.testing.assert_allclose(
+        sum(float(loss) for loss in layer.losses), 0.01 * np.sum(kernel**2), rtol=1e-4
+    )
+
+
+# Plain arguments.
+
+
+def test_stochastic_dense_takes_plain_arguments():
+    layer = ibnn.StochasticDense(
+        3,
+        "relu",
+        use_bias=False,
+        kernel_initializer="ones",
+        kernel_regularizer=keras.regularizers.L2(0.1),
+        posterior=ibnn.NormalPlanar1d(prior_scale=0.3),
+        train_size=7,
+        noise="position",
+        kl_reduction="mean",
+        seed=5,
+        name="first",
+        dtype="float64",
+    )
+    again = type(layer).from_config(layer.get_config())
+    for one in (layer, again):
+        inner = one.layer
+        assert type(one) is ibnn.StochasticDense
+        assert isinstance(inner, layers.Dense)
+        assert (inner.units, inner.use_bias) == (3, False)
+        assert inner.activation is keras.activations.relu
+        assert isinstance(inner.kernel_initializer, keras.initializers.Ones)
+        assert float(inner.kernel_regularizer.l2) == pytest.approx(0.1)
+        assert len(one.posterior.flows) == 2
+        assert one.posterior.prior_scale == 0.3
+        assert one.posterior.seed == 5
+        assert (one.train_size, one.noise, one.kl_reduction) == (7, "position", "mean")
+        assert one.name == "first"
+        assert one.dtype == inner.dtype == one.posterior.dtype == "float64"
+    assert again.get_config() == layer.get_config()
+
+
+def test_stochastic_conv2d_takes_plain_arguments():
+    layer = ibnn.StochasticConv2D(
+        4, (3, 1), strides=2, padding="same", groups=2, train_size=7, trainable=False
+    )
+    again = type(layer).from_config(layer.get_config())
+    for one in (layer, again):
+        inner = one.layer
+        assert (inner.filters, inner.kernel_size, inner.strides) == (4, (3, 1), (2, 2))
+        assert (inner.padding, inner.groups) == ("same", 2)
+        assert not one.trainable
+        one(data(2, 6, 6, 4))
+        assert not one.trainable_weights
+    assert again.get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize("part", ["deterministic", "stochastic"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ibnn.StochasticDense(3, train_size=N),
+        lambda: ibnn.Stochastic(layers.Dense(3), train_size=N),
+    ],
+    ids=["StochasticDense", "Stochastic"],
+)
+def test_frozen_part_stays_frozen_after_loading(make, part, tmp_path):
+    model = keras.Sequential([keras.Input((4,)), make()])
+    ibnn.freeze(model, part)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    expected = [weight.name for weight in model.trainable_weights]
+    assert len(expected) == 2
+    assert [weight.name for weight in loaded.trainable_weights] == expected
+
+
+# The switch of the noise.
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_set_noise_reaches_compiled_functions(name):
+    model = mlp(POSTERIORS[name](initial_scale=0.3))
+    stir(model, size=0.2)
+    x = np.tile(data(1, 4), (6, 1))
+
+    def predict():
+        return model.predict(x, verbose=0)
+
+    assert np.unique(predict(), axis=0).shape[0] == 6
+    ibnn.set_noise(model, on=False)
+    off = predict()
+    np.testing.assert_allclose(off, np.broadcast_to(off[:1], off.shape), rtol=1e-6)
+    hidden = x
+    for layer in model.layers:
+        hidden = numpy(layer.layer(hidden * numpy(layer.posterior.mean())))
+    np.testing.assert_allclose(off, hidden, rtol=1e-4, atol=1e-5)
+    ibnn.set_noise(model, on=True)
+    assert np.unique(predict(), axis=0).shape[0] == 6
+    ibnn.set_noise(model, on=False)
+    np.testing.assert_array_equal(predict(), off)
+
+
+def test_noise_off_from_the_first_trace_can_be_switched_on():
+    model = mlp(ibnn.NormalPlanar1d())
+    x = np.tile(data(1, 4), (6, 1))
+    with ibnn.noise_off(model):
+        off = model.predict(x, verbose=0)
+    assert np.unique(off, axis=0).shape[0] == 1
+    assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 6
+
+
+def test_no_kl_without_noise():
+    model = mlp(ibnn.NormalAffine(initial_scale=0.1))
+    model.compile(loss="mse")
+    x, y = np.zeros((4, 4), "float32"), np.zeros((4, 2), "float32")
+    with_noise = model.evaluate(x, y, verbose=0)
+    assert with_noise > 0.05
+    with ibnn.noise_off(model):
+        assert model.evaluate(x, y, verbose=0) == 0
+    np.testing.assert_allclose(model.evaluate(x, y, verbose=0), with_noise, rtol=1e-5)
+
+
+def test_noise_off_restores_each_layer_also_after_an_error():
+    model = mlp()
+    first, second = model.layers
+    ibnn.set_noise(first, on=False)
+
+    def fail():
+        with ibnn.noise_off(model):
+            assert numpy(second.noise_switch.value) == 0
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert numpy(first.noise_switch.value) == 0
+    assert numpy(second.noise_switch.value) == 1
+
+
+def test_set_noise_reaches_nested_models():
+    inner = mlp()
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, identity()(inner(identity()(inputs))))
+    assert len(ibnn.stochastic_layers(model)) == 4
+    x = np.tile(data(1, 4), (6, 1))
+    assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 6
+    with ibnn.noise_off(model):
+        assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 1
+    with ibnn.noise_off(inner):
+        assert np.unique(inner.predict(x, verbose=0), axis=0).shape[0] == 1
+        assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 6
+    assert np.unique(inner.predict(x, verbose=0), axis=0).shape[0] == 6
+
+
+def test_shared_layer_is_listed_once():
+    layer = identity()
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layer(layer(inputs)))
+    assert ibnn.stochastic_layers(model) == [layer]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_set_noise_needs_a_stochastic_layer(on):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="plain")
+    with pytest.raises(ValueError, match="'plain' has no stochastic layer"):
+        ibnn.set_noise(model, on)
+
+
+def test_set_noise_before_building_says_so():
+    with pytest.raises(ValueError, match="build"):
+        ibnn.set_noise(ibnn.StochasticDense(2, train_size=N), False)
+
+
+# Freezing.
+
+
+def frozen_model():
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            ibnn.StochasticDense(5, train_size=N),
+            layers.BatchNormalization(),
+            keras.Sequential([ibnn.Stochastic(layers.Dense(4), train_size=N), layers.Dense(3)]),
+            layers.Dense(2),
+        ]
+    )
+
+
+def split(model):
+    mine = posterior_weights(model)
+    fixed = [layer.posterior.beta for layer in ibnn.stochastic_layers(model)]
+    fixed += [layer.noise_switch for layer in ibnn.stochastic_layers(model)]
+    ids, fixed_ids = {id(weight) for weight in mine}, {id(weight) for weight in fixed}
+    return (
+        [weight for weight in mine if id(weight) not in fixed_ids],
+        [weight for weight in model.weights if id(weight) not in ids | fixed_ids],
+    )
+
+
+def fit(model, epochs=1):
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(data(16, 4), data(16, 2, seed=1), batch_size=8, epochs=epochs, verbose=0)
+
+
+@pytest.mark.parametrize("part", ["deterministic", "stochastic"])
+def test_freeze_stops_one_part_and_unfreeze_starts_it(part):
+    model = frozen_model()
+    stochastic, deterministic = split(model)
+    assert len(stochastic) == 4
+    assert len(deterministic) == 2 * 4 + 4
+    frozen, free = (
+        (deterministic, stochastic) if part == "deterministic" else (stochastic, deterministic)
+    )
+    ibnn.freeze(model, part)
+    before, before_free = values(frozen), values(free)
+    fit(model)
+    assert all(unchanged(before, values(frozen)))
+    assert not any(unchanged(before_free, values(free)))
+
+    ibnn.unfreeze(model, part)
+    fit(model)
+    assert not any(unchanged(before, values(frozen)))
+
+
+def test_freeze_reaches_the_own_weights_of_layers_with_sublayers():
+    class Scaled(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def build(self, input_shape):
+            self.dense.build(input_shape)
+            self.scale = self.add_weight(shape=(3,), initializer="ones", name="scale")
+
+        def call(self, inputs):
+            return self.scale * self.dense(inputs)
+
+    model = keras.Sequential([keras.Input((4,)), Scaled(), ibnn.StochasticDense(2, train_size=N)])
+    ibnn.freeze(model, "deterministic")
+    assert [weight.name for weight in model.trainable_weights] == ["shift", "raw_scale"]
+
+
+def test_freeze_names_the_parts():
+    with pytest.raises(ValueError, match="`part` must be one of 'stochastic', 'deterministic'"):
+        ibnn.freeze(mlp(), "posterior")
+
+
+# Seeds.
+
+
+def trained(seed):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((4,)), ibnn.StochasticDense(2, train_size=N)])
+    fit(model, epochs=2)
+    return values(model.weights)
+
+
+def test_random_seed_repeats_a_training_run():
+    first = trained(3)
+    assert all(unchanged(first, trained(3)))
+    assert not all(unchanged(first, trained(4)))
+
+
+def test_layers_draw_different_noise():
+    x = np.ones((4, 3), "float32")
+    assert not np.any(numpy(identity()(x)) == numpy(identity()(x)))
+
+
+def test_calls_draw_different_noise():
+    x = np.ones((4, 3), "float32")
+    layer = identity(seed=1)
+    assert not np.any(numpy(layer(x)) == numpy(layer(x)))
+
+
+def test_seed_of_a_layer_fixes_its_noise():
+    x = np.ones((4, 3), "float32")
+    np.testing.assert_array_equal(numpy(identity(seed=1)(x)), numpy(identity(seed=1)(x)))
+    assert not np.any(numpy(identity(seed=1)(x)) == numpy(identity(seed=2)(x)))
+    by_template = identity(ibnn.NormalAffine(seed=2))(x)
+    np.testing.assert_array_equal(numpy(by_template), numpy(identity(seed=2)(x)))
+
+
+def test_template_is_not_shared():
+    template = ibnn.NormalAffine()
+    first, second = identity(template), identity(template)
+    first.build((None, 3))
+    second.build((None, 5))
+    assert not template.built
+    assert (first.posterior.channels, second.posterior.channels) == (3, 5)
+    assert first.posterior is not second.posterior
+
+
+# Masks.
+
+
+@pytest.mark.parametrize(
+    "head", [lambda: layers.LSTM(3), layers.GlobalAveragePooling1D], ids=["lstm", "average"]
+)
+def test_masks_pass_through(head):
+    tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0], [1, 1, 1, 1, 1]])
+    embedding, dense, last = layers.Embedding(7, 4, mask_zero=True), layers.Dense(4), head()
+    noisy = ibnn.Stochastic(dense, train_size=N)
+    inputs = keras.Input((5,), dtype="int32")
+    plain = keras.Model(inputs, last(dense(embedding(inputs))))
+    model = keras.Model(inputs, last(noisy(embedding(inputs))))
+    expected = plain.predict(tokens, verbose=0)
+    with ibnn.noise_off(model):
+        np.testing.assert_allclose(model.predict(tokens, verbose=0), expected, atol=1e-6)
+    unmasked = keras.Model(inputs, last(dense(layers.Dropout(0)(embedding(inputs)) * 1.0)))
+    assert np.abs(unmasked.predict(tokens, verbose=0) - expected).max() > 1e-4
+
+
+def test_mask_reaches_a_layer_that_takes_it():
+    tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]])
+    embedding, mean = layers.Embedding(7, 4, mask_zero=True), MaskedMean()
+    inputs = keras.Input((5,), dtype="int32")
+    model = keras.Model(inputs, ibnn.Stochastic(mean, train_size=N)(embedding(inputs)))
+    embedded = numpy(embedding(tokens))
+    expected = numpy(mean(embedded, mask=tokens != 0))
+    with ibnn.noise_off(model):
+        np.testing.assert_allclose(model.predict(tokens, verbose=0), expected, atol=1e-6)
+    assert np.abs(numpy(mean(embedded)) - expected).max() > 1e-4
+
+
+def test_layer_without_mask_support_ends_the_mask():
+    layer = ibnn.Stochastic(layers.Conv1D(2, 2), train_size=N)
+    assert not layer.layer.supports_masking
+    embedded = layers.Embedding(7, 4, mask_zero=True)(np.array([[1, 2, 0]]))
+    assert getattr(layer(embedded), "_keras_mask", None) is None
+
+
+# Bad arguments.
+
+
+@pytest.mark.parametrize("make", [ibnn.StochasticDense, ibnn.StochasticConv2D])
+def test_missing_train_size_is_explained(make):
+    with pytest.raises(ValueError, match="`train_size` is missing.*number of training examples"):
+        make(3, *([3] if make is ibnn.StochasticConv2D else []))
+    with pytest.raises(ValueError, match="`train_size` is missing.*number of training examples"):
+        ibnn.Stochastic(layers.Dense(3))
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, float("nan"), "x", True])
+def test_bad_train_size(value):
+    with pytest.raises(ValueError, match="`train_size`") as caught:
+        ibnn.StochasticDense(3, train_size=value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "argument", "value"),
+    [
+        ({"noise": "pixel"}, "`noise`", "'pixel'"),
+        ({"kl_reduction": "max"}, "`kl_reduction`", "'max'"),
+        ({"posterior": ibnn.NormalAffine}, "`posterior`", "must be called"),
+        ({"posterior": "planar"}, "`posterior`", "'planar'"),
+        ({"posterior": ibnn.flows.Planar()}, "`posterior`", "Planar"),
+    ],
+)
+def test_bad_arguments(kwargs, argument, value):
+    with pytest.raises(ValueError, match=argument) as caught:
+        ibnn.StochasticDense(3, train_size=N, **kwargs)
+    assert value in str(caught.value)
+
+
+def test_stochastic_layers_are_not_wrapped_again():
+    with pytest.raises(ValueError, match="`layer` is stochastic already: 'mine'"):
+        ibnn.Stochastic(ibnn.StochasticDense(3, train_size=N, name="mine"), train_size=N)
+
+
+@pytest.mark.parametrize("value", ["dense", layers.Dense, None])
+def test_layer_must_be_a_layer(value):
+    with pytest.raises(ValueError, match="layer"):
+        ibnn.Stochastic(value, train_size=N)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_integer_input_is_refused(symbolic):
+    x = keras.Input((3,), dtype="int32") if symbolic else np.ones((2, 3), "int32")
+    with pytest.raises(ValueError, match="floating-point input; got int32"):
+        ibnn.StochasticDense(2, train_size=N)(x)
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_several_inputs_are_refused(built):
+    layer = ibnn.Stochastic(layers.Add(), train_size=N, name="sum")
+    x = data(2, 3)
+    if built:
+        layer.built = True
+    with pytest.raises(ValueError, match="'sum'.*one"):
+        layer([x, x])
+
+
+def test_rank_1_is_refused():
+    with pytest.raises(ValueError, match=r"'first'.*\(batch, ..., channels\); got \(3,\)"):
+        ibnn.StochasticDense(2, train_size=N, name="first")(np.ones(3, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: layers.Dense(2), (None,)),
+        (lambda: layers.Conv2D(2, 3, data_format="channels_first"), (None, 4, 4)),
+    ],
+)
+def test_unknown_channels_are_refused(layer, shape):
+    with pytest.raises(ValueError, match="known size") as caught:
+        ibnn.Stochastic(layer(), train_size=N, name="first")(keras.Input(shape))
+    assert "'first'" in str(caught.value)
+
+
+def test_draws_that_do_not_fit_the_batch():
+    layer = identity(name="mine")
+    with pytest.raises(ValueError, match="'mine' has 2 draws.*batch of 5"):
+        z_of(layer, np.ones((5, 3), "float32"), groups=2)

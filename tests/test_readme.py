@@ -1,0 +1,23 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_example_works_when_pasted(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert 12 <= len(code.splitlines()) <= 18
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    error = float(re.search(r"^ECE ([0-9.]+)", done.stdout, flags=re.MULTILINE)[1])
+    assert error < 0.1
+
+
+def test_links_lead_to_files():
+    targets = re.findall(r"\]\(([^)#:]+)\)", README.read_text())
+    assert targets
+    assert [name for name in targets if not (README.parent / name).exists()] == []

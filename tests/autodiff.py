@@ -67,8 +67,13 @@ else:
     quick = jit  # one operation after another, JAX compiles each alone, and each loop anew
 
     def gradient(function, x):
-        """Gradient of a scalar function with respect to an array."""
-        return _numpy(jax.jit(jax.grad(function))(ops.convert_to_tensor(x)))
+        """Gradient of a scalar function with respect to an array; what it assigns is dropped."""
+
+        def scalar(v):
+            with keras.StatelessScope():
+                return function(v)
+
+        return _numpy(jax.jit(jax.grad(scalar))(ops.convert_to_tensor(x)))
 
     def weight_gradients(function, variables):
         """Gradients of a scalar function of no arguments with respect to Keras variables."""

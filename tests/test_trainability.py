@@ -9,6 +9,8 @@ from sklearn.datasets import load_digits
 import tfp_ibnn as ibnn
 from tests.registry import POSTERIORS, RECIPES
 
+ON_JAX = keras.backend.backend() == "jax"
+
 CASES = [
     *RECIPES,
     "mixture-base-planar",

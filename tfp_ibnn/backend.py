@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["matmul", "replica_count", "tanh", "tfb", "tfd", "tfp"]
+__all__ = ["matmul", "mean", "replica_count", "tanh", "tfb", "tfd", "tfp"]
 
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
@@ -20,6 +20,7 @@ if _NAME == "tensorflow":
     import tensorflow_probability as tfp
 
     matmul = keras.ops.matmul
+    mean = keras.ops.mean
     tanh = tf.tanh
 
     def replica_count() -> int:
@@ -36,7 +37,8 @@ elif _NAME == "jax":
     # rotation, and the KL of a posterior that equals its prior is not 0.
     matmul = functools.partial(jnp.matmul, precision="highest")
 
-    # keras.ops.tanh returns float32 for a float64 argument on JAX.
+    # Both go through float32 in keras.ops, even for a float64 argument.
+    mean = jnp.mean
     tanh = jnp.tanh
 
     def replica_count() -> int:

@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, noise
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import Tensor, mean
 from tfp_ibnn.posteriors import NormalAffine, Posterior
 
 __all__ = [
@@ -191,11 +191,11 @@ class Stochastic(keras.layers.Wrapper):
         if self.kl_reduction == "sum":
             for size in positions:
                 weight = weight * ops.cast(size, posterior.dtype)
-        loss = weight * ops.mean(posterior.loss(draw)) / self.train_size
+        loss = weight * mean(posterior.loss(draw)) / self.train_size
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
         z = ops.where(on, draw.z, self._mean_if_needed(on))
-        here.remember(self, z, loss, weight * ops.mean(draw.kl))
+        here.remember(self, z, loss, weight * mean(draw.kl))
         return z
 
     def _mean_if_needed(self, on: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor, tfb, tfd
+from tfp_ibnn.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn.flows import (
     Affine,
     Flow,
@@ -146,7 +146,7 @@ class Posterior(keras.layers.Layer):
 
     def entropy(self) -> Tensor:
         """Return the entropy of z in nats: exact where it has a closed form, else an estimate."""
-        return ops.mean(self.summary().entropy)
+        return mean(self.summary().entropy)
 
     def summary(self) -> Draw:
         """Return a fixed set of draws (draws, channels), the same for the same weights."""
@@ -318,15 +318,15 @@ class FlowPosterior(Posterior):
         if self.has_cheap_mean:
             center = ops.zeros((self.channels,), dtype=self.dtype)
             if self.components > 1:
-                center = ops.mean(self.base_loc, axis=0)
+                center = mean(ops.convert_to_tensor(self.base_loc), axis=0)
             for flow in self._chain():
                 center = flow.bijector().forward(center)
             return center
         noise = self._fixed_noise()
         if self.components == 1:
-            return ops.mean(self.transform(noise).z, axis=0)
+            return mean(self.transform(noise).z, axis=0)
         every = np.arange(self.components, dtype="int32")
-        return ops.mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
+        return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
 
     @property
     def has_cheap_mean(self) -> bool:
@@ -443,7 +443,7 @@ class MixturePosterior(Posterior):
 
         def centered(shape: tuple[int, ...], dtype: str) -> Tensor:
             loc = normal(stddev=self.mean_spread)(shape, dtype)
-            return self.prior_loc + loc - ops.mean(loc, axis=0)
+            return self.prior_loc + loc - mean(loc, axis=0)
 
         def raw_scales(shape: tuple[int, ...], dtype: str) -> Tensor:
             scale = ops.abs(normal(self.initial_scale, self.scale_spread)(shape, dtype))
@@ -462,11 +462,11 @@ class MixturePosterior(Posterior):
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         loc, scale = self._loc_and_scale()
         q = _normal(loc, scale)
-        entropy = ops.mean(q.entropy())
+        entropy = mean(q.entropy())
         if self.kl == "averaged":
             together = ops.sqrt(ops.sum(scale * scale, axis=0)) / self.components
-            q = _normal(ops.mean(loc, axis=0), together)
-        kl = ops.mean(tfd.kl_divergence(q, self.prior()))
+            q = _normal(mean(loc, axis=0), together)
+        kl = mean(tfd.kl_divergence(q, self.prior()))
         if self.components == 1:
             return Draw(loc[0] + scale[0] * noise, kl, entropy)
         component = _checked_component(component)
@@ -475,7 +475,7 @@ class MixturePosterior(Posterior):
 
     def mean(self) -> Tensor:
         """Return the mean of z, (channels,)."""
-        return ops.mean(self.loc, axis=0)
+        return mean(ops.convert_to_tensor(self.loc), axis=0)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

@@ -7,6 +7,7 @@ from keras import ops
 
 from tfp_ibnn import _checks, _constraints
 from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import mean as mean_of
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
@@ -76,8 +77,8 @@ class BatchNorm(Flow):
         several = ops.convert_to_tensor(count) > 1
         old_mean = ops.convert_to_tensor(self.mean)
         old_variance = ops.convert_to_tensor(self.variance)
-        mean = ops.where(several, ops.mean(x, axis=axes), old_mean)
-        spread = ops.mean(ops.square(x - mean), axis=axes)
+        mean = ops.where(several, mean_of(x, axis=axes), old_mean)
+        spread = mean_of(ops.square(x - mean), axis=axes)
         variance = ops.where(several, spread, old_variance)
         for running, new in ((self.mean, mean), (self.variance, variance)):
             kept = self.momentum * running + (1 - self.momentum) * ops.stop_gradient(new)

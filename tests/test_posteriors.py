@@ -33,8 +33,6 @@ CLOSED_FORM = {"NormalAffine", "MixturePosterior-bound", "MixturePosterior-avera
 GIVEN_THE_COMPONENT = {"mixture-base-shared", "MixturePosterior-bound"}
 ESTIMATED = [name for name in POSTERIORS if name not in CLOSED_FORM | GIVEN_THE_COMPONENT]
 BOUNDS = sorted(GIVEN_THE_COMPONENT)
-# On JAX keras.ops.mean computes in float32, even for float64.
-MEAN = 1e-6 if ON_JAX else 1e-12
 
 
 def fresh(x):
@@ -116,7 +114,7 @@ def test_entropy_of_each_draw_is_that_of_the_tfp_density(float64, name):
     posterior = make_posterior(name, channels=3, seed=1)
     draws = posterior.summary()
     close(numpy(draws.entropy), -log_density(posterior.distribution(), draws.z), 1e-7)
-    close(float(posterior.entropy()), numpy(draws.entropy).mean(), MEAN)
+    close(float(posterior.entropy()), numpy(draws.entropy).mean(), 1e-10)
 
 
 @selected_posterior
@@ -146,7 +144,7 @@ def test_gaussian_has_the_closed_form(float64):
     z, kl = draw(posterior, 200_000)
     expected = np.sum(np.log(p / s) + (s**2 + (m - 1) ** 2) / (2 * p**2) - 0.5)
     close(kl, expected, 1e-10)
-    close(float(posterior.entropy()), np.sum(np.log(s) + 0.5 * np.log(2 * np.pi * np.e)), MEAN)
+    close(float(posterior.entropy()), np.sum(np.log(s) + 0.5 * np.log(2 * np.pi * np.e)), 1e-10)
     each = log_density(posterior.distribution(), z) - log_density(posterior.prior(), z)
     assert abs(each.mean() - kl) < 5 * each.std() / len(z) ** 0.5
     assert np.all(np.abs(z.mean(axis=0) - m) < 5 * s / len(z) ** 0.5)
@@ -206,11 +204,11 @@ def test_mixture_kl_against_its_formula(float64, kl):
     m = numpy(posterior.loc.value)
     s = 1e-6 + np.log1p(np.exp(numpy(posterior.raw_scale.value)))
     entropy = np.mean(np.sum(np.log(s) + 0.5 * np.log(2 * np.pi * np.e), axis=1))
-    close(float(posterior.entropy()), entropy, MEAN)
+    close(float(posterior.entropy()), entropy, 1e-10)
     if kl == "averaged":  # the average of one draw from each component
         m, s = m.mean(axis=0, keepdims=True), np.sqrt(np.sum(s**2, axis=0, keepdims=True)) / 3
     each = np.sum(np.log(0.5 / s) + (s**2 + (m - 1) ** 2) / (2 * 0.5**2) - 0.5, axis=1)
-    close(float(posterior.sample_and_kl((2,))[1]), each.mean(), MEAN)
+    close(float(posterior.sample_and_kl((2,))[1]), each.mean(), 1e-10)
 
 
 def test_shared_mixture_base_has_the_kl_given_the_component(float64):
@@ -327,7 +325,7 @@ def test_mean_of_linear_flows_is_exact(float64, name):
         if (posterior.components > 1)
         else numpy(posterior.transform(ops.convert_to_tensor(pairs(posterior)[0])).z)
     )
-    close(numpy(posterior.mean()), z.reshape(-1, 3).mean(axis=0), MEAN)
+    close(numpy(posterior.mean()), z.reshape(-1, 3).mean(axis=0), 1e-10)
 
 
 @selected_posterior

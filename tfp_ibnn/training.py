@@ -46,6 +46,9 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
     ratio of the two.
     """
 
+    _ratio = 1.0
+    """Stochastic to deterministic rate, kept while the rates are 0."""
+
     @property
     def deterministic(self) -> keras.optimizers.Optimizer:
         """The optimizer of all weights but the posteriors'."""
@@ -57,6 +60,11 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         return self._optimizer_map[_POSTERIOR_PATH]
 
     @property
+    def optimizers(self) -> Any:
+        """Absent: Keras's callbacks would set one rate in all the optimizers they find here."""
+        raise AttributeError("Use the properties `deterministic` and `stochastic`.")
+
+    @property
     def learning_rate(self) -> Any:
         """The learning rate of the deterministic part."""
         return self.deterministic.learning_rate
@@ -66,9 +74,10 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         if isinstance(self.deterministic._learning_rate, Schedule):
             self.deterministic.learning_rate = value  # raises, and says why
         old = float(ops.convert_to_numpy(self.deterministic.learning_rate))
-        ratio = float(ops.convert_to_numpy(self.stochastic.learning_rate)) / old
+        if old > 0:
+            self._ratio = float(ops.convert_to_numpy(self.stochastic.learning_rate)) / old
         self.deterministic.learning_rate = value
-        self.stochastic.learning_rate = ops.convert_to_numpy(value) * ratio
+        self.stochastic.learning_rate = ops.convert_to_numpy(value) * self._ratio
 
 
 def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Schedule) -> TwoSpeed:
@@ -92,10 +101,11 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
         ... ]
         [0.1, 0.02]
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
+    many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
         raise ValueError(
-            "`optimizer` must be an instance such as keras.optimizers.Adam(1e-3); got "
-            f"{optimizer!r}."
+            "`optimizer` must be a plain instance such as keras.optimizers.Adam(1e-3); got "
+            f"{optimizer!r}. (Keras scales the loss of mixed-precision models by itself.)"
         )
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:
@@ -159,8 +169,9 @@ class PosteriorLog(keras.callbacks.Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,
-    mean and standard deviation of z over the channels. `beta` is the weight of the KL. List it
-    before CSVLogger or TensorBoard, so that they see the entries.
+    mean and standard deviation of z over the channels. The second layer of one name, in nested
+    models, is `NAME_2`. `beta` is the weight of the KL. List it before CSVLogger or
+    TensorBoard, so that they see the entries.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -168,9 +179,12 @@ class PosteriorLog(keras.callbacks.Callback):
         if logs is None:
             return
         layers = _layers_of(self.model)
-        for layer in layers:
+        names = [layer.name for layer in layers]
+        for position, layer in enumerate(layers):
+            earlier = names[:position].count(layer.name)
+            name = f"{layer.name}_{earlier + 1}" if earlier else layer.name
             for key, value in posterior_statistics(layer).items():
-                logs[f"{layer.name}/{key}"] = value
+                logs[f"{name}/{key}"] = value
         logs["beta"] = float(ops.convert_to_numpy(layers[0].posterior.beta))
 
 

@@ -180,7 +180,8 @@ def run(start, variant, data, options):
         "highest_loss": max(losses) if finite else None,
         "steps": len(losses) * per_epoch,
         "finite": finite,
-    }, losses
+        "losses": [round(loss, 5) if np.isfinite(loss) else None for loss in losses],
+    }
 
 
 def describe(model, layers, x, y):
@@ -210,15 +211,15 @@ def main():
     accuracy = float(np.mean(start.predict(data[1], verbose=0).argmax(-1) == data[3]))
     print(f"deterministic network: accuracy {accuracy:.4f}", flush=True)
 
-    results, curves = {}, {}
+    results = {}
     for name in options.only or VARIANTS:
-        results[name], curves[name] = run(start, VARIANTS[name], data, options)
-        print(name, json.dumps(results[name]), flush=True)
+        results[name] = run(start, VARIANTS[name], data, options)
+        print(name, {**results[name], "losses": "..."}, flush=True)
         record = {"deterministic_accuracy": accuracy, "variants": results, **provenance(options)}
         (output / "glow_ablation.json").write_text(json.dumps(record, indent=2) + "\n")
     (output / "glow_ablation.md").write_text(table(results))
     print(table(results))
-    print("Written:", output, save_figure(curves, output / "glow_ablation.png"))
+    print("Written:", output, save_figure(results, output / "glow_ablation.png"))
 
 
 def table(results):
@@ -247,10 +248,10 @@ def table(results):
     return head + "".join(lines)
 
 
-def save_figure(curves, path):
+def save_figure(results, path):
     figure, axes = plt.subplots(2, 4, figsize=(12, 5), sharex=True, sharey=True)
+    curves = {name: np.asarray(row["losses"], float) for name, row in results.items()}
     for ax, (name, losses) in zip(axes.flat, curves.items(), strict=False):
-        losses = np.asarray(losses)
         ax.plot(curves.get("as shipped", losses), color="0.75", lw=1)
         ax.plot(losses, color=plots.COLORS[0], lw=1)
         if not np.all(np.isfinite(losses)):

@@ -46,7 +46,7 @@ class Variant(NamedTuple):
     bounded: bool = True  # False: log-scales may take any value
     shrinking: bool = False  # coupling scale sigmoid(s + 2), which starts at 0.88
     lu: bool = True  # False: a free matrix, its determinant by slogdet
-    enlarged: bool = True  # False: an optimizer's step acts on the matrix entries directly
+    enlarged: bool = True  # False: an optimizer's step acts on the entries of matrices directly
 
 
 VARIANTS = {
@@ -124,6 +124,11 @@ class AblatedStep(Flow):
         super().build(input_shape)
         for part in (self.actnorm, self.conv, self.coupling):
             part.build(input_shape)
+
+        if not self.variant.enlarged:
+            network = self.coupling.network
+            network.kernel.assign(network.kernel / network._spread(network.kernel.shape[0]))
+            network._spread = lambda fan_in: 1.0
 
     def bijector(self):
         return tfb.Chain([part.bijector() for part in (self.coupling, self.conv, self.actnorm)])
@@ -273,7 +278,7 @@ def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=2e-4, help="of the weights")
     parser.add_argument("--stochastic-lr", type=float, default=2e-3, help="of the posteriors")

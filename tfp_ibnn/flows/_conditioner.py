@@ -15,6 +15,9 @@ __all__ = ["Conditioner"]
 class Conditioner(keras.layers.Layer):
     """One hidden ReLU layer, then shifts and bounded log-scales, which both start at 0.
 
+    Weights are of order 1 and are divided by the root of their fan-in when used, so that one step
+    of an adaptive optimizer moves the outputs of a wide layer no more than those of a narrow one.
+
     Args:
         outputs: number of shifts, and of log-scales.
         hidden: units of the hidden layer.
@@ -38,7 +41,7 @@ class Conditioner(keras.layers.Layer):
         """Add the weights of both layers."""
         hidden, outputs = self.hidden, self.outputs
         for name, shape, initializer in (
-            ("kernel", (input_shape[-1], hidden), "glorot_uniform"),
+            ("kernel", (input_shape[-1], hidden), keras.initializers.RandomNormal(stddev=1.0)),
             ("bias", (hidden,), "zeros"),
             ("output_kernel", (2, hidden, outputs), "zeros"),
             ("output_bias", (2, outputs), "zeros"),
@@ -55,10 +58,15 @@ class Conditioner(keras.layers.Layer):
         if self.masks is not None:
             sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
             kernel, output_kernel = kernel * sees, output_kernel * serves
+        kernel = kernel / self._spread(kernel.shape[0])
+        output_kernel = output_kernel / self._spread(self.hidden)
         hidden = ops.relu(matmul(inputs, kernel) + self.bias)
         shift = matmul(hidden, output_kernel[0]) + self.output_bias[0]
         raw = matmul(hidden, output_kernel[1]) + self.output_bias[1]
         return shift, _constraints.bounded(raw, self.limit)
+
+    def _spread(self, fan_in: int) -> float:
+        return fan_in**0.5
 
     def get_build_config(self) -> None:
         """Leave building to the flow."""

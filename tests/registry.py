@@ -54,7 +54,8 @@ def perturb(layer, seed, size=1.0):
     for weight in layer.weights:
         old = ops.convert_to_numpy(weight.value)
         draw = rng.normal(size=old.shape)
-        if old.ndim > 1:  # a product with a vector of order 1 is again of order 1
+        # A product with a vector of order 1 is to be again of order 1; a conditioner sees to it.
+        if old.ndim > 1 and weight.name not in ("kernel", "output_kernel"):
             draw /= np.sqrt(old.shape[-2])
         if not np.issubdtype(old.dtype, np.floating) or weight.name == "diagonal":
             continue  # these choose the start of a convolution and never change

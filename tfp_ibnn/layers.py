@@ -122,9 +122,8 @@ class Stochastic(keras.layers.Wrapper):
         z = here.recall(self)
         if z is None:
             z = self._draw(here, inputs, bool(training))
-        # In JAX's functions Keras takes each call of a layer for a new one and forgets its losses.
-        elif here.recall_loss(self) is not None and not self._get_own_losses():
-            self.add_loss(here.recall_loss(self))
+        else:
+            here.restore_losses()
         modulated = self._multiply(inputs, z)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 

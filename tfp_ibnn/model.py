@@ -54,7 +54,9 @@ class StochasticModel(keras.Model):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Run the model and keep the KL of the pass."""
         outputs = super().call(inputs, training=training, mask=mask)
-        self._last_kl.assign(ops.cast(noise.current().kl, self._last_kl.dtype))
+        here = noise.current()
+        here.restore_losses()
+        self._last_kl.assign(ops.cast(here.kl, self._last_kl.dtype))
         return outputs
 
     def compute_loss(

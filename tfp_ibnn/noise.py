@@ -98,9 +98,15 @@ class Pass:
         if kl is not None:
             self._kl.append(kl)
 
-    def recall_loss(self, layer: keras.layers.Layer) -> Tensor | None:
-        """Return the loss term that `layer` has in this pass, if it has one."""
-        return self._losses.get(layer)
+    def restore_losses(self) -> None:
+        """Add the losses of this pass again to layers whose losses Keras has forgotten.
+
+        In JAX's functions Keras takes every call of a layer for an outermost one, and then drops
+        what the layer added before; run eagerly, it may even drop what another layer added.
+        """
+        for layer, loss in self._losses.items():
+            if not layer._get_own_losses():
+                layer.add_loss(loss)
 
     def normal(
         self,

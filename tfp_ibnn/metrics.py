@@ -50,8 +50,9 @@ def reliability(probabilities: Any, labels: Any, bins: int = 15) -> Reliability:
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.reliability([[0.8, 0.2], [0.8, 0.2]], [0, 1], bins=10).accuracy[7]
-        0.5
+        >>> bins = ibnn.metrics.reliability([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+        >>> round(bins.ece, 4)
+        0.3
     """
     probabilities, labels = _checked(probabilities, labels)
     bins = _checks.positive_integer("bins", bins)

@@ -731,3 +731,19 @@ def test_deterministic_model_loads_without_the_library(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
     close(np.load(tmp_path / "y.npy"), predict_without_noise(copy, x), atol=1e-4)
+
+
+def test_a_mask_given_by_hand_is_kept():
+    inputs, keep = keras.Input((5, 3)), keras.Input((5,), dtype="bool")
+    hidden = layers.Dense(4, name="hidden")(inputs)
+    outputs = layers.GlobalAveragePooling1D()(hidden, mask=keep)
+    model = keras.Model([inputs, keep], outputs)
+    copy = to_stochastic(model)
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype("float32")
+    masks = [np.array([row] * 2) for row in ([1, 1, 0, 0, 0], [1, 1, 1, 1, 1])]
+    with ibnn.noise_off(copy):
+        for mask in masks:
+            expected, found = (m([x, mask.astype(bool)]) for m in (model, copy))
+            np.testing.assert_allclose(
+                *map(keras.ops.convert_to_numpy, (found, expected)), atol=1e-5
+            )

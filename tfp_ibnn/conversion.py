@@ -1,5 +1,6 @@
 """Turn a deterministic Keras model into a stochastic one, and back."""
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -147,7 +148,9 @@ def to_deterministic(model: keras.Model) -> keras.Model:
         copy = type(layer.layer).from_config({**layer.layer.get_config(), "name": layer.name})
         if _fold_factors(layer.layer, np.ones(layer.posterior.channels)) is not None:
             return copy
-        mean = ops.convert_to_numpy(layer.broadcast(layer.posterior.mean()[None])[0])
+        mean = ops.convert_to_numpy(
+            layer.broadcast(layer.posterior.mean()[None], layer.input_rank)[0]
+        )
         rescaling = layers.Rescaling(mean.tolist(), dtype=layer.layer.dtype_policy)
         return keras.Sequential([rescaling, copy], name=layer.name)
 
@@ -296,9 +299,10 @@ def _rebuild(
     return ends
 
 
-def _call(layer: keras.layers.Layer, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
-    """Call a layer of a new graph; Keras finds the mask on the tensors by itself."""
-    del mask
+def _call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+    """Call a layer of a new graph, with the mask of the old one if it can take one."""
+    if mask is not None and "mask" in inspect.signature(layer.call).parameters:
+        kwargs["mask"] = mask
     return layer(*args, **kwargs)
 
 

@@ -100,7 +100,7 @@ class Stochastic(keras.layers.Wrapper):
             raise ValueError(
                 f"{owner} needs an input of shape (batch, ..., channels); got {input_shape}."
             )
-        self._rank = len(input_shape)
+        self.input_rank = len(input_shape)
         if not self.layer.built:
             self.layer.build(input_shape)
         self.posterior.build((None, channels))
@@ -215,7 +215,7 @@ class Stochastic(keras.layers.Wrapper):
 
     def _multiply(self, inputs: Tensor, z: Tensor) -> Tensor:
         """Return z * inputs, where z is (groups, [positions,] channels)."""
-        z = self.broadcast(ops.cast(z, inputs.dtype))
+        z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
         groups, batch = z.shape[0], inputs.shape[0]
         if groups is None or groups == 1 or groups == batch:
             return inputs * z
@@ -230,12 +230,12 @@ class Stochastic(keras.layers.Wrapper):
         blocks = ops.reshape(inputs, (groups, size[0] // groups, *size[1:]))
         return ops.reshape(blocks * z[:, None], size)
 
-    def broadcast(self, z: Tensor) -> Tensor:
-        """Return z (groups, [positions,] channels) with the axes of the layer's input."""
-        channels_first = self._channel_axis(self._rank) == 1
-        if len(z.shape) == self._rank:
+    def broadcast(self, z: Tensor, rank: int) -> Tensor:
+        """Return z (groups, [positions,] channels) with the axes of an input of that rank."""
+        channels_first = self._channel_axis(rank) == 1
+        if len(z.shape) == rank:
             return ops.moveaxis(z, -1, 1) if channels_first else z
-        gap = (1,) * (self._rank - len(z.shape))
+        gap = (1,) * (rank - len(z.shape))
         order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
         return ops.reshape(z, order)
 

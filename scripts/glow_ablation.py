@@ -265,7 +265,8 @@ def save_figure(results, path):
             ax.text(len(losses), 0.5, " not finite", color=plots.COLORS[1], va="center",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_title(name, fontsize=10)
-        ax.set_yscale("log")
+        if np.any(np.isfinite(losses)):
+            ax.set_yscale("log")
         ax.grid(color="0.92")
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[-1]:

@@ -188,7 +188,7 @@ def test_seed_needs_a_fixed_number_of_draws():
     with pytest.raises(ValueError, match="set `groups` along with `seed`"):
         here.normal(ops.convert_to_tensor(3), (2,), "float32", generator)
     with pytest.raises(ValueError, match="set `groups` along with `seed`"):
-        here.component(3, ops.convert_to_tensor(3), generator, shared=False, training=False)
+        here.component(3, ops.convert_to_tensor(3), generator, shared=False)
 
 
 # ------------------------------------------------------------------------------------------- seeds
@@ -289,22 +289,15 @@ def index_of(z):
     return np.round(z[..., 0] / 100).astype(int)
 
 
-def test_components_go_round_in_training_for_all_layers():
-    layers = [indexed(), indexed()]
-    for _ in range(3):
-        with noise.scope():
-            for layer in layers:
-                z = numpy(layer(ops.ones((8, 2)), training=True))
-                np.testing.assert_array_equal(index_of(z), np.arange(8) % 3)
-
-
-def test_components_start_at_random_in_inference_but_alike_in_all_layers():
-    layers, starts = [indexed(), indexed()], set()
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("count", [1, 8])
+def test_components_go_round_from_a_random_start_alike_in_all_layers(count, training):
+    layers, starts, x = [indexed(), indexed()], set(), ops.ones((count, 2))
     for _ in range(24):
         with noise.scope():
-            first, second = (index_of(numpy(layer(ops.ones((8, 2))))) for layer in layers)
+            first, second = (index_of(numpy(layer(x, training=training))) for layer in layers)
         np.testing.assert_array_equal(first, second)
-        np.testing.assert_array_equal(first, (np.arange(8) + first[0]) % 3)
+        np.testing.assert_array_equal(first, (np.arange(count) + first[0]) % 3)
         starts.add(int(first[0]))
     assert starts == {0, 1, 2}
 
@@ -319,7 +312,8 @@ def test_layers_of_other_component_counts_have_an_index_of_their_own():
     layers = [indexed(components=3), indexed(components=4)]
     with noise.scope():
         found = [index_of(numpy(layer(ops.ones((8, 2)), training=True))) for layer in layers]
-    np.testing.assert_array_equal(found, [np.arange(8) % 3, np.arange(8) % 4])
+    for index, components in zip(found, (3, 4), strict=True):
+        np.testing.assert_array_equal(index, (np.arange(8) + index[0]) % components)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -347,9 +341,9 @@ def test_component_reaches_every_position():
     layer.build((None, 2, 2, 2))
     layer.posterior.loc.assign(100.0 * np.arange(3)[:, None] * np.ones((1, 2)))
     z = numpy(layer(ops.ones((6, 2, 2, 2)), training=True))
-    np.testing.assert_array_equal(
-        index_of(z), np.broadcast_to((np.arange(6) % 3)[:, None, None], (6, 2, 2))
-    )
+    index = index_of(z)
+    expected = (np.arange(6) + index[0, 0, 0]) % 3
+    np.testing.assert_array_equal(index, np.broadcast_to(expected[:, None, None], (6, 2, 2)))
     assert distinct_rows(z[0].reshape(4, 2)) == 4
 
 

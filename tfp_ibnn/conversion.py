@@ -176,13 +176,14 @@ class _Templates:
         if not isinstance(mapping, Mapping) or not mapping:
             raise ValueError(
                 "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
-                f"patterns of layer names to posteriors; got {posterior!r}."
+                f"patterns of layer names to posteriors; got {posterior!r}. A recipe must be "
+                "called: NormalAffine(), not NormalAffine."
             )
         for pattern, template in mapping.items():
             if not isinstance(template, Posterior):
                 raise ValueError(
                     f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
-                    f"got {template!r}."
+                    f"got {template!r}. A recipe must be called: NormalAffine(), not NormalAffine."
                 )
             try:
                 re.compile(pattern)

@@ -188,7 +188,6 @@ class Stochastic(keras.layers.Wrapper):
                 count,
                 generator,
                 shared=posterior.shared_components,
-                training=training,
             )
             component = ops.reshape(component, (count, *(1,) * len(positions)))
         draw = posterior.transform(normal, component, training=training)
@@ -408,6 +407,8 @@ def unfreeze(model: keras.layers.Layer, part: str) -> None:
 def _set_trainable(model: keras.layers.Layer, part: str, value: bool) -> None:
     _checks.one_of("part", part, ("stochastic", "deterministic"))
     posteriors = [layer.posterior for layer in stochastic_layers(model)]
+    if not posteriors:
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
     if part == "stochastic":
         for posterior in posteriors:
             posterior.trainable = value

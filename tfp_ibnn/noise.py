@@ -146,7 +146,6 @@ class Pass:
         generator: keras.random.SeedGenerator,
         *,
         shared: bool,
-        training: bool,
     ) -> Tensor:
         """Return the mixture component of each draw, integers of shape (count,).
 
@@ -155,9 +154,8 @@ class Pass:
             count: number of draws.
             generator: source of fresh noise.
             shared: one index for all layers of the pass that have as many components. The draws
-                then take the components in turn; outside training, and unless the seed is fixed,
-                from a random one on, so that a single draw may come from any.
-            training: whether this is a training step.
+                then take the components in turn, from a random one on (the first, if the seed is
+                fixed), so that each has its share in batches of any size.
         """
         if not shared:
             if self.seed is not None:
@@ -166,7 +164,7 @@ class Pass:
             return keras.random.randint((count,), 0, components, seed=generator)
         if components not in self._components:
             index = ops.arange(count, dtype="int32")
-            if self.seed is None and not training:
+            if self.seed is None:
                 index = index + keras.random.randint((), 0, components, seed=generator)
             self._components[components] = index % components
         return self._components[components]

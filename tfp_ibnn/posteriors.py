@@ -197,9 +197,7 @@ class Posterior(keras.layers.Layer):
         normal = noise.normal(count, (self.channels,), self.dtype, self.seed_generator)
         component = None
         if self.components > 1:
-            component = noise.component(
-                self.components, count, self.seed_generator, shared=False, training=False
-            )
+            component = noise.component(self.components, count, self.seed_generator, shared=False)
             component = ops.reshape(component, sample_shape)
         return self.transform(ops.reshape(normal, shape), component)
 
@@ -253,9 +251,10 @@ class FlowPosterior(Posterior):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for flow in flows:
-            if not isinstance(flow, Flow):
-                raise ValueError(f"`flows` must hold instances of `Flow`; got {flow!r}.")
+        if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
+            raise ValueError(
+                f"`flows` must be a list of flows such as [ibnn.flows.Planar()]; got {flows!r}."
+            )
         self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
         self.initial_scale = initial_scale
         self.order = _checks.one_of("affine", affine, ("last", "first"))
@@ -389,7 +388,7 @@ class FlowPosterior(Posterior):
 class MixturePosterior(Posterior):
     """K diagonal Gaussians a layer, the component index shared by all layers: iBNN's posterior.
 
-    In training the examples of a batch take the components in turn. The KL is the mean of the
+    The examples of a batch take the components in turn. The KL is the mean of the
     components' closed forms, an upper bound of the mixture's, loose by at most log K for all layers
     together; the entropy, likewise, is the mean of the components'.
 

@@ -104,8 +104,8 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
     many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
         raise ValueError(
-            "`optimizer` must be a plain instance such as keras.optimizers.Adam(1e-3); got "
-            f"{optimizer!r}. (Keras scales the loss of mixed-precision models by itself.)"
+            "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3); got "
+            f"{optimizer!r}."
         )
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:

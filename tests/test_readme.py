@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,15 @@ def test_the_example_works_when_pasted(tmp_path):
     assert done.returncode == 0, done.stderr
     error = float(re.search(r"^ECE ([0-9.]+)", done.stdout, flags=re.MULTILINE)[1])
     assert error < 0.1
+
+
+def test_the_table_is_that_of_the_recorded_run():
+    recorded = README.parent / "results" / "digits" / "metrics.json"
+    text = README.read_text()
+    for name, row in json.loads(recorded.read_text())["results"].items():
+        numbers = [f"{row[key]:.4f}" for key in ("accuracy", "nll", "ece")]
+        cells = " | ".join([name, *numbers, f"{row['parameters']:,}"])
+        assert f"| {cells} |" in text
 
 
 def test_links_lead_to_files():

@@ -10,9 +10,12 @@ from keras import ops
 
 from tfp_ibnn import _checks, noise
 from tfp_ibnn.backend import Tensor, mean
-from tfp_ibnn.posteriors import NormalAffine, Posterior
+from tfp_ibnn.heads import GaussianHead, GaussianNLL
+from tfp_ibnn.posteriors import Draw, NormalAffine, Posterior
 
 __all__ = [
+    "GaussianHead",
+    "GaussianNLL",
     "Stochastic",
     "StochasticConv2D",
     "StochasticDense",
@@ -124,7 +127,7 @@ class Stochastic(keras.layers.Wrapper):
             z = self._draw(here, inputs, bool(training))
         else:
             here.restore_losses()
-        modulated = self._multiply(inputs, z)
+        modulated = self._multiply(inputs, z, shared=here.groups is not None)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
     def compute_output_spec(
@@ -179,6 +182,32 @@ class Stochastic(keras.layers.Wrapper):
         between = range(2, len(shape)) if axis == 1 else range(1, len(shape) - 1)
         positions = tuple(shape[i] for i in between) if self.noise == "position" else ()
         count = shape[0] if here.groups is None else here.groups
+        z, draw = self.draw(here, count, positions, training)
+        if not here.losses:
+            here.remember(self, z)
+            return z
+        weight = ops.cast(self.noise_switch > 0.5, posterior.dtype)
+        if self.kl_reduction == "sum":
+            for size in positions:
+                weight = weight * ops.cast(size, posterior.dtype)
+        loss = weight * mean(posterior.loss(draw)) / self.train_size
+        loss = ops.cast(loss, keras.config.floatx())
+        self.add_loss(loss)
+        here.remember(self, z, loss, weight * mean(draw.kl))
+        return z
+
+    def draw(
+        self,
+        here: noise.Pass,
+        count: int | Tensor,
+        positions: tuple[int | Tensor, ...] = (),
+        training: bool = False,
+    ) -> tuple[Tensor, Draw]:
+        """Return `count` z of a pass, (count, [positions,] channels), and the posterior's draw.
+
+        The two differ only if the noise is switched off: z is then the posterior's mean.
+        """
+        posterior = self.posterior
         generator = posterior.seed_generator
         normal = here.normal(count, (*positions, posterior.channels), posterior.dtype, generator)
         component = None
@@ -191,18 +220,8 @@ class Stochastic(keras.layers.Wrapper):
             )
             component = ops.reshape(component, (count, *(1,) * len(positions)))
         draw = posterior.transform(normal, component, training=training)
-
         on = self.noise_switch > 0.5
-        weight = ops.cast(on, posterior.dtype)
-        if self.kl_reduction == "sum":
-            for size in positions:
-                weight = weight * ops.cast(size, posterior.dtype)
-        loss = weight * mean(posterior.loss(draw)) / self.train_size
-        loss = ops.cast(loss, keras.config.floatx())
-        self.add_loss(loss)
-        z = ops.where(on, draw.z, self._mean_if_needed(on))
-        here.remember(self, z, loss, weight * mean(draw.kl))
-        return z
+        return ops.where(on, draw.z, self._mean_if_needed(on)), draw
 
     def _mean_if_needed(self, on: Tensor) -> Tensor:
         """Return the posterior's mean; where it is costly, compute it only if the noise is off."""
@@ -212,21 +231,27 @@ class Stochastic(keras.layers.Wrapper):
         nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
         return ops.cond(on, lambda: nothing, posterior.mean)
 
-    def _multiply(self, inputs: Tensor, z: Tensor) -> Tensor:
-        """Return z * inputs, where z is (groups, [positions,] channels)."""
+    def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
+        """Return z * inputs, where z is (draws, [positions,] channels).
+
+        Args:
+            inputs: (batch, ..., channels).
+            z: one draw, or one for each example, or, if shared, one for each block of examples.
+            shared: whether blocks of examples share a draw.
+        """
         z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
-        groups, batch = z.shape[0], inputs.shape[0]
-        if groups is None or groups == 1 or groups == batch:
+        draws, batch = z.shape[0], inputs.shape[0]
+        if draws == 1 or draws == batch is not None or (draws is None and not shared):
             return inputs * z
-        if batch is not None and batch % groups:
+        if draws is not None and batch is not None and batch % draws:
             raise ValueError(
-                f"Stochastic layer {self.name!r} has {groups} draws in this pass, which do not fit "
+                f"Stochastic layer {self.name!r} has {draws} draws in this pass, which do not fit "
                 f"a batch of {batch}. A layer that is called twice must see the same batch size, "
                 "and a batch must divide into the `groups` of a noise scope."
             )
-        # The batch is `groups` consecutive blocks; broadcasting spares a repeated copy of z.
+        # The batch is consecutive blocks, one a draw; broadcasting spares a repeated copy of z.
         size = ops.shape(inputs)
-        blocks = ops.reshape(inputs, (groups, size[0] // groups, *size[1:]))
+        blocks = ops.reshape(inputs, (ops.shape(z)[0], -1, *size[1:]))
         return ops.reshape(blocks * z[:, None], size)
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:

@@ -55,8 +55,9 @@ class StochasticModel(keras.Model):
         """Run the model and keep the KL of the pass."""
         outputs = super().call(inputs, training=training, mask=mask)
         here = noise.current()
-        here.restore_losses()
-        self._last_kl.assign(ops.cast(here.kl, self._last_kl.dtype))
+        if here.losses:
+            here.restore_losses()
+            self._last_kl.assign(ops.cast(here.kl, self._last_kl.dtype))
         return outputs
 
     def compute_loss(

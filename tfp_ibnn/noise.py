@@ -14,24 +14,21 @@ A pass lives as long as the call it serves: nothing survives a trace.
 
 import contextlib
 import contextvars
+import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 from keras.src.backend.common import global_state, stateless_scope
 
-from tfp_ibnn import _checks
+from tfp_ibnn import _checks, _counter
 from tfp_ibnn.backend import Tensor
 
 __all__ = ["SAMPLINGS", "Pass", "current", "scope"]
 
 SAMPLINGS = ("iid", "antithetic", "qmc")
-
-_SOBOL_DIMENSIONS = 21201
-_SOBOL_ROWS = 1024
 
 _open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
     "tfp_ibnn_pass", default=None
@@ -46,34 +43,45 @@ class Pass:
     Args:
         groups: how many z each layer draws. The batch is cut into that many consecutive blocks of
             equal size, and all examples of a block share one z. None draws one for each example.
-        sampling: "iid"; "antithetic", where the second half of the draws mirrors the first; or
+        sampling: "iid"; "antithetic", where the second draw of each pair mirrors the first; or
             "qmc", scrambled Sobol points, over all layers jointly.
-        seed: None takes fresh noise from the layers' own generators at each execution. A number
-            fixes the noise as constants, the same on every backend and in every execution; it needs
-            a fixed number of draws.
+        seed: None takes fresh noise from the layers' own generators at each execution. With a
+            number, or a key of two integers (a tensor, perhaps), every draw is a function of it and
+            of `sample` and `stream` alone, on every backend and under every compiler.
+        sample: with a seed, the number of each draw, (draws,); 0, 1, ... by default.
+        stream: with a seed, which of many independent streams each draw is from, (draws,).
+        skip: with a seed, how many random numbers of each draw are already used.
         off: every layer uses the mean of its posterior.
+        losses: whether layers add their KL to the loss.
         draws: z by layer, of shape (groups, ...), for layers whose draws are already made.
     """
 
     def __init__(
         self,
         *,
-        groups: int | None = None,
+        groups: int | Tensor | None = None,
         sampling: str = "iid",
-        seed: int | None = None,
+        seed: int | Tensor | None = None,
+        sample: Tensor | None = None,
+        stream: Tensor | None = None,
+        skip: int = 0,
         off: bool = False,
+        losses: bool = True,
         draws: Mapping[keras.layers.Layer, Tensor] | None = None,
     ) -> None:
-        self.groups = None if groups is None else _checks.positive_integer("groups", groups)
+        if groups is not None and not ops.is_tensor(groups):
+            groups = _checks.positive_integer("groups", groups)
+        self.groups = groups
         self.sampling = _checks.one_of("sampling", sampling, SAMPLINGS)
-        self.seed = seed
+        self.key = None if seed is None else _key(seed)
+        self.sample, self.stream = sample, stream
         self.off = off
+        self.losses = losses
+        self.used = skip
         self._draws: dict[keras.layers.Layer, Tensor] = dict(draws or {})
         self._losses: dict[keras.layers.Layer, Tensor] = {}
         self._components: dict[int, Tensor] = {}
         self._kl: list[Tensor] = []
-        self._requests = 0
-        self._dimensions = 0
 
     @property
     def kl(self) -> Tensor:
@@ -118,26 +126,30 @@ class Pass:
         """Return `count` standard normal arrays of the given shape, drawn as this pass samples.
 
         Args:
-            count: number of draws, which may be known at run time only unless the seed is fixed.
-            shape: shape of one draw.
+            count: number of draws, which may be known at run time only.
+            shape: shape of one draw; quasi-random draws need numbers.
             dtype: floating type of the draws.
             generator: source of fresh noise.
         """
-        if self.sampling == "qmc" or self.seed is not None:
-            if not all(isinstance(size, int) for size in shape):
-                raise ValueError(
-                    "Quasi-random and seeded noise needs sizes that are known ahead; one draw has "
-                    f"the shape {shape}. Give the model's input a fixed size, or use "
-                    "sampling='iid' without a seed."
-                )
-        if self.seed is not None:
-            return ops.convert_to_tensor(self._seeded_normal(count, shape), dtype=dtype)
-        if self.sampling == "qmc":
-            return self._shifted_sobol(count, shape, dtype, generator)
-        if self.sampling == "iid":
+        if self.key is None and self.sampling == "iid":
             return keras.random.normal((count, *shape), dtype=dtype, seed=generator)
-        half = keras.random.normal(((count + 1) // 2, *shape), dtype=dtype, seed=generator)
-        return ops.concatenate([half, -half], axis=0)[:count]
+        if self.key is None and self.sampling == "antithetic":
+            half = keras.random.normal(((count + 1) // 2, *shape), dtype=dtype, seed=generator)
+            return ops.reshape(ops.stack([half, -half], axis=1), (-1, *shape))[:count]
+        if self.sampling == "qmc":
+            words = self._words(count, shape, generator, _counter.sobol)
+            return ops.reshape(_counter.normal(words, dtype), (count, *shape))
+        words = self._words(count, shape, generator, _counter.bits)
+        draws = ops.reshape(_counter.normal(words, dtype), (count, *shape))
+        if self.sampling == "antithetic":
+            sign = 1 - 2 * ops.cast(self._samples(count) % 2, dtype)
+            draws = draws * ops.reshape(sign, (count, *(1,) * len(shape)))
+        return draws
+
+    def uniform(self, count: int | Tensor, shape: tuple[int | Tensor, ...], dtype: str) -> Tensor:
+        """Return `count` arrays of numbers uniform in [0, 1), independent, of a seeded pass."""
+        words = self._words(count, shape, None, _counter.bits, paired=False)
+        return ops.reshape(_counter.uniform(words, dtype), (count, *shape))
 
     def component(
         self,
@@ -158,77 +170,52 @@ class Pass:
                 fixed), so that each has its share in batches of any size.
         """
         if not shared:
-            if self.seed is not None:
-                draws = self._generator().integers(components, size=self._fixed(count))
-                return ops.convert_to_tensor(draws, dtype="int32")
-            return keras.random.randint((count,), 0, components, seed=generator)
+            if self.key is None:
+                return keras.random.randint((count,), 0, components, seed=generator)
+            number = ops.floor(components * self.uniform(count, (1,), "float32")[:, 0])
+            return ops.cast(number, "int32")
         if components not in self._components:
-            index = ops.arange(count, dtype="int32")
-            if self.seed is None:
+            index = self._samples(count)
+            if self.sampling == "antithetic":
+                index = index // 2
+            if self.stream is not None:
+                index = index + self.stream
+            if self.key is None:
                 index = index + keras.random.randint((), 0, components, seed=generator)
             self._components[components] = index % components
         return self._components[components]
 
-    def _generator(self) -> np.random.Generator:
-        """Return a NumPy generator for the next request of a seeded pass."""
-        self._requests += 1
-        return np.random.default_rng([self.seed, self._requests])
+    def _samples(self, count: int | Tensor) -> Tensor:
+        return ops.arange(count, dtype="int32") if self.sample is None else self.sample
 
-    def _fixed(self, count: int | Tensor) -> int:
-        if not isinstance(count, int):
-            raise ValueError(
-                "Seeded noise needs a fixed number of draws: set `groups` along with `seed`."
-            )
-        return count
-
-    def _seeded_normal(self, count: int | Tensor, shape: tuple[int, ...]) -> np.ndarray:
-        rows, rng = self._fixed(count), self._generator()
-        if self.sampling == "qmc":
-            from scipy.special import ndtri
-
-            return ndtri(self._sobol(rows, int(np.prod(shape)), rng)).reshape(rows, *shape)
-        if self.sampling == "iid":
-            return rng.standard_normal((rows, *shape))
-        half = rng.standard_normal(((rows + 1) // 2, *shape))
-        return np.concatenate([half, -half])[:rows]
-
-    def _shifted_sobol(
+    def _words(
         self,
         count: int | Tensor,
-        shape: tuple[int, ...],
-        dtype: str,
-        generator: keras.random.SeedGenerator,
+        shape: tuple[int | Tensor, ...],
+        generator: keras.random.SeedGenerator | None,
+        source: Callable[..., Tensor],
+        *,
+        paired: bool = True,
     ) -> Tensor:
-        """Return Sobol points under a fresh random shift (modulo 1), as normals."""
-        rows = count if isinstance(count, int) else _SOBOL_ROWS
-        table = self._sobol(rows, int(np.prod(shape)), np.random.default_rng(0))
-        points = ops.take(ops.cast(table, dtype), ops.arange(count) % rows, axis=0)
-        shift = keras.random.uniform((table.shape[1],), dtype=dtype, seed=generator)
-        inside = ops.clip((points + shift) % 1.0, 2.0**-24, 1 - 2.0**-24)
-        normal = 2.0**0.5 * ops.erfinv(2 * inside - 1)
-        return ops.reshape(normal, (count, *shape))
-
-    def _sobol(self, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the next `columns` dimensions of the pass's Sobol points, scrambled, in (0, 1).
-
-        Scrambling acts on each dimension by itself, so layers that take their dimensions one after
-        the other get the same points as if they had drawn jointly. Past the last dimension there
-        is, the count starts again, with the points in another order.
-        """
-        from scipy.stats import qmc
-
-        blocks = []
-        while columns > 0:
-            start = self._dimensions % _SOBOL_DIMENSIONS
-            width = min(columns, _SOBOL_DIMENSIONS - start)
-            sobol = qmc.Sobol(start + width, scramble=True, rng=rng)
-            block = sobol.random_base2(max(0, (rows - 1).bit_length()))[:rows, start:]
-            wrapped = self._dimensions >= _SOBOL_DIMENSIONS
-            blocks.append(rng.permutation(block) if wrapped else block)
-            self._dimensions += width
-            columns -= width
-        tiny = 2.0**-40
-        return np.clip(np.concatenate(blocks, axis=1), tiny, 1 - tiny)
+        """Return the next random words (count, size of a draw) of this pass."""
+        if not all(isinstance(size, int) for size in shape):
+            raise ValueError(
+                "Quasi-random and seeded noise needs sizes that are known ahead; one draw has the "
+                f"shape {shape}. Give the model's input a fixed size, or use sampling='iid' "
+                "without a seed."
+            )
+        key = self.key
+        if key is None:
+            key = _key(keras.random.randint((2,), 0, 2**31 - 1, seed=generator))
+        if self.stream is not None:
+            key = (key[0], key[1] + ops.cast(self.stream, "uint32")[:, None])
+        samples = self._samples(count)
+        if paired and self.sampling == "antithetic":
+            samples = samples // 2
+        size = math.prod(shape)
+        words = source(key, samples, self.used, size)
+        self.used += size
+        return words
 
 
 @contextlib.contextmanager
@@ -267,3 +254,11 @@ def current() -> Pass:
     if anchor is None:
         return Pass()
     return _passes.setdefault(anchor, Pass())
+
+
+def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two words of a seed, or of a key of two integers."""
+    if not ops.is_tensor(seed):
+        seed = ops.convert_to_tensor(_counter.key_from_seed(seed), dtype="int32")
+    words = ops.cast(seed, "uint32")
+    return words[0], words[1]

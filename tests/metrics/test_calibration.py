@@ -1,0 +1,218 @@
+import keras
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+import tfp_ibnn as ibnn
+from tfp_ibnn.backend import tfp
+from tfp_ibnn.metrics import (
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
+    reliability,
+)
+
+
+@pytest.fixture
+def predictions():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(5, size=510)
+    logits = rng.standard_normal((510, 5)) + 2 * np.eye(5)[labels]
+    return softmax(logits, -1), labels
+
+
+def calibrated(examples, classes=10, scale=1.0, seed=0):
+    """Labels drawn from the probabilities: the errors of the bins have both signs."""
+    rng = np.random.default_rng(seed)
+    probabilities = softmax(scale * rng.standard_normal((examples, classes)), -1)
+    labels = (probabilities.cumsum(-1) > rng.uniform(size=(examples, 1))).argmax(-1)
+    return probabilities.astype("float32"), labels
+
+
+def gaps(confidence, correct, bins=15, weights=None):
+    """Weight and error of each filled bin, one bin after another."""
+    weights = np.ones(len(correct)) if weights is None else weights
+    found = []
+    for i in range(bins):
+        inside = (confidence > i / bins) & (confidence <= (i + 1) / bins)
+        if i == 0:
+            inside |= confidence == 0
+        if weights[inside].sum() > 0:
+            accuracy = np.average(correct[inside], weights=weights[inside])
+            mean = np.average(confidence[inside], weights=weights[inside])
+            found.append((weights[inside].sum() / weights.sum(), abs(accuracy - mean)))
+    return np.array(found)
+
+
+def top(probabilities, labels):
+    return probabilities.max(-1), probabilities.argmax(-1) == labels
+
+
+def stream(metric, probabilities, labels, batch, weights=None):
+    for start in range(0, len(labels), batch):
+        part = slice(start, start + batch)
+        weight = None if weights is None else weights[part]
+        metric.update_state(labels[part], probabilities[part], sample_weight=weight)
+    return float(metric.result())
+
+
+# Equal widths.
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors_are_those_of_a_loop_over_the_bins(predictions, bins, weighted):
+    probabilities, labels = predictions
+    weights = np.random.default_rng(1).uniform(size=len(labels)) if weighted else None
+    share, gap = gaps(*top(probabilities, labels), bins, weights).T
+    options = {"bins": bins, "sample_weight": weights}
+    found = expected_calibration_error(probabilities, labels, **options)
+    assert found == pytest.approx(np.sum(share * gap), abs=1e-12)
+    found = maximum_calibration_error(probabilities, labels, **options)
+    assert found == pytest.approx(np.max(gap), abs=1e-12)
+    each = [gaps(probabilities[:, k], labels == k, bins, weights) for k in range(5)]
+    found = classwise_calibration_error(probabilities, labels, **options)
+    expected = np.mean([np.sum(share * gap) for share, gap in (part.T for part in each)])
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_function_agrees_with_tfp(predictions):
+    probabilities, labels = predictions
+    logits = np.log(probabilities).astype("float32")
+    expected = tfp.stats.expected_calibration_error(
+        15, logits=logits, labels_true=labels.astype("int32")
+    )
+    found = expected_calibration_error(logits, labels, from_logits=True)
+    assert found == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_bins_are_left_open_and_hold_both_ends(dtype):
+    # 0.2, 0.6 and 0.8 lie on edges of the fifteen bins, whatever their rounding.
+    confidence = np.array([0.2, 0.6, 0.8, 1.0])
+    probabilities = np.full((4, 5), 0.2)
+    probabilities[1:] = ((1 - confidence[1:]) / 4)[:, None]
+    probabilities[:, 0] = confidence
+    probabilities = probabilities.astype(dtype)
+    count = np.zeros(15)
+    count[[2, 8, 11, 14]] = 1
+    np.testing.assert_array_equal(reliability(probabilities, [0, 0, 0, 0]).count, count)
+    metric = ibnn.ExpectedCalibrationError()
+    metric.update_state([0, 0, 0, 0], probabilities)
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(metric.count), count)
+
+
+def test_probability_zero_is_in_the_first_bin():
+    # Never happens, never said: a perfect pair of classes. Said never, happens: the worst.
+    assert classwise_calibration_error([[1.0, 0.0]], [0]) == 0
+    assert classwise_calibration_error([[1.0, 0.0]], [1]) == 1
+    metric = ibnn.ClasswiseCalibrationError()
+    metric.update_state([1], [[1.0, 0.0]])
+    assert float(metric.result()) == 1
+    right = keras.ops.convert_to_numpy(metric.right)
+    np.testing.assert_array_equal(np.flatnonzero(right), [15])  # the first bin of class 1
+
+
+def test_reliability_fields():
+    result = reliability([[0.5, 0.5], [0.75, 0.25], [0.7, 0.3]], [0, 0, 1], bins=4)
+    np.testing.assert_array_equal(result.edges, [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_array_equal(result.count, [0, 1, 2, 0])
+    np.testing.assert_allclose(result.confidence, [np.nan, 0.5, 0.725, np.nan])
+    np.testing.assert_allclose(result.accuracy, [np.nan, 1, 0.5, np.nan])
+    assert result.ece == pytest.approx((0.5 + 2 * 0.225) / 3)
+    assert result.mce == pytest.approx(0.5)
+
+
+# Equal mass.
+
+
+def test_adaptive_error_is_that_of_sorted_equal_parts(predictions):
+    confidence, correct = top(*predictions)
+    order = np.argsort(confidence)
+    parts = zip(np.split(confidence[order], 15), np.split(correct[order], 15), strict=True)
+    expected = np.mean([abs(c.mean() - r.mean()) for c, r in parts])
+    assert adaptive_calibration_error(*predictions) == pytest.approx(expected, abs=1e-12)
+
+
+def test_adaptive_error_of_whole_weights_is_that_of_repeated_examples(predictions):
+    probabilities, labels = predictions
+    weights = np.random.default_rng(1).integers(4, size=len(labels))
+    found = adaptive_calibration_error(probabilities, labels, sample_weight=weights)
+    again = np.repeat(probabilities, weights, axis=0), np.repeat(labels, weights)
+    assert found == pytest.approx(adaptive_calibration_error(*again), abs=1e-12)
+    assert found != pytest.approx(adaptive_calibration_error(probabilities, labels), abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ties_are_shared_whatever_the_order(seed):
+    # Six of one confidence over three bins, each with half of the six right.
+    order = np.random.default_rng(seed).permutation(6)
+    probabilities = np.tile([0.9, 0.1], (6, 1))
+    labels = np.array([0, 0, 0, 1, 1, 1])[order]
+    assert adaptive_calibration_error(probabilities, labels, bins=3) == pytest.approx(0.4)
+    metric = ibnn.AdaptiveCalibrationError(bins=3)
+    assert stream(metric, probabilities, labels, 6) == pytest.approx(0.4, abs=1e-6)
+
+
+@pytest.mark.parametrize(("examples", "within"), [(200, 1e-2), (10_000, 1e-3)])
+@pytest.mark.parametrize("scale", [1, 8])
+def test_cells_come_close_to_the_exact_adaptive_error(examples, within, scale):
+    probabilities, labels = calibrated(examples, scale=scale)
+    exact = adaptive_calibration_error(probabilities, labels)
+    found = stream(ibnn.AdaptiveCalibrationError(), probabilities, labels, 200)
+    assert found == pytest.approx(exact, abs=within)
+    # Not by chance: in another order, and so in other batches, it is the same.
+    found_again = stream(ibnn.AdaptiveCalibrationError(), probabilities[::-1], labels[::-1], 200)
+    assert found_again == pytest.approx(found, abs=1e-6)
+    equal_width = expected_calibration_error(probabilities, labels)
+    assert abs(equal_width - exact) > 2 * abs(found - exact)
+
+
+def test_cells_tell_confidences_near_one_apart():
+    # Half are right where they say 0.9999, all where they say 0.99999: one equal-width bin.
+    probabilities = np.array([[0.9999, 0.0001]] * 4 + [[0.99999, 0.00001]] * 4)
+    labels = [0, 1, 0, 1, 0, 0, 0, 0]
+    metric = ibnn.AdaptiveCalibrationError(bins=2)
+    metric.update_state(labels, probabilities)
+    assert float(metric.result()) == pytest.approx((0.4999 + 0.00001) / 2, abs=1e-6)
+    assert np.count_nonzero(keras.ops.convert_to_numpy(metric.count)) == 2
+
+
+def test_one_example_in_all_bins():
+    assert adaptive_calibration_error([[0.7, 0.3]], [0]) == pytest.approx(0.3)
+    assert stream(
+        ibnn.AdaptiveCalibrationError(), np.array([[0.7, 0.3]]), np.array([1]), 1
+    ) == pytest.approx(0.7, abs=1e-6)
+
+
+# Classes.
+
+
+def test_classes_are_fixed_by_the_first_batch_or_by_hand():
+    for classes in (None, 3):
+        metric = ibnn.ClasswiseCalibrationError(bins=4, classes=classes)
+        assert float(metric.result()) == 0
+        metric.update_state([2], [[0.25, 0.25, 0.5]])
+        assert metric.count.shape == (12,)
+        with pytest.raises(ValueError, match="must have 3 classes"):
+            metric.update_state([1], [[0.5, 0.5]])
+        assert ibnn.ClasswiseCalibrationError(**metric.get_config()).classes == classes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ibnn.ExpectedCalibrationError,
+        ibnn.AdaptiveCalibrationError,
+        ibnn.MaximumCalibrationError,
+        ibnn.ClasswiseCalibrationError,
+        lambda bins: reliability([[0.5, 0.5]], [0], bins),
+        lambda bins: adaptive_calibration_error([[0.5, 0.5]], [0], bins),
+        lambda bins: classwise_calibration_error([[0.5, 0.5]], [0], bins),
+    ],
+)
+def test_bad_bins(make):
+    for value in (0, 2.5):
+        with pytest.raises(ValueError, match=f"`bins`.*{value}"):
+            make(bins=value)

@@ -1,0 +1,47 @@
+"""Calibration, proper scores, detection of the unknown, and temperature scaling."""
+
+from tfp_ibnn.metrics.calibration import (
+    Reliability,
+    adaptive_calibration_error,
+    classwise_calibration_error,
+    expected_calibration_error,
+    maximum_calibration_error,
+    reliability,
+)
+from tfp_ibnn.metrics.detection import RiskCoverage, aupr, auroc, fpr_at_95_tpr, risk_coverage
+from tfp_ibnn.metrics.scoring import (
+    BrierScore,
+    NegativeLogLikelihood,
+    brier_score,
+    negative_log_likelihood,
+)
+from tfp_ibnn.metrics.streaming_calibration import (
+    AdaptiveCalibrationError,
+    ClasswiseCalibrationError,
+    ExpectedCalibrationError,
+    MaximumCalibrationError,
+)
+from tfp_ibnn.metrics.temperature import TemperatureScaling
+
+__all__ = [
+    "AdaptiveCalibrationError",
+    "BrierScore",
+    "ClasswiseCalibrationError",
+    "ExpectedCalibrationError",
+    "MaximumCalibrationError",
+    "NegativeLogLikelihood",
+    "Reliability",
+    "RiskCoverage",
+    "TemperatureScaling",
+    "adaptive_calibration_error",
+    "aupr",
+    "auroc",
+    "brier_score",
+    "classwise_calibration_error",
+    "expected_calibration_error",
+    "fpr_at_95_tpr",
+    "maximum_calibration_error",
+    "negative_log_likelihood",
+    "reliability",
+    "risk_coverage",
+]

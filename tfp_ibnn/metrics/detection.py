@@ -1,0 +1,132 @@
+"""What an uncertainty is good for: telling unknown inputs from known ones, and abstaining.
+
+Any uncertainty will do (entropy, mutual information, 1 - confidence), so long as it is higher where
+the model knows less. Only its order counts.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn import metrics
+
+__all__ = ["RiskCoverage", "aupr", "auroc", "fpr_at_95_tpr", "risk_coverage"]
+
+
+class RiskCoverage(NamedTuple):
+    """The mean loss of the predictions that a model keeps when it abstains from the least certain.
+
+    Attributes:
+        coverage: (examples,), the fraction kept: 1 / N, 2 / N, ... 1.
+        risk: (examples,), the mean loss of those.
+        area: mean of `risk` over all coverages (AURC); lower is better.
+        excess_area: `area` less that of the best order possible, the one by the loss itself.
+    """
+
+    coverage: np.ndarray
+    risk: np.ndarray
+    area: float
+    excess_area: float
+
+
+def auroc(known: Any, unknown: Any) -> float:
+    """Return the chance that an unknown input has the higher uncertainty; ties count half.
+
+    1 parts the two perfectly, 0.5 is chance, and below 0.5 the unknown ones are the more certain.
+
+    Args:
+        known: (...) uncertainties of inputs like the training data.
+        unknown: (...) uncertainties of inputs from elsewhere; the positive class.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.auroc(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
+        0.8333
+
+    References:
+        Hendrycks and Gimpel, A Baseline for Detecting Misclassified and Out-of-Distribution
+        Examples in Neural Networks, arXiv 1610.02136.
+    """
+    return float(metrics.roc_auc_score(*_pooled(known, unknown)))
+
+
+def aupr(known: Any, unknown: Any) -> float:
+    """Return the average precision with which the uncertainty finds the unknown inputs.
+
+    Chance gives the fraction of unknown inputs, so it depends on how many there are of each; the
+    area is summed in steps, without interpolation. The arguments are those of `auroc`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.aupr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
+        0.8333
+    """
+    return float(metrics.average_precision_score(*_pooled(known, unknown)))
+
+
+def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
+    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are.
+
+    The arguments are those of `auroc`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.fpr_at_95_tpr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
+        0.3333
+    """
+    false, true, _ = metrics.roc_curve(*_pooled(known, unknown), drop_intermediate=False)
+    return float(np.min(false[true >= 0.95]))
+
+
+def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
+    """Keep the most certain predictions first and follow their mean loss.
+
+    Predictions of the same uncertainty share the mean of their losses, the expectation over their
+    orders, so the order of the examples does not matter.
+
+    Args:
+        uncertainty: (...), higher is less certain.
+        loss: (...), of each prediction: whether it is wrong, its negative log-likelihood, ...
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> curve = ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0])
+        >>> curve.risk
+        array([0.    , 0.    , 0.3333, 0.5   ])
+        >>> curve.area
+        0.2083
+
+    References:
+        Geifman et al., Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers, arXiv
+        1805.08206.
+    """
+    uncertainty, loss = _checked("uncertainty", uncertainty), _checked("loss", loss)
+    if uncertainty.shape != loss.shape:
+        raise ValueError(
+            "`loss` must hold one number for each of `uncertainty`, "
+            f"{len(uncertainty)}; got {len(loss)}."
+        )
+    _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    shared = np.bincount(group, weights=loss) / size
+    kept = np.arange(1, len(loss) + 1)
+    risk, best = (
+        np.cumsum(in_order) / kept for in_order in (shared[np.sort(group)], np.sort(loss))
+    )
+    area = float(np.mean(risk))
+    return RiskCoverage(kept / len(loss), risk, area, area - float(np.mean(best)))
+
+
+def _pooled(known: Any, unknown: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return whether each input is unknown, and its uncertainty."""
+    known, unknown = _checked("known", known), _checked("unknown", unknown)
+    return np.repeat([0, 1], [len(known), len(unknown)]), np.concatenate([known, unknown])
+
+
+def _checked(name: str, values: Any) -> np.ndarray:
+    """Return finite numbers in float64 along one axis, or raise."""
+    flat = np.asarray(values).astype("float64").ravel()
+    if not flat.size:
+        raise ValueError(f"`{name}` must hold one number at least; got none.")
+    bad = np.flatnonzero(~np.isfinite(flat))
+    if bad.size:
+        raise ValueError(f"`{name}` must be finite; got {flat[bad[0]]} at example {bad[0]}.")
+    return flat

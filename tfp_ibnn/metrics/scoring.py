@@ -1,0 +1,176 @@
+"""Proper scoring rules: a forecaster does best by them who says what he believes."""
+
+from types import ModuleType
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn.backend import Tensor
+from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked, prepare
+
+__all__ = ["BrierScore", "NegativeLogLikelihood", "brier_score", "negative_log_likelihood"]
+
+
+def brier_score(
+    probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
+) -> float:
+    """Return the mean over examples of sum_k (p_k - y_k)^2, between 0 and 2.
+
+    With two classes it is twice scikit-learn's `brier_score_loss` of the probabilities of class 1.
+
+    Args:
+        probabilities: (..., classes) that sum to 1; or (..., 1), those of class 1 of two.
+        labels: (...) or (..., 1) integers, or (..., classes) one-hot.
+        sample_weight: (...), or a shape that can be broadcast to it along the last axes. Examples
+            of weight 0 are neither counted nor checked.
+        from_logits: whether `probabilities` are logits.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.brier_score([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+        0.68
+    """
+    examples = checked(probabilities, labels, sample_weight, from_logits)
+    return float(np.average(_squared_distance(np, examples), weights=examples.weight))
+
+
+def negative_log_likelihood(
+    probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
+) -> float:
+    """Return the mean over examples of -log p_y, in nats; the arguments are `brier_score`'s.
+
+    A probability of 0 counts as the smallest normal float of its dtype: an example costs 87.3 at
+    most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.negative_log_likelihood([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+        0.9163
+    """
+    examples = checked(probabilities, labels, sample_weight, from_logits)
+    return float(np.average(_surprise(np, examples), weights=examples.weight))
+
+
+class _MeanScore(ClassificationMetric):
+    """Weighted mean of one score for each example."""
+
+    def __init__(self, from_logits: bool, name: str, dtype: Any) -> None:
+        super().__init__(from_logits, name, dtype)
+        self.total, self.weight = (
+            self.add_variable(shape=(), initializer="zeros", dtype=self.dtype, name=part)
+            for part in ("total", "weight")
+        )
+
+    def _score(self, examples: Examples) -> Tensor:
+        raise NotImplementedError
+
+    def _count(self, examples: Examples) -> None:
+        self.total.assign_add(ops.sum(examples.weight * self._score(examples)))
+        self.weight.assign_add(ops.sum(examples.weight))
+
+    def _value(self) -> Tensor:
+        return ops.divide_no_nan(ops.convert_to_tensor(self.total), self.weight)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class BrierScore(_MeanScore):
+    """Brier score: the squared distance of the probabilities from the truth.
+
+    BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
+    scikit-learn's `brier_score_loss`. Invalid input makes the result NaN; it is 0 before the first
+    batch.
+
+    Args:
+        from_logits: whether predictions are logits rather than probabilities.
+        name: of the metric.
+        dtype: of its state; half precision becomes float32.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> brier = ibnn.BrierScore()
+        >>> brier.update_state([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]]))
+        >>> round(float(brier.result()), 4)
+        0.68
+
+    References:
+        Brier, Verification of Forecasts Expressed in Terms of Probability, Monthly Weather Review
+        78, 1950.
+    """
+
+    def __init__(self, from_logits: bool = False, name: str = "brier", dtype: Any = None) -> None:
+        super().__init__(from_logits, name, dtype)
+
+    def _score(self, examples: Examples) -> Tensor:
+        return _squared_distance(ops, examples)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class NegativeLogLikelihood(_MeanScore):
+    """Negative log-likelihood of the labels, in nats.
+
+    NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
+    metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
+    Invalid input makes the result NaN; it is 0 before the first batch.
+
+    Args:
+        from_logits: whether predictions are logits rather than probabilities.
+        name: of the metric.
+        dtype: of its state; half precision becomes float32.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> nll = ibnn.NegativeLogLikelihood()
+        >>> nll.update_state([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]]))
+        >>> round(float(nll.result()), 4)
+        0.9163
+
+    References:
+        Gneiting and Raftery, Strictly Proper Scoring Rules, Prediction, and Estimation, Journal of
+        the American Statistical Association 102, 2007.
+    """
+
+    def __init__(self, from_logits: bool = False, name: str = "nll", dtype: Any = None) -> None:
+        super().__init__(from_logits, name, dtype)
+
+    def _score(self, examples: Examples) -> Tensor:
+        return _surprise(ops, examples)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Accuracy(_MeanScore):
+    """Fraction of examples whose most probable class is the label's."""
+
+    def __init__(
+        self, from_logits: bool = False, name: str = "accuracy", dtype: Any = None
+    ) -> None:
+        super().__init__(from_logits, name, dtype)
+
+    def _score(self, examples: Examples) -> Tensor:
+        return examples.top_label(ops)[1][:, 0]
+
+
+def surprise(y_true: Any, y_pred: Tensor) -> Tensor:
+    """Return minus the log-probability of each label, flat, as `NegativeLogLikelihood` counts it.
+
+    Args:
+        y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
+        y_pred: (..., classes) probabilities.
+    """
+    names = ("y_pred", "y_true", "sample_weight")
+    labels = ops.convert_to_tensor(y_true)
+    return _surprise(ops, prepare(ops, y_pred, labels, ops.ones(()), False, names)[0])
+
+
+def _squared_distance(xp: ModuleType, examples: Examples) -> Any:
+    return xp.sum(xp.square(examples.probabilities - examples.targets), axis=-1)
+
+
+def _surprise(xp: ModuleType, examples: Examples) -> Any:
+    log_probabilities = examples.log_probabilities
+    if log_probabilities is None:
+        tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny
+        log_probabilities = xp.log(xp.maximum(examples.probabilities, tiny))
+    # Not a product: an impossible class has the logarithm -inf.
+    return -xp.sum(xp.where(examples.targets > 0, log_probabilities, 0), axis=-1)

@@ -1,20 +1,15 @@
-"""Figures, legible in print and for the colour-blind; each draws on an axis that it is given."""
+"""Calibration: the reliability diagram."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 
 from tfp_ibnn.metrics import reliability
+from tfp_ibnn.plots.style import COLORS, new_axes, tidy
 
-__all__ = ["COLORS", "reliability_diagram", "training_curves"]
-
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The palette of Okabe and Ito."""
-
-_LINES = ("-", "--", "-.", ":")
+__all__ = ["reliability_diagram"]
 
 
 def reliability_diagram(
@@ -36,9 +31,15 @@ def reliability_diagram(
         bins: number of bins.
         title: of the axis; the ECE is written below it.
         ax: where to draw; a new figure by default.
+
+    Example:
+        >>> from tfp_ibnn import plots
+        >>> ax = plots.reliability_diagram([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+        >>> ax.get_title()
+        'ECE 0.300'
     """
-    ax = plt.subplots(figsize=(4, 4))[1] if ax is None else ax
     result = reliability(probabilities, labels, bins)
+    ax = new_axes(ax, (4, 4))
     width = 0.92 / bins
     center = (result.edges[:-1] + result.edges[1:]) / 2
     pale = np.where(result.count < 10, 0.3, 1.0)
@@ -47,7 +48,8 @@ def reliability_diagram(
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.sqrt(result.accuracy * (1 - result.accuracy) / result.count)
     ax.errorbar(center, result.accuracy, error, fmt="none", ecolor="0.15", capsize=2, zorder=4)
-    ax.plot([0, 1], [0, 1], color=COLORS[1], lw=1.5, ls="--", zorder=3)
+    diagonal = ax.plot([0, 1], [0, 1], color=COLORS[1], lw=1.5, ls="--", zorder=3)[0]
+    diagonal.set_path_effects([withStroke(linewidth=3.5, foreground="white")])
     depth = 0.25
     height = np.log1p(result.count) / np.log1p(result.count.sum())
     ax.bar(center, -depth * height, width, color="0.6", zorder=2)
@@ -57,33 +59,4 @@ def reliability_diagram(
     ax.set_title(f"{title}\n{heading}" if title else heading, fontsize=11)
     ax.set(xlim=(0, 1), ylim=(-depth, 1), xlabel="confidence", ylabel="accuracy")
     ax.set_yticks(np.linspace(0, 1, 6))
-    ax.grid(axis="y", color="0.9", zorder=0)
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
-
-
-def training_curves(
-    histories: Mapping[str, Mapping[str, Sequence[float]]],
-    key: str,
-    *,
-    label: str | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw one logged quantity of several runs over the epochs.
-
-    Args:
-        histories: run name to `History.history`; runs that did not log `key` are left out.
-        key: the quantity, for example "nll" or "kl".
-        label: of the vertical axis; `key` by default.
-        ax: where to draw; a new figure by default.
-    """
-    ax = plt.subplots(figsize=(5, 3.5))[1] if ax is None else ax
-    for i, (name, history) in enumerate(histories.items()):
-        if key in history:
-            values = history[key]
-            style = {"color": COLORS[i % len(COLORS)], "ls": _LINES[i % len(_LINES)]}
-            ax.plot(range(1, len(values) + 1), values, label=name, lw=1.8, **style)
-    ax.set(xlabel="epoch", ylabel=label or key)
-    ax.grid(color="0.9")
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+    return tidy(ax, "y")

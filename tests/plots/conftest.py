@@ -1,0 +1,17 @@
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.testing import set_font_settings_for_testing
+
+
+@pytest.fixture(autouse=True)
+def pinned_style():
+    """The same style and fonts whatever a user's own settings are; all figures closed after."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["font.family"] = "DejaVu Sans"
+        set_font_settings_for_testing()
+        yield
+        plt.close("all")

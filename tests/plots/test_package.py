@@ -1,0 +1,27 @@
+import ast
+from pathlib import Path
+
+import tfp_ibnn
+from tfp_ibnn import plots
+
+
+def imported(path):
+    """Full names of what a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def test_only_plots_import_matplotlib():
+    root = Path(tfp_ibnn.__file__).parent
+    files = [path for path in root.rglob("*.py") if "plots" not in path.relative_to(root).parts]
+    names = {name for path in files for name in imported(path)}
+    assert "tfp_ibnn.posteriors.Posterior" in names
+    assert [name for name in names if name.startswith(("matplotlib", "tfp_ibnn.plots"))] == []
+
+
+def test_all_names_are_there():
+    assert all(hasattr(plots, name) for name in plots.__all__)
+    assert plots.__all__ == sorted(plots.__all__)

@@ -1,0 +1,131 @@
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from tfp_ibnn import plots
+
+NAN = float("nan")
+
+
+def run(shift=0.0):
+    epochs = np.arange(1, 11)
+    return {
+        "loss": (3 / epochs + shift).tolist(),
+        "val_loss": (4 / epochs + shift).tolist(),
+        "nll": (2 / epochs + shift).tolist(),
+        "kl": (10.0 * epochs).tolist(),
+        "val_mc_nll": [0.5, 0.25],
+        "val_mc_accuracy": [0.75, 0.875],
+    }
+
+
+def curves(ax):
+    return {(line.get_color(), line.get_linestyle()): line.get_xydata() for line in ax.lines}
+
+
+def panels(figure):
+    return {ax.get_ylabel(): ax for ax in figure.axes if ax.axison}
+
+
+def test_curves_leave_out_runs_without_the_quantity():
+    histories = {"a": {"kl": [3.0, 2.0, 1.0]}, "b": {"loss": [1.0]}}
+    given = plt.subplots()[1]
+    ax = plots.training_curves(histories, "kl", ax=given)
+    assert ax is given
+    assert [line.get_label() for line in ax.lines] == ["a"]
+    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, 3], [2, 2], [3, 1]])
+
+
+def test_a_run_keeps_its_look_in_all_quantities():
+    histories = {"a": {"loss": [1.0]}, "b": {"loss": [1.0], "kl": [2.0]}}
+    loss, kl = (plots.training_curves(histories, key) for key in ("loss", "kl"))
+    assert loss.lines[1].get_color() == kl.lines[0].get_color() == plots.COLORS[1]
+    assert loss.lines[1].get_linestyle() == kl.lines[0].get_linestyle() == "--"
+
+
+def test_panel_has_an_axis_for_each_quantity_that_was_logged():
+    figure = plots.training_panel({"a": run(), "b": {"ece": [0.1], "mae": [1.0]}})
+    expected = ["negative ELBO", "log-likelihood", "KL (nats)", "accuracy", "ECE"]
+    assert list(panels(figure)) == expected
+    assert len(panels(figure)["ECE"].lines) == 1
+
+
+def test_panel_draws_training_and_validation_of_each_run():
+    figure = plots.training_panel({"a": run(), "b": run(1.0)}, ["loss"])
+    found = curves(panels(figure)["negative ELBO"])
+    epochs = np.arange(1, 11)
+    for i, shift in enumerate((0, 1)):
+        for line, scale in (("-", 3), ("--", 4)):
+            expected = np.stack([epochs, scale / epochs + shift], axis=1)
+            np.testing.assert_allclose(found[plots.COLORS[i], line], expected)
+    assert len(found) == 4
+
+
+def test_likelihood_has_the_sign_of_a_likelihood():
+    found = curves(panels(plots.training_panel({"a": run()}))["log-likelihood"])
+    np.testing.assert_allclose(found[plots.COLORS[0], "-"][:, 1], -np.array(run()["nll"]))
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(None, [1, 6]), (7, [1, 8])])
+def test_sparse_entries_are_spread_over_the_epochs(every, epochs):
+    figure = plots.training_panel({"a": run()}, mc_every=every)
+    found = curves(panels(figure)["log-likelihood"])[plots.COLORS[0], ":"]
+    np.testing.assert_allclose(found, [[epochs[0], -0.5], [epochs[1], -0.25]])
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5, 6, 10, 15, 30])
+def test_the_interval_is_found_from_the_number_of_entries(every):
+    epochs = np.arange(1, 31)
+    history = {"nll": np.zeros(30), "val_mc_nll": -epochs[::every]}
+    found = curves(panels(plots.training_panel({"a": history}))["log-likelihood"])
+    sparse = found[plots.COLORS[0], ":"]
+    np.testing.assert_allclose(sparse[:, 0], sparse[:, 1])
+
+
+def test_sparse_entries_may_be_padded_with_nan():
+    history = {**run(), "val_mc_nll": [NAN, 0.5, NAN, NAN, 0.25, NAN, NAN, NAN, NAN, 0.125]}
+    found = curves(panels(plots.training_panel({"a": history}))["log-likelihood"])
+    np.testing.assert_allclose(found[plots.COLORS[0], ":"], [[2, -0.5], [5, -0.25], [10, -0.125]])
+
+
+def test_a_diverged_run_has_a_gap():
+    figure = plots.training_panel({"a": {"loss": [2.0, NAN, 1.0]}})
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [2.0, NAN, 1.0])
+
+
+@pytest.mark.parametrize("keys", [["loss", "kl"], ["loss", "kl", "nll", "accuracy"]])
+def test_one_legend_names_runs_and_phases(keys):
+    (legend,) = plots.training_panel({"a": run(), "b": run()}, keys).legends
+    expected = ["a", "b", "training", "validation"]
+    expected += ["validation, MC"] if "nll" in keys else []
+    assert [text.get_text() for text in legend.get_texts()] == expected
+
+
+def test_any_other_entry_can_be_asked_for():
+    figure = plots.training_panel({"a": {"dense/kl": [1.0, 2.0]}}, ["dense/kl"])
+    assert list(panels(figure)) == ["dense/kl"]
+
+
+@pytest.mark.parametrize("draw", [plots.training_panel, plots.training_curves])
+@pytest.mark.parametrize("histories", [{}, None, [1.0], {"a": [1.0]}, {"a": None}])
+def test_what_is_no_history_is_refused(draw, histories):
+    with pytest.raises(ValueError, match="`histories` must map at least one run"):
+        draw(histories, "loss")
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="No run has logged 'lr'; choose from kl, loss"):
+        plots.training_panel({"a": {"loss": [1.0], "kl": [1.0]}}, ["lr"])
+    with pytest.raises(ValueError, match="No run has logged 'kl'; choose from val_kl"):
+        plots.training_curves({"a": {"val_kl": [1.0]}}, "kl")
+    with pytest.raises(ValueError, match="No run has logged 'loss'; choose from mae"):
+        plots.training_panel({"a": {"mae": [1.0]}})
+    with pytest.raises(ValueError, match=r"`keys` must be a list .*got 'loss'"):
+        plots.training_panel({"a": run()}, "loss")
+    with pytest.raises(ValueError, match="`keys` must be a list"):
+        plots.training_panel({"a": run()}, [])
+    with pytest.raises(ValueError, match="`mc_every` must be a whole number"):
+        plots.training_panel({"a": run()}, mc_every=0)
+    with pytest.raises(ValueError, match=r"one number an epoch; got the shape \(1, 2\)"):
+        plots.training_curves({"a": {"loss": [[1.0, 2.0]]}}, "loss")
+    assert plt.get_fignums() == []

@@ -1,0 +1,164 @@
+"""Decision boundaries of classifiers of two inputs, with their uncertainty."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from scipy.ndimage import zoom
+
+from tfp_ibnn import _checks
+from tfp_ibnn.plots import _inputs
+from tfp_ibnn.plots._grid import axes_of, evaluate
+from tfp_ibnn.plots.style import COLORS, MARKERS, new_axes, pale
+
+__all__ = ["decision_boundary"]
+
+_RESOLUTION = {"size": 36, "shade": 120}
+# The share of ink that is left at the largest uncertainty: enough to see the class.
+_LEAST = {"size": 0.03, "shade": 0.1}
+# Points along each axis of the grid on which the boundary is found, at least.
+_FINE = 300
+
+
+def decision_boundary(
+    predict: Callable[[np.ndarray], Any],
+    x: Any = None,
+    labels: Any = None,
+    *,
+    uncertainty: str = "entropy",
+    style: str = "size",
+    limits: tuple[tuple[float, float], tuple[float, float]] | None = None,
+    resolution: int | None = None,
+    maximum: float | None = None,
+    legend: bool = True,
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw the predicted class over the plane as colour, its uncertainty as size or shade.
+
+    Where the model is certain, the plane is full of ink; it thins out to small dots, or to white,
+    where the model is not. A Bayesian model thins out far from the data, a deterministic one only
+    along the black line, on which two classes are equally probable (0.5 each if there are two).
+
+    Args:
+        predict: maps float32 points (M, 2) to probabilities (M, classes), where one column is that
+            of class 1 of two, or to a mapping that holds them as "mean", and uncertainties (M,)
+            beside them.
+        x: (N, 2) training points, drawn on top.
+        labels: (N,) integers or (N, classes) one-hot; each class has its own marker.
+        uncertainty: the entry of the mapping to show. The entropy of the mean, in nats, can always
+            be had.
+        style: "size" for a grid of points, "shade" for a continuous surface.
+        limits: ((left, right), (bottom, top)); by default those of `x` and a margin.
+        resolution: grid points along each axis; 36 for "size", 120 for "shade".
+        maximum: the uncertainty at which the ink is least. By default log(classes) for the entropy,
+            else the largest of the grid. Give one number to compare models.
+        legend: whether to draw one, right of the axis.
+        ax: where to draw; a new figure by default.
+        title: of the axis.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfp_ibnn import plots
+        >>> def predict(points):
+        ...     return 1 / (1 + np.exp(-points[:, :1]))
+        >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
+        >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
+        ['class 0', 'class 1', 'p = 0.5']
+    """
+    style = _checks.one_of("style", style, tuple(_RESOLUTION))
+    x = None if x is None else _inputs.array("x", x, ("points", 2))
+    if labels is not None and x is None:
+        raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
+    across, up = axes_of(x, limits, _RESOLUTION[style] if resolution is None else resolution)
+    grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+    mean, doubt = evaluate(predict, grid.astype("float32"), uncertainty)
+    count, classes = len(across), mean.shape[1]
+    if labels is not None:
+        labels = _inputs.classes("labels", labels, len(x), classes)
+    if maximum is None:
+        # A model that is certain everywhere has nothing to scale by.
+        maximum = np.log(classes) if uncertainty == "entropy" else doubt.max() or 1.0
+    maximum = _checks.positive("maximum", float(maximum))
+
+    ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
+    ink = 1 - (1 - _LEAST[style]) * np.clip(doubt / maximum, 0, 1)
+    winner = mean.argmax(axis=-1)
+    if style == "size":
+        box = ax.get_window_extent()
+        points = 72 / ax.figure.dpi * min(box.width, box.height)
+        area = (0.74 * points / count) ** 2
+        for k in range(classes):
+            where = winner == k
+            ax.scatter(
+                *grid[where].T,
+                s=area * ink[where],
+                color=pale(_color(k), 0.45),
+                marker=_marker(k),
+                linewidths=0,
+            )
+    else:
+        color = np.stack([pale(_color(k), 1 - 0.75 * ink) for k in range(classes)])
+        shade = color[winner, np.arange(len(winner))].reshape(count, count, 3)
+        ax.pcolormesh(across, up, shade, shading="nearest", rasterized=True)
+    _draw_boundary(ax, across, up, mean.reshape(count, count, classes))
+    if x is not None:
+        _draw_points(ax, x, labels)
+    ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title)
+    if legend:
+        _draw_legend(ax, style, classes, uncertainty, maximum)
+    return ax
+
+
+def _draw_boundary(ax: Axes, across: np.ndarray, up: np.ndarray, mean: np.ndarray) -> None:
+    # On a coarse grid, lines that are drawn class by class would not meet where three classes do.
+    factor = -(-_FINE // len(across))
+    fine = zoom(mean, (factor, factor, 1), order=1)
+    across, up = (np.linspace(axis[0], axis[-1], len(fine)) for axis in (across, up))
+    classes = mean.shape[-1]
+    for k in range(1 if classes == 2 else classes):
+        lead = fine[..., k] - np.delete(fine, k, axis=-1).max(axis=-1, initial=0)
+        if lead.min() < 0 < lead.max():
+            ax.contour(across, up, lead, levels=[0.0], colors="black", linewidths=1.4)
+
+
+def _draw_points(ax: Axes, x: np.ndarray, labels: np.ndarray | None) -> None:
+    edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
+    if labels is None:
+        ax.scatter(*x.T, color="white", marker="o", **edge)
+        return
+    for k in np.unique(labels):
+        ax.scatter(*x[labels == k].T, color=_color(k), marker=_marker(k), **edge)
+
+
+def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
+    handles: list[Any] = [
+        Line2D([], [], ls="", marker=_marker(k), color=_color(k), label=f"class {k}")
+        for k in range(classes)
+    ]
+    boundary = "p = 0.5" if classes == 2 else "boundary"
+    handles.append(Line2D([], [], color="black", lw=1.4, label=boundary))
+    handles.append(Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"))
+    for share in (0.0, 0.5, 1.0):
+        ink = 1 - (1 - _LEAST[style]) * share
+        label = f"{share * maximum:.2g}"
+        if style == "size":
+            size = {"markersize": 9 * ink**0.5, "markeredgewidth": 0}
+            handles.append(Line2D([], [], ls="", marker="o", color="0.4", label=label, **size))
+        else:
+            color = pale("black", 1 - 0.75 * ink)
+            handles.append(Patch(facecolor=color, edgecolor="0.6", lw=0.5, label=label))
+    ax.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9
+    )
+
+
+def _color(k: int) -> str:
+    return COLORS[k % len(COLORS)]
+
+
+def _marker(k: int) -> str:
+    return MARKERS[k % len(MARKERS)]

@@ -1,0 +1,108 @@
+"""Regression on one input: the predicted mean with bands of uncertainty."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from tfp_ibnn import _checks
+from tfp_ibnn.plots import _inputs
+from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
+
+__all__ = ["regression_bands"]
+
+
+def regression_bands(
+    x: Any,
+    prediction: Mapping[str, Any],
+    *,
+    data: tuple[Any, Any] | None = None,
+    truth: Any = None,
+    multiples: Sequence[float] = (2.0,),
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the predicted mean of a function of one input, with epistemic and total bands.
+
+    The inner band is what the model does not know of the function; it should be narrow among the
+    data and widen away from them. The outer, hatched one has the noise of the data added: of the
+    points, 95 % should lie within two deviations.
+
+    Args:
+        x: (N,) or (N, 1) inputs, in any order.
+        prediction: "mean", and the variances "aleatoric" and "epistemic"; each (N,) or (N, 1).
+        data: inputs and targets of the training points, each (M,) or (M, 1).
+        truth: (N,) or (N, 1) true function at `x`.
+        multiples: half widths of the bands, in standard deviations; the widest is the palest.
+        ax: where to draw; a new figure by default.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfp_ibnn import plots
+        >>> x = np.linspace(-1, 1, 50)
+        >>> prediction = {"mean": x**2, "aleatoric": 0.01 + 0 * x, "epistemic": 0.1 * x**2}
+        >>> ax = plots.regression_bands(x, prediction, data=([0.0, 0.5], [0.1, 0.2]))
+        >>> ax.get_legend_handles_labels()[1]
+        ['mean', '± 2 total', '± 2 epistemic', 'data']
+    """
+    x = _inputs.vector("x", x)
+    parts = _parts(prediction, len(x))
+    if np.ndim(multiples) != 1 or len(multiples) == 0:
+        raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
+    multiples = sorted((_checks.positive("multiples", each) for each in multiples), reverse=True)
+    points = None if data is None else _points(data)
+    truth = None if truth is None else _inputs.vector("truth", truth, len(x))
+
+    ax = new_axes(ax, (5.2, 3.4))
+    order = np.argsort(x, kind="stable")
+    x, mean = x[order], parts["mean"][order]
+    deviation = {
+        "total": np.sqrt(parts["aleatoric"] + parts["epistemic"])[order],
+        "epistemic": np.sqrt(parts["epistemic"])[order],
+    }
+    ax.plot(x, mean, color=COLORS[0], lw=2, label="mean", zorder=3)
+    looks = {"total": (COLORS[4], 0.75, "....", "--"), "epistemic": (COLORS[0], 0.55, None, "-")}
+    for name, (color, whiteness, hatch, ls) in looks.items():
+        for position, multiple in enumerate(multiples):
+            share = (position + 1) / len(multiples)
+            edges = mean - multiple * deviation[name], mean + multiple * deviation[name]
+            ax.fill_between(
+                x,
+                *edges,
+                facecolor=pale(color, 1 - share * (1 - whiteness)),
+                edgecolor=pale(color, 0.35),
+                hatch=hatch,
+                linewidth=0,
+                label=f"± {multiple:g} {name}",
+                zorder=1.5 if name == "total" else 2,
+            )
+            for edge in edges:
+                ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
+    if truth is not None:
+        ax.plot(x, truth[order], color="black", ls=":", lw=1.8, label="truth", zorder=4)
+    if points is not None:
+        ax.scatter(*points, s=14, color="black", marker="x", lw=1, label="data", zorder=5)
+    ax.set(xlim=(x[0], x[-1]) if x[-1] > x[0] else None, xlabel="x", ylabel="y")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9)
+    return tidy(ax)
+
+
+def _parts(prediction: Any, size: int) -> dict[str, np.ndarray]:
+    wanted = ("mean", "aleatoric", "epistemic")
+    if not isinstance(prediction, Mapping) or not set(wanted) <= set(prediction):
+        got = [*prediction] if isinstance(prediction, Mapping) else prediction
+        raise ValueError(f"`prediction` must be a mapping with the keys {wanted}; got {got!r}.")
+    parts = {key: _inputs.vector(f"prediction[{key!r}]", prediction[key], size) for key in wanted}
+    for key in wanted[1:]:
+        if parts[key].min() < 0:
+            raise ValueError(
+                f"`prediction[{key!r}]` must be a variance, 0 or above; got {parts[key].min()}."
+            )
+    return parts
+
+
+def _points(data: Any) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(data, Sequence) or len(data) != 2:
+        raise ValueError(f"`data` must be a pair of inputs and targets; got {type(data).__name__}.")
+    inputs = _inputs.vector("data[0]", data[0], "points")
+    return inputs, _inputs.vector("data[1]", data[1], len(inputs))

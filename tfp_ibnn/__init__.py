@@ -18,8 +18,17 @@ from tfp_ibnn.layers import (
     stochastic_layers,
     unfreeze,
 )
-from tfp_ibnn.metrics import ExpectedCalibrationError
+from tfp_ibnn.metrics import (
+    AdaptiveCalibrationError,
+    BrierScore,
+    ClasswiseCalibrationError,
+    ExpectedCalibrationError,
+    MaximumCalibrationError,
+    NegativeLogLikelihood,
+    TemperatureScaling,
+)
 from tfp_ibnn.model import StochasticModel
+from tfp_ibnn.monte_carlo import MonteCarlo, MonteCarloEvaluation
 from tfp_ibnn.posteriors import (
     FlowPosterior,
     MixturePosterior,
@@ -37,11 +46,18 @@ from tfp_ibnn.training import KLAnnealing, PosteriorLog, TwoSpeed, two_speed
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveCalibrationError",
+    "BrierScore",
+    "ClasswiseCalibrationError",
     "ExpectedCalibrationError",
     "Flow",
     "FlowPosterior",
     "KLAnnealing",
+    "MaximumCalibrationError",
     "MixturePosterior",
+    "MonteCarlo",
+    "MonteCarloEvaluation",
+    "NegativeLogLikelihood",
     "NormalAffine",
     "NormalGlowStep",
     "NormalIAF",
@@ -55,6 +71,7 @@ __all__ = [
     "StochasticConv2D",
     "StochasticDense",
     "StochasticModel",
+    "TemperatureScaling",
     "TwoSpeed",
     "flows",
     "freeze",

@@ -15,6 +15,7 @@ __all__ = [
     "one_of",
     "positive",
     "positive_integer",
+    "whole",
 ]
 
 
@@ -48,6 +49,14 @@ def positive_integer(name: str, value: Any) -> int:
     if number < 1 or number != int(number):
         raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
     return int(number)
+
+
+def whole(name: str, value: Any) -> int:
+    """Return `value` as an int, or raise if it is not a whole number of at least zero."""
+    number = non_negative(name, value)
+    if number != int(number):
+        raise ValueError(f"`{name}` must be a whole number; got {value!r}.")
+    return int(value)
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:

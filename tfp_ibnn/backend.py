@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["matmul", "mean", "replica_count", "tanh", "tfb", "tfd", "tfp"]
+__all__ = ["jit_compiles_well", "matmul", "mean", "replica_count", "tanh", "tfb", "tfd", "tfp"]
 
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
@@ -22,6 +22,10 @@ if _NAME == "tensorflow":
     matmul = keras.ops.matmul
     mean = keras.ops.mean
     tanh = tf.tanh
+
+    def jit_compiles_well() -> bool:
+        """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
+        return bool(tf.config.list_physical_devices("GPU"))
 
     def replica_count() -> int:
         """Number of replicas that share the present training step."""
@@ -40,6 +44,10 @@ elif _NAME == "jax":
     # Both go through float32 in keras.ops, even for a float64 argument.
     mean = jnp.mean
     tanh = jnp.tanh
+
+    def jit_compiles_well() -> bool:
+        """Whether just-in-time compilation pays: JAX is slow without."""
+        return True
 
     def replica_count() -> int:
         """Number of replicas that share the present training step: JAX sees one global batch."""

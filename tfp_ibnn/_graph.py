@@ -1,0 +1,172 @@
+"""A model cut in two: what comes before the first noisy layer, and the rest."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.models.functional import Functional
+
+from tfp_ibnn.backend import Tensor
+from tfp_ibnn.model import StochasticModel
+
+__all__ = ["Graph", "functional_graph", "repeat"]
+
+Call = Callable[..., Any]
+"""How to run a layer: (layer, *args, **kwargs) -> its output."""
+
+
+class _Step(NamedTuple):
+    """One call of one layer, by the numbers of the tensors that it takes and gives."""
+
+    node: Any
+    sources: tuple[int, ...]
+    results: tuple[int, ...]
+
+    def run(self, values: dict[int, Tensor], call: Call) -> None:
+        """Add the results of the call to the values."""
+        known = {
+            id(x): values[number]
+            for x, number in zip(self.node.input_tensors, self.sources, strict=True)
+        }
+        args, kwargs = self.node.arguments.fill_in(known)
+        outputs = keras.tree.flatten(call(self.node.operation, *args, **kwargs))
+        values.update(zip(self.results, outputs, strict=True))
+
+
+def functional_graph(model: keras.Model) -> Functional | None:
+    """Return the Functional model that a model runs, or None if its `call` is its own."""
+    if isinstance(model, keras.Sequential):
+        return getattr(model, "_functional", None)
+    plain = type(model).call in (Functional.call, StochasticModel.call)
+    return model if isinstance(model, Functional) and plain else None
+
+
+class Graph:
+    """The calls of all layers of a model, nested models opened, in an order that works.
+
+    A model whose `call` is its own cannot be opened; all of it counts as noisy.
+
+    Args:
+        model: a Keras model with one output.
+        is_noisy: which layers are random.
+    """
+
+    def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
+        self._model = model
+        self._functional = functional_graph(model)
+        if self._functional is None:
+            return
+        self._numbers: dict[tuple[int, ...], int] = {}
+        steps: list[_Step] = []
+        self._inputs, (self._output,) = self._open(self._functional, (), steps)
+        noisy: set[int] = set()
+        for step in steps:
+            if is_noisy(step.node.operation) or noisy.intersection(step.sources):
+                noisy.update(step.results)
+        needed = {self._output}
+        for step in reversed(steps):
+            if needed.intersection(step.results):
+                needed.update(step.sources)
+        steps = [step for step in steps if needed.intersection(step.results)]
+        self._before = [step for step in steps if not noisy.intersection(step.results)]
+        self._after = [step for step in steps if noisy.intersection(step.results)]
+        self._frontier = {x for step in self._after for x in step.sources} | {self._output}
+
+    def prefix(self, inputs: Any, call: Call) -> dict[int, Tensor]:
+        """Run what does not depend on noise; return the tensors that the rest needs."""
+        if self._functional is None:
+            return dict(enumerate(keras.tree.flatten(inputs)))
+        given = self._functional._standardize_inputs(inputs)
+        values = dict(zip(self._inputs, given, strict=True))
+        for step in self._before:
+            step.run(values, call)
+        return {number: values[number] for number in self._frontier & values.keys()}
+
+    def suffix(self, values: dict[int, Tensor], inputs: Any, call: Call) -> Tensor:
+        """Run the rest; return the model's output.
+
+        Args:
+            values: the tensors that `prefix` returned, with their examples repeated alike.
+            inputs: the model's inputs, for their structure.
+            call: how to run a layer.
+        """
+        if self._functional is None:
+            flat = [values[number] for number in sorted(values)]
+            return call(self._model, keras.tree.pack_sequence_as(inputs, flat))
+        values = dict(values)
+        for step in self._after:
+            step.run(values, call)
+        return values[self._output]
+
+    @property
+    def largest(self) -> int:
+        """Size of the largest tensor of one example behind the first noisy layer, if known."""
+        if self._functional is None:
+            return 1
+        nodes = [step.node for step in self._after]
+        tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]
+        # An axis of unknown size counts as 1.
+        sizes = [math.prod(size or 1 for size in x.shape[1:]) for x in tensors]
+        return max(sizes, default=1)
+
+    def _number(self, place: tuple[int, ...], tensor: Any) -> int:
+        return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))
+
+    def _open(
+        self, graph: Functional, place: tuple[int, ...], steps: list[_Step]
+    ) -> tuple[list[int], list[int]]:
+        """Append the calls of a graph; return the numbers of its inputs and outputs.
+
+        A nested model that is called twice is opened twice, each time in a `place` of its own.
+        """
+        for depth in sorted(graph._nodes_by_depth, reverse=True):
+            for node in graph._nodes_by_depth[depth]:
+                if node.is_input:
+                    continue
+                sources = tuple(self._number(place, x) for x in node.input_tensors)
+                inner = _nested(node)
+                if inner is None:
+                    results = tuple(self._number(place, x) for x in node.outputs)
+                    steps.append(_Step(node, sources, results))
+                    continue
+                inside = (*place, id(node))
+                for number, x in zip(sources, inner.inputs, strict=True):
+                    self._numbers[(*inside, id(x))] = number
+                _, ends = self._open(inner, inside, steps)
+                for number, x in zip(ends, node.outputs, strict=True):
+                    self._numbers[(*place, id(x))] = number
+        return (
+            [self._number(place, x) for x in graph.inputs],
+            [self._number(place, x) for x in graph.outputs],
+        )
+
+
+def repeat(x: Tensor, times: int | Tensor) -> Tensor:
+    """Return a tensor whose examples are repeated as a block, with its mask."""
+    mask = get_keras_mask(x)
+    shape = ops.shape(x)
+    blocks = ops.broadcast_to(x[None], (times, *shape))
+    repeated = ops.reshape(blocks, (times * shape[0], *shape[1:]))
+    if mask is not None:
+        set_keras_mask(repeated, repeat(mask, times))
+    return repeated
+
+
+def _nested(node: Any) -> Functional | None:
+    """Return the graph of a nested model that is called in the plain way, or None."""
+    if not isinstance(node.operation, keras.Model) or node.arguments.kwargs:
+        return None
+    inner = functional_graph(node.operation)
+    if inner is None or len(node.arguments.args) != 1:
+        return None
+    given, expected = node.arguments.args[0], inner.input
+    if keras.tree.is_nested(given) == keras.tree.is_nested(expected) is False:
+        return inner
+    try:
+        keras.tree.assert_same_structure(given, expected)
+    except ValueError:
+        return None
+    return inner

@@ -1,0 +1,138 @@
+"""Find out what a network's output means."""
+
+from typing import Any
+
+import keras
+
+from tfp_ibnn import _checks
+from tfp_ibnn._graph import functional_graph
+from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point, Predictive
+from tfp_ibnn.heads import GaussianHead, GaussianNLL
+from tfp_ibnn.layers import Stochastic
+
+__all__ = ["HEADS", "activation_of", "predictive_of"]
+
+HEADS = ("softmax", "sigmoid", "gaussian", "point")
+
+losses = keras.losses
+
+_HEAD_OF_LOSS = {
+    "softmax": (
+        losses.CategoricalCrossentropy,
+        losses.CategoricalFocalCrossentropy,
+        losses.SparseCategoricalCrossentropy,
+    ),
+    "sigmoid": (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy),
+    "gaussian": (GaussianNLL,),
+    "point": (
+        losses.Huber,
+        losses.LogCosh,
+        losses.MeanAbsoluteError,
+        losses.MeanAbsolutePercentageError,
+        losses.MeanSquaredError,
+        losses.MeanSquaredLogarithmicError,
+    ),
+}
+
+# Layers that leave the meaning of their input as it is.
+_TRANSPARENT = (
+    keras.layers.Dropout,
+    keras.layers.Flatten,
+    keras.layers.Identity,
+    keras.layers.Permute,
+    keras.layers.Reshape,
+    keras.layers.UpSampling2D,
+)
+
+
+def predictive_of(
+    model: keras.Model, head: str | None = None, from_logits: bool | None = None
+) -> Predictive:
+    """Return what a model's output predicts, from what is said, its last layer and its loss.
+
+    Args:
+        model: a Keras model with one output.
+        head: "softmax", "sigmoid", "gaussian" or "point", where that is known.
+        from_logits: whether the output is logits, where that is known.
+    """
+    if head is not None:
+        _checks.one_of("head", head, HEADS)
+    activation = activation_of(model)
+    loss_head, loss_logits = _head_of_loss(model)
+    found = activation if activation in HEADS else loss_head
+    if head is None:
+        head = found
+    if head is None and from_logits is not None:
+        head = "sigmoid" if model.output_shape[-1] == 1 else "softmax"
+    if head is None:
+        raise ValueError(
+            f"What the output of model {model.name!r} means cannot be told: its last layer "
+            f"({activation or 'unknown'}) has no softmax or sigmoid and the model is not compiled "
+            "with a loss that tells. Say from_logits=True for logits of classes, from_logits=False "
+            f"for probabilities, or `head`, one of {', '.join(map(repr, HEADS))}."
+        )
+    if head in ("gaussian", "point"):
+        return Gaussian() if head == "gaussian" else Point()
+    if activation in ("softmax", "sigmoid"):
+        if from_logits:
+            raise ValueError(
+                f"`from_logits` is True, but the last layer of model {model.name!r} ends in a "
+                f"{activation}: its output is probabilities."
+            )
+        from_logits = False
+    elif from_logits is None:
+        from_logits = loss_logits
+        if not from_logits and activation == "linear":
+            raise ValueError(
+                f"The last layer of model {model.name!r} is linear, but nothing says that its "
+                "output is logits. Say from_logits=True, or compile the model with a loss that has "
+                "from_logits=True."
+            )
+    return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
+
+
+def activation_of(model: keras.Model) -> str | None:
+    """Return "softmax", "sigmoid", "gaussian", "linear", another name, or None if unknown."""
+    graph = functional_graph(model)
+    if graph is None or len(graph.outputs) != 1:
+        return None
+    tensor = graph.outputs[0]
+    while True:
+        layer, node = tensor._keras_history[:2]
+        if isinstance(layer, _TRANSPARENT):
+            tensor = layer._inbound_nodes[node].input_tensors[0]
+            continue
+        if isinstance(layer, keras.Model):
+            return activation_of(layer)
+        return _activation(layer)
+
+
+def _activation(layer: Any) -> str | None:
+    if isinstance(layer, Stochastic):
+        layer = layer.layer
+    if isinstance(layer, GaussianHead):
+        return "gaussian"
+    if isinstance(layer, keras.layers.Softmax) or type(layer).__name__ == "Softmax":
+        return "softmax" if layer.axis == -1 else "softmax over another axis"
+    if type(layer).__name__ == "Sigmoid":
+        return "sigmoid"
+    function = getattr(layer, "activation", None)
+    return getattr(function, "__name__", None)
+
+
+def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:
+    """Return the head that goes with the loss a model is compiled with, and its `from_logits`."""
+    loss = getattr(model, "loss", None) if model.compiled else None
+    if isinstance(loss, (list, tuple)) and len(loss) == 1:
+        loss = loss[0]
+    if isinstance(loss, dict) and len(loss) == 1:
+        (loss,) = loss.values()
+    if loss is None:
+        return None, None
+    if isinstance(loss, str):
+        loss = losses.get(loss)
+    for head, classes in _HEAD_OF_LOSS.items():
+        for kind in classes:
+            if isinstance(loss, kind) or getattr(kind(), "fn", None) is loss:
+                return head, getattr(loss, "from_logits", False)
+    return None, None

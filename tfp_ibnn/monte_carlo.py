@@ -1,0 +1,540 @@
+"""Prediction by many sampled networks: a Keras model, and a callback that runs it in training."""
+
+import random
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _checks, _counter, noise
+from tfp_ibnn._dropout import DROPOUTS, drop
+from tfp_ibnn._graph import Graph, functional_graph, repeat
+from tfp_ibnn._head_of import predictive_of
+from tfp_ibnn._predictive import Summary
+from tfp_ibnn.backend import Tensor, jit_compiles_well
+from tfp_ibnn.layers import stochastic_layers
+
+__all__ = ["MonteCarlo", "MonteCarloEvaluation"]
+
+_CHUNK_ELEMENTS = 2**22
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MonteCarlo(keras.Model):
+    """Average a stochastic model over draws of its noise, and split the uncertainty.
+
+    `predict` returns a dict of arrays. For N examples and K classes:
+
+    - `mean` (N, K): the class probabilities, averaged over the draws;
+    - `variance` (N, K): the variance of the draws;
+    - `entropy` (N,): of the mean, in nats, the whole uncertainty;
+    - `aleatoric` (N,): the mean entropy of a draw, what no draw of the network can tell;
+    - `epistemic` (N,): the mean KL divergence of a draw from the mean, what the draws disagree
+      about; entropy = aleatoric + epistemic;
+    - `total_variance` (N,): the variances of all classes summed.
+
+    Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
+    pixel or step, (N, ..., K), has its positions in every entry. For regression `mean` is the mean
+    of the draws, `epistemic` their variance, `aleatoric` the mean of the variances that a
+    `GaussianHead` predicts (0 without one) and `total_variance` the sum of both, each (N, D).
+
+    `evaluate` scores `mean`: accuracy, NLL, Brier score and ECE, or RMSE and, with a
+    `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. More can be added
+    with `compile(metrics=[...])`.
+
+    By default the draws are shared by all examples of a prediction: each is a sampled network, one
+    function for all inputs. They are drawn anew for each `predict` and `evaluate`, unless there is
+    a seed: then the prediction of an example is always the same, to float tolerance, in batches and
+    chunks of any size, compiled or not, on every backend.
+
+    Args:
+        model: a built Keras model with stochastic layers and one output.
+        samples: number of draws.
+        head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
+            from the last layer and the loss the model is compiled with.
+        from_logits: whether the output is logits; None finds out likewise.
+        sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random).
+        seed: of the draws.
+        independent: draw anew for each example. The answers then repeat, with a seed, at one batch
+            size only.
+        chunk_size: how many draws to run at once; more take more memory. None chooses by the size
+            of the largest tensor and of the batch.
+        dropout: leave the dropout layers on, each draw with masks of its own (MC dropout), while
+            batch normalization stays as in inference. Works for models without stochastic layers.
+        return_samples: return `samples` (N, draws, K) too. Their memory grows with `samples`, as
+            it does for the intervals.
+        interval: probability of a central interval, such as 0.9; returns its bounds `lower` and
+            `upper`, (N, K): of the draws of each class probability, or, with a `GaussianHead`, of
+            new observations.
+        standard_error: return `standard_error` (N, K), that of the Monte Carlo mean, to see whether
+            the samples are enough.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,))
+        >>> outputs = ibnn.StochasticDense(2, activation="softmax", train_size=100)(inputs)
+        >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16, seed=0)
+        >>> sorted(mc.predict(keras.ops.ones((5, 3)), verbose=0))
+        ['aleatoric', 'entropy', 'epistemic', 'mean', 'total_variance', 'variance']
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        samples: int = 128,
+        *,
+        head: str | None = None,
+        from_logits: bool | None = None,
+        sampling: str = "iid",
+        seed: int | None = None,
+        independent: bool = False,
+        chunk_size: int | None = None,
+        dropout: bool = False,
+        return_samples: bool = False,
+        interval: float | None = None,
+        standard_error: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        _check_model(model, dropout)
+        samples = _checks.positive_integer("samples", samples)
+        _checks.one_of("sampling", sampling, noise.SAMPLINGS)
+        if chunk_size is not None:
+            chunk_size = _checks.positive_integer("chunk_size", chunk_size)
+        if seed is not None:
+            seed = _checks.whole("seed", seed)
+        _check_options(samples, sampling, interval, standard_error)
+        predictive = predictive_of(model, head, from_logits)
+        super().__init__(**kwargs)
+        self.inner = model
+        self.samples = samples
+        self.head, self.from_logits = head, from_logits
+        self.sampling, self.seed, self.independent = sampling, seed, bool(independent)
+        self.chunk_size, self.dropout = chunk_size, bool(dropout)
+        self.return_samples, self.interval = bool(return_samples), interval
+        self.standard_error = bool(standard_error)
+        self._predictive = predictive
+        self._graph = Graph(model, self._is_noisy)
+        if not self._is_noisy(model):
+            warnings.warn(
+                f"Model {model.name!r} has no stochastic layer"
+                + (" and no dropout" if dropout else "")
+                + ": all samples are alike, so one is enough, and one is drawn.",
+                stacklevel=2,
+            )
+            self.samples = 1
+        self._key = self.add_weight(
+            shape=(2,), initializer="zeros", dtype="int32", trainable=False, name="key"
+        )
+        self._batch = self.add_weight(
+            shape=(), initializer="zeros", dtype="int32", trainable=False, name="batch"
+        )
+        self._scores = predictive.scores()
+        self.resample()
+        self.compile()
+
+    def resample(self) -> None:
+        """Draw new networks; with a seed, the same ones again."""
+        seed = random.getrandbits(64) if self.seed is None else self.seed
+        self._key.assign(_counter.key_from_seed(seed))
+        self._batch.assign(0)
+
+    def call(self, inputs: Any) -> dict[str, Tensor]:
+        """Return the dict that the class describes, for one batch."""
+        values = self._graph.prefix(inputs, _call)
+        batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
+        size, chunks = self._chunks(batch)
+        key = ops.convert_to_tensor(self._key)
+        if self.independent:
+            number = ops.convert_to_tensor(self._batch)
+            key = key + number * ops.convert_to_tensor([1, 0], dtype="int32")
+            self._batch.assign(number + 1)
+        ahead, used = self._draw_ahead(key, size * chunks)
+
+        def run(first: Tensor) -> tuple[Tensor, Tensor]:
+            sample = first + ops.arange(size, dtype="int32")
+            options = {"groups": size, "sample": sample}
+            if self.independent:
+                each = (size, batch)
+                options = {
+                    "sample": ops.reshape(ops.broadcast_to(sample[:, None], each), (-1,)),
+                    "stream": ops.reshape(
+                        ops.broadcast_to(ops.arange(batch, dtype="int32")[None], each), (-1,)
+                    ),
+                }
+            draws = {layer: ops.take(z, sample, axis=0) for layer, z in ahead.items()}
+            repeated = {number: repeat(value, size) for number, value in values.items()}
+            options = {**options, "sampling": self.sampling, "seed": key, "losses": False}
+            with noise.scope(**options, skip=used, draws=draws) as here:
+
+                def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+                    if self.dropout and isinstance(layer, DROPOUTS):
+                        return drop(layer, args[0], here)
+                    return _call(layer, *args, **kwargs)
+
+                outputs = self._graph.suffix(repeated, inputs, call)
+            dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
+            shape = (size, batch, *ops.shape(outputs)[1:])
+            return self._predictive.draws(ops.reshape(ops.cast(outputs, dtype), shape))
+
+        if self._keeps_draws:
+            return self._from_all_draws(run, size, chunks)
+        return self._from_stream(run, size, chunks, batch)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Not known ahead: the noise of a pass cannot be drawn symbolically."""
+        raise NotImplementedError(
+            "MonteCarlo is called on data; it is no part of a Functional model."
+        )
+
+    def compile(
+        self,
+        metrics: Any = None,
+        *,
+        weighted_metrics: Any = None,
+        run_eagerly: bool = False,
+        steps_per_execution: int = 1,
+        jit_compile: bool | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Compile for `evaluate` and `predict`; the arguments are Keras's.
+
+        Args:
+            metrics: come on top of the scores there are.
+            weighted_metrics: likewise, weighted.
+            run_eagerly: do not compile.
+            steps_per_execution: batches in one execution.
+            jit_compile: whether to use XLA; None does so where it pays.
+            **kwargs: `optimizer` and `loss` are not used.
+        """
+        if jit_compile is None:
+            jit_compile = jit_compiles_well() and not run_eagerly
+        super().compile(
+            optimizer=None,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            run_eagerly=run_eagerly,
+            steps_per_execution=steps_per_execution,
+            jit_compile=jit_compile,
+        )
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile as a saved model was."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+        """Return the dict that the class describes; the arguments are Keras's."""
+        _check_finite(x)
+        self.resample()
+        return self._checked(super().predict(x, *args, **kwargs))
+
+    def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
+        """Return the dict that the class describes, for one batch."""
+        _check_finite(x)
+        self.resample()
+        return self._checked(super().predict_on_batch(x))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Score the averaged prediction; the arguments are Keras's."""
+        self.resample()
+        scores = super().evaluate(*args, **kwargs)
+        if not np.all(np.isfinite(keras.tree.flatten(scores))):
+            raise ValueError(
+                f"The evaluation is not finite: {scores}. The predictions of model "
+                f"{self.inner.name!r} are NaN or no probabilities that sum to 1 (are they logits? "
+                "then say from_logits=True), or there are labels outside its classes."
+            )
+        return scores
+
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse: it is the model inside that is trained."""
+        raise NotImplementedError(
+            "MonteCarlo only predicts. Train the model that it averages; MonteCarlo shares its "
+            "weights and follows."
+        )
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = False,
+    ) -> Tensor:
+        """Return the NLL of the averaged prediction (the squared error of a point)."""
+        loss = self._predictive.loss(y, y_pred)
+        if sample_weight is not None:
+            weight = ops.cast(sample_weight, loss.dtype)
+            while len(weight.shape) < len(loss.shape):
+                weight = weight[..., None]
+            loss = loss * weight
+        return ops.mean(loss)
+
+    def compute_metrics(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
+    ) -> dict[str, Tensor]:
+        """Score the averaged prediction."""
+        self._predictive.update(self._scores, y, y_pred, sample_weight)
+        return super().compute_metrics(x, y, y_pred["mean"], sample_weight)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "model": keras.saving.serialize_keras_object(self.inner),
+            "samples": self.samples,
+            "head": self.head,
+            "from_logits": self.from_logits,
+            "sampling": self.sampling,
+            "seed": self.seed,
+            "independent": self.independent,
+            "chunk_size": self.chunk_size,
+            "dropout": self.dropout,
+            "return_samples": self.return_samples,
+            "interval": self.interval,
+            "standard_error": self.standard_error,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MonteCarlo":
+        """Return a model from what `get_config` gave."""
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(**{**config, "model": model})
+
+    @property
+    def _keeps_draws(self) -> bool:
+        paired = self.standard_error and self.sampling == "antithetic"
+        return self.return_samples or self.interval is not None or paired
+
+    def _is_noisy(self, layer: Any) -> bool:
+        if not isinstance(layer, keras.layers.Layer):
+            return False
+        if self.dropout and any(isinstance(part, DROPOUTS) for part in layer._flatten_layers()):
+            return True
+        return bool(stochastic_layers(layer))
+
+    def _chunks(self, batch: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
+        """Return how many draws to run at once, and how often."""
+        size = self.chunk_size
+        if size is None:
+            size = _CHUNK_ELEMENTS // (batch * self._graph.largest)
+            if isinstance(batch, int):
+                size = max(1, size)
+            else:
+                size = ops.maximum(size, 1)
+        chunks = (self.samples + size - 1) // size
+        return (self.samples + chunks - 1) // chunks, chunks
+
+    def _draw_ahead(self, key: Tensor, count: int | Tensor) -> tuple[dict[Any, Tensor], int]:
+        """Draw z for the layers with channel noise; return it, and how many numbers that took.
+
+        Their z of all draws are small. With noise for each position they may not be, so those are
+        drawn chunk by chunk.
+        """
+        if self.independent:
+            return {}, 0
+        here = noise.Pass(groups=count, seed=key, sampling=self.sampling)
+        layers = [x for x in stochastic_layers(self.inner) if x.noise == "channel"]
+        return {layer: layer.draw(here, count)[0] for layer in layers}, here.used
+
+    def _from_all_draws(self, run: Any, size: Any, chunks: Any) -> dict[str, Tensor]:
+        """Return the statistics, and what was asked for besides, of draws that are all kept."""
+        if _is_one(chunks):
+            draws, within = run(0)
+        else:
+            draws, within = (
+                ops.reshape(part, (-1, *ops.shape(part)[2:]))[: self.samples]
+                for part in ops.map(run, size * ops.arange(chunks, dtype="int32"))
+            )
+        predictive = self._predictive
+        summary = predictive.summarize(draws, within, ops.ones((self.samples,), draws.dtype))
+        result = self._statistics(summary)
+        if self.return_samples:
+            result["samples"] = ops.moveaxis(predictive.public(draws), 0, 1)
+        if self.interval is not None:
+            result["lower"], result["upper"] = predictive.interval(draws, within, self.interval)
+        if self.standard_error and self.sampling == "antithetic":
+            pairs = (draws[::2] + draws[1::2]) / 2
+            spread = ops.sum(ops.square(pairs - summary.mean), axis=0)
+            half = self.samples // 2
+            result["standard_error"] = predictive.public(ops.sqrt(spread / (half * (half - 1))))
+        return result
+
+    def _from_stream(self, run: Any, size: Any, chunks: Any, batch: Any) -> dict[str, Tensor]:
+        """Return the statistics of draws that are summed up chunk by chunk."""
+        predictive = self._predictive
+
+        def chunk(number: int | Tensor) -> Summary:
+            draws, within = run(number * size)
+            counted = number * size + ops.arange(size, dtype="int32") < self.samples
+            return predictive.summarize(draws, within, ops.cast(counted, draws.dtype))
+
+        summary = chunk(0)
+        if not _is_one(chunks):
+            summary = ops.fori_loop(
+                1, chunks, lambda number, so_far: predictive.merge(so_far, chunk(number)), summary
+            )
+        return self._statistics(summary)
+
+    def _statistics(self, summary: Summary) -> dict[str, Tensor]:
+        result = self._predictive.statistics(summary)
+        if self.standard_error and self.sampling == "iid":
+            variance = summary.squares / (self.samples * (self.samples - 1))
+            result["standard_error"] = self._predictive.public(ops.sqrt(variance))
+        return result
+
+    def _checked(self, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Return the prediction as arrays, or raise if it is not finite."""
+        prediction = {key: np.asarray(value) for key, value in prediction.items()}
+        mean = prediction["mean"]
+        bad = ~np.isfinite(mean).reshape(len(mean), -1).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"The prediction of {bad.sum()} of {len(mean)} examples (the first is number "
+                f"{bad.argmax()}) is not finite: model {self.inner.name!r} or its input holds NaN "
+                "or infinity, or its output is no probabilities that sum to 1 (are they logits? "
+                "then say from_logits=True)."
+            )
+        return prediction
+
+
+class MonteCarloEvaluation(keras.callbacks.Callback):
+    """Evaluate the averaged prediction while training, among Keras's own logs.
+
+    The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_accuracy`,
+    `val_mc_nll` and `val_mc_ece`. List it before the callbacks that read them: EarlyStopping,
+    ModelCheckpoint, CSVLogger. (`val_nll` and the like, from `validation_data`, are of single
+    draws.)
+
+    Args:
+        data: (x, y), (x, y, sample_weight), or a dataset of such batches.
+        samples: number of draws.
+        every: evaluate in the first epoch and then in every so many epochs.
+        batch_size: for arrays.
+        **options: those of `MonteCarlo`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> x, y = [[0.0], [1.0]], [0, 1]
+        >>> callback = ibnn.MonteCarloEvaluation((x, y), samples=32, every=5)
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        samples: int = 32,
+        every: int = 1,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.samples = _checks.positive_integer("samples", samples)
+        self.every = _checks.positive_integer("every", every)
+        self.batch_size = batch_size
+        self.options = options
+        if isinstance(data, (tuple, list)):
+            if len(data) not in (2, 3):
+                raise ValueError(
+                    "`data` must be (x, y), (x, y, sample_weight) or a dataset; got a "
+                    f"{type(data).__name__} of {len(data)}."
+                )
+            names = ("x", "y", "sample_weight")
+            self._data = dict(zip(names, data, strict=False))
+        else:
+            self._data = {"x": data}
+        self._monte_carlo: MonteCarlo | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Wrap the model that is trained."""
+        self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the entries."""
+        if logs is None or epoch % self.every:
+            return
+        scores = self._monte_carlo.evaluate(
+            **self._data, batch_size=self.batch_size, verbose=0, return_dict=True
+        )
+        del scores["loss"]
+        logs.update({f"val_mc_{key}": value for key, value in scores.items()})
+
+
+def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a layer as in inference."""
+    if isinstance(layer, keras.layers.Layer):
+        kwargs["training"] = False
+    return layer(*args, **kwargs)
+
+
+def _check_finite(x: Any) -> None:
+    """Raise for NaN in arrays: an activation such as ReLU may turn it into a number."""
+    for part in keras.tree.flatten(x):
+        if isinstance(part, np.ndarray) and part.dtype.kind == "f":
+            bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
+            if bad.any():
+                raise ValueError(
+                    f"`x` holds NaN or infinity in {bad.sum()} of {len(part)} examples; the first "
+                    f"is number {bad.argmax()}."
+                )
+
+
+def _is_one(chunks: Any) -> bool:
+    return isinstance(chunks, int) and chunks == 1
+
+
+def _check_model(model: Any, dropout: bool) -> None:
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if isinstance(model, MonteCarlo):
+        raise ValueError(f"`model` is a MonteCarlo already: {model.name!r}.")
+    unbuilt = [layer.name for layer in stochastic_layers(model) if not layer.built]
+    if not model.built or unbuilt:
+        raise ValueError(f"Model {model.name!r} is not built: call it on data, or build it, first.")
+    graph = functional_graph(model)
+    if graph is not None and len(graph.outputs) != 1:
+        raise ValueError(
+            f"Model {model.name!r} has {len(graph.outputs)} outputs; MonteCarlo needs one. Make a "
+            "model of each with keras.Model(model.inputs, model.outputs[i])."
+        )
+    if not dropout:
+        return
+    if graph is None:
+        raise ValueError(
+            f"Dropout can be left on in Functional and Sequential models; {model.name!r} is a "
+            f"{type(model).__name__} with a `call` of its own."
+        )
+    inside = [
+        layer.name
+        for layer in model._flatten_layers()
+        if not isinstance(layer, DROPOUTS) and getattr(layer, "dropout", 0)
+    ]
+    if inside:
+        warnings.warn(
+            f"The dropout inside of {', '.join(inside)} stays off: only dropout layers can be left "
+            "on.",
+            stacklevel=3,
+        )
+
+
+def _check_options(
+    samples: int, sampling: str, interval: float | None, standard_error: bool
+) -> None:
+    if interval is not None and not 0 < _checks.finite("interval", interval) < 1:
+        raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {interval!r}.")
+    if not standard_error:
+        return
+    if sampling == "qmc":
+        raise ValueError(
+            "Quasi-random draws have no `standard_error`: compare the means of a few seeds "
+            "instead, or use sampling='antithetic'."
+        )
+    least, even = (4, True) if sampling == "antithetic" else (2, False)
+    if samples < least or (even and samples % 2):
+        raise ValueError(
+            f"A `standard_error` needs {least} `samples` at least"
+            f"{', and an even number of them' if even else ''}; got {samples}."
+        )

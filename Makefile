@@ -12,10 +12,14 @@ JAX := $(VENV_JAX)/.installed
 QUIET := TF_CPP_MIN_LOG_LEVEL=2 MPLBACKEND=Agg
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 NPROC=1
 PARALLEL := -n 2 --dist worksteal
+# Tests compile much and compute little: do not optimise, and share what is compiled.
+COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
+	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-jax train test test-jax test-slow lint format wheel clean
+.PHONY: help venv venv-jax train test test-jax test-slow lint format docs wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,7 +36,8 @@ test: $(TF) ## Test on TensorFlow, with coverage
 		--cov --cov-fail-under=90 $(ARGS)
 
 test-jax: $(JAX) ## Test on JAX, without the installation test
-	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(VENV_JAX)/bin/python -m pytest $(PARALLEL) \
+	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(COMPILE_FAST) $(VENV_JAX)/bin/python -m pytest \
+		$(PARALLEL) \
 		-m "not slow and not install" $(ARGS)
 
 test-slow: $(TF) ## Run the long trainings
@@ -46,11 +51,14 @@ format: $(TF) ## Fix what can be fixed, then format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+docs: $(TF) ## Build the documentation into site/
+	$(VENV)/bin/mkdocs build --strict $(ARGS)
+
 wheel: $(TF) ## Build the wheel into dist/
 	$(VENV)/bin/python -m build --wheel --no-isolation
 
 clean: ## Remove build products and caches; the environments and outputs/ stay
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call install,ENVIRONMENT,REQUIREMENTS)

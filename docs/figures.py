@@ -1,0 +1,231 @@
+"""Draw the figures of `how_it_works.md` into `docs/images/`: python docs/figures.py."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, FancyBboxPatch
+
+import tfp_ibnn as ibnn
+from tfp_ibnn.plots import COLORS
+
+BLUE, ORANGE, GREEN = COLORS[:3]
+IMAGES = Path(__file__).parent / "images"
+
+
+def main() -> None:
+    """Draw all figures."""
+    plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
+    for draw in (layer, change_of_variables, flows, affine_order, uncertainty):
+        keras.utils.set_random_seed(0)
+        figure = draw()
+        figure.savefig(IMAGES / f"{draw.__name__}.png", dpi=130)
+        plt.close(figure)
+
+
+def layer() -> Figure:
+    """Draw one stochastic layer: the way of x, of z and of the KL."""
+    figure, ax = plt.subplots(figsize=(8, 2.7), layout="constrained")
+    ax.set(xlim=(0, 16), ylim=(0.3, 5.7), aspect="equal")
+    ax.axis("off")
+
+    def box(x: float, y: float, width: float, text: str, color: str) -> None:
+        style = {"fc": "white", "ec": color, "lw": 1.8, "zorder": 2}
+        ax.add_patch(
+            FancyBboxPatch(
+                (x - width / 2, y - 0.6), width, 1.2, "round,pad=0,rounding_size=.2", **style
+            )
+        )
+        ax.text(x, y, text, ha="center", va="center", zorder=3)
+
+    def arrow(start: tuple[float, float], stop: tuple[float, float], color: str = "0.25") -> None:
+        ax.annotate("", stop, start, arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.5})
+
+    low, high = 1.2, 4.4
+    ax.text(0.7, low, "$x$", ha="center", va="center", fontsize=15)
+    arrow((1.1, low), (8.35, low))
+    ax.add_patch(Circle((8.8, low), 0.45, fc="white", ec=BLUE, lw=1.8, zorder=2))
+    ax.text(8.8, low, r"$\times$", ha="center", va="center", fontsize=14, zorder=3)
+    arrow((9.25, low), (10.9, low))
+    box(12.6, low, 3.4, "any layer\n(weights as before)", "0.25")
+    arrow((14.3, low), (15.2, low))
+    ax.text(15.5, low, "$y$", ha="center", va="center", fontsize=15)
+    ax.text(10.05, low + 0.35, r"$z\,x$", ha="center")
+
+    ax.text(0.9, high, r"$\epsilon$", ha="center", va="center", fontsize=15)
+    ax.text(0.9, high - 0.75, r"$\mathcal{N}(0, 1)$", ha="center", va="center", color="0.3")
+    arrow((1.3, high), (2.3, high), BLUE)
+    box(3.6, high, 2.6, "flows\n$f_1, \\ldots, f_k$", BLUE)
+    arrow((4.9, high), (5.7, high), BLUE)
+    box(6.75, high, 2.1, "$m + s\\,(\\cdot)$", BLUE)
+    arrow((7.8, high), (8.4, high), BLUE)
+    ax.text(8.8, high, "$z$", ha="center", va="center", fontsize=15)
+    arrow((8.8, high - 0.4), (8.8, low + 0.5), BLUE)
+    arrow((9.2, high), (10.4, high), ORANGE)
+    box(12.5, high, 4.2, r"$\mathrm{KL}[\,q(z)\,\|\,p(z)\,]\;/\;N$", ORANGE)
+    ax.text(12.5, high - 0.95, "added to the loss", ha="center", va="center", color="0.3")
+    ax.text(5.2, high + 0.95, "posterior $q(z)$, the new weights", ha="center", color=BLUE)
+    return figure
+
+
+def change_of_variables() -> Figure:
+    """Draw how a map in one dimension carries probability from x to y."""
+    flow = ibnn.flows.Planar()
+    flow.build((1,))
+    flow.set_weights([np.array([-0.8]), np.array([1.6]), np.array(0.3)])
+    bijector = flow.bijector()
+    x = np.linspace(-3.2, 3.2, 400, dtype="float32")
+    y = _numpy(bijector.forward(x[:, None]))[:, 0]
+    slope = np.exp(_numpy(bijector.forward_log_det_jacobian(x[:, None], event_ndims=1)))
+    before = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    after = before / slope
+
+    figure, axes = plt.subplots(
+        2, 2, figsize=(5.2, 4.2), layout="constrained", width_ratios=(1, 2), height_ratios=(2, 1)
+    )
+    (left, center), (corner, below) = axes
+    corner.axis("off")
+    center.plot(x, y, color="0.25", lw=1.8)
+    below.plot(x, before, color=BLUE, lw=1.8)
+    left.plot(after, y, color=ORANGE, lw=1.8)
+    for start, color in ((-1.6, GREEN), (-0.4, COLORS[3])):
+        part = (x >= start) & (x <= start + 0.4)
+        below.fill_between(x[part], before[part], color=color, alpha=0.6, lw=0)
+        left.fill_betweenx(y[part], after[part], color=color, alpha=0.6, lw=0)
+        for edge in (np.argmax(part), len(part) - 1 - np.argmax(part[::-1])):
+            center.plot([x[edge]] * 2, [-3.2, y[edge]], color=color, lw=0.9)
+            center.plot([-3.2, x[edge]], [y[edge]] * 2, color=color, lw=0.9)
+    center.set(xlim=(-3.2, 3.2), ylim=(-3.2, 3.2), title="the map $y = f(x)$", xticklabels=[])
+    center.set_yticklabels([])
+    below.set(xlim=(-3.2, 3.2), ylim=(0, 0.45), xlabel="$x$", ylabel="$q(x)$", yticks=[])
+    left.set(ylim=(-3.2, 3.2), xlim=(1.15 * after.max(), 0), ylabel="$y$", xticks=[])
+    left.set_title("$q(y) = q(x) \\; / \\; |f'(x)|$")
+    for ax in (left, center, below):
+        ax.spines[["top", "right"]].set_visible(False)
+    left.spines[["left", "right"]].set_visible([False, True])
+    return figure
+
+
+def flows() -> Figure:
+    """Draw what planar and inverse autoregressive flows make of a Gaussian in two channels."""
+    planar = ibnn.NormalPlanar1d(depth=2)
+    planar.build((2,))
+    for flow, (u, w, b) in zip(
+        planar.flows, (([0.3, 1.6], [1.7, 0.4], 0.6), ([1.4, 0.2], [-0.5, 1.8], -0.4)), strict=True
+    ):
+        flow.set_weights([np.array(u), np.array(w), np.array(b)])
+    # A network that adds a convex function of the first channel to the second.
+    autoregressive = ibnn.FlowPosterior([ibnn.flows.InverseAutoregressive(hidden=8)])
+    autoregressive.build((2,))
+    kernel = np.array([[1, -1] * 4, [0] * 8])
+    outputs = np.zeros((2, 8, 2))
+    outputs[0, :, 1], outputs[1, :, 1] = 1.6, -0.1
+    autoregressive.flows[0].network.set_weights(
+        [kernel, np.repeat([0, -0.3, -0.6, -0.9], 2), outputs, np.array([[0, -1.2], [0, -0.5]])]
+    )
+    gaussian = ibnn.NormalAffine()
+    gaussian.build((2,))
+
+    figure, axes = plt.subplots(1, 3, figsize=(8, 3.1), layout="constrained")
+    grid = np.linspace(-0.9, 3.1, 220, dtype="float32")
+    points = np.stack(np.meshgrid(grid, grid), axis=-1)
+    prior = np.exp(_numpy(gaussian.prior().log_prob(points)))
+    rings = prior.max() * np.exp([-2, -0.5])  # two standard deviations, and one
+    for ax, posterior, title in zip(
+        axes,
+        (gaussian, planar, autoregressive),
+        ("Gaussian, at the prior", "two planar flows", "one autoregressive flow"),
+        strict=True,
+    ):
+        density = np.exp(_numpy(posterior.distribution().log_prob(points)))
+        levels = np.linspace(0.03, 1, 12) * density.max()
+        ax.contourf(grid, grid, density, levels, cmap="Blues")
+        ax.contour(grid, grid, prior, rings, colors=ORANGE, linestyles="--", linewidths=1)
+        ax.set(title=title, xlabel="$z_1$", aspect="equal", xticks=range(4), yticks=range(4))
+    axes[0].set_ylabel("$z_2$")
+    return figure
+
+
+def affine_order() -> Figure:
+    """Draw where the mean of z starts under a random rotation, by the place of the affine map."""
+    orders = {"affine map last": ("last", BLUE), "affine map first": ("first", ORANGE)}
+    figure, (plane, channels) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    for name, (order, color) in orders.items():
+        keras.utils.set_random_seed(3)
+        wide, pair = (
+            ibnn.FlowPosterior([ibnn.flows.InvertibleConv1x1()], affine=order) for _ in range(2)
+        )
+        pair.build((2,))
+        wide.build((512,))
+        z = _numpy(pair.sample_and_kl((300,))[0])
+        hatch = {"facecolor": color, "alpha": 0.8} if order == "last" else {"facecolor": "none"}
+        plane.scatter(*z.T, s=10, edgecolor=color, linewidth=0.8, label=name, **hatch)
+        channels.hist(
+            _numpy(wide.mean()),
+            np.arange(-3.5625, 3.6, 0.125),
+            edgecolor=color,
+            label=name,
+            **hatch,
+        )
+    plane.plot(1, 1, "+", color="black", ms=12, mew=2)
+    plane.axhline(0, color="0.8", lw=0.8, zorder=0)
+    plane.axvline(0, color="0.8", lw=0.8, zorder=0)
+    plane.set(xlabel="$z_1$", ylabel="$z_2$", aspect="equal", title="draws of $z$, two channels")
+    channels.set(xlabel="$E[z]$", ylabel="channels (log)", yscale="log", ylim=(0.7, 1500))
+    channels.set_title("mean of $z$ in each of 512 channels")
+    channels.legend(frameon=False, loc="upper left")
+    for ax in (plane, channels):
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def uncertainty() -> Figure:
+    """Draw three sets of draws, and their entropy split in two."""
+    rng = np.random.default_rng(0)
+    cases = {
+        "sure": 0.04 + 0.02 * rng.standard_normal(24),
+        "the draws agree\nthat it is open": 0.5 + 0.03 * rng.standard_normal(24),
+        "each draw is sure,\nbut they disagree": np.tile([0.04, 0.96], 12),
+    }
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(6, 3.9), layout="constrained", sharex=True, height_ratios=(3, 2)
+    )
+    for i, p in enumerate(cases.values()):
+        p = np.clip(p, 0.01, 0.99)
+        top.plot(i + np.linspace(-0.25, 0.25, len(p)), p, "o", ms=4, color="0.35")
+        top.plot([i - 0.3, i + 0.3], [p.mean()] * 2, color=GREEN, lw=2.2)
+        aleatoric = _entropy(p).mean()
+        epistemic = _entropy(p.mean()) - aleatoric
+        bottom.bar(i, aleatoric, 0.5, color=BLUE, label="aleatoric" if i == 0 else None)
+        style = {"color": "white", "edgecolor": ORANGE, "hatch": "////", "linewidth": 1.5}
+        label = "epistemic" if i == 0 else None
+        bottom.bar(i, epistemic, 0.5, bottom=aleatoric, label=label, **style)
+    top.set(ylim=(0, 1), ylabel="p(class 1), by draw")
+    top.plot([], [], color=GREEN, lw=2.2, label="mean of the draws")
+    top.legend(frameon=False, loc="upper left")
+    bottom.axhline(np.log(2), color="0.6", lw=0.8, ls=":")
+    bottom.set(ylim=(0, 0.95), ylabel="entropy (nats)", xticks=range(3), xticklabels=list(cases))
+    bottom.legend(frameon=False, loc="upper left", ncols=2)
+    for ax in (top, bottom):
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    return -p * np.log(p) - (1 - p) * np.log(1 - p)
+
+
+def _numpy(tensor: object) -> np.ndarray:
+    return keras.ops.convert_to_numpy(tensor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import keras
+import pytest
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip("the pages are built and run on TensorFlow", allow_module_level=True)
+pytest.importorskip("mkdocs")
+
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+# A block that is a part of something, and does not run by itself, has this line above it.
+BLOCK = re.compile(r"(<!-- fragment -->\n)?```python\n(.*?)```", flags=re.DOTALL)
+
+
+class Page(HTMLParser):
+    """The ids of a page, what it links to and what it loads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.loads = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get("id"))
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        elif "src" in attributes or "href" in attributes:
+            self.loads.append(attributes.get("src") or attributes["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
+
+
+def test_every_page_is_built(site):
+    assert [name for name in PAGES if not (site / name).with_suffix(".html").is_file()] == []
+
+
+def test_links_lead_to_pages_and_their_headings(site, pages):
+    broken = []
+    for path, page in pages.items():
+        for link in page.links + page.loads:
+            url = urlsplit(html.unescape(link))
+            if url.scheme or path.name == "404.html":
+                continue
+            target = (path.parent / unquote(url.path)).resolve() if url.path else path
+            if not target.exists():
+                broken.append(f"{path.name}: {link}")
+            elif url.fragment and target.suffix == ".html":
+                if unquote(url.fragment) not in pages[target].ids:
+                    broken.append(f"{path.name}: {link}")
+    assert broken == []
+
+
+def test_nothing_comes_from_another_host(site, pages):
+    outside = [link for page in pages.values() for link in page.loads if urlsplit(link).netloc]
+    for style in site.rglob("*.css"):
+        outside += re.findall(
+            r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")]+)", style.read_text()
+        )
+    assert outside == []
+
+
+def test_formulas_are_mathml(site):
+    text = (site / "how_it_works.html").read_text()
+    assert text.count("<math") >= 10
+    assert "arithmatex" not in text
+    assert "\\frac" not in re.sub(r"<annotation.*?</annotation>", "", text, flags=re.DOTALL)
+
+
+def test_reference_has_the_public_names(site):
+    import tfp_ibnn
+
+    reference = "".join(path.read_text() for path in (site / "api").glob("*.html"))
+    names = [name for name in tfp_ibnn.__all__ if not hasattr(getattr(tfp_ibnn, name), "__path__")]
+    missing = [n for n in names if f">{n}<" not in reference and f"tfp_ibnn.{n}" not in reference]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if BLOCK.search((DOCS / name).read_text())]
+)
+def test_examples_run(name, tmp_path, monkeypatch):
+    """The blocks of one page run in order, as a reader would paste them."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for fragment, code in BLOCK.findall((DOCS / name).read_text()):
+        if not fragment:
+            exec(compile(code, name, "exec"), namespace)
+
+
+def test_images_are_small():
+    heavy = [path.name for path in (DOCS / "images").iterdir() if path.stat().st_size > 150_000]
+    assert heavy == []

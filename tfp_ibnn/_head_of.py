@@ -1,16 +1,13 @@
 """Find out what a network's output means."""
 
-from typing import Any
-
 import keras
 
 from tfp_ibnn import _checks
-from tfp_ibnn._graph import functional_graph
+from tfp_ibnn._outputs import activation_of
 from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point, Predictive
-from tfp_ibnn.heads import GaussianHead, GaussianNLL
-from tfp_ibnn.layers import Stochastic
+from tfp_ibnn.heads import GaussianNLL
 
-__all__ = ["HEADS", "activation_of", "predictive_of"]
+__all__ = ["HEADS", "predictive_of"]
 
 HEADS = ("softmax", "sigmoid", "gaussian", "point")
 
@@ -34,16 +31,6 @@ _HEAD_OF_LOSS = {
     ),
 }
 
-# Layers that leave the meaning of their input as it is.
-_TRANSPARENT = (
-    keras.layers.Dropout,
-    keras.layers.Flatten,
-    keras.layers.Identity,
-    keras.layers.Permute,
-    keras.layers.Reshape,
-    keras.layers.UpSampling2D,
-)
-
 
 def predictive_of(
     model: keras.Model, head: str | None = None, from_logits: bool | None = None
@@ -59,9 +46,11 @@ def predictive_of(
         _checks.one_of("head", head, HEADS)
     activation = activation_of(model)
     loss_head, loss_logits = _head_of_loss(model)
-    found = activation if activation in HEADS else loss_head
+    if activation == "log_softmax":
+        # The softmax of its output is the same as that of its input.
+        loss_head, loss_logits = "softmax", True
     if head is None:
-        head = found
+        head = activation if activation in HEADS else loss_head
     if head is None and from_logits is not None:
         head = "sigmoid" if model.output_shape[-1] == 1 else "softmax"
     if head is None:
@@ -89,35 +78,6 @@ def predictive_of(
                 "from_logits=True."
             )
     return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
-
-
-def activation_of(model: keras.Model) -> str | None:
-    """Return "softmax", "sigmoid", "gaussian", "linear", another name, or None if unknown."""
-    graph = functional_graph(model)
-    if graph is None or len(graph.outputs) != 1:
-        return None
-    tensor = graph.outputs[0]
-    while True:
-        layer, node = tensor._keras_history[:2]
-        if isinstance(layer, _TRANSPARENT):
-            tensor = layer._inbound_nodes[node].input_tensors[0]
-            continue
-        if isinstance(layer, keras.Model):
-            return activation_of(layer)
-        return _activation(layer)
-
-
-def _activation(layer: Any) -> str | None:
-    if isinstance(layer, Stochastic):
-        layer = layer.layer
-    if isinstance(layer, GaussianHead):
-        return "gaussian"
-    if isinstance(layer, keras.layers.Softmax) or type(layer).__name__ == "Softmax":
-        return "softmax" if layer.axis == -1 else "softmax over another axis"
-    if type(layer).__name__ == "Sigmoid":
-        return "sigmoid"
-    function = getattr(layer, "activation", None)
-    return getattr(function, "__name__", None)
 
 
 def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:

@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import softmax
 
 from tfp_ibnn import _checks
+from tfp_ibnn._outputs import activation_of
 from tfp_ibnn.backend import Tensor
 from tfp_ibnn.metrics._base import Examples, checked
 
@@ -226,18 +227,9 @@ def _best_temperature(examples: Examples) -> float:
     return temperature
 
 
-def _returns_logits(layer: Any) -> bool | None:
-    """Return whether the output of a layer or model is logits; None if one cannot tell."""
-    if isinstance(layer, keras.Model):
-        outputs = getattr(layer, "outputs", None) or ()
-        return _returns_logits(outputs[0]._keras_history.operation) if len(outputs) == 1 else None
-    if isinstance(layer, keras.layers.Wrapper):
-        return _returns_logits(layer.layer)
-    kind = type(layer).__name__
-    activation = getattr(getattr(layer, "activation", None), "__name__", None)
-    if kind in ("Softmax", "Sigmoid") or activation in ("softmax", "sigmoid"):
+def _returns_logits(model: keras.Model) -> bool | None:
+    """Return whether the output of a model is logits; None if one cannot tell."""
+    activation = activation_of(model)
+    if activation in ("softmax", "sigmoid"):
         return False
-    if kind in ("Identity", "Reshape", "Flatten") or (kind, activation) == ("Activation", "linear"):
-        # Changes no value, as the cast to float32 that ends a half-precision model.
-        return _returns_logits(layer.input._keras_history.operation)
     return True if activation in ("linear", "log_softmax") else None

@@ -35,10 +35,9 @@ test: $(TF) ## Test on TensorFlow, with coverage
 	KERAS_BACKEND=tensorflow $(QUIET) $(ONE_THREAD) $(VENV)/bin/python -m pytest $(PARALLEL) \
 		--cov --cov-fail-under=90 $(ARGS)
 
-test-jax: $(JAX) ## Test on JAX, without the installation test
+test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(COMPILE_FAST) $(VENV_JAX)/bin/python -m pytest \
-		$(PARALLEL) \
-		-m "not slow and not install" $(ARGS)
+		$(PARALLEL) -m "not slow and not install and not once" $(ARGS)
 
 test-slow: $(TF) ## Run the long trainings
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)

@@ -29,7 +29,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.special import softmax
 from sklearn.datasets import load_digits
-from sklearn.metrics import log_loss
 from sklearn.model_selection import train_test_split
 
 import tfp_ibnn as ibnn
@@ -49,32 +48,22 @@ def main(argv=None):
 
     start = network()
     fit(start, "deterministic, first half", keras.optimizers.Adam(1e-3), x_train, y_train, half)
-    models = {
-        "deterministic": copy(start),
-        "Gaussian posterior": convert(start, ibnn.NormalAffine()),
-        "flow posterior": convert(
-            start,
-            {
-                "conv2": ibnn.NormalInvConv(),
-                "fc1": ibnn.NormalPlanar1d(),
-                ".*": ibnn.NormalAffine(),
-            },
-        ),
-    }
+    models = {"deterministic": copy(start)}
+    models |= {name: convert(start, posterior) for name, posterior in posteriors().items()}
     rows, histories, predictions = {}, {}, {}
     for name, model in models.items():
-        stochastic = name != "deterministic"
         optimizer = keras.optimizers.Adam(1e-3)
-        if stochastic:
+        if ibnn.stochastic_layers(model):
             optimizer = ibnn.two_speed(optimizer, stochastic_lr=5e-3)
         began = time.perf_counter()
         histories[name] = fit(model, name, optimizer, x_train, y_train, half)
         seconds = time.perf_counter() - began
-        probabilities = predict(model, x_test, options.samples if stochastic else 1)
+        probabilities = predict(model, x_test, options.samples, options.seed)
         predictions[name] = probabilities
         rows[name] = {
             "accuracy": float(np.mean(probabilities.argmax(-1) == y_test)),
-            "nll": float(log_loss(y_test, probabilities)),
+            "nll": metrics.negative_log_likelihood(probabilities, y_test),
+            "brier": metrics.brier_score(probabilities, y_test),
             "ece": metrics.expected_calibration_error(probabilities, y_test),
             "parameters": model.count_params(),
             "training_seconds": round(seconds, 1),
@@ -125,6 +114,17 @@ def network():
     )
 
 
+def posteriors():
+    return {
+        "Gaussian posterior": ibnn.NormalAffine(),
+        "flow posterior": {
+            "conv2": ibnn.NormalInvConv(),
+            "fc1": ibnn.NormalPlanar1d(),
+            ".*": ibnn.NormalAffine(),
+        },
+    }
+
+
 def copy(model):
     twin = keras.models.clone_model(model)
     twin.set_weights(model.get_weights())
@@ -146,10 +146,12 @@ def fit(model, name, optimizer, x, y, epochs):
     return model.fit(x, y, batch_size=32, epochs=epochs, verbose=0, callbacks=[progress]).history
 
 
-def predict(model, x, samples):
-    """Return class probabilities, averaged over draws of the noise."""
-    draws = (softmax(model.predict(x, batch_size=256, verbose=0), axis=-1) for _ in range(samples))
-    return sum(draws) / samples
+def predict(model, x, samples, seed):
+    """Return class probabilities, averaged over draws if the model is stochastic."""
+    if not ibnn.stochastic_layers(model):
+        return softmax(model.predict(x, batch_size=256, verbose=0), axis=-1)
+    monte_carlo = ibnn.MonteCarlo(model, samples, seed=seed)
+    return monte_carlo.predict(x, batch_size=256, verbose=0)["mean"]
 
 
 def print_table(rows, samples):

@@ -594,7 +594,7 @@ SLOW_ON_JAX = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
 @pytest.mark.parametrize(
     "name",
     [
-        "MobileNetV2",
+        pytest.param("MobileNetV2", marks=pytest.mark.once),
         pytest.param("ResNet50", marks=SLOW_ON_JAX),
         pytest.param("EfficientNetB0", marks=SLOW_ON_JAX),
     ],
@@ -716,6 +716,7 @@ def test_to_deterministic_needs_a_stochastic_layer():
         ibnn.to_deterministic(model)
 
 
+@pytest.mark.once
 def test_deterministic_model_loads_without_the_library(tmp_path):
     model, x, _ = functional()
     copy = to_stochastic(model, ibnn.NormalPlanar1d())

@@ -8,6 +8,8 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def script(monkeypatch):

@@ -582,7 +582,7 @@ def test_several_inputs(kind):
     "options",
     [
         {"steps_per_execution": 2},
-        {"run_eagerly": True},
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.once),
         pytest.param(
             {"jit_compile": True},
             marks=pytest.mark.skipif(

@@ -415,6 +415,7 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         samples: number of draws.
         every: evaluate in the first epoch and then in every so many epochs.
         batch_size: for arrays.
+        seed: of the draws, the same in every epoch, so that epochs can be compared.
         **options: those of `MonteCarlo`.
 
     Example:
@@ -429,13 +430,14 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         samples: int = 32,
         every: int = 1,
         batch_size: int | None = None,
+        seed: int | None = 0,
         **options: Any,
     ) -> None:
         super().__init__()
         self.samples = _checks.positive_integer("samples", samples)
         self.every = _checks.positive_integer("every", every)
         self.batch_size = batch_size
-        self.options = options
+        self.options = {"seed": seed, **options}
         if isinstance(data, (tuple, list)):
             if len(data) not in (2, 3):
                 raise ValueError(
@@ -473,7 +475,7 @@ def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
 def _check_finite(x: Any) -> None:
     """Raise for NaN in arrays: an activation such as ReLU may turn it into a number."""
     for part in keras.tree.flatten(x):
-        if isinstance(part, np.ndarray) and part.dtype.kind == "f":
+        if isinstance(part, np.ndarray) and part.ndim and part.dtype.kind == "f":
             bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
             if bad.any():
                 raise ValueError(

@@ -9,16 +9,15 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, _counter, noise
-from tfp_ibnn._dropout import DROPOUTS, drop
-from tfp_ibnn._graph import Graph, functional_graph, repeat
+from tfp_ibnn._dropout import DROPOUTS
+from tfp_ibnn._ensemble import Chunks, Ensemble
+from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._head_of import predictive_of
 from tfp_ibnn._predictive import Summary
 from tfp_ibnn.backend import Tensor, jit_compiles_well
 from tfp_ibnn.layers import stochastic_layers
 
 __all__ = ["MonteCarlo", "MonteCarloEvaluation"]
-
-_CHUNK_ELEMENTS = 2**22
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -116,15 +115,22 @@ class MonteCarlo(keras.Model):
         self.return_samples, self.interval = bool(return_samples), interval
         self.standard_error = bool(standard_error)
         self._predictive = predictive
-        self._graph = Graph(model, self._is_noisy)
-        if not self._is_noisy(model):
+        self._ensemble = Ensemble(
+            model,
+            samples,
+            sampling=sampling,
+            independent=self.independent,
+            chunk_size=chunk_size,
+            dropout=self.dropout,
+        )
+        if samples > 1 and not self._ensemble.is_random:
             warnings.warn(
                 f"Model {model.name!r} has no stochastic layer"
                 + (" and no dropout" if dropout else "")
                 + ": all samples are alike, so one is enough, and one is drawn.",
                 stacklevel=2,
             )
-            self.samples = 1
+            self.samples = self._ensemble.samples = 1
         self._key = self.add_weight(
             shape=(2,), initializer="zeros", dtype="int32", trainable=False, name="key"
         )
@@ -143,45 +149,13 @@ class MonteCarlo(keras.Model):
 
     def call(self, inputs: Any) -> dict[str, Tensor]:
         """Return the dict that the class describes, for one batch."""
-        values = self._graph.prefix(inputs, _call)
-        batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
-        size, chunks = self._chunks(batch)
         key = ops.convert_to_tensor(self._key)
         if self.independent:
             number = ops.convert_to_tensor(self._batch)
             key = key + number * ops.convert_to_tensor([1, 0], dtype="int32")
             self._batch.assign(number + 1)
-        ahead, used = self._draw_ahead(key, size * chunks)
-
-        def run(first: Tensor) -> tuple[Tensor, Tensor]:
-            sample = first + ops.arange(size, dtype="int32")
-            options = {"groups": size, "sample": sample}
-            if self.independent:
-                each = (size, batch)
-                options = {
-                    "sample": ops.reshape(ops.broadcast_to(sample[:, None], each), (-1,)),
-                    "stream": ops.reshape(
-                        ops.broadcast_to(ops.arange(batch, dtype="int32")[None], each), (-1,)
-                    ),
-                }
-            draws = {layer: ops.take(z, sample, axis=0) for layer, z in ahead.items()}
-            repeated = {number: repeat(value, size) for number, value in values.items()}
-            options = {**options, "sampling": self.sampling, "seed": key, "losses": False}
-            with noise.scope(**options, skip=used, draws=draws) as here:
-
-                def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-                    if self.dropout and isinstance(layer, DROPOUTS):
-                        return drop(layer, args[0], here)
-                    return _call(layer, *args, **kwargs)
-
-                outputs = self._graph.suffix(repeated, inputs, call)
-            dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
-            shape = (size, batch, *ops.shape(outputs)[1:])
-            return self._predictive.draws(ops.reshape(ops.cast(outputs, dtype), shape))
-
-        if self._keeps_draws:
-            return self._from_all_draws(run, size, chunks)
-        return self._from_stream(run, size, chunks, batch)
+        chunks = self._ensemble.chunks(inputs, key)
+        return self._from_all_draws(chunks) if self._keeps_draws else self._from_stream(chunks)
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Not known ahead: the noise of a pass cannot be drawn symbolically."""
@@ -310,47 +284,16 @@ class MonteCarlo(keras.Model):
         paired = self.standard_error and self.sampling == "antithetic"
         return self.return_samples or self.interval is not None or paired
 
-    def _is_noisy(self, layer: Any) -> bool:
-        if not isinstance(layer, keras.layers.Layer):
-            return False
-        if self.dropout and any(isinstance(part, DROPOUTS) for part in layer._flatten_layers()):
-            return True
-        return bool(stochastic_layers(layer))
-
-    def _chunks(self, batch: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
-        """Return how many draws to run at once, and how often."""
-        size = self.chunk_size
-        if size is None:
-            size = _CHUNK_ELEMENTS // (batch * self._graph.largest)
-            if isinstance(batch, int):
-                size = max(1, size)
-            else:
-                size = ops.maximum(size, 1)
-        chunks = (self.samples + size - 1) // size
-        return (self.samples + chunks - 1) // chunks, chunks
-
-    def _draw_ahead(self, key: Tensor, count: int | Tensor) -> tuple[dict[Any, Tensor], int]:
-        """Draw z for the layers with channel noise; return it, and how many numbers that took.
-
-        Their z of all draws are small. With noise for each position they may not be, so those are
-        drawn chunk by chunk.
-        """
-        if self.independent:
-            return {}, 0
-        here = noise.Pass(groups=count, seed=key, sampling=self.sampling)
-        layers = [x for x in stochastic_layers(self.inner) if x.noise == "channel"]
-        return {layer: layer.draw(here, count)[0] for layer in layers}, here.used
-
-    def _from_all_draws(self, run: Any, size: Any, chunks: Any) -> dict[str, Tensor]:
+    def _from_all_draws(self, chunks: Chunks) -> dict[str, Tensor]:
         """Return the statistics, and what was asked for besides, of draws that are all kept."""
-        if _is_one(chunks):
-            draws, within = run(0)
+        if chunks.is_one:
+            outputs = chunks.run(0)
         else:
-            draws, within = (
-                ops.reshape(part, (-1, *ops.shape(part)[2:]))[: self.samples]
-                for part in ops.map(run, size * ops.arange(chunks, dtype="int32"))
-            )
+            starts = chunks.size * ops.arange(chunks.count, dtype="int32")
+            outputs = ops.map(chunks.run, starts)
+            outputs = ops.reshape(outputs, (-1, *ops.shape(outputs)[2:]))[: self.samples]
         predictive = self._predictive
+        draws, within = predictive.draws(outputs)
         summary = predictive.summarize(draws, within, ops.ones((self.samples,), draws.dtype))
         result = self._statistics(summary)
         if self.return_samples:
@@ -364,20 +307,22 @@ class MonteCarlo(keras.Model):
             result["standard_error"] = predictive.public(ops.sqrt(spread / (half * (half - 1))))
         return result
 
-    def _from_stream(self, run: Any, size: Any, chunks: Any, batch: Any) -> dict[str, Tensor]:
+    def _from_stream(self, chunks: Chunks) -> dict[str, Tensor]:
         """Return the statistics of draws that are summed up chunk by chunk."""
         predictive = self._predictive
 
-        def chunk(number: int | Tensor) -> Summary:
-            draws, within = run(number * size)
-            counted = number * size + ops.arange(size, dtype="int32") < self.samples
+        def summarize(number: int | Tensor) -> Summary:
+            first = number * chunks.size
+            draws, within = predictive.draws(chunks.run(first))
+            counted = first + ops.arange(chunks.size, dtype="int32") < self.samples
             return predictive.summarize(draws, within, ops.cast(counted, draws.dtype))
 
-        summary = chunk(0)
-        if not _is_one(chunks):
-            summary = ops.fori_loop(
-                1, chunks, lambda number, so_far: predictive.merge(so_far, chunk(number)), summary
-            )
+        def add(number: Tensor, so_far: Summary) -> Summary:
+            return predictive.merge(so_far, summarize(number))
+
+        summary = summarize(0)
+        if not chunks.is_one:
+            summary = ops.fori_loop(1, chunks.count, add, summary)
         return self._statistics(summary)
 
     def _statistics(self, summary: Summary) -> dict[str, Tensor]:
@@ -465,13 +410,6 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         logs.update({f"val_mc_{key}": value for key, value in scores.items()})
 
 
-def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a layer as in inference."""
-    if isinstance(layer, keras.layers.Layer):
-        kwargs["training"] = False
-    return layer(*args, **kwargs)
-
-
 def _check_finite(x: Any) -> None:
     """Raise for NaN in arrays: an activation such as ReLU may turn it into a number."""
     for part in keras.tree.flatten(x):
@@ -482,10 +420,6 @@ def _check_finite(x: Any) -> None:
                     f"`x` holds NaN or infinity in {bad.sum()} of {len(part)} examples; the first "
                     f"is number {bad.argmax()}."
                 )
-
-
-def _is_one(chunks: Any) -> bool:
-    return isinstance(chunks, int) and chunks == 1
 
 
 def _check_model(model: Any, dropout: bool) -> None:

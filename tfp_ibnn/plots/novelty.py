@@ -60,11 +60,15 @@ def entropy_histograms(
         {"facecolor": pale(COLORS[0], 0.5), "edgecolor": COLORS[0]},
         {"facecolor": "none", "edgecolor": COLORS[1], "hatch": "////"},
     )
+    highest = 0.0
     for values, name, look in zip((known, unknown), names, looks, strict=True):
         share = np.histogram(values, edges)[0] / len(values)
+        highest = max(highest, share.max())
         ax.stairs(share, edges, fill=True, lw=1.4, label=f"{name} ({len(values):,})", **look)
-    # The upper third is the legend's.
-    ax.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.3 * ax.get_ylim()[1]))
+    # Room for the legend above. Axes that share a scale take the highest.
+    others = [other for other in ax.get_shared_y_axes().get_siblings(ax) if other is not ax]
+    tops = [other.get_ylim()[1] for other in others if other.has_data()]
+    ax.set(xlim=(edges[0], edges[-1]), ylim=(0, max(1.365 * highest, *tops, 0)))
     ax.set(xlabel=label, ylabel="share of examples", title=title)
     heading = None if auroc is None else f"AUROC {auroc:.3f}"
     ax.legend(

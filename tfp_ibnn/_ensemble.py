@@ -1,0 +1,156 @@
+"""Many sampled networks at once: their draws, and how they are run in portions."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from tfp_ibnn import _checks, noise
+from tfp_ibnn._dropout import DROPOUTS, drop
+from tfp_ibnn._graph import Graph, repeat
+from tfp_ibnn.backend import Tensor
+from tfp_ibnn.layers import stochastic_layers
+
+__all__ = ["Chunks", "Ensemble"]
+
+_CHUNK_ELEMENTS = 2**22
+"""How many numbers the largest tensor of a chunk may have."""
+
+
+class Chunks(NamedTuple):
+    """The sampled networks on a batch, to be run chunk by chunk.
+
+    Attributes:
+        run: returns the outputs (size, batch, ...) of the draws from a given number on.
+        size: draws in a chunk.
+        count: number of chunks; the last one may go beyond the number of samples.
+    """
+
+    run: Callable[[int | Tensor], Tensor]
+    size: int | Tensor
+    count: int | Tensor
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is known ahead that there is one chunk only."""
+        return isinstance(self.count, int) and self.count == 1
+
+
+class Ensemble:
+    """A model with many draws of its noise.
+
+    Args:
+        model: a Keras model with one output.
+        samples: number of draws.
+        sampling: how they are drawn; see `noise.Pass`.
+        independent: draw anew for each example instead of once for all.
+        chunk_size: how many draws to run at once; None chooses.
+        dropout: whether dropout layers are a source of noise.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        samples: int,
+        *,
+        sampling: str,
+        independent: bool,
+        chunk_size: int | None,
+        dropout: bool,
+    ) -> None:
+        self.samples = samples
+        self._model = model
+        self._sampling = sampling
+        self._independent = independent
+        self._chunk_size = chunk_size
+        self._dropout = dropout
+        self._graph = Graph(model, self._is_noisy)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the draws differ at all."""
+        return self._is_noisy(self._model)
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Prepare the networks that a key gives for a batch.
+
+        What comes before the first noisy layer runs here, once for each example.
+        """
+        values = self._graph.prefix(inputs, _call)
+        batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
+        size, count = self._sizes(batch)
+        ahead, used = self._draw_ahead(key, size * count)
+
+        def run(first: int | Tensor) -> Tensor:
+            sample = first + ops.arange(size, dtype="int32")
+            options = {"sampling": self._sampling, "seed": key, "skip": used, "losses": False}
+            if self._independent:
+                options["sample"], options["stream"] = _all_pairs(sample, batch)
+            else:
+                options["groups"], options["sample"] = size, sample
+            draws = {layer: ops.take(z, sample, axis=0) for layer, z in ahead.items()}
+            repeated = {number: repeat(value, size) for number, value in values.items()}
+            with noise.scope(**options, draws=draws) as here:
+                outputs = self._graph.suffix(repeated, inputs, self._call_in(here))
+            dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
+            return ops.reshape(ops.cast(outputs, dtype), (size, batch, *ops.shape(outputs)[1:]))
+
+        return Chunks(run, size, count)
+
+    def _is_noisy(self, layer: Any) -> bool:
+        if not isinstance(layer, keras.layers.Layer):
+            return False
+        if self._dropout and any(isinstance(part, DROPOUTS) for part in layer._flatten_layers()):
+            return True
+        return bool(stochastic_layers(layer))
+
+    def _sizes(self, batch: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
+        """Return how many draws to run at once, and how often."""
+        size = self._chunk_size
+        if size is None:
+            size = _CHUNK_ELEMENTS // (batch * self._graph.largest)
+            size = max(1, size) if isinstance(size, int) else ops.maximum(size, 1)
+        count = (self.samples + size - 1) // size
+        return (self.samples + count - 1) // count, count
+
+    def _draw_ahead(self, key: Tensor, count: int | Tensor) -> tuple[dict[Any, Tensor], int]:
+        """Draw z for the layers with channel noise; return it, and how many numbers that took.
+
+        Their z of all draws are small. With noise for each position they may not be, so those are
+        drawn chunk by chunk.
+        """
+        if self._independent:
+            return {}, 0
+        here = noise.Pass(groups=count, seed=key, sampling=self._sampling)
+        layers = [x for x in stochastic_layers(self._model) if x.noise == "channel"]
+        return {layer: layer.draw(here, count)[0] for layer in layers}, here.used
+
+    def _call_in(self, here: noise.Pass) -> Callable[..., Any]:
+        """Return how to call a layer behind the first noisy one."""
+        if not self._dropout:
+            return _call
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(layer, DROPOUTS):
+                return drop(layer, args[0], here)
+            return _call(layer, *args, **kwargs)
+
+        return call
+
+
+def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a layer as in inference."""
+    if isinstance(layer, keras.layers.Layer):
+        kwargs["training"] = False
+    return layer(*args, **kwargs)
+
+
+def _all_pairs(sample: Tensor, batch: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Return sample number and example number of each row of a repeated batch."""
+    shape = (ops.shape(sample)[0], batch)
+    example = ops.arange(batch, dtype="int32")
+    return tuple(
+        ops.reshape(ops.broadcast_to(part, shape), (-1,))
+        for part in (sample[:, None], example[None])
+    )

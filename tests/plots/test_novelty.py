@@ -60,3 +60,12 @@ def test_bad_input_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         plots.entropy_histograms(**{"known": KNOWN, "unknown": UNKNOWN, **arguments})
     assert plt.get_fignums() == []
+
+
+def test_axes_that_share_a_scale_do_not_push_each_other_up():
+    rng = np.random.default_rng(0)
+    _, axes = plt.subplots(1, 3, sharey=True)
+    for ax in axes:
+        plots.entropy_histograms(rng.uniform(0, 1, 200), rng.uniform(1, 2, 200), bins=4, ax=ax)
+    highest = max(patch.get_data().values.max() for ax in axes for patch in ax.patches)
+    assert axes[0].get_ylim()[1] < 1.5 * highest

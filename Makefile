@@ -19,7 +19,7 @@ COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-jax train test test-jax test-slow lint format docs wheel clean
+.PHONY: help venv venv-jax train test test-jax test-slow lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ format: $(TF) ## Fix what can be fixed, then format
 
 docs: $(TF) ## Build the documentation into site/
 	$(VENV)/bin/mkdocs build --strict $(ARGS)
+
+notebooks: $(TF) ## Execute the notebooks, keeping their figures
+	$(ONE_THREAD) $(VENV)/bin/python scripts/run_notebooks.py $(ARGS)
 
 wheel: $(TF) ## Build the wheel into dist/
 	$(VENV)/bin/python -m build --wheel --no-isolation

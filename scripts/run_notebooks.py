@@ -9,6 +9,8 @@ the machine). Python's own warnings stay, so that they are noticed.
 """
 
 import argparse
+import os
+import tempfile
 from pathlib import Path
 
 import jupytext
@@ -22,10 +24,19 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 def execute(source, timeout):
     """Return the notebook of a .py file, executed."""
     notebook = jupytext.read(source)
-    manager = AsyncKernelManager(kernel_name="python3")
-    manager.extra_arguments = ["--IPKernelApp.capture_fd_output=False"]
-    client = NotebookClient(notebook, km=manager, timeout=timeout, record_timing=False)
-    client.execute(cwd=str(source.parent))
+    # A backend that is set outside would keep the figures from the notebook.
+    env = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    with tempfile.TemporaryDirectory() as folder:
+        sockets = str(Path(folder) / "kernel")
+        manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets)
+        client = NotebookClient(
+            notebook,
+            km=manager,
+            timeout=timeout,
+            record_timing=False,
+            extra_arguments=["--IPKernelApp.capture_fd_output=False"],
+        )
+        client.execute(cwd=str(source.parent), env=env)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # the same in each run, so that the differences stay small
     notebook.metadata["language_info"] = {"name": "python"}

@@ -748,3 +748,9 @@ def test_a_mask_given_by_hand_is_kept():
             np.testing.assert_allclose(
                 *map(keras.ops.convert_to_numpy, (found, expected)), atol=1e-5
             )
+
+
+def test_a_layer_that_cannot_be_copied_is_named():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, lambda x: x**2, name="odd")])
+    with pytest.raises(ValueError, match="'odd'.*register_keras_serializable"):
+        ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=1)

@@ -103,7 +103,7 @@ def test_regression_finds_mean_and_spread_and_can_be_saved(tmp_path):
     y = np.random.default_rng(0).normal(2.0, 0.5, size=64).astype("float32")
     x, many = np.ones((64, 1), "float32"), np.ones((64 * 200, 1), "float32")
     model = keras.Sequential([keras.Input((1,)), layers.Dense(2, use_bias=False), GaussianHead()])
-    model.compile(keras.optimizers.Adam(0.05), GaussianNLL())
+    model.compile(keras.optimizers.Adam(0.1), GaussianNLL())
     # All examples in each of 200 steps.
     model.fit(many, np.tile(y, 200), batch_size=64, shuffle=False, verbose=0)
     np.testing.assert_allclose(numpy(model(x[:1]))[0], [y.mean(), y.std()], atol=0.02)

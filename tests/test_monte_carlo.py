@@ -1119,9 +1119,21 @@ def test_a_single_batch_is_checked_likewise(of_three_classes):
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 2), (3, 1, 1), (3, 3, 1)])
-def test_labels_of_another_shape_are_refused(of_three_classes, shape):
+def test_labels_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match="shape"):
-        evaluate(of_three_classes, data(3, 4), np.zeros(shape, int))
+        evaluate(averaged(shallow(), 2), data(3, 4), np.zeros(shape, int))
+
+
+def test_an_error_leaves_the_models_usable():
+    model = shallow()
+    mc = averaged(model, 2, seed=0)
+    x, y = data(3, 4), np.array([0, 1, 2])
+    expected = evaluate(mc, x, y), predict(mc, x)
+    with pytest.raises(ValueError, match="shape"):
+        evaluate(mc, x, np.zeros((3, 2), int))
+    same(predict(mc, x), expected[1])
+    same(evaluate(mc, x, y), expected[0])
+    assert model.predict(x, verbose=0).shape == (3, 3)
 
 
 def test_labels_are_needed(of_three_classes):

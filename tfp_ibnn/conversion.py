@@ -255,7 +255,15 @@ def _is_functional(model: Any) -> bool:
 
 
 def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    return type(layer).from_config(layer.get_config())
+    try:
+        return type(layer).from_config(layer.get_config())
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied from its "
+            "configuration. Register the functions and classes that it uses with "
+            "`keras.saving.register_keras_serializable`, and give a layer of your own a "
+            f"`get_config`. Keras says: {error}"
+        ) from error
 
 
 def _rebuild(

@@ -570,6 +570,8 @@ def test_each_mixture_component_has_its_share():
         draws = statistics(mc, np.ones((1, 1), "float32"))["samples"][0].round(-2)
         np.testing.assert_array_equal(draws[:, 0], draws[:, 1])
         assert np.all(np.unique(draws[:, 0], return_counts=True)[1] == samples // 3)
+        if sampling == "antithetic":  # a mirrored pair is of one component
+            np.testing.assert_array_equal(draws[::2], draws[1::2])
 
 
 # --------------------------------------------------------------------------------- life with Keras
@@ -921,8 +923,10 @@ def test_the_callback_weighs_the_examples():
     same(one, other)
 
 
-@pytest.mark.parametrize("shuffled_by", ["arrays", "dataset"])
-def test_training_is_the_same_with_and_without_the_callback(shuffled_by):
+@pytest.mark.parametrize(
+    ("shuffled_by", "options"), [("arrays", {}), ("dataset", {}), ("dataset", {"seed": None})]
+)
+def test_training_is_the_same_with_and_without_the_callback(shuffled_by, options):
     x, y = task()
 
     def train(callbacks):
@@ -934,7 +938,7 @@ def test_training_is_the_same_with_and_without_the_callback(shuffled_by):
         )
         return model.get_weights(), history.history
 
-    weights, logs = train([ibnn.MonteCarloEvaluation((x, y), 2)])
+    weights, logs = train([ibnn.MonteCarloEvaluation((x, y), 2, **options)])
     plain_weights, plain_logs = train([])
     for one, other in zip(weights, plain_weights, strict=True):
         np.testing.assert_array_equal(one, other)

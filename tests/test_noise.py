@@ -167,11 +167,16 @@ def test_qmc_is_joint_over_layers(float64):
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
-@pytest.mark.parametrize("options", [{"sampling": "qmc"}, {"seed": 1}])
-def test_unknown_sizes_are_refused(options):
-    here, generator = noise.Pass(**options), keras.random.SeedGenerator(0)
+def test_unknown_sizes_are_refused_by_quasi_random_draws():
+    here, generator = noise.Pass(sampling="qmc"), keras.random.SeedGenerator(0)
     with pytest.raises(ValueError, match="sizes that are known ahead"):
         here.normal(2, (ops.convert_to_tensor(3), 2), "float32", generator)
+
+
+def test_seeded_draws_of_unknown_size():
+    shapes = [(3, 2), (ops.convert_to_tensor(3), 2)]
+    fixed, unknown = (normals(4, shape, seed=1) for shape in shapes)
+    np.testing.assert_array_equal(fixed, unknown)
 
 
 # ------------------------------------------------------------------------------------------- seeds

@@ -22,9 +22,12 @@ __all__ = [
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
-        raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
-    return float(value)
+    try:
+        if is_number and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass  # a whole number beyond all floats
+    raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
 
 
 def positive(name: str, value: Any) -> float:

@@ -73,5 +73,6 @@ def _blockwise(function: Callable[..., Tensor], inputs: Tensor, mask: Tensor) ->
     """Apply a function of the input and a mask for each of its blocks of examples."""
     mask = ops.cast(mask, inputs.dtype)
     size = ops.shape(inputs)
-    blocks = ops.reshape(inputs, (ops.shape(mask)[0], -1, *size[1:]))
+    draws = ops.shape(mask)[0]
+    blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
     return ops.reshape(function(blocks, mask[:, None]), size)

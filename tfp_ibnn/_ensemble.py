@@ -8,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn import _checks, noise
 from tfp_ibnn._dropout import DROPOUTS, drop
-from tfp_ibnn._graph import Graph, repeat
+from tfp_ibnn._graph import Graph
 from tfp_ibnn.backend import Tensor
 from tfp_ibnn.layers import stochastic_layers
 
@@ -70,7 +70,19 @@ class Ensemble:
     @property
     def is_random(self) -> bool:
         """Whether the draws differ at all."""
-        return self._is_noisy(self._model)
+        return self._graph.is_noisy and bool(self._noisy_layers())
+
+    @property
+    def hidden_dropout(self) -> list[str]:
+        """Names of the layers whose dropout is out of reach."""
+        reached = {id(layer) for layer in self._graph.layers}
+        return [
+            layer.name
+            for layer in self._model._flatten_layers()
+            if getattr(layer, "dropout", 0)
+            or getattr(layer, "recurrent_dropout", 0)
+            or (isinstance(layer, DROPOUTS) and id(layer) not in reached)
+        ]
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the networks that a key gives for a batch.
@@ -90,9 +102,14 @@ class Ensemble:
             else:
                 options["groups"], options["sample"] = size, sample
             draws = {layer: ops.take(z, sample, axis=0) for layer, z in ahead.items()}
-            repeated = {number: repeat(value, size) for number, value in values.items()}
+            repeated = self._graph.repeat(values, size)
             with noise.scope(**options, draws=draws) as here:
                 outputs = self._graph.suffix(repeated, inputs, self._call_in(here))
+            if not ops.is_tensor(outputs):
+                raise ValueError(
+                    f"Model {self._model.name!r} returns {type(outputs).__name__}; MonteCarlo "
+                    "needs one output, a tensor, not several outputs."
+                )
             dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
             return ops.reshape(ops.cast(outputs, dtype), (size, batch, *ops.shape(outputs)[1:]))
 
@@ -101,16 +118,22 @@ class Ensemble:
     def _is_noisy(self, layer: Any) -> bool:
         if not isinstance(layer, keras.layers.Layer):
             return False
-        if self._dropout and any(isinstance(part, DROPOUTS) for part in layer._flatten_layers()):
+        if self._dropout and isinstance(layer, DROPOUTS):
             return True
         return bool(stochastic_layers(layer))
+
+    def _noisy_layers(self) -> list[keras.layers.Layer]:
+        return [layer for layer in self._model._flatten_layers() if self._is_noisy(layer)]
 
     def _sizes(self, batch: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
         """Return how many draws to run at once, and how often."""
         size = self._chunk_size
         if size is None:
-            size = _CHUNK_ELEMENTS // (batch * self._graph.largest)
-            size = max(1, size) if isinstance(size, int) else ops.maximum(size, 1)
+            at_once = batch * self._graph.largest
+            if isinstance(at_once, int):
+                size = max(1, _CHUNK_ELEMENTS // max(1, at_once))
+            else:
+                size = ops.maximum(1, _CHUNK_ELEMENTS // ops.maximum(1, at_once))
         count = (self.samples + size - 1) // size
         return (self.samples + count - 1) // count, count
 
@@ -133,7 +156,7 @@ class Ensemble:
 
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(layer, DROPOUTS):
-                return drop(layer, args[0], here)
+                return drop(layer, args[0] if args else kwargs["inputs"], here)
             return _call(layer, *args, **kwargs)
 
         return call

@@ -14,6 +14,8 @@ from tfp_ibnn.model import StochasticModel
 
 __all__ = ["Graph", "functional_graph", "repeat"]
 
+_UNKNOWN_SIZE = 4096
+
 Call = Callable[..., Any]
 """How to run a layer: (layer, *args, **kwargs) -> its output."""
 
@@ -39,7 +41,8 @@ class _Step(NamedTuple):
 def functional_graph(model: keras.Model) -> Functional | None:
     """Return the Functional model that a model runs, or None if its `call` is its own."""
     if isinstance(model, keras.Sequential):
-        return getattr(model, "_functional", None)
+        plain = type(model).call is keras.Sequential.call
+        return getattr(model, "_functional", None) if plain else None
     plain = type(model).call in (Functional.call, StochasticModel.call)
     return model if isinstance(model, Functional) and plain else None
 
@@ -57,6 +60,8 @@ class Graph:
     def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
         self._model = model
         self._functional = functional_graph(model)
+        self._without_batch: set[int] = set()
+        self.layers: list[Any] = []
         if self._functional is None:
             return
         self._numbers: dict[tuple[int, ...], int] = {}
@@ -74,22 +79,44 @@ class Graph:
         self._before = [step for step in steps if not noisy.intersection(step.results)]
         self._after = [step for step in steps if noisy.intersection(step.results)]
         self._frontier = {x for step in self._after for x in step.sources} | {self._output}
+        self.layers = [step.node.operation for step in steps]
+        # A tensor whose first axis is not that of the examples, such as a table of weights.
+        batches = {None, *(x.shape[0] for x in self._functional.inputs)}
+        self._without_batch = {
+            number
+            for step in self._before
+            for number, x in zip(step.results, step.node.outputs, strict=True)
+            if not x.shape or x.shape[0] not in batches
+        }
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the output depends on noise."""
+        return self._functional is None or bool(self._after)
 
     def prefix(self, inputs: Any, call: Call) -> dict[int, Tensor]:
         """Run what does not depend on noise; return the tensors that the rest needs."""
         if self._functional is None:
             return dict(enumerate(keras.tree.flatten(inputs)))
+        self._functional._assert_input_compatibility(inputs)
         given = self._functional._standardize_inputs(inputs)
         values = dict(zip(self._inputs, given, strict=True))
         for step in self._before:
             step.run(values, call)
         return {number: values[number] for number in self._frontier & values.keys()}
 
+    def repeat(self, values: dict[int, Tensor], times: int | Tensor) -> dict[int, Tensor]:
+        """Return what `prefix` returned with the examples repeated as a block."""
+        return {
+            number: repeat(value, times) if number not in self._without_batch else value
+            for number, value in values.items()
+        }
+
     def suffix(self, values: dict[int, Tensor], inputs: Any, call: Call) -> Tensor:
         """Run the rest; return the model's output.
 
         Args:
-            values: the tensors that `prefix` returned, with their examples repeated alike.
+            values: what `repeat` returned.
             inputs: the model's inputs, for their structure.
             call: how to run a layer.
         """
@@ -103,9 +130,9 @@ class Graph:
 
     @property
     def largest(self) -> int:
-        """Size of the largest tensor of one example behind the first noisy layer, if known."""
+        """Size of the largest tensor of one example behind the first noisy layer, or a guess."""
         if self._functional is None:
-            return 1
+            return _UNKNOWN_SIZE
         nodes = [step.node for step in self._after]
         tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]
         # An axis of unknown size counts as 1.
@@ -157,16 +184,17 @@ def repeat(x: Tensor, times: int | Tensor) -> Tensor:
 
 def _nested(node: Any) -> Functional | None:
     """Return the graph of a nested model that is called in the plain way, or None."""
-    if not isinstance(node.operation, keras.Model) or node.arguments.kwargs:
+    plain = all(value is None for value in keras.tree.flatten(node.arguments.kwargs))
+    if not isinstance(node.operation, keras.Model) or not plain:
         return None
     inner = functional_graph(node.operation)
     if inner is None or len(node.arguments.args) != 1:
         return None
-    given, expected = node.arguments.args[0], inner.input
-    if keras.tree.is_nested(given) == keras.tree.is_nested(expected) is False:
-        return inner
-    try:
-        keras.tree.assert_same_structure(given, expected)
-    except ValueError:
-        return None
-    return inner
+    if len(inner.inputs) != 1 or len(node.input_tensors) != 1:
+        try:
+            keras.tree.assert_same_structure(node.arguments.args[0], inner.input)
+        except (TypeError, ValueError):
+            return None
+    # Keras adds an axis where one is missing; such a model is left closed.
+    pairs = zip(node.input_tensors, inner.inputs, strict=True)
+    return inner if all(len(x.shape) == len(y.shape) for x, y in pairs) else None

@@ -3,6 +3,7 @@
 import keras
 
 from tfp_ibnn import _checks
+from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._outputs import activation_of
 from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point, Predictive
 from tfp_ibnn.heads import GaussianNLL
@@ -44,7 +45,7 @@ def predictive_of(
     """
     if head is not None:
         _checks.one_of("head", head, HEADS)
-    activation = activation_of(model)
+    said, activation = head, activation_of(model)
     loss_head, loss_logits = _head_of_loss(model)
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
@@ -52,13 +53,24 @@ def predictive_of(
     if head is None:
         head = activation if activation in HEADS else loss_head
     if head is None and from_logits is not None:
-        head = "sigmoid" if model.output_shape[-1] == 1 else "softmax"
+        head = "sigmoid" if _width(model) == 1 else "softmax"
     if head is None:
         raise ValueError(
             f"What the output of model {model.name!r} means cannot be told: its last layer "
             f"({activation or 'unknown'}) has no softmax or sigmoid and the model is not compiled "
             "with a loss that tells. Say from_logits=True for logits of classes, from_logits=False "
             f"for probabilities, or `head`, one of {', '.join(map(repr, HEADS))}."
+        )
+    if from_logits is not None and said is None and head in ("gaussian", "point"):
+        raise ValueError(
+            f"`from_logits` is {from_logits}, but model {model.name!r} ends like a regression, or "
+            "is compiled with the loss of one. Say `head` too: 'softmax' or 'sigmoid'."
+        )
+    width = _width(model)
+    if head == "gaussian" and width is not None and width % 2:
+        raise ValueError(
+            "`head` is 'gaussian', which has as many standard deviations as means; the output of "
+            f"model {model.name!r} has {width} entries."
         )
     if head in ("gaussian", "point"):
         return Gaussian() if head == "gaussian" else Point()
@@ -78,6 +90,12 @@ def predictive_of(
                 "from_logits=True."
             )
     return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
+
+
+def _width(model: keras.Model) -> int | None:
+    """Return the size of the last axis of a model's output, if it is known."""
+    graph = functional_graph(model)
+    return None if graph is None else graph.outputs[0].shape[-1]
 
 
 def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:

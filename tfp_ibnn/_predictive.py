@@ -127,6 +127,10 @@ class Categorical(Predictive):
 
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return class probabilities, and their entropies."""
+        if outputs.shape[-1] == 1:
+            raise ValueError(
+                "One number is no distribution over classes. For yes or no say head='sigmoid'."
+            )
         if self.from_logits:
             probabilities = ops.softmax(outputs, axis=-1)
         else:
@@ -161,7 +165,9 @@ class Categorical(Predictive):
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return minus the log-probability of the label."""
-        return surprise(*self._pair(y_true, prediction))
+        target, probabilities = self._pair(y_true, prediction)
+        loss = surprise(target, probabilities)
+        return ops.reshape(loss, ops.shape(probabilities)[:-1])
 
     def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
         return y_true, prediction["mean"]
@@ -234,8 +240,13 @@ class Gaussian(Point):
 
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means and the variances."""
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                "A gaussian head has as many standard deviations as means; the output has "
+                f"{outputs.shape[-1]} entries."
+            )
         loc, scale = ops.split(outputs, 2, axis=-1)
-        return loc, ops.square(scale)
+        return loc, ops.square(_or_nan(scale, scale >= 0))
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         """Return the bounds of the interval that holds new observations with that probability.

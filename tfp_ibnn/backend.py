@@ -8,7 +8,17 @@ from typing import Any
 
 import keras
 
-__all__ = ["jit_compiles_well", "matmul", "mean", "replica_count", "tanh", "tfb", "tfd", "tfp"]
+__all__ = [
+    "fori_loop",
+    "jit_compiles_well",
+    "matmul",
+    "mean",
+    "replica_count",
+    "tanh",
+    "tfb",
+    "tfd",
+    "tfp",
+]
 
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
@@ -22,6 +32,16 @@ if _NAME == "tensorflow":
     matmul = keras.ops.matmul
     mean = keras.ops.mean
     tanh = tf.tanh
+
+    def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
+        """Like `keras.ops.fori_loop`, but one step at a time: parallel steps take more memory."""
+        _, state = tf.while_loop(
+            lambda i, _: i < upper,
+            lambda i, state: (i + 1, body(i, state)),
+            (tf.convert_to_tensor(lower), state),
+            parallel_iterations=1,
+        )
+        return state
 
     def jit_compiles_well() -> bool:
         """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
@@ -44,6 +64,8 @@ elif _NAME == "jax":
     # Both go through float32 in keras.ops, even for a float64 argument.
     mean = jnp.mean
     tanh = jnp.tanh
+
+    fori_loop = keras.ops.fori_loop
 
     def jit_compiles_well() -> bool:
         """Whether just-in-time compilation pays: JAX is slow without."""

@@ -103,7 +103,10 @@ def matched(y_true: Any, like: Tensor) -> Tensor:
     y_true = ops.cast(y_true, like.dtype)
     if len(y_true.shape) == len(like.shape) - 1 and like.shape[-1] == 1:
         y_true = y_true[..., None]
-    if len(y_true.shape) != len(like.shape) or y_true.shape[-1] != like.shape[-1]:
+    if len(y_true.shape) != len(like.shape) or any(
+        None not in sizes and sizes[0] != sizes[1]
+        for sizes in zip(y_true.shape, like.shape, strict=True)
+    ):
         raise ValueError(
             f"The targets have the shape {tuple(y_true.shape)}, the predicted means "
             f"{tuple(like.shape)}: they must agree."

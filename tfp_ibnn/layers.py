@@ -251,7 +251,8 @@ class Stochastic(keras.layers.Wrapper):
             )
         # The batch is consecutive blocks, one a draw; broadcasting spares a repeated copy of z.
         size = ops.shape(inputs)
-        blocks = ops.reshape(inputs, (ops.shape(z)[0], -1, *size[1:]))
+        draws = ops.shape(z)[0]
+        blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
         return ops.reshape(blocks * z[:, None], size)
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:
@@ -279,6 +280,13 @@ class Stochastic(keras.layers.Wrapper):
                 f"floating-point input; got {keras.backend.standardize_dtype(inputs.dtype)}. Cast "
                 f"the input, or leave {type(self.layer).__name__} deterministic."
             )
+        if self.built and len(inputs.shape) == self.input_rank:
+            channels = inputs.shape[self._channel_axis(self.input_rank)]
+            if channels not in (None, self.posterior.channels):
+                raise ValueError(
+                    f"Stochastic layer {self.name!r} was built for {self.posterior.channels} "
+                    f"channels; got an input of shape {tuple(inputs.shape)}."
+                )
 
 
 class _StochasticPlain(Stochastic):

@@ -1,7 +1,9 @@
 """Prediction by many sampled networks: a Keras model, and a callback that runs it in training."""
 
+import contextlib
 import random
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -9,12 +11,11 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, _counter, noise
-from tfp_ibnn._dropout import DROPOUTS
 from tfp_ibnn._ensemble import Chunks, Ensemble
 from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._head_of import predictive_of
 from tfp_ibnn._predictive import Summary
-from tfp_ibnn.backend import Tensor, jit_compiles_well
+from tfp_ibnn.backend import Tensor, fori_loop, jit_compiles_well
 from tfp_ibnn.layers import stochastic_layers
 
 __all__ = ["MonteCarlo", "MonteCarloEvaluation"]
@@ -37,16 +38,17 @@ class MonteCarlo(keras.Model):
     Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
     pixel or step, (N, ..., K), has its positions in every entry. For regression `mean` is the mean
     of the draws, `epistemic` their variance, `aleatoric` the mean of the variances that a
-    `GaussianHead` predicts (0 without one) and `total_variance` the sum of both, each (N, D).
+    `GaussianHead` predicts (0 without one) and `total_variance` the sum of both, each (N, D); there
+    are no other entries.
 
     `evaluate` scores `mean`: accuracy, NLL, Brier score and ECE, or RMSE and, with a
     `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. More can be added
-    with `compile(metrics=[...])`.
+    with `compile(metrics=[...])`. `loss` is that NLL too (of a point the squared error).
 
     By default the draws are shared by all examples of a prediction: each is a sampled network, one
-    function for all inputs. They are drawn anew for each `predict` and `evaluate`, unless there is
-    a seed: then the prediction of an example is always the same, to float tolerance, in batches and
-    chunks of any size, compiled or not, on every backend.
+    function for all inputs. They are drawn anew by each `predict` and `evaluate` and by `resample`,
+    but not by a plain call. With a seed they stay, and the prediction of an example is always the
+    same, to float tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
         model: a built Keras model with stochastic layers and one output.
@@ -54,16 +56,17 @@ class MonteCarlo(keras.Model):
         head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
             from the last layer and the loss the model is compiled with.
         from_logits: whether the output is logits; None finds out likewise.
-        sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random).
-        seed: of the draws.
+        sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random, up to 65,536 draws).
+        seed: of the draws, a whole number of 0 or above.
         independent: draw anew for each example. The answers then repeat, with a seed, at one batch
             size only.
         chunk_size: how many draws to run at once; more take more memory. None chooses by the size
-            of the largest tensor and of the batch.
+            of the largest tensor and of the batch; set it for models whose `call` is their own, or
+            whose inputs have no fixed size.
         dropout: leave the dropout layers on, each draw with masks of its own (MC dropout), while
             batch normalization stays as in inference. Works for models without stochastic layers.
-        return_samples: return `samples` (N, draws, K) too. Their memory grows with `samples`, as
-            it does for the intervals.
+        return_samples: return `samples` (N, draws, K) too; of a `GaussianHead`, the means. Their
+            memory grows with `samples`, as it does for the intervals.
         interval: probability of a central interval, such as 0.9; returns its bounds `lower` and
             `upper`, (N, K): of the draws of each class probability, or, with a `GaussianHead`, of
             new observations.
@@ -106,9 +109,10 @@ class MonteCarlo(keras.Model):
             seed = _checks.whole("seed", seed)
         _check_options(samples, sampling, interval, standard_error)
         predictive = predictive_of(model, head, from_logits)
-        super().__init__(**kwargs)
+        # Inputs reach the model as they are; it knows best which precision it needs.
+        super().__init__(**{"autocast": False, **kwargs})
         self.inner = model
-        self.samples = samples
+        self.samples = self._wanted_samples = samples
         self.head, self.from_logits = head, from_logits
         self.sampling, self.seed, self.independent = sampling, seed, bool(independent)
         self.chunk_size, self.dropout = chunk_size, bool(dropout)
@@ -123,6 +127,12 @@ class MonteCarlo(keras.Model):
             chunk_size=chunk_size,
             dropout=self.dropout,
         )
+        if dropout and self._ensemble.hidden_dropout:
+            warnings.warn(
+                f"The dropout inside of {', '.join(self._ensemble.hidden_dropout)} stays off: only "
+                "dropout layers of the graph can be left on.",
+                stacklevel=2,
+            )
         if samples > 1 and not self._ensemble.is_random:
             warnings.warn(
                 f"Model {model.name!r} has no stochastic layer"
@@ -138,6 +148,7 @@ class MonteCarlo(keras.Model):
             shape=(), initializer="zeros", dtype="int32", trainable=False, name="batch"
         )
         self._scores = predictive.scores()
+        self.built = True
         self.resample()
         self.compile()
 
@@ -181,9 +192,12 @@ class MonteCarlo(keras.Model):
             run_eagerly: do not compile.
             steps_per_execution: batches in one execution.
             jit_compile: whether to use XLA; None does so where it pays.
-            **kwargs: `optimizer` and `loss` are not used.
+            **kwargs: `optimizer`, `loss` and the like are not used.
         """
-        if jit_compile is None:
+        if unknown := kwargs.keys() - {"optimizer", "loss", "loss_weights", "auto_scale_loss"}:
+            raise TypeError(f"`compile` has no argument {', '.join(sorted(unknown))}.")
+        self._jit_is_open = jit_compile is None
+        if self._jit_is_open:
             jit_compile = jit_compiles_well() and not run_eagerly
         super().compile(
             optimizer=None,
@@ -194,6 +208,11 @@ class MonteCarlo(keras.Model):
             jit_compile=jit_compile,
         )
 
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given; another backend may choose otherwise."""
+        config = super().get_compile_config()
+        return {**config, "jit_compile": None} if self._jit_is_open else config
+
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile as a saved model was."""
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -202,25 +221,37 @@ class MonteCarlo(keras.Model):
         """Return the dict that the class describes; the arguments are Keras's."""
         _check_finite(x)
         self.resample()
-        return self._checked(super().predict(x, *args, **kwargs))
+        with self._values_kept():
+            return self._checked(super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes, for one batch."""
         _check_finite(x)
         self.resample()
-        return self._checked(super().predict_on_batch(x))
+        with self._values_kept():
+            return self._checked(super().predict_on_batch(x))
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Score the averaged prediction; the arguments are Keras's."""
+    def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
+        """Score the averaged prediction.
+
+        Args:
+            x: inputs, or a dataset.
+            *args: those of Keras.
+            allow_nan: return scores that are not finite, instead of an error.
+            **kwargs: those of Keras.
+        """
+        _check_finite(x)
         self.resample()
-        scores = super().evaluate(*args, **kwargs)
-        if not np.all(np.isfinite(keras.tree.flatten(scores))):
-            raise ValueError(
-                f"The evaluation is not finite: {scores}. The predictions of model "
-                f"{self.inner.name!r} are NaN or no probabilities that sum to 1 (are they logits? "
-                "then say from_logits=True), or there are labels outside its classes."
-            )
-        return scores
+        with self._values_kept():
+            scores = super().evaluate(x, *args, **kwargs)
+            return scores if allow_nan else self._checked_scores(scores)
+
+    def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Score the averaged prediction of one batch."""
+        _check_finite(x)
+        self.resample()
+        with self._values_kept():
+            return self._checked_scores(super().test_on_batch(x, *args, **kwargs))
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: it is the model inside that is trained."""
@@ -228,6 +259,29 @@ class MonteCarlo(keras.Model):
             "MonteCarlo only predicts. Train the model that it averages; MonteCarlo shares its "
             "weights and follows."
         )
+
+    train_on_batch = fit
+
+    @contextlib.contextmanager
+    def _values_kept(self) -> Iterator[None]:
+        """Put the weights back if there is an error: on JAX Keras takes them out while it runs."""
+        before = [(variable, variable._value) for variable in self.variables]
+        try:
+            yield
+        except BaseException:
+            for variable, value in before:
+                if variable._value is None:
+                    variable._value = value
+            raise
+
+    def _checked_scores(self, scores: Any) -> Any:
+        if not np.all(np.isfinite(keras.tree.flatten(scores))):
+            raise ValueError(
+                f"The evaluation is not finite: {scores}. The predictions of model "
+                f"{self.inner.name!r} are NaN or no probabilities that sum to 1 (are they logits? "
+                "then say from_logits=True), or there are labels outside its classes."
+            )
+        return scores
 
     def compute_loss(
         self,
@@ -238,13 +292,17 @@ class MonteCarlo(keras.Model):
         training: bool = False,
     ) -> Tensor:
         """Return the NLL of the averaged prediction (the squared error of a point)."""
+        if y is None:
+            raise ValueError("The evaluation needs labels or targets: `y` is missing.")
         loss = self._predictive.loss(y, y_pred)
         if sample_weight is not None:
             weight = ops.cast(sample_weight, loss.dtype)
+            weight = weight[..., 0] if len(weight.shape) > len(loss.shape) else weight
             while len(weight.shape) < len(loss.shape):
                 weight = weight[..., None]
             loss = loss * weight
-        return ops.mean(loss)
+        # A replica may have no example.
+        return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
@@ -257,7 +315,7 @@ class MonteCarlo(keras.Model):
         """Return the arguments of the constructor."""
         config = {
             "model": keras.saving.serialize_keras_object(self.inner),
-            "samples": self.samples,
+            "samples": self._wanted_samples,
             "head": self.head,
             "from_logits": self.from_logits,
             "sampling": self.sampling,
@@ -300,7 +358,7 @@ class MonteCarlo(keras.Model):
             result["samples"] = ops.moveaxis(predictive.public(draws), 0, 1)
         if self.interval is not None:
             result["lower"], result["upper"] = predictive.interval(draws, within, self.interval)
-        if self.standard_error and self.sampling == "antithetic":
+        if self.standard_error and self.sampling == "antithetic" and self.samples > 1:
             pairs = (draws[::2] + draws[1::2]) / 2
             spread = ops.sum(ops.square(pairs - summary.mean), axis=0)
             half = self.samples // 2
@@ -322,12 +380,14 @@ class MonteCarlo(keras.Model):
 
         summary = summarize(0)
         if not chunks.is_one:
-            summary = ops.fori_loop(1, chunks.count, add, summary)
+            summary = fori_loop(1, chunks.count, add, summary)
         return self._statistics(summary)
 
     def _statistics(self, summary: Summary) -> dict[str, Tensor]:
         result = self._predictive.statistics(summary)
-        if self.standard_error and self.sampling == "iid":
+        if self.standard_error and self.samples == 1:  # a model without noise
+            result["standard_error"] = ops.zeros_like(result["mean"])
+        elif self.standard_error and self.sampling == "iid":
             variance = summary.squares / (self.samples * (self.samples - 1))
             result["standard_error"] = self._predictive.public(ops.sqrt(variance))
         return result
@@ -335,14 +395,16 @@ class MonteCarlo(keras.Model):
     def _checked(self, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
         """Return the prediction as arrays, or raise if it is not finite."""
         prediction = {key: np.asarray(value) for key, value in prediction.items()}
-        mean = prediction["mean"]
-        bad = ~np.isfinite(mean).reshape(len(mean), -1).all(axis=1)
+        count = len(prediction["mean"])
+        bad = np.zeros(count, bool)
+        for value in prediction.values() if count else ():
+            bad |= ~np.isfinite(value).reshape(count, -1).all(axis=1)
         if bad.any():
             raise ValueError(
-                f"The prediction of {bad.sum()} of {len(mean)} examples (the first is number "
+                f"The prediction of {bad.sum()} of {count} examples (the first is number "
                 f"{bad.argmax()}) is not finite: model {self.inner.name!r} or its input holds NaN "
                 "or infinity, or its output is no probabilities that sum to 1 (are they logits? "
-                "then say from_logits=True)."
+                "then say from_logits=True), or it has a standard deviation below 0."
             )
         return prediction
 
@@ -351,9 +413,9 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
     The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_accuracy`,
-    `val_mc_nll` and `val_mc_ece`. List it before the callbacks that read them: EarlyStopping,
-    ModelCheckpoint, CSVLogger. (`val_nll` and the like, from `validation_data`, are of single
-    draws.)
+    `val_mc_nll` and `val_mc_ece`. List it before the callbacks that read them, such as
+    EarlyStopping("val_mc_nll", mode="min"), ModelCheckpoint and CSVLogger. (`val_nll` and the like,
+    from `validation_data`, are of single draws.)
 
     Args:
         data: (x, y), (x, y, sample_weight), or a dataset of such batches.
@@ -397,22 +459,46 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Wrap the model that is trained."""
-        self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
+        self._random_state = random.getstate()
+        self._monte_carlo = self._wrap() if self.model.built else None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the entries."""
+        """Add the entries; they are NaN if the training has diverged."""
         if logs is None or epoch % self.every:
             return
-        scores = self._monte_carlo.evaluate(
-            **self._data, batch_size=self.batch_size, verbose=0, return_dict=True
-        )
+        if self._monte_carlo is None:
+            self._monte_carlo = self._wrap()
+        with self._own_randomness():
+            scores = self._monte_carlo.evaluate(
+                **self._data,
+                batch_size=self.batch_size,
+                verbose=0,
+                return_dict=True,
+                allow_nan=not np.isfinite(logs.get("loss", 0.0)),
+            )
         del scores["loss"]
         logs.update({f"val_mc_{key}": value for key, value in scores.items()})
+
+    def _wrap(self) -> MonteCarlo:
+        with self._own_randomness():
+            return MonteCarlo(self.model, self.samples, **self.options)
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Leave Python's random state, by which Keras shuffles datasets, to the training."""
+        before = random.getstate()
+        random.setstate(self._random_state)
+        try:
+            yield
+        finally:
+            self._random_state = random.getstate()
+            random.setstate(before)
 
 
 def _check_finite(x: Any) -> None:
     """Raise for NaN in arrays: an activation such as ReLU may turn it into a number."""
     for part in keras.tree.flatten(x):
+        part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
         if isinstance(part, np.ndarray) and part.ndim and part.dtype.kind == "f":
             bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
             if bad.any():
@@ -442,17 +528,6 @@ def _check_model(model: Any, dropout: bool) -> None:
         raise ValueError(
             f"Dropout can be left on in Functional and Sequential models; {model.name!r} is a "
             f"{type(model).__name__} with a `call` of its own."
-        )
-    inside = [
-        layer.name
-        for layer in model._flatten_layers()
-        if not isinstance(layer, DROPOUTS) and getattr(layer, "dropout", 0)
-    ]
-    if inside:
-        warnings.warn(
-            f"The dropout inside of {', '.join(inside)} stays off: only dropout layers can be left "
-            "on.",
-            stacklevel=3,
         )
 
 

@@ -198,11 +198,10 @@ class Pass:
         paired: bool = True,
     ) -> Tensor:
         """Return the next random words (count, size of a draw) of this pass."""
-        if not all(isinstance(size, int) for size in shape):
+        if source is _counter.sobol and not all(isinstance(size, int) for size in shape):
             raise ValueError(
-                "Quasi-random and seeded noise needs sizes that are known ahead; one draw has the "
-                f"shape {shape}. Give the model's input a fixed size, or use sampling='iid' "
-                "without a seed."
+                "Quasi-random noise needs sizes that are known ahead; one draw has the shape "
+                f"{shape}. Give the model's input a fixed size, or use another sampling."
             )
         key = self.key
         if key is None:

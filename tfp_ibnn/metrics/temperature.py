@@ -148,6 +148,11 @@ class TemperatureScaling(keras.Model):
                 f"The last layer of `model`, {self.model.name!r}, does not tell logits from "
                 "probabilities. Give from_logits=True or from_logits=False."
             )
+        if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
+            raise ValueError(
+                f"`model`, {self.model.name!r}, answers yes or no to several labels; temperature "
+                "scaling is for one label, or for classes."
+            )
         return outputs, from_logits
 
     def _predict_arrays(

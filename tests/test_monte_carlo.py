@@ -1202,6 +1202,7 @@ print(json.dumps(peaks))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's books")
+@pytest.mark.once
 def test_memory_does_not_grow_with_the_samples():
     processes = [start(MEMORY, samples) for samples in (64, 1024)]
     few, many = (after - before for before, after in map(result_of, processes))

@@ -596,7 +596,7 @@ SLOW_ON_JAX = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
     [
         pytest.param("MobileNetV2", marks=pytest.mark.once),
         pytest.param("ResNet50", marks=SLOW_ON_JAX),
-        pytest.param("EfficientNetB0", marks=SLOW_ON_JAX),
+        pytest.param("EfficientNetB0", marks=pytest.mark.slow),
     ],
 )
 def test_applications(name, record_property):

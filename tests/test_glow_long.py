@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from sklearn.datasets import load_digits
 
 import tfp_ibnn as ibnn
@@ -24,6 +25,7 @@ class StepLosses(keras.callbacks.Callback):
         return np.diff(totals, prepend=0.0)
 
 
+@pytest.mark.once
 def test_three_glow_steps_stay_finite():
     x, y = load_digits(return_X_y=True)
     x, y = (x[:1536] / 16).astype("float32"), y[:1536]

@@ -587,15 +587,11 @@ def test_bad_options(kwargs, message):
 # Applications.
 
 
-# XLA takes minutes to compile the larger two on the CPU.
-SLOW_ON_JAX = [pytest.mark.slow] if keras.backend.backend() == "jax" else []
-
-
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param("MobileNetV2", marks=pytest.mark.once),
-        pytest.param("ResNet50", marks=SLOW_ON_JAX),
+        pytest.param("ResNet50", marks=pytest.mark.slow),
         pytest.param("EfficientNetB0", marks=pytest.mark.slow),
     ],
 )

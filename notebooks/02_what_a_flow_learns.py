@@ -348,7 +348,8 @@ plt.show()
 # ## When there are many modes
 #
 # For several modes the data must leave several answers open, and the weights must not choose among
-# them. Here is such a case: the network is |z1 x1| + |z2 x2|, and its weights are frozen. The signs of
+# them. Here is such a case, chosen for it (with squares in place of the absolute values, two of the
+# posteriors did not converge): the network is |z1 x1| + |z2 x2|, and its weights are frozen. The signs of
 # z1 and z2 cannot be seen in the data, so there are four answers, equally good. The prior is
 # N(0, 1.5²).
 

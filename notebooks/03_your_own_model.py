@@ -249,6 +249,7 @@ print(f"standard error of an accuracy: about {error:.4f}")
 # NLL, Brier score and ECE are better when lower. No method is best by a clear margin. A small network
 # on easy images is not very over-confident to begin with, and the accuracies differ by about a
 # standard error. Do not read a ranking off this table: it is one seed, and another changes the order.
+# (The flow was made a simpler one, to save time, after a first table had been seen.)
 # Repeat it with several seeds on your own data before you choose.
 #
 # In the diagrams, bars below the dashed line are over-confidence, bars above it are caution. Pale

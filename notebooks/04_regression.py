@@ -239,6 +239,6 @@ for name, mc in averaged.items():
 # - The flow does not beat the Gaussian here. One hidden layer of ReLUs with independent Gaussian weights
 #   cannot be unsure between two sets of data and sure in both (Foong et al., arXiv 1909.00719). Noise
 #   in two layers, as here, already can.
-# - The choices matter. The place of the noise and the spread of the kinks were settled in a few tries,
-#   with figures like those above in view; with tanh in place of ReLU, the mean in the gap was far off
+# - The choices matter. The place of the noise, the spread of the kinks, the prior and the flow were
+#   settled in about a dozen tries, with figures and scores like those above in view; with tanh in place of ReLU, the mean in the gap was far off
 #   and the band no wider. One seed and one function are an example, not evidence.

@@ -10,6 +10,7 @@ import keras
 __all__ = [
     "channels_of",
     "finite",
+    "fraction",
     "full_precision",
     "non_negative",
     "one_of",
@@ -43,6 +44,14 @@ def non_negative(name: str, value: Any) -> float:
     number = finite(name, value)
     if number < 0:
         raise ValueError(f"`{name}` must be 0 or above; got {value!r}.")
+    return number
+
+
+def fraction(name: str, value: Any) -> float:
+    """Return `value` as a float, or raise if it is not in [0, 1)."""
+    number = finite(name, value)
+    if not 0 <= number < 1:
+        raise ValueError(f"`{name}` must be at least 0 and below 1; got {value!r}.")
     return number
 
 

@@ -1,0 +1,37 @@
+"""What the builders share: the way in, and optional dropout."""
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+from tfp_ibnn import _checks
+
+Preprocessing = Sequence[keras.layers.Layer]
+Shape = tuple[int, ...]
+
+
+def entrance(shape: Shape, preprocessing: Preprocessing) -> tuple[keras.KerasTensor, ...]:
+    """Return a model's input and what comes out of its preprocessing."""
+    inputs = x = keras.Input(shape, name="image" if len(shape) == 3 else "input")
+    for layer in preprocessing:
+        x = layer(x)
+    return inputs, x
+
+
+def dropped(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
+    """Return `x`, the input of layer `name`, under dropout, or as it is if the rate is 0."""
+    if _checks.fraction("dropout", rate) == 0:
+        return x
+    return layers.Dropout(rate, name=f"{name}_dropout")(x)
+
+
+def image_shape(shape: Shape, least: int) -> Shape:
+    """Return a valid (height, width, channels)."""
+    shape = tuple(shape)
+    if len(shape) != 3 or min(shape, default=0) < 1 or min(shape[:2]) < least:
+        raise ValueError(
+            "`input_shape` must be (height, width, channels) with height and width of at least "
+            f"{least}; got {shape!r}."
+        )
+    return shape

@@ -1,0 +1,48 @@
+"""A multilayer perceptron."""
+
+from collections.abc import Sequence
+
+import keras
+from keras import layers
+
+from tfp_ibnn import _checks
+from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance
+
+__all__ = ["mlp"]
+
+
+def mlp(
+    input_shape: tuple[int, ...],
+    num_classes: int = 10,
+    *,
+    hidden: Sequence[int] = (256, 128),
+    activation: str = "relu",
+    preprocessing: Preprocessing = (),
+    dropout: float = 0.0,
+) -> keras.Model:
+    """Return a perceptron with layers `fc1`, `fc2`, ...; the last one gives the logits.
+
+    Args:
+        input_shape: of one example; images are flattened.
+        num_classes: number of logits.
+        hidden: units of the hidden layers.
+        activation: of the hidden layers.
+        preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
+        dropout: rate of dropout on the input of each layer but the first.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> model = ibnn.models.mlp((2,), 2, hidden=(16,), activation="sigmoid")
+        >>> [layer.name for layer in model.layers]
+        ['input', 'fc1', 'fc2']
+    """
+    sizes = [_checks.positive_integer("hidden", units) for units in hidden]
+    inputs, x = entrance(tuple(input_shape), preprocessing)
+    if len(x.shape) > 2:
+        x = layers.Flatten(name="flatten")(x)
+    for position, units in enumerate(sizes, start=1):
+        x = layers.Dense(units, activation, name=f"fc{position}")(x)
+        x = dropped(x, dropout, f"fc{position + 1}")
+    classes = _checks.positive_integer("num_classes", num_classes)
+    logits = layers.Dense(classes, name=f"fc{len(sizes) + 1}")(x)
+    return keras.Model(inputs, logits, name="mlp")

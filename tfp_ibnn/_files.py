@@ -1,0 +1,41 @@
+"""Files that are written whole or not at all."""
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["replacing", "write_json", "write_text"]
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
+    """Give a temporary path beside `path`; what is written there takes its place at the end.
+
+    A reader, or a run that was killed in between, finds the old file or the new one, never a part.
+    After an error, a full disk among them, the old file is as it was and the temporary one is gone.
+    """
+    path = Path(path)
+    # The suffix stays: writers such as Keras's and numpy's go by it.
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Write a text file."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """Write a JSON file; NaN and infinity, which JSON lacks, are an error."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

@@ -1,0 +1,127 @@
+"""Checkpoints from which a run goes on as if it had never stopped."""
+
+import json
+import math
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _files
+
+__all__ = ["Checkpoint", "CheckpointError"]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read, or that belongs to another model."""
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Save all that a run needs to go on, at the end of every epoch.
+
+    That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
+    epoch and the history of the logs. Keras's own files leave out the random states, so a
+    resumed run would replay its noise. The file is replaced in one step: a run that is killed in
+    the middle of writing leaves the epoch before.
+
+    Resuming is exact, to float tolerance, if the order of the data is a function of the epoch too:
+    see `ibnn.data.ShuffledBatches`.
+
+    Args:
+        path: of the file, ending in `.npz`. Its folder must exist.
+
+    Example:
+        The same lines begin a run and go on with it:
+
+            batches = ibnn.data.ShuffledBatches(x, y, 128, seed=0)
+            checkpoint = ibnn.Checkpoint("run/checkpoint.npz")
+            model.compile(...)
+            model.fit(
+                batches,
+                shuffle=False,
+                epochs=50,
+                initial_epoch=checkpoint.restore(model),
+                callbacks=[batches.follow(), checkpoint],
+            )
+
+    Callbacks that keep a state of their own, such as ReduceLROnPlateau, begin anew.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        super().__init__()
+        self.path = Path(path)
+        if self.path.suffix != ".npz":
+            raise ValueError(f"`path` must end in .npz; got {str(path)!r}.")
+        self.logs: list[dict[str, float]] = []
+        """What each epoch logged, from the first, over all parts of a run."""
+
+    def restore(self, model: keras.Model) -> int:
+        """Load the checkpoint into a compiled model; return the number of epochs that are done.
+
+        Without a file nothing happens, and the number is 0.
+        """
+        if not self.path.exists():
+            return 0
+        optimizer = _optimizer_of(model)
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                record = json.loads(str(file["record"]))
+                parts = {
+                    part: [file[f"{part}/{i}"] for i in range(record[part])]
+                    for part in ("model", "optimizer")
+                }
+                epochs, logs = int(record["epochs"]), list(record["logs"])
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise CheckpointError(
+                f"{self.path} is no whole checkpoint ({type(error).__name__}: {error}). Delete it "
+                "to begin again."
+            ) from error
+        _assign(self.path, {"model": model.variables, "optimizer": optimizer.variables}, parts)
+        self.logs = logs
+        return epochs
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Write the file."""
+        # JSON has no NaN: what is not finite is left out.
+        numbers = {key: float(value) for key, value in (logs or {}).items()}
+        finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
+        self.logs = [*self.logs[:epoch], finite]
+        parts = {"model": self.model.variables, "optimizer": _optimizer_of(self.model).variables}
+        arrays = {
+            f"{part}/{position}": ops.convert_to_numpy(variable.value)
+            for part, variables in parts.items()
+            for position, variable in enumerate(variables)
+        }
+        counts = {part: len(variables) for part, variables in parts.items()}
+        record = json.dumps({"epochs": epoch + 1, "logs": self.logs, **counts})
+        with _files.replacing(self.path) as temporary:
+            np.savez(temporary, record=np.array(record), **arrays)
+
+
+def _optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Return the model's optimizer, with its variables."""
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(f"Model {model.name!r} must be compiled before a checkpoint is restored.")
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    return model.optimizer
+
+
+def _assign(
+    path: Path, own: dict[str, list[keras.Variable]], saved: dict[str, list[np.ndarray]]
+) -> None:
+    """Give the variables the saved values, or raise and change none."""
+    for part, variables in own.items():
+        shapes = [tuple(variable.shape) for variable in variables]
+        if shapes != [value.shape for value in saved[part]]:
+            raise CheckpointError(
+                f"{path} belongs to another run: its {part} has {len(saved[part])} variables of "
+                f"other shapes than the {len(shapes)} here."
+            )
+    for part, variables in own.items():
+        for variable, value in zip(variables, saved[part], strict=True):
+            variable.assign(value)

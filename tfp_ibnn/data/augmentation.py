@@ -1,0 +1,108 @@
+"""Preprocessing inside the model: normalisation, and random shifts and flips in training."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tfp_ibnn import _checks
+from tfp_ibnn.backend import Tensor
+
+__all__ = ["RandomShift", "preprocessing"]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class RandomShift(layers.Layer):
+    """In training, move each image by up to `padding` pixels each way; zeros come in.
+
+    This is the usual augmentation of CIFAR-10: pad by 4 and crop at random. Each image has its own
+    shift. Outside training the images pass unchanged.
+
+    Args:
+        padding: largest shift, in pixels.
+        seed: of the shifts.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> images = np.ones((2, 8, 8, 3), "float32")
+        >>> ibnn.data.RandomShift(4, seed=0)(images, training=True).shape[1:]
+        (8, 8, 3)
+    """
+
+    def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.padding = _checks.positive_integer("padding", padding)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, images: Tensor, training: bool = False) -> Tensor:
+        """Return the images, shifted if this is training."""
+        if not training:
+            return images
+        count = ops.shape(images)[0]
+        shifts = keras.random.randint((count, 2), 0, 2 * self.padding + 1, seed=self.seed_generator)
+        border = (self.padding, self.padding)
+        padded = ops.pad(images, ((0, 0), border, border, (0, 0)))
+        # Rows and columns apart: two small gathers instead of one index for each pixel.
+        rows = shifts[:, :1] + ops.arange(images.shape[1], dtype=shifts.dtype)
+        columns = shifts[:, 1:] + ops.arange(images.shape[2], dtype=shifts.dtype)
+        padded = ops.take_along_axis(padded, rows[:, :, None, None], axis=1)
+        return ops.take_along_axis(padded, columns[:, None, :, None], axis=2)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Return the shape of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "padding": self.padding, "seed": self.seed}
+
+
+def preprocessing(
+    images: np.ndarray, *, augment: bool = False, padding: int = 4, seed: int | None = None
+) -> list[layers.Layer]:
+    """Return layers that augment raw images and normalise them, to put in front of a network.
+
+    The network then takes raw pixels, wherever it is used. Normalisation subtracts the mean of each
+    channel over the given images and divides by its standard deviation. The augmentation comes
+    before, on raw pixels, so that what a shift brings in is black.
+
+    Args:
+        images: training images, (examples, height, width, channels).
+        augment: shift and mirror images at random in training.
+        padding: largest shift, in pixels.
+        seed: of the augmentation.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> images = np.random.default_rng(0).integers(0, 256, (50, 32, 32, 3), "uint8")
+        >>> front = ibnn.data.preprocessing(images, augment=True, seed=0)
+        >>> model = ibnn.models.lenet((32, 32, 3), preprocessing=front)
+    """
+    if np.ndim(images) != 4 or len(images) == 0:
+        raise ValueError(
+            "`images` must have the shape (examples, height, width, channels), with at least one "
+            f"example; got the shape {np.shape(images)}."
+        )
+    total = images.shape[0] * images.shape[1] * images.shape[2]
+    # Sums of whole numbers, in parts: exact, and without a float copy of all images.
+    first, second = np.zeros(images.shape[-1]), np.zeros(images.shape[-1])
+    for start in range(0, len(images), 1000):
+        part = images[start : start + 1000].astype("float64")
+        first += part.sum(axis=(0, 1, 2))
+        second += np.square(part).sum(axis=(0, 1, 2))
+    mean = first / total
+    variance = second / total - mean**2
+    if np.any(variance <= 0):
+        raise ValueError("`images` has a channel with one value throughout: it tells nothing.")
+    normalise = layers.Normalization(mean=mean.tolist(), variance=variance.tolist(), name="normal")
+    if not augment:
+        return [normalise]
+    other = None if seed is None else seed + 1
+    return [
+        RandomShift(padding, seed=seed, name="shift"),
+        layers.RandomFlip("horizontal", seed=other, name="flip"),
+        normalise,
+    ]

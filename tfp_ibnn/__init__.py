@@ -5,7 +5,8 @@ import tfp_ibnn as ibnn
 sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 """
 
-from tfp_ibnn import flows, layers, metrics, noise
+from tfp_ibnn import data, flows, layers, metrics, models, noise
+from tfp_ibnn.checkpoint import Checkpoint
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.layers import (
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaptiveCalibrationError",
     "BrierScore",
+    "Checkpoint",
     "ClasswiseCalibrationError",
     "ExpectedCalibrationError",
     "Flow",
@@ -73,10 +75,12 @@ __all__ = [
     "StochasticModel",
     "TemperatureScaling",
     "TwoSpeed",
+    "data",
     "flows",
     "freeze",
     "layers",
     "metrics",
+    "models",
     "noise",
     "noise_off",
     "set_noise",

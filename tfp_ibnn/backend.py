@@ -4,12 +4,15 @@ Everything else asks this module for TensorFlow Probability's distributions (`tf
 (`tfb`), and for the few array functions whose precision `keras.ops` does not keep on JAX.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
 __all__ = [
+    "accelerators",
     "fori_loop",
+    "gradient",
     "jit_compiles_well",
     "matmul",
     "mean",
@@ -43,9 +46,35 @@ if _NAME == "tensorflow":
         )
         return state
 
+    def gradient(
+        function: Callable[..., Tensor], variables: Sequence[keras.Variable]
+    ) -> Callable[..., Tensor]:
+        """Return the compiled gradient of a scalar function with respect to its first argument.
+
+        Args:
+            function: of arrays; it may assign to `variables`, which need not take effect.
+            variables: those that it reads; their values are read at each call.
+        """
+        del variables  # TensorFlow's functions find them by themselves
+
+        @tf.function
+        def compiled(x: Tensor, *others: Tensor) -> Tensor:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                value = function(x, *others)
+            return tape.gradient(value, x, unconnected_gradients="zero")
+
+        return lambda *arrays: compiled(*map(tf.convert_to_tensor, arrays))
+
     def jit_compiles_well() -> bool:
         """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
         return bool(tf.config.list_physical_devices("GPU"))
+
+    def accelerators() -> list[str]:
+        """Names of the GPUs and TPUs in use."""
+        found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
+        details = tf.config.experimental.get_device_details
+        return [details(device).get("device_name", device.device_type) for device in found]
 
     def replica_count() -> int:
         """Number of replicas that share the present training step."""
@@ -54,6 +83,7 @@ if _NAME == "tensorflow":
 elif _NAME == "jax":
     import functools
 
+    import jax
     import jax.numpy as jnp
     from tensorflow_probability.substrates import jax as tfp
 
@@ -67,9 +97,33 @@ elif _NAME == "jax":
 
     fori_loop = keras.ops.fori_loop
 
+    def gradient(
+        function: Callable[..., Tensor], variables: Sequence[keras.Variable]
+    ) -> Callable[..., Tensor]:
+        """Return the compiled gradient of a scalar function with respect to its first argument.
+
+        Args:
+            function: of arrays; it may assign to `variables`, which need not take effect.
+            variables: those that it reads; their values are read at each call.
+        """
+
+        @jax.jit
+        def compiled(values: list[Tensor], x: Tensor, *others: Tensor) -> Tensor:
+            def scalar(x: Tensor) -> Tensor:
+                with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
+                    return function(x, *others)
+
+            return jax.grad(scalar)(x)
+
+        return lambda *arrays: compiled([v.value for v in variables], *arrays)
+
     def jit_compiles_well() -> bool:
         """Whether just-in-time compilation pays: JAX is slow without."""
         return True
+
+    def accelerators() -> list[str]:
+        """Names of the GPUs and TPUs in use."""
+        return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
 
     def replica_count() -> int:
         """Number of replicas that share the present training step: JAX sees one global batch."""

@@ -1,0 +1,116 @@
+"""Prepare datasets ahead of time: `python -m tfp_ibnn.data --help`."""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from tfp_ibnn.data import _cache
+from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset
+from tfp_ibnn.data.loading import obtain
+
+EXAMPLES = """examples:
+  python -m tfp_ibnn.data cifar10
+  python -m tfp_ibnn.data mnist fashion_mnist --data-dir ~/datasets
+  python -m tfp_ibnn.data --list
+"""
+
+
+class Progress:
+    """A line on standard error that is drawn anew; where that is no terminal, a line per step."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._start = time.monotonic()
+        self._step = ""
+        self._width = 0
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Show a step, and a bar if it is known how much there is to do."""
+        if not self._live:
+            if step != self._step:
+                print(f"{self._name}: {step}", file=sys.stderr)
+        else:
+            filled = 20 * min(done, total) // total if total else 0
+            bar = f"[{'=' * filled}{' ' * (20 - filled)}] " if total else ""
+            size = f", {done / 1e6:.1f} MB" if done and not total else ""
+            text = f"{self._name}: {bar}{step}{size}, {time.monotonic() - self._start:.0f} s"[:100]
+            print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
+            self._width = len(text)
+        self._step = step
+
+    def close(self) -> None:
+        """Wipe the line, so that what is printed next stands alone."""
+        if self._live:
+            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tfp_ibnn.data",
+        description="Fetch datasets into the cache folder, so that loading them needs no network.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DATASETS))
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="the cache folder (default: TFP_IBNN_DATA, else tfp_ibnn in the user's cache folder)",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the datasets, their sizes, and whether cached"
+    )
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in DATASETS:
+            parser.error(f"unknown dataset {name!r}; choose from {', '.join(DATASETS)}")
+    if not options.names and not options.list:
+        parser.error("name a dataset, or ask for --list")
+    # Ends like Ctrl-C does, so that temporary files go.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        if options.list:
+            _show_list(options.data_dir)
+        for name in dict.fromkeys(options.names):
+            _prepare(name, options.data_dir)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _prepare(name: str, data_dir: str | None) -> None:
+    progress = Progress(name)
+    there = (_cache.cache_folder(data_dir) / f"{name}.npz").exists()
+    try:
+        _, path = obtain(name, data_dir, progress)
+    finally:
+        progress.close()
+    print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
+
+
+def _show_list(data_dir: str | None) -> None:
+    folder = _cache.cache_folder(data_dir)
+    print(f"{'name':15}{'classes':>8}{'image':>12}{'training':>10}{'test':>8}{'MB':>8}  cached")
+    for dataset in DATASETS.values():
+        print(_line(dataset) + ("yes" if (folder / f"{dataset.name}.npz").exists() else "no"))
+    print(f"The cache folder is {folder}.")
+
+
+def _line(dataset: Dataset) -> str:
+    shape = " x ".join(map(str, dataset.image_shape))
+    return (
+        f"{dataset.name:15}{len(dataset.classes):8}{shape:>12}{dataset.train_size:10,}"
+        f"{dataset.test_size:8,}{dataset.nbytes / 1e6:8.1f}  "
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Images as a worse camera, a worse light or a worse file would have them, in five severities."""
+
+import io
+import numbers
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from scipy import ndimage
+
+from tfp_ibnn import _checks
+from tfp_ibnn.data._images import checked_images
+
+__all__ = ["CORRUPTIONS", "corrupt"]
+
+Generators = Iterator[np.random.Generator]
+"""A random generator for each image, made when it is asked for."""
+
+_BLOCK = 256
+"""How many images to work on at once: a few megabytes at 32 x 32."""
+
+
+def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int = 0) -> np.ndarray:
+    """Return images with a corruption of CIFAR-10-C.
+
+    At severities 1 to 5, for values from 0 to 1:
+
+    - `gaussian_noise`: add N(0, s²) to each value; s = 0.04, 0.06, 0.08, 0.09, 0.1.
+    - `shot_noise`: Poisson(c x) / c; c = 500, 250, 100, 75, 50.
+    - `impulse_noise`: set a part p of the values to 0 or 1; p = 0.01, 0.02, 0.03, 0.05, 0.07.
+    - `defocus_blur`: average over a disk of radius r, smoothed by a Gaussian of standard deviation
+      s; (r, s) = (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1).
+    - `motion_blur`: average along a line to the right, at a random angle of up to 45 degrees off
+      the horizontal, with the weights of half a Gaussian of standard deviation s, cut at 2 r
+      pixels; (r, s) = (6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5).
+    - `brightness`: add b to V of HSV; b = 0.05, 0.1, 0.15, 0.2, 0.3.
+    - `contrast`: shrink by c towards the mean of each channel; c = 0.75, 0.5, 0.4, 0.3, 0.15.
+    - `pixelate`: shrink by f, and back to the size before; f = 0.95, 0.9, 0.85, 0.75, 0.65.
+    - `jpeg_compression`: save with quality q; q = 80, 65, 58, 50, 40.
+
+    Blurs reflect the image at its edges. They are in pixels, chosen for 32 x 32, whatever the size
+    of the image. Unlike the images published as CIFAR-10-C, the result is rounded, not cut, to
+    whole numbers, so that a blur leaves an even grey as it is.
+
+    The noise of an image is a function of seed, name, severity and the image's position, so that a
+    part of the images can be corrupted alone: `corrupt(images[k:], ..., first=k)` is
+    `corrupt(images, ...)[k:]`.
+
+    Args:
+        images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
+        name: one of `CORRUPTIONS`.
+        severity: 1 to 5.
+        seed: of the noise and the angles, a whole number of 0 or above.
+        first: position of the first image.
+
+    Returns:
+        (N, H, W, C) uint8.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfp_ibnn.data.corruptions import corrupt
+        >>> images = np.array([[0, 100], [100, 200]], "uint8").reshape(1, 2, 2, 1)
+        >>> corrupt(images, "contrast", severity=2)[0, :, :, 0]
+        array([[ 50, 100],
+               [100, 150]], dtype=uint8)
+
+    References:
+        Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and
+        Perturbations, arXiv 1903.12261; the parameters for 32 x 32 pixels are those of their
+        program, ImageNet-C/create_c/make_cifar_c.py in github.com/hendrycks/robustness.
+    """
+    images = checked_images(images)
+    _checks.one_of("name", name, CORRUPTIONS)
+    is_whole = isinstance(severity, numbers.Integral) and not isinstance(severity, bool)
+    if not is_whole or not 1 <= severity <= 5:
+        raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
+    seed, first = _checks.whole("seed", seed), _checks.whole("first", first)
+    function, levels = _CORRUPTIONS[name]
+    source = seed, zlib.crc32(name.encode()), int(severity)
+    result = np.empty_like(images)
+    for start in range(0, len(images), _BLOCK):
+        block = images[start : start + _BLOCK]
+        positions = range(first + start, first + start + len(block))
+        generators = (np.random.default_rng((*source, position)) for position in positions)
+        values = function(block, levels[severity - 1], generators)
+        result[start : start + _BLOCK] = np.rint(np.clip(values, 0, 255))
+    return result
+
+
+# Each takes a block of images, the parameter of a severity and the generators, and returns the
+# images on the scale from 0 to 255, not yet cut to it.
+
+
+def _gaussian_noise(images: np.ndarray, scale: float, generators: Generators) -> np.ndarray:
+    shape = images.shape[1:]
+    noise = np.stack([rng.standard_normal(shape, "float32") for rng in generators])
+    return images + np.float32(255 * scale) * noise
+
+
+def _shot_noise(images: np.ndarray, count: float, generators: Generators) -> np.ndarray:
+    # The rate of each of the 256 values there are.
+    rates = (np.arange(256) * (count / 255))[images]
+    counts = np.stack([rng.poisson(rate) for rng, rate in zip(generators, rates, strict=True)])
+    return counts * (255 / count)
+
+
+def _impulse_noise(images: np.ndarray, part: float, generators: Generators) -> np.ndarray:
+    shape = images.shape[1:]
+    chance = np.stack([rng.random(shape, "float32") for rng in generators])
+    return np.where(chance < part, np.where(chance < part / 2, 0, 255), images)
+
+
+def _defocus_blur(
+    images: np.ndarray, disk: tuple[float, float], generators: Generators
+) -> np.ndarray:
+    kernel = _disk(*disk)[None, :, :, None]
+    return ndimage.correlate(images.astype("float32"), kernel, mode="mirror")
+
+
+def _motion_blur(images: np.ndarray, line: tuple[int, float], generators: Generators) -> np.ndarray:
+    radius, deviation = line
+    height, width = images.shape[1:3]
+    reach = 2 * radius
+    edges = ((0, 0), (reach, reach), (reach, reach), (0, 0))
+    padded = np.pad(images.astype("float32"), edges, mode="reflect")
+    result = np.zeros(images.shape, "float32")
+    for number, rng in enumerate(generators):
+        for weight, down, right in _half_line(radius, deviation, rng.uniform(-45, 45)):
+            rows = slice(reach + down, reach + down + height)
+            columns = slice(reach + right, reach + right + width)
+            result[number] += weight * padded[number, rows, columns]
+    return result
+
+
+def _brightness(images: np.ndarray, step: float, generators: Generators) -> np.ndarray:
+    # V is the largest channel, and hue and saturation are the ratios of the channels.
+    value = images.max(axis=-1, keepdims=True).astype("float32")
+    raised = np.minimum(value + 255 * step, 255)
+    return np.where(value > 0, images * (raised / np.maximum(value, 1)), raised)
+
+
+def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
+    mean = images.mean(axis=(1, 2), keepdims=True)
+    return (images - mean) * factor + mean
+
+
+def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
+    height, width = images.shape[1:3]
+    small = max(1, int(width * factor)), max(1, int(height * factor))
+
+    def change(image: Image.Image) -> Image.Image:
+        box = Image.Resampling.BOX
+        return image.resize(small, box).resize((width, height), box)
+
+    return _each(images, change)
+
+
+def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:
+    def change(image: Image.Image) -> Image.Image:
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality)
+        return Image.open(file)
+
+    return _each(images, change)
+
+
+_CORRUPTIONS: dict[str, tuple[Callable[..., np.ndarray], tuple[Any, ...]]] = {
+    "gaussian_noise": (_gaussian_noise, (0.04, 0.06, 0.08, 0.09, 0.10)),
+    "shot_noise": (_shot_noise, (500, 250, 100, 75, 50)),
+    "impulse_noise": (_impulse_noise, (0.01, 0.02, 0.03, 0.05, 0.07)),
+    "defocus_blur": (_defocus_blur, ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1))),
+    "motion_blur": (_motion_blur, ((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5))),
+    "brightness": (_brightness, (0.05, 0.1, 0.15, 0.2, 0.3)),
+    "contrast": (_contrast, (0.75, 0.5, 0.4, 0.3, 0.15)),
+    "pixelate": (_pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
+    "jpeg_compression": (_jpeg_compression, (80, 65, 58, 50, 40)),
+}
+
+CORRUPTIONS: tuple[str, ...] = tuple(_CORRUPTIONS)
+"""The names of the corruptions, as CIFAR-10-C has them."""
+
+
+def _disk(radius: float, deviation: float) -> np.ndarray:
+    """Return a disk of pixels, smoothed by a Gaussian of 3 x 3 pixels, whose sum is 1."""
+    reach = int(radius) + 1  # one more than the disk, for the smoothing
+    offsets = np.arange(-reach, reach + 1)
+    disk = (offsets[:, None] ** 2 + offsets**2 <= radius**2).astype("float64")
+    smooth = ndimage.gaussian_filter(disk, deviation, radius=1, mode="constant")
+    return smooth / smooth.sum()
+
+
+def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[float, int, int]]:
+    """Return weight, rows down and columns right of the pixels on a line from (0, 0).
+
+    The weights are half a Gaussian, and their sum is 1. The line has 2 r + 1 pixels, each the one
+    nearest to its place on it, as in the program (ImageMagick) by which CIFAR-10-C was made.
+    """
+    steps = np.arange(2 * radius + 1)
+    weights = np.exp(-0.5 * (steps / deviation) ** 2)
+    angle = np.deg2rad(degrees)
+    down, right = (np.rint(steps * part).astype(int) for part in (np.sin(angle), np.cos(angle)))
+    return zip((weights / weights.sum()).tolist(), down.tolist(), right.tolist(), strict=True)
+
+
+def _each(images: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    """Return images changed one by one; Pillow has grey ones without an axis of channels."""
+    grey = images.shape[-1] == 1
+    changed = [change(Image.fromarray(image[..., 0] if grey else image)) for image in images]
+    return np.stack([np.asarray(image) for image in changed]).reshape(images.shape)

@@ -1,0 +1,39 @@
+"""Turned images."""
+
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from tfp_ibnn import _checks
+from tfp_ibnn.data._images import checked_images
+
+__all__ = ["rotate"]
+
+
+def rotate(images: Any, degrees: float) -> np.ndarray:
+    """Return images turned counter-clockwise around their centre.
+
+    Pixels are interpolated bilinearly, black beyond the edges; the size stays, so corners are lost.
+    By multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
+
+    Args:
+        images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
+        degrees: the angle; below 0 it is clockwise.
+
+    Returns:
+        (N, H, W, C) uint8, rounded.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfp_ibnn.data.rotation import rotate
+        >>> images = np.array([[1, 2], [3, 4]], "uint8").reshape(1, 2, 2, 1)
+        >>> rotate(images, 90)[0, :, :, 0]
+        array([[2, 4],
+               [1, 3]], dtype=uint8)
+    """
+    images = checked_images(images)
+    degrees = _checks.finite("degrees", degrees)
+    # "grid-constant" blends into the black beyond the edge; "constant" would be black right there.
+    options = {"reshape": False, "order": 1, "mode": "grid-constant", "output": "float32"}
+    return np.rint(ndimage.rotate(images, degrees, axes=(1, 2), **options)).astype("uint8")

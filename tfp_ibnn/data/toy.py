@@ -1,0 +1,102 @@
+"""Four Gaussian clusters in the plane: a problem whose best possible answer is known.
+
+Three clusters belong to class 0. The fourth, class 1, lies between them and overlaps with all
+three. All are round, of one width, and equally frequent, so Bayes' rule gives the true class
+probabilities, which no classifier can beat. The original report has four clusters too, three of one
+class; their places are not stated in it, and those here were chosen so that the best accuracy is
+the report's, 95.3 %.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+
+from tfp_ibnn import _checks
+
+__all__ = ["CENTRES", "CLASSES", "SCALE", "bayes_scores", "sample", "true_probabilities"]
+
+CENTRES = np.array([[-2.0, 0.0], [2.0, 0.0], [0.0, 2.4], [0.0, -0.2]])
+"""The means of the clusters, (4, 2)."""
+CLASSES = np.array([0, 0, 0, 1])
+"""The class of each cluster, (4,)."""
+SCALE = 0.58
+"""The standard deviation of every cluster, in every direction."""
+CENTRES.setflags(write=False)
+CLASSES.setflags(write=False)
+
+
+def sample(size: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Draw points, float32 (size, 2), and their classes, integers (size,).
+
+    Args:
+        size: how many.
+        seed: of NumPy's generator; a list of whole numbers names one of many streams.
+
+    Example:
+        >>> from tfp_ibnn.data import toy
+        >>> x, y = toy.sample(1000, seed=0)
+        >>> x.shape, round(float(y.mean()), 3)
+        ((1000, 2), 0.263)
+    """
+    size = _checks.positive_integer("size", size)
+    random = np.random.default_rng(seed)
+    cluster = random.integers(len(CENTRES), size=size)
+    points = CENTRES[cluster] + SCALE * random.standard_normal((size, 2))
+    return points.astype("float32"), CLASSES[cluster]
+
+
+def true_probabilities(points: Any) -> np.ndarray:
+    """Return the true probability of each class at each point, by Bayes' rule, (..., 2).
+
+    p(class | x) is proportional to the sum of exp(-|x - c|^2 / 2 s^2) over the centres c of the
+    class, where s is the width of the clusters.
+
+    Args:
+        points: (..., 2).
+
+    Example:
+        >>> from tfp_ibnn.data import toy
+        >>> toy.true_probabilities([[0.0, -0.2], [1.0, -0.1]]).round(3).tolist()
+        [[0.005, 0.995], [0.5, 0.5]]
+    """
+    points = np.asarray(points, dtype="float64")
+    if points.ndim < 1 or points.shape[-1] != 2:
+        raise ValueError(f"`points` must have the shape (..., 2); got the shape {points.shape}.")
+    distance = np.square(points[..., None, :] - CENTRES).sum(axis=-1)
+    # Not the densities: far from all clusters they underflow to 0 / 0.
+    cluster = softmax(-distance / (2 * SCALE**2), axis=-1)
+    return np.stack([cluster[..., CLASSES == k].sum(axis=-1) for k in (0, 1)], axis=-1)
+
+
+def bayes_scores(step: float = 0.02) -> dict[str, float]:
+    """Return the expected accuracy, NLL and Brier score of Bayes' rule; its ECE is 0.
+
+    They are integrals over the plane, taken as sums over a square grid that reaches seven widths
+    beyond the outer centres.
+
+    Args:
+        step: of the grid; halving it changes none of the scores by 1e-6.
+
+    Example:
+        >>> from tfp_ibnn.data import toy
+        >>> {name: round(value, 4) for name, value in toy.bayes_scores().items()}
+        {'accuracy': 0.9534, 'nll': 0.119, 'brier': 0.0694}
+    """
+    step = _checks.positive("step", step)
+    low, high = CENTRES.min(axis=0) - 7 * SCALE, CENTRES.max(axis=0) + 7 * SCALE
+    axes = [np.arange(a, b + step, step) for a, b in zip(low, high, strict=True)]
+    # The density of a cluster is a product of two, so it needs no grid of its own.
+    across, up = (
+        np.exp(-np.square((axis[:, None] - CENTRES[:, i]) / SCALE) / 2)
+        for i, axis in enumerate(axes)
+    )
+    constant = step**2 / (2 * np.pi * SCALE**2 * len(CENTRES))
+    weight = constant * np.einsum("ik,jk->ij", across, up)
+    p = true_probabilities(np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1))
+    return {
+        "accuracy": float(np.sum(weight * p.max(axis=-1))),
+        "nll": float(-np.sum(weight * np.sum(p * np.log(p), axis=-1))),
+        "brier": float(np.sum(weight * (1 - np.sum(np.square(p), axis=-1)))),
+    }

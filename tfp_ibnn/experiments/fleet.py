@@ -1,0 +1,82 @@
+"""Many runs, one after another or several at once."""
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfp_ibnn.experiments.run import run
+from tfp_ibnn.experiments.settings import Settings
+
+__all__ = ["run_all"]
+
+Say = Callable[[str], None]
+
+
+def run_all(
+    runs: Mapping[str, Settings],
+    folder: str | os.PathLike,
+    *,
+    jobs: int = 1,
+    data_dir: str | os.PathLike | None = None,
+    say: Say = print,
+) -> dict[str, dict[str, Any]]:
+    """Train every run in a folder of its own; return what each measured, by name.
+
+    Runs that are finished already are not repeated, and unfinished ones are taken up, so that the
+    same call goes on after an interruption.
+
+    Args:
+        runs: name to settings. A name may have slashes.
+        folder: that holds the runs' folders.
+        jobs: processes at once. More than one pays where a run leaves the processor idle, as small
+            networks do on a GPU.
+        data_dir: where the data is cached.
+        say: called with lines of progress.
+    """
+    found = {}
+    if jobs == 1:
+        for position, (name, settings) in enumerate(runs.items(), start=1):
+            keras.utils.clear_session()
+            found[name] = _one(name, settings, folder, data_dir, say)
+            say(f"[{position}/{len(runs)}] {_line(name, found[name])}")
+        return found
+    # Not forked: TensorFlow and JAX do not survive that.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        tasks = {
+            pool.submit(_one, name, settings, folder, data_dir, None): name
+            for name, settings in runs.items()
+        }
+        try:
+            for position, task in enumerate(concurrent.futures.as_completed(tasks), start=1):
+                name = tasks[task]
+                found[name] = task.result()
+                say(f"[{position}/{len(runs)}] {_line(name, found[name])}")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {name: found[name] for name in runs}
+
+
+def _one(
+    name: str,
+    settings: Settings,
+    folder: str | os.PathLike,
+    data_dir: str | os.PathLike | None,
+    say: Say | None,
+) -> dict[str, Any]:
+    def speak(line: str) -> None:
+        if say is not None:
+            say(f"{name}: {line}")
+
+    return run(settings, Path(folder) / name, data_dir, say=speak, keep_models=False)
+
+
+def _line(name: str, metrics: dict[str, Any]) -> str:
+    scores = ", ".join(f"{key} {metrics[key]:.4f}" for key in ("accuracy", "nll", "ece"))
+    return f"{name}: {scores}, {sum(metrics['seconds'].values()):.0f} s"

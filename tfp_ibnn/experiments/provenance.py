@@ -1,0 +1,67 @@
+"""What it takes to repeat a run."""
+
+import os
+import platform
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfp_ibnn import backend
+
+__all__ = ["provenance"]
+
+_PACKAGES = (
+    "tfp_ibnn",
+    "keras",
+    "tensorflow",
+    "jax",
+    "tensorflow-probability",
+    "tfp-nightly",
+    "numpy",
+)
+
+
+def provenance(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options, command, versions and hardware, ready for JSON.
+
+    Args:
+        options: the options of the run.
+
+    Example:
+        >>> from tfp_ibnn.experiments import provenance
+        >>> provenance({"seed": 0})["options"]
+        {'seed': 0}
+    """
+    return {
+        "options": options,
+        "command": command(),
+        "backend": keras.backend.backend(),
+        "versions": {name: version for name in _PACKAGES if (version := _installed(name))},
+        "python": platform.python_version(),
+        "hardware": hardware(),
+    }
+
+
+def command() -> str:
+    """Return the command line, with the script's path relative to the folder it was started in."""
+    script, *arguments = sys.argv
+    if script and Path(script).is_absolute():
+        script = os.path.relpath(script)
+    return shlex.join(["python", script, *arguments])
+
+
+def hardware() -> str:
+    """Return the kind and number of processors."""
+    cores = f"{platform.machine()}, {os.cpu_count()} CPU cores"
+    return "; ".join([*backend.accelerators(), cores])
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,301 @@
+"""One training run, from the data to the report."""
+
+import csv
+import importlib.util
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn import _files, backend, data, models
+from tfp_ibnn.checkpoint import Checkpoint
+from tfp_ibnn.conversion import to_stochastic
+from tfp_ibnn.experiments.folder import RunError, RunFolder
+from tfp_ibnn.experiments.provenance import provenance
+from tfp_ibnn.experiments.report import write_report
+from tfp_ibnn.experiments.scoring import Scorer, Scores
+from tfp_ibnn.experiments.settings import Settings, Stage
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.training import KLAnnealing, PosteriorLog, two_speed
+
+__all__ = ["run"]
+
+Arrays = tuple[np.ndarray, np.ndarray]
+Say = Callable[[str], None]
+
+# The images held out are the same in all runs, whatever their seed.
+_SPLIT_SEED = 0
+
+
+def run(
+    settings: Settings,
+    output: str | os.PathLike,
+    data_dir: str | os.PathLike | None = None,
+    *,
+    say: Say = print,
+    keep_models: bool = True,
+) -> dict[str, Any]:
+    """Train, test and report; return what `metrics.json` holds.
+
+    The folder gets, as it goes along, `settings.json`, `log.csv`, TensorBoard events and a
+    checkpoint an epoch; at the end `metrics.json`, `probabilities.npz`, figures, the model as
+    `model.keras` and as a SavedModel, and a model card. If the folder holds an unfinished run of
+    these settings, it is taken up where it stopped; if a finished one, nothing is done.
+
+    Args:
+        settings: what to do.
+        output: folder of the run.
+        data_dir: where the data is cached, see `ibnn.data.load`.
+        say: called with lines of progress.
+        keep_models: write the model files too.
+
+    Raises:
+        RunError: if the folder belongs to something else, or training diverges.
+        DataError: if the data cannot be had.
+    """
+    folder = RunFolder(output, {**settings.as_dict(), "backend": keras.backend.backend()})
+    if (finished := folder.metrics) is not None:
+        say(f"{folder.path}: finished already.")
+        return finished
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(settings.precision)
+    try:
+        return _run(settings, folder, data_dir, say, keep_models)
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def _run(
+    settings: Settings,
+    folder: RunFolder,
+    data_dir: str | os.PathLike | None,
+    say: Say,
+    keep_models: bool,
+) -> dict[str, Any]:
+    train, test = _arrays(settings, data_dir)
+    # Each stage begins from the seed, so that a run taken up in the second one draws the same.
+    keras.utils.set_random_seed(settings.seed)
+    model = _network(settings, train[0])
+    times = {}
+    for stage in settings.stages():
+        if stage.name == "training" and settings.is_stochastic:
+            keras.utils.set_random_seed(settings.seed)
+            model = to_stochastic(
+                model,
+                settings.posteriors(),
+                len(train[0]),
+                noise=settings.noise,
+                kl_reduction=settings.kl_reduction,
+                train_samples=settings.train_samples,
+                seed=settings.seed,
+            )
+        times[stage.name] = _fit(model, settings, stage, train, test, folder, say)
+    began = time.perf_counter()
+    scorer = Scorer(model, settings.samples, settings.seed)
+    scores = scorer.score(*test)
+    times["testing"] = time.perf_counter() - began
+    metrics = {
+        **scores.summary(),
+        "tested_on": "validation" if settings.validation else "test",
+        "method": settings.method,
+        "train_size": len(train[0]),
+        "test_size": len(test[0]),
+        "parameters": model.count_params(),
+        "seconds": {name: round(seconds, 1) for name, seconds in times.items()},
+        **provenance(settings.as_dict()),
+    }
+    say(scores.line())
+    _write(folder, metrics, scores, scorer, test, keep_models, say)
+    return metrics
+
+
+def _arrays(settings: Settings, data_dir: str | os.PathLike | None) -> tuple[Arrays, Arrays]:
+    """Return what to train on and what to test on."""
+    (x, y), test = data.load(settings.dataset, data_dir)
+    if settings.limit is not None:
+        x, y = x[: settings.limit], y[: settings.limit]
+        test = tuple(part[: settings.limit] for part in test)
+    if not settings.validation:
+        return (x, y), test
+    return data.validation_split(x, y, settings.validation, seed=_SPLIT_SEED)
+
+
+def _network(settings: Settings, images: np.ndarray) -> keras.Model:
+    if settings.pretrained is not None:
+        return _read_network(settings.pretrained, images.shape[1:])
+    name, options = settings.network()
+    front = data.preprocessing(images, augment=settings.augments, seed=settings.seed)
+    classes = len(data.DATASETS[settings.dataset].classes)
+    return getattr(models, name)(
+        images.shape[1:], classes, preprocessing=front, dropout=settings.dropout, **options
+    )
+
+
+def _read_network(path: str, shape: tuple[int, ...]) -> keras.Model:
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RunError(f"The network {path} cannot be read: {reason}") from error
+    if stochastic_layers(model):
+        raise RunError(f"The network {path} has a posterior already: give the deterministic one.")
+    if model.input_shape[1:] != shape:
+        raise RunError(f"The network {path} takes images of {model.input_shape[1:]}, not {shape}.")
+    return model
+
+
+def _fit(
+    model: keras.Model,
+    settings: Settings,
+    stage: Stage,
+    train: Arrays,
+    test: Arrays,
+    folder: RunFolder,
+    say: Say,
+) -> float:
+    """Train a model to the end of a stage; return the seconds that this process took."""
+    began = time.perf_counter()
+    batches = data.ShuffledBatches(
+        *train, settings.batch_size, seed=settings.seed, drop_remainder=True
+    )
+    model.compile(
+        _optimizer(model, settings, stage, stage.epochs * len(batches)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=backend.jit_compiles_well(),
+    )
+    checkpoint = Checkpoint(folder / f"{stage.name}.npz")
+    done = checkpoint.restore(model)
+    if 0 < done < stage.epochs:
+        say(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
+    callbacks: list[keras.callbacks.Callback] = [batches.follow()]
+    if stochastic_layers(model):
+        if settings.kl_warmup:
+            callbacks.append(KLAnnealing(settings.kl_warmup, stop=settings.beta))
+        callbacks.append(PosteriorLog())
+    if settings.evaluate_every:
+        callbacks.append(_Evaluation(settings, test))
+    callbacks += [checkpoint, _Log(checkpoint, folder / f"{stage.name}.csv", stage, say)]
+    # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
+    if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
+        callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
+    if done < stage.epochs:
+        # TensorFlow would trace the first step twice for an optimizer without variables.
+        model.optimizer.build(model.trainable_variables)
+        model.fit(
+            batches,
+            shuffle=False,
+            epochs=stage.epochs,
+            initial_epoch=done,
+            callbacks=callbacks,
+            verbose=0,
+        )
+    return time.perf_counter() - began
+
+
+def _optimizer(
+    model: keras.Model, settings: Settings, stage: Stage, steps: int
+) -> keras.optimizers.Optimizer:
+    rate = stage.learning_rate
+    if settings.schedule == "cosine":
+        rate = keras.optimizers.schedules.CosineDecay(rate, steps)
+    decay = settings.weight_decay or None
+    if stage.optimizer == "adam":
+        optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
+    else:
+        nesterov = stage.optimizer == "nesterov"
+        optimizer = keras.optimizers.SGD(rate, 0.9, nesterov=nesterov, weight_decay=decay)
+    if not stochastic_layers(model):
+        return optimizer
+    return two_speed(optimizer, settings.stochastic_learning_rate or stage.learning_rate)
+
+
+class _Evaluation(keras.callbacks.Callback):
+    """Logs the scores of the averaged prediction every few epochs."""
+
+    def __init__(self, settings: Settings, test: Arrays) -> None:
+        super().__init__()
+        self.settings, self.test = settings, test
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.scorer = Scorer(self.model, self.settings.evaluation_samples, self.settings.seed)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if (epoch + 1) % self.settings.evaluate_every == 0:
+            found = self.scorer.score(*self.test).summary()
+            logs.update({f"test_{name}": found[name] for name in ("accuracy", "nll", "ece")})
+
+
+class _Log(keras.callbacks.Callback):
+    """Writes the history as CSV, says how it goes, and stops a run that has diverged."""
+
+    def __init__(self, checkpoint: Checkpoint, path: Path, stage: Stage, say: Say) -> None:
+        super().__init__()
+        self.checkpoint, self.path, self.stage, self.say = checkpoint, path, stage, say
+        self.began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # From the checkpoint, not appended: a run that was killed leaves no line twice or missing.
+        history = self.checkpoint.logs
+        names = list(dict.fromkeys(name for row in history for name in row))
+        with (
+            _files.replacing(self.path) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.DictWriter(file, ["epoch", *names])
+            writer.writeheader()
+            writer.writerows({"epoch": number, **row} for number, row in enumerate(history, 1))
+        if not math.isfinite(logs["loss"]):
+            self.checkpoint.path.unlink()
+            raise RunError(
+                f"{self.stage.name} diverged: the loss of epoch {epoch + 1} is {logs['loss']}. Try "
+                "a smaller learning rate."
+            )
+        shown = [
+            name for name in ("loss", "nll", "kl", "accuracy", "test_accuracy") if name in logs
+        ]
+        parts = ", ".join(f"{name} {logs[name]:.4g}" for name in shown)
+        seconds = time.perf_counter() - self.began
+        self.say(
+            f"{self.stage.name}: epoch {epoch + 1}/{self.stage.epochs}, {parts}, {seconds:.0f} s"
+        )
+
+
+def _write(
+    folder: RunFolder,
+    metrics: dict[str, Any],
+    scores: Scores,
+    scorer: Scorer,
+    test: Arrays,
+    keep_models: bool,
+    say: Say,
+) -> None:
+    """Write what a finished run leaves; `metrics.json`, which makes it finished, comes last."""
+    with _files.replacing(folder / "probabilities.npz") as temporary:
+        np.savez_compressed(temporary, **scores.arrays())
+    if keep_models:
+        with _files.replacing(folder / "model.keras") as temporary:
+            scorer.model.save(temporary)
+        metrics["saved_model"] = _export(scorer, folder / "saved_model", say)
+    write_report(folder.path, metrics, scores, test)
+    _files.write_json(folder / "metrics.json", metrics)
+    for stage in ("pretraining", "training"):
+        (folder / f"{stage}.npz").unlink(missing_ok=True)
+
+
+def _export(scorer: Scorer, path: Path, say: Say) -> bool:
+    """Write a SavedModel, where there is TensorFlow to write it."""
+    if not importlib.util.find_spec("tensorflow"):
+        say("No SavedModel: that takes TensorFlow. `evaluate.py --export` makes one there.")
+        return False
+    shutil.rmtree(path, ignore_errors=True)
+    inputs = [keras.InputSpec(shape=part.shape, dtype=part.dtype) for part in scorer.model.inputs]
+    served = scorer.monte_carlo or scorer.model
+    served.export(path, verbose=False, input_signature=inputs)
+    return True

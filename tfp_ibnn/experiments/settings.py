@@ -1,0 +1,217 @@
+"""The settings of one training run, checked before anything is done."""
+
+import dataclasses
+import re
+import shlex
+from typing import Any, NamedTuple
+
+from tfp_ibnn import _checks, data, models
+from tfp_ibnn.experiments.posterior_files import read_posteriors
+from tfp_ibnn.layers import NOISES, REDUCTIONS
+from tfp_ibnn.posteriors import Posterior
+
+__all__ = ["Settings"]
+
+OPTIMIZERS = ("sgd", "nesterov", "adam")
+SCHEDULES = ("constant", "cosine")
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+_COUNTS = ("components", "train_samples", "samples", "epochs", "batch_size", "evaluation_samples")
+_WIDE_RESNET = re.compile(r"wide_resnet(?:_(\d+)_(\d+))?")
+
+
+class Stage(NamedTuple):
+    """A part of a run that has its own optimizer."""
+
+    name: str
+    epochs: int
+    optimizer: str
+    learning_rate: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What determines a run, but for the backend and the hardware.
+
+    A deterministic network is trained for `pretrain_epochs`, or read from `pretrained`; it then
+    gets its posterior and is trained for `epochs`. With `posterior="none"` it stays deterministic.
+
+    Args:
+        dataset: "cifar10", "fashion_mnist", "mnist" or "digits".
+        model: "lenet", "vgg16", "mlp", "wide_resnet" (28-10) or for example "wide_resnet_16_4".
+        posterior: "none", "gaussian", "flow" or "mixture" (see `ibnn.models.posterior_map`), or the
+            path of a JSON file (see `read_posteriors`).
+        noise: "channel" or "position".
+        kl_reduction: "sum" or "mean" over positions.
+        affine: "last", or "first", the original report's order.
+        components: of a mixture.
+        prior_scale: standard deviation of the prior.
+        initial_scale: of the posterior at the start; None takes the posterior's own.
+        beta: weight of the KL.
+        gamma: weight of the entropy.
+        kl_warmup: epochs over which beta rises from 0.
+        train_samples: draws for each training example.
+        samples: draws at test time.
+        epochs: of training, after the pretraining.
+        pretrain_epochs: of the deterministic network.
+        pretrained: `.keras` file of a trained deterministic network.
+        optimizer: "sgd" (momentum 0.9), "nesterov" or "adam".
+        pretrain_optimizer: None takes `optimizer`.
+        learning_rate: of the network's weights.
+        stochastic_learning_rate: of the posteriors' weights; None takes `learning_rate`.
+        pretrain_learning_rate: None takes `learning_rate`.
+        schedule: of the learning rates, "constant" or "cosine" (to 0 at the end).
+        weight_decay: of the network's weights, decoupled.
+        batch_size: examples in a step.
+        dropout: rate in the network. Without a posterior the test then is by MC dropout.
+        augment: shift and mirror the images; None does so for CIFAR-10.
+        validation: hold this many training images out and test on them, not on the test images.
+        evaluate_every: score the averaged prediction every so many epochs, for the log; 0 does not.
+        evaluation_samples: draws in these scores.
+        limit: take only this many training images, and as many test images at most.
+        precision: "float32", "mixed_bfloat16" or "mixed_float16".
+        seed: of weights, noise, augmentation and order.
+    """
+
+    dataset: str = "cifar10"
+    model: str = "lenet"
+    posterior: str = "flow"
+    noise: str = "channel"
+    kl_reduction: str = "sum"
+    affine: str = "last"
+    components: int = 4
+    prior_scale: float = 0.5
+    initial_scale: float | None = None
+    beta: float = 1.0
+    gamma: float = 0.0
+    kl_warmup: int = 0
+    train_samples: int = 1
+    samples: int = 128
+    epochs: int = 50
+    pretrain_epochs: int = 0
+    pretrained: str | None = None
+    optimizer: str = "nesterov"
+    pretrain_optimizer: str | None = None
+    learning_rate: float = 0.02
+    stochastic_learning_rate: float | None = None
+    pretrain_learning_rate: float | None = None
+    schedule: str = "cosine"
+    weight_decay: float = 0.0
+    batch_size: int = 128
+    dropout: float = 0.0
+    augment: bool | None = None
+    validation: int = 0
+    evaluate_every: int = 0
+    evaluation_samples: int = 16
+    limit: int | None = None
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _checks.one_of("dataset", self.dataset, tuple(data.DATASETS))
+        self.network()
+        _checks.one_of("noise", self.noise, NOISES)
+        _checks.one_of("kl_reduction", self.kl_reduction, REDUCTIONS)
+        _checks.one_of("affine", self.affine, ("last", "first"))
+        _checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.pretrain_optimizer is not None:
+            _checks.one_of("pretrain_optimizer", self.pretrain_optimizer, OPTIMIZERS)
+        _checks.one_of("schedule", self.schedule, SCHEDULES)
+        _checks.one_of("precision", self.precision, PRECISIONS)
+        for name in _COUNTS:
+            _checks.positive_integer(name, getattr(self, name))
+        for name in ("kl_warmup", "pretrain_epochs", "validation", "evaluate_every", "seed"):
+            _checks.whole(name, getattr(self, name))
+        for name in ("prior_scale", "learning_rate"):
+            _checks.positive(name, getattr(self, name))
+        for name in ("initial_scale", "stochastic_learning_rate", "pretrain_learning_rate"):
+            if getattr(self, name) is not None:
+                _checks.positive(name, getattr(self, name))
+        for name in ("beta", "gamma", "weight_decay"):
+            _checks.non_negative(name, getattr(self, name))
+        _checks.fraction("dropout", self.dropout)
+        if self.limit is not None:
+            _checks.positive_integer("limit", self.limit)
+        if self.pretrained is not None and self.pretrain_epochs:
+            raise ValueError(
+                "`pretrained` and `pretrain_epochs` exclude each other: the network is read or "
+                "trained."
+            )
+        if self.pretrained is not None and self.dropout:
+            raise ValueError("`dropout` is a property of the `pretrained` network already.")
+        available = data.DATASETS[self.dataset].train_size
+        if self.validation >= min(available, self.limit or available):
+            raise ValueError(
+                f"`validation` must leave some of the {min(available, self.limit or available)} "
+                f"training images; got {self.validation}."
+            )
+        if self.is_stochastic:
+            self.posteriors()
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether the network gets a posterior."""
+        return self.posterior != "none"
+
+    @property
+    def method(self) -> str:
+        """The method's name in tables."""
+        if not self.is_stochastic:
+            return "mc_dropout" if self.dropout else "deterministic"
+        return self.posterior if self.posterior in models.POSTERIORS else "custom"
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are shifted and mirrored."""
+        return self.dataset == "cifar10" if self.augment is None else self.augment
+
+    def stages(self) -> list[Stage]:
+        """Return the stages of training, in order."""
+        before = Stage(
+            "pretraining",
+            self.pretrain_epochs,
+            self.pretrain_optimizer or self.optimizer,
+            self.pretrain_learning_rate or self.learning_rate,
+        )
+        main = Stage("training", self.epochs, self.optimizer, self.learning_rate)
+        return [before, main] if self.pretrain_epochs else [main]
+
+    def network(self) -> tuple[str, dict[str, int]]:
+        """Return the name of the builder in `ibnn.models` and its options."""
+        if match := _WIDE_RESNET.fullmatch(self.model):
+            depth, width = match.groups()
+            return "wide_resnet", {"depth": int(depth), "width": int(width)} if depth else {}
+        choices = ("lenet", "vgg16", "mlp", "wide_resnet", "wide_resnet_16_4")
+        return _checks.one_of("model", self.model, choices), {}
+
+    def posteriors(self) -> dict[str, Posterior]:
+        """Return the posteriors of the layers, by pattern."""
+        common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
+        if self.posterior not in models.POSTERIORS:
+            return read_posteriors(self.posterior, common)
+        if self.initial_scale is not None:
+            common["initial_scale"] = self.initial_scale
+        if self.posterior == "mixture":
+            common["components"] = self.components
+        else:
+            common["affine"] = self.affine
+        return models.posterior_map(self.network()[0], self.posterior, **common)
+
+    def command(self) -> str:
+        """Return the command line that trains with these settings, but for the output folder."""
+        words = ["python", "scripts/train_cifar.py"]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            option = "--" + field.name.replace("_", "-")
+            if field.name == "precision":
+                words += ["--mixed-precision", value.removeprefix("mixed_")]
+            elif field.name == "augment":
+                words.append(option if value else "--no-augment")
+            else:
+                words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
+        return shlex.join(words)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings, ready for JSON."""
+        return dataclasses.asdict(self)

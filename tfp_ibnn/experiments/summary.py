@@ -1,0 +1,103 @@
+"""Tables of an experiment: mean and standard deviation over the seeds."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["SCORES", "markdown", "summarise"]
+
+SCORES = ("accuracy", "nll", "brier", "ece")
+"""What every row of a table has."""
+
+_KEYS = ("dataset", "model", "method", "budget", "epochs", "samples")
+_TITLES = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
+
+
+def summarise(rows: Iterable[dict[str, Any]], **common: Any) -> list[dict[str, Any]]:
+    """Return one row for each method, budget and data set, over its seeds.
+
+    Args:
+        rows: one a run, with `dataset`, `model`, `method`, `budget`, `epochs`, `samples`, `seed`,
+            the scores, and anything else that does not depend on the seed.
+        **common: what is the same in all rows, such as the command.
+
+    Example:
+        >>> from tfp_ibnn.experiments import summary
+        >>> run = {
+        ...     "dataset": "digits",
+        ...     "model": "mlp",
+        ...     "method": "flow",
+        ...     "budget": "equal",
+        ...     "epochs": 5,
+        ...     "samples": 8,
+        ...     "nll": 0.5,
+        ...     "brier": 0.2,
+        ...     "ece": 0.1,
+        ... }
+        >>> rows = [{**run, "seed": 0, "accuracy": 0.8}, {**run, "seed": 1, "accuracy": 0.9}]
+        >>> summary.summarise(rows, backend="jax")[0]["accuracy"]
+        {'mean': 0.85, 'std': 0.0707}
+    """
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in _KEYS), []).append(row)
+    table = []
+    for keys, group in groups.items():
+        extra = {
+            key: value
+            for key, value in group[0].items()
+            if key not in (*_KEYS, *SCORES, "seed") and all(row.get(key) == value for row in group)
+        }
+        scores = {key: _spread([row[key] for row in group]) for key in SCORES}
+        seeds = [row["seed"] for row in group]
+        table.append(
+            {**dict(zip(_KEYS, keys, strict=True)), "seeds": seeds, **scores, **extra, **common}
+        )
+    return table
+
+
+def markdown(table: Sequence[dict[str, Any]], columns: Sequence[str] = ("method",)) -> str:
+    """Return rows of a summary as a Markdown table, `mean ± std`.
+
+    Args:
+        table: rows from `summarise`.
+        columns: keys that stand before the scores.
+    """
+    head = [*columns, *(_TITLES[key] for key in SCORES)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in table:
+        scores = [f"{row[key]['mean']:.4f} ± {row[key]['std']:.4f}" for key in SCORES]
+        lines.append("| " + " | ".join([*(str(row[key]) for key in columns), *scores]) + " |")
+    return "\n".join(lines)
+
+
+def paired(
+    rows: Iterable[dict[str, Any]], first: str, second: str, score: str
+) -> dict[str, float | int]:
+    """Return the mean difference `second - first` of a score over the seeds both have.
+
+    Args:
+        rows: one a run, of one data set and budget.
+        first: a method.
+        second: another method.
+        score: which score.
+
+    Returns:
+        `mean`, `error` (the standard error of the mean) and `seeds`.
+    """
+    by_seed: dict[int, dict[str, float]] = {}
+    for row in rows:
+        by_seed.setdefault(row["seed"], {})[row["method"]] = row[score]
+    changes = [
+        both[second] - both[first] for both in by_seed.values() if {first, second} <= both.keys()
+    ]
+    if len(changes) < 2:
+        raise ValueError(f"{first!r} and {second!r} need at least two seeds in common.")
+    error = statistics.stdev(changes) / len(changes) ** 0.5
+    return {"mean": statistics.mean(changes), "error": error, "seeds": len(changes)}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    """Return mean and standard deviation, 0 for a single value."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": round(statistics.mean(values), 6), "std": round(deviation, 6)}

@@ -26,11 +26,12 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from keras import ops
-from train_digits import LOSS, TRAIN_SIZE, load, network, predict, provenance, save
+from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import plots
 from tfp_ibnn.backend import matmul, tfb
+from tfp_ibnn.experiments import provenance
 from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
 from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv
 
@@ -221,7 +222,11 @@ def main():
     for name in options.only or VARIANTS:
         results[name] = run(start, VARIANTS[name], data, options)
         print(name, {**results[name], "losses": "..."}, flush=True)
-        record = {"deterministic_accuracy": accuracy, "variants": results, **provenance(options)}
+        record = {
+            "deterministic_accuracy": accuracy,
+            "variants": results,
+            **provenance(vars(options)),
+        }
         (output / "glow_ablation.json").write_text(json.dumps(record, indent=2) + "\n")
     (output / "glow_ablation.md").write_text(table(results))
     print(table(results))

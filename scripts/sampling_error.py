@@ -13,12 +13,13 @@ import argparse
 import json
 from pathlib import Path
 
-from train_digits import convert, fit, load, network, posteriors, provenance, save  # isort: skip
+from train_digits import convert, fit, load, network, posteriors, save  # isort: skip
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
 
 import tfp_ibnn as ibnn
+from tfp_ibnn.experiments import provenance
 from tfp_ibnn.noise import SAMPLINGS
 from tfp_ibnn.plots import COLORS
 
@@ -41,7 +42,7 @@ def main(argv=None):
         fit(model, name, optimizer, x_train, y_train, half)
         results[name] = measure(model, x_test[:IMAGES], counts, options.seeds)
         print_table(name, counts, results[name])
-    record = {"samples": counts, "error": results, **provenance(options)}
+    record = {"samples": counts, "error": results, **provenance(vars(options))}
     path = output / "sampling.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     print("\nWritten:", path, save_figure(counts, results, output / "sampling.png"), sep="\n  ")

@@ -66,6 +66,7 @@ def parse(argv):
     add("--kl-reduction", default="sum", help="over positions: sum (the ELBO) or mean")
     add("--affine", default="last", help="order of the flow's affine map: last or first")
     add("--components", type=int, default=4, help="of a mixture (default 4)")
+    add("--mean-spread", type=float, help="of the mixture's means at the start")
     add("--prior-scale", type=float, default=0.5, help="of the prior (default 0.5)")
     add("--initial-scale", type=float, help="of the posterior at the start")
     add("--beta", type=float, default=1.0, help="weight of the KL (default 1: the ELBO)")

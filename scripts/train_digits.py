@@ -13,10 +13,7 @@ Examples:
 import argparse
 import json
 import os
-import platform
-import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -33,6 +30,7 @@ from sklearn.model_selection import train_test_split
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import metrics, plots
+from tfp_ibnn.experiments import provenance
 
 TRAIN_SIZE = 600
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -192,29 +190,8 @@ def save(figure, path):
 
 
 def save_metrics(rows, options, path):
-    path.write_text(json.dumps({"results": rows, **provenance(options)}, indent=2) + "\n")
+    path.write_text(json.dumps({"results": rows, **provenance(vars(options))}, indent=2) + "\n")
     return path
-
-
-def provenance(options):
-    """Return what it takes to repeat a run."""
-    packages = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
-    return {
-        "options": vars(options),
-        "command": " ".join(["python", *sys.argv]),
-        "backend": keras.backend.backend(),
-        "versions": {name: version for name in packages if (version := installed(name))},
-        "python": platform.python_version(),
-        "hardware": f"{platform.machine()}, {os.cpu_count()} CPU cores",
-        "devices": keras.distribution.list_devices(),
-    }
-
-
-def installed(package):
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 import concurrent.futures
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from tfp_ibnn.experiments.run import run
+from tfp_ibnn.experiments.run import finished, run
 from tfp_ibnn.experiments.settings import Settings
 
 __all__ = ["run_all"]
@@ -38,35 +38,51 @@ def run_all(
         data_dir: where the data is cached.
         say: called with lines of progress.
     """
-    found = {}
-    if jobs == 1:
-        for position, (name, settings) in enumerate(runs.items(), start=1):
+    folder = Path(folder)
+    found = {
+        name: metrics
+        for name, settings in runs.items()
+        if (metrics := finished(settings, folder / name)) is not None
+    }
+    waiting = {name: settings for name, settings in runs.items() if name not in found}
+    for name, metrics in _each(waiting, folder, jobs, data_dir, say):
+        found[name] = metrics
+        say(f"[{len(found)}/{len(runs)}] {_line(name, metrics)}")
+    return {name: found[name] for name in runs}
+
+
+def _each(
+    runs: Mapping[str, Settings],
+    folder: Path,
+    jobs: int,
+    data_dir: str | os.PathLike | None,
+    say: Say,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield names and measurements as the runs end."""
+    if min(jobs, len(runs)) <= 1:
+        for name, settings in runs.items():
             keras.utils.clear_session()
-            found[name] = _one(name, settings, folder, data_dir, say)
-            say(f"[{position}/{len(runs)}] {_line(name, found[name])}")
-        return found
+            yield name, _one(name, settings, folder, data_dir, say)
+        return
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context) as pool:
         tasks = {
             pool.submit(_one, name, settings, folder, data_dir, None): name
             for name, settings in runs.items()
         }
         try:
-            for position, task in enumerate(concurrent.futures.as_completed(tasks), start=1):
-                name = tasks[task]
-                found[name] = task.result()
-                say(f"[{position}/{len(runs)}] {_line(name, found[name])}")
+            for task in concurrent.futures.as_completed(tasks):
+                yield tasks[task], task.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {name: found[name] for name in runs}
 
 
 def _one(
     name: str,
     settings: Settings,
-    folder: str | os.PathLike,
+    folder: Path,
     data_dir: str | os.PathLike | None,
     say: Say | None,
 ) -> dict[str, Any]:
@@ -74,7 +90,7 @@ def _one(
         if say is not None:
             say(f"{name}: {line}")
 
-    return run(settings, Path(folder) / name, data_dir, say=speak, keep_models=False)
+    return run(settings, folder / name, data_dir, say=speak, keep_models=False)
 
 
 def _line(name: str, metrics: dict[str, Any]) -> str:

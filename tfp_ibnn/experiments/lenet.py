@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfp_ibnn import _checks
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.settings import Settings
+from tfp_ibnn.experiments.summary import SCORES
+from tfp_ibnn.models import POSTERIORS
 
 __all__ = ["DATASETS", "METHODS", "candidates", "equal", "lenet", "report"]
 
@@ -22,6 +25,13 @@ _BASELINE = {"fashion_mnist": 10, "cifar10": 20}
 _REPORT_DROPOUT = 0.2
 _EQUAL_EPOCHS = 60
 _HELD_OUT = 5_000
+
+# What a method has to offer against overfitting, weak to strong.
+_STRENGTHS = {
+    "deterministic": [{"weight_decay": decay} for decay in (0.0, 5e-3, 2e-2)],
+    "mc_dropout": [{"dropout": rate} for rate in (0.02, 0.05, 0.1)],
+    "posterior": [{"prior_scale": 0.2}, {"prior_scale": 0.5}, {"prior_scale": 0.5, "beta": 10.0}],
+}
 
 
 def report(dataset: str, seed: int) -> dict[str, Settings]:
@@ -72,11 +82,12 @@ def report(dataset: str, seed: int) -> dict[str, Settings]:
     }
 
 
-def candidates(dataset: str, method: str) -> list[Settings]:
+def candidates(dataset: str, method: str) -> dict[str, Settings]:
     """Return the settings that a method may choose from at equal budget, six for each.
 
     They are two learning rates times three strengths of what the method has to offer against
-    overfitting: weight decay, the rate of dropout, or the scale of the prior.
+    overfitting: weight decay, the rate of dropout, or the scale of the prior and the weight of the
+    KL.
     """
     base = Settings(
         dataset=dataset,
@@ -86,18 +97,20 @@ def candidates(dataset: str, method: str) -> list[Settings]:
         batch_size=256,
         validation=_HELD_OUT,
     )
-    if method == "deterministic":
-        own = [{"weight_decay": decay} for decay in (0.0, 5e-4, 5e-3)]
-    elif method == "mc_dropout":
-        own = [{"dropout": rate} for rate in (0.05, 0.1, 0.2)]
-    else:
-        own = [{"posterior": method, "prior_scale": scale} for scale in (0.1, 0.2, 0.5)]
-    found = []
-    for rate, strength in itertools.product((0.02, 0.06), own):
-        settings = dataclasses.replace(base, learning_rate=rate, **strength)
-        if settings.is_stochastic:
-            settings = dataclasses.replace(settings, stochastic_learning_rate=2 * rate)
-        found.append(settings)
+    found = {}
+    for rate, own in itertools.product(
+        (0.02, 0.06), _STRENGTHS.get(method, _STRENGTHS["posterior"])
+    ):
+        name = "-".join(f"{key}{value:g}" for key, value in {"rate": rate, **own}.items())
+        settings = dataclasses.replace(base, learning_rate=rate, **own)
+        if method in POSTERIORS:
+            settings = dataclasses.replace(
+                settings, posterior=method, stochastic_learning_rate=2 * rate
+            )
+        if method == "mixture":
+            # The components start apart by as much as the prior allows.
+            settings = dataclasses.replace(settings, mean_spread=settings.prior_scale)
+        found[name] = settings
     return found
 
 
@@ -110,6 +123,8 @@ def lenet(
     folder: str | os.PathLike,
     seeds: Sequence[int],
     *,
+    datasets: Sequence[str] = DATASETS,
+    methods: Sequence[str] = METHODS,
     quick: bool = False,
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
@@ -123,24 +138,32 @@ def lenet(
     Args:
         folder: for the runs; what is there already is not run again.
         seeds: of the runs.
+        datasets: some of `DATASETS`.
+        methods: some of `METHODS`.
         quick: a few steps on a few images, to see that all of it works.
         jobs: processes at once.
         data_dir: where the data is cached.
         say: called with lines of progress.
     """
+    for dataset in datasets:
+        _checks.one_of("datasets", dataset, DATASETS)
+    for method in methods:
+        _checks.one_of("methods", method, METHODS)
     shorten = _quick if quick else lambda settings: settings
     options = {"jobs": jobs, "data_dir": data_dir, "say": say}
 
     trials = {
-        f"trials/{dataset}/{method}/{number}": shorten(dataclasses.replace(settings, seed=seeds[0]))
-        for dataset, method in itertools.product(DATASETS, METHODS)
-        for number, settings in enumerate(candidates(dataset, method))
-        if not quick or number == 0
+        f"trials/{dataset}/{method}/{name}": shorten(dataclasses.replace(settings, seed=seeds[0]))
+        for dataset, method in itertools.product(datasets, methods)
+        for name, settings in itertools.islice(
+            candidates(dataset, method).items(), 1 if quick else None
+        )
     }
     runs = {
         f"report/{dataset}/{method}/seed{seed}": shorten(settings)
-        for dataset, seed in itertools.product(DATASETS, seeds)
+        for dataset, seed in itertools.product(datasets, seeds)
         for method, settings in report(dataset, seed).items()
+        if method.removesuffix("_continued") in methods
     }
     # Together, so that no process waits while the last trials end.
     found = run_all(trials | runs, folder, **options)
@@ -169,7 +192,7 @@ def best(
 
 def _row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, Any]:
     budget, _, method, _ = Path(name).parts
-    keys = ("accuracy", "nll", "brier", "ece", "samples", "parameters", "backend", "hardware")
+    keys = (*SCORES, "samples", "parameters", "backend", "hardware", "versions")
     return {
         "dataset": settings.dataset,
         "model": settings.model,
@@ -178,7 +201,6 @@ def _row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, An
         "epochs": settings.pretrain_epochs + settings.epochs,
         "seed": settings.seed,
         **{key: metrics[key] for key in keys},
-        "seconds": metrics["seconds"],
         "training": dataclasses.replace(settings, seed=0).command(),
     }
 

@@ -24,7 +24,7 @@ from tfp_ibnn.experiments.settings import Settings, Stage
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.training import KLAnnealing, PosteriorLog, two_speed
 
-__all__ = ["run"]
+__all__ = ["finished", "run"]
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Say = Callable[[str], None]
@@ -59,16 +59,31 @@ def run(
         RunError: if the folder belongs to something else, or training diverges.
         DataError: if the data cannot be had.
     """
-    folder = RunFolder(output, {**settings.as_dict(), "backend": keras.backend.backend()})
-    if (finished := folder.metrics) is not None:
+    folder = RunFolder(output, _identity(settings))
+    if (metrics := folder.metrics) is not None:
         say(f"{folder.path}: finished already.")
-        return finished
+        return metrics
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(settings.precision)
     try:
         return _run(settings, folder, data_dir, say, keep_models)
     finally:
         keras.config.set_dtype_policy(policy)
+
+
+def finished(settings: Settings, output: str | os.PathLike) -> dict[str, Any] | None:
+    """Return what a finished run of these settings measured, or None if there is none.
+
+    Raises:
+        RunError: if the folder belongs to something else.
+    """
+    if not Path(output).exists():
+        return None
+    return RunFolder(output, _identity(settings)).metrics
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    return {**settings.as_dict(), "backend": keras.backend.backend()}
 
 
 def _run(
@@ -159,8 +174,7 @@ def _fit(
     folder: RunFolder,
     say: Say,
 ) -> float:
-    """Train a model to the end of a stage; return the seconds that this process took."""
-    began = time.perf_counter()
+    """Train a model to the end of a stage; return the seconds that it took, over all parts."""
     batches = data.ShuffledBatches(
         *train, settings.batch_size, seed=settings.seed, drop_remainder=True
     )
@@ -174,7 +188,7 @@ def _fit(
     done = checkpoint.restore(model)
     if 0 < done < stage.epochs:
         say(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
-    callbacks: list[keras.callbacks.Callback] = [batches.follow()]
+    callbacks: list[keras.callbacks.Callback] = [batches.follow(), _Clock()]
     if stochastic_layers(model):
         if settings.kl_warmup:
             callbacks.append(KLAnnealing(settings.kl_warmup, stop=settings.beta))
@@ -196,7 +210,7 @@ def _fit(
             callbacks=callbacks,
             verbose=0,
         )
-    return time.perf_counter() - began
+    return sum(row["seconds"] for row in checkpoint.logs)
 
 
 def _optimizer(
@@ -214,6 +228,17 @@ def _optimizer(
     if not stochastic_layers(model):
         return optimizer
     return two_speed(optimizer, settings.stochastic_learning_rate or stage.learning_rate)
+
+
+class _Clock(keras.callbacks.Callback):
+    """Logs the seconds of each epoch, the first one's compilation included."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.last = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        now = time.perf_counter()
+        logs["seconds"], self.last = now - self.last, now
 
 
 class _Evaluation(keras.callbacks.Callback):
@@ -238,7 +263,6 @@ class _Log(keras.callbacks.Callback):
     def __init__(self, checkpoint: Checkpoint, path: Path, stage: Stage, say: Say) -> None:
         super().__init__()
         self.checkpoint, self.path, self.stage, self.say = checkpoint, path, stage, say
-        self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # From the checkpoint, not appended: a run that was killed leaves no line twice or missing.
@@ -261,7 +285,7 @@ class _Log(keras.callbacks.Callback):
             name for name in ("loss", "nll", "kl", "accuracy", "test_accuracy") if name in logs
         ]
         parts = ", ".join(f"{name} {logs[name]:.4g}" for name in shown)
-        seconds = time.perf_counter() - self.began
+        seconds = sum(row["seconds"] for row in history)
         self.say(
             f"{self.stage.name}: epoch {epoch + 1}/{self.stage.epochs}, {parts}, {seconds:.0f} s"
         )

@@ -44,6 +44,8 @@ class Settings:
         kl_reduction: "sum" or "mean" over positions.
         affine: "last", or "first", the original report's order.
         components: of a mixture.
+        mean_spread: of the means of a mixture's components at the start; None takes the
+            posterior's own.
         prior_scale: standard deviation of the prior.
         initial_scale: of the posterior at the start; None takes the posterior's own.
         beta: weight of the KL.
@@ -79,6 +81,7 @@ class Settings:
     kl_reduction: str = "sum"
     affine: str = "last"
     components: int = 4
+    mean_spread: float | None = None
     prior_scale: float = 0.5
     initial_scale: float | None = None
     beta: float = 1.0
@@ -123,7 +126,12 @@ class Settings:
             _checks.whole(name, getattr(self, name))
         for name in ("prior_scale", "learning_rate"):
             _checks.positive(name, getattr(self, name))
-        for name in ("initial_scale", "stochastic_learning_rate", "pretrain_learning_rate"):
+        for name in (
+            "initial_scale",
+            "mean_spread",
+            "stochastic_learning_rate",
+            "pretrain_learning_rate",
+        ):
             if getattr(self, name) is not None:
                 _checks.positive(name, getattr(self, name))
         for name in ("beta", "gamma", "weight_decay"):
@@ -192,6 +200,8 @@ class Settings:
             common["initial_scale"] = self.initial_scale
         if self.posterior == "mixture":
             common["components"] = self.components
+            if self.mean_spread is not None:
+                common["mean_spread"] = self.mean_spread
         else:
             common["affine"] = self.affine
         return models.posterior_map(self.network()[0], self.posterior, **common)

@@ -71,6 +71,7 @@ def calibration(result: Result) -> Figure:
     )
     for ax, (name, title) in zip(axes.flat, _six(result).items(), strict=True):
         plots.reliability_diagram(result.probabilities[name], result.labels, title=title, ax=ax)
+        ax.set_xticks([0.2, 0.4, 0.6, 0.8])
         ax.label_outer()
     return figure
 

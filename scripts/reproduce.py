@@ -1,0 +1,128 @@
+r"""Repeat the original report's experiments, with seeds, and write their tables and figures.
+
+    toy2d    four clusters in the plane: flows of several lengths (figures 3 and 4)
+    lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
+    all      both
+
+Everything that an experiment needs is trained, in folders below --runs. What is there already is
+not trained again: the same command goes on after an interruption. The results go to
+results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds), runs.json (every
+run) and figures.
+
+Examples:
+    python scripts/reproduce.py toy2d
+    python scripts/reproduce.py lenet --seeds 0 1 2 3 4 --backend jax --jobs 12
+    python scripts/reproduce.py lenet --datasets cifar10 --methods deterministic flow \
+        --results outputs/part
+    python scripts/reproduce.py all --quick
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+def main(argv=None):
+    options = parse(argv)
+    # Before Keras is imported, here and in the processes that this one starts.
+    if options.backend:
+        os.environ["KERAS_BACKEND"] = options.backend
+    if options.jobs > 1:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+    from tfp_ibnn import data, experiments
+    from tfp_ibnn.checkpoint import CheckpointError
+
+    errors = (experiments.RunError, data.DataError, CheckpointError, OSError)
+    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
+    for name in names:
+        began = time.perf_counter()
+        folder = Path(options.results) / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            table = EXPERIMENTS[name](options, folder)
+        except errors as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        print(f"\n{experiments.markdown(table, COLUMNS)}\n")
+        print(f"{name}: {time.perf_counter() - began:.0f} s, written to {folder}")
+    return 0
+
+
+COLUMNS = ("dataset", "budget", "method", "epochs")
+
+
+def toy2d(options, folder):
+    from tfp_ibnn.experiments import toy2d, toy2d_figures, write_results
+
+    settings = toy2d.Settings.quick() if options.quick else toy2d.Settings()
+    results = [toy2d.run(seed, settings, progress) for seed in options.seeds]
+    print()
+    toy2d_figures.save_figures(results, folder)
+    rows = [row for result in results for row in result.rows]
+    return write_results(folder, rows, vars(options))
+
+
+def lenet(options, folder):
+    from tfp_ibnn.experiments import lenet, lenet_figures, write_results
+
+    runs = Path(options.runs) / "lenet"
+    rows, trials = lenet.lenet(
+        runs,
+        options.seeds,
+        datasets=options.datasets or lenet.DATASETS,
+        methods=options.methods or lenet.METHODS,
+        quick=options.quick,
+        jobs=options.jobs,
+        data_dir=options.data_dir,
+        say=lambda line: print(line, flush=True),
+    )
+    lenet_figures.save_figures(rows, runs, folder)
+    return write_results(folder, rows, vars(options), trials=trials)
+
+
+EXPERIMENTS = {"toy2d": toy2d, "lenet": lenet}
+
+
+def progress(text):
+    print(f"\r{text:78}", end="", flush=True)
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("experiment", choices=(*EXPERIMENTS, "all"))
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
+    add("--quick", action="store_true", help="minutes, on few images; the numbers mean nothing")
+    add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
+    add(
+        "--methods",
+        nargs="+",
+        choices=("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
+        help="of lenet",
+    )
+    add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
+    add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
+    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add("--runs", help="folder of the runs (default outputs/reproduce, or outputs/quick/runs)")
+    add("--results", help="folder of the results (default results, or outputs/quick/results)")
+    options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1; got {options.jobs}")
+    if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
+        parser.error(f"--seeds must differ and be at least 0; got {options.seeds}")
+    # A quick look never replaces results.
+    options.runs = options.runs or ("outputs/quick/runs" if options.quick else "outputs/reproduce")
+    options.results = options.results or ("outputs/quick/results" if options.quick else "results")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""What an experiment leaves in its folder of results."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfp_ibnn import _files
+from tfp_ibnn.experiments import summary
+from tfp_ibnn.experiments.provenance import provenance
+
+__all__ = ["write_results"]
+
+
+def write_results(
+    folder: str | os.PathLike,
+    rows: Sequence[dict[str, Any]],
+    options: dict[str, Any],
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """Write `summary.json` and `runs.json`; return the rows of the summary.
+
+    Args:
+        folder: of the results; it must exist.
+        rows: one a run, see `summary.summarise`.
+        options: of the command.
+        **more: further entries of `runs.json`.
+    """
+    record = provenance(options)
+    common = {"command": record["command"]}
+    if not all("backend" in row for row in rows):
+        common |= {key: record[key] for key in ("backend", "hardware")}
+    table = summary.summarise(rows, **common)
+    _files.write_json(Path(folder) / "summary.json", table)
+    _files.write_json(Path(folder) / "runs.json", {"runs": list(rows), **more, **record})
+    return table

@@ -19,7 +19,7 @@ COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-jax train test test-jax test-slow lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax train reproduce test test-jax test-slow lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ venv-jax: $(JAX) ## Make or update .venv-jax (JAX, without TensorFlow)
 
 train: $(TF) ## Train the small example; options in ARGS="..."
 	$(VENV)/bin/python scripts/train_digits.py $(ARGS)
+
+reproduce: $(TF) ## Repeat the experiments; ARGS="lenet --seeds 0 1 2"
+	$(VENV)/bin/python scripts/reproduce.py $(or $(ARGS),all)
 
 test: $(TF) ## Test on TensorFlow, with coverage
 	KERAS_BACKEND=tensorflow $(QUIET) $(ONE_THREAD) $(VENV)/bin/python -m pytest $(PARALLEL) \

@@ -51,7 +51,18 @@ def main(argv=None):
             return 1
         print(f"\n{experiments.markdown(table, COLUMNS)}\n")
         print(f"{name}: {time.perf_counter() - began:.0f} s, written to {folder}")
+    if options.results == "results":
+        fill_tables()
     return 0
+
+
+def fill_tables():
+    """Bring the tables of this repository's texts up to date."""
+    from tfp_ibnn.experiments.tables import fill
+
+    for path in (Path("README.md"), Path("results/README.md")):
+        if path.exists():
+            path.write_text(fill(path.read_text(), "results"))
 
 
 COLUMNS = ("dataset", "budget", "method", "epochs")

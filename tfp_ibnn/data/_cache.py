@@ -1,12 +1,13 @@
 """The cache: one checked `NAME.npz` for each dataset, written whole or not at all."""
 
 import os
-import secrets
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 
+from tfp_ibnn import _files
 from tfp_ibnn.data._formats import Report, quiet, verify
 from tfp_ibnn.data.datasets import DataError, Dataset, Splits
 
@@ -65,11 +66,10 @@ def read(path: Path, dataset: Dataset, report: Report = quiet) -> Splits | None:
 
 def check_writable(folder: Path) -> None:
     """Make the folder, and raise before a long download if it cannot take a file."""
-    probe = _temporary(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch(exist_ok=False)
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise DataError(
             f"{folder} cannot be written to: {error.strerror or error}; "
@@ -80,28 +80,8 @@ def check_writable(folder: Path) -> None:
 def write(path: Path, splits: Splits) -> None:
     """Write a cache file. No other process ever sees part of it, and a failure leaves nothing."""
     arrays = [array for split in splits for array in split]
-    temporary = _temporary(path)
     try:
-        # Not by `tempfile`, whose files other users of a shared folder could not read.
-        with open(temporary, "xb") as file:
-            np.savez(file, **dict(zip(_ARRAYS, arrays, strict=True)))
-            file.flush()
-            os.fsync(file.fileno())
-        _replace(temporary, path)
+        with _files.replacing(path) as temporary:
+            np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    try:
-        os.replace(temporary, path)
-    except PermissionError:
-        # Windows refuses while another process reads the file; then that one has just made it.
-        if not path.exists():
-            raise

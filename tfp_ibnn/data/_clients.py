@@ -43,6 +43,7 @@ def run(
     program = shutil.which(command[0])
     if program is None:
         raise DataError(f"{command[0]} is not installed")
+    report(step, 0, 0)
     start = time.monotonic()
     with open(output or os.devnull, "wb") as out, tempfile.TemporaryFile() as err:
         try:

@@ -192,7 +192,7 @@ def best(
 
 def _row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, Any]:
     budget, _, method, _ = Path(name).parts
-    keys = (*SCORES, "samples", "parameters", "backend", "hardware", "versions")
+    keys = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
     return {
         "dataset": settings.dataset,
         "model": settings.model,

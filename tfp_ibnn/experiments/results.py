@@ -27,9 +27,9 @@ def write_results(
         **more: further entries of `runs.json`.
     """
     record = provenance(options)
-    common = {"command": record["command"]}
-    if not all("backend" in row for row in rows):
-        common |= {key: record[key] for key in ("backend", "hardware")}
+    # A run that tells where it was made was made there, not where the table is.
+    record = {key: value for key, value in record.items() if key not in rows[0]}
+    common = {key: record[key] for key in ("command", "backend", "hardware") if key in record}
     table = summary.summarise(rows, **common)
     _files.write_json(Path(folder) / "summary.json", table)
     _files.write_json(Path(folder) / "runs.json", {"runs": list(rows), **more, **record})

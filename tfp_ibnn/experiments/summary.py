@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["SCORES", "markdown", "summarise"]
+__all__ = ["SCORES", "markdown", "paired", "summarise"]
 
 SCORES = ("accuracy", "nll", "brier", "ece")
 """What every row of a table has."""
@@ -56,18 +56,23 @@ def summarise(rows: Iterable[dict[str, Any]], **common: Any) -> list[dict[str, A
     return table
 
 
-def markdown(table: Sequence[dict[str, Any]], columns: Sequence[str] = ("method",)) -> str:
+def markdown(
+    table: Sequence[dict[str, Any]],
+    columns: Sequence[str] = ("method",),
+    scores: Sequence[str] = SCORES,
+) -> str:
     """Return rows of a summary as a Markdown table, `mean ± std`.
 
     Args:
         table: rows from `summarise`.
         columns: keys that stand before the scores.
+        scores: some of `SCORES`.
     """
-    head = [*columns, *(_TITLES[key] for key in SCORES)]
+    head = [*columns, *(_TITLES[key] for key in scores)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in table:
-        scores = [f"{row[key]['mean']:.4f} ± {row[key]['std']:.4f}" for key in SCORES]
-        lines.append("| " + " | ".join([*(str(row[key]) for key in columns), *scores]) + " |")
+        cells = [f"{row[key]['mean']:.4f} ± {row[key]['std']:.4f}" for key in scores]
+        lines.append("| " + " | ".join([*(str(row[key]) for key in columns), *cells]) + " |")
     return "\n".join(lines)
 
 

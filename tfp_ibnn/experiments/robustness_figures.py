@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
 
 from tfp_ibnn import _files, plots
 from tfp_ibnn.experiments.robustness import Measured
@@ -63,19 +64,19 @@ def curves(rows: Sequence[Row]) -> Figure:
             levels = [level for level, _ in single[0]]
             values = np.array([[value for _, value in curve] for curve in single])
             if len(names) > 1:
-                ax.plot(levels, values.T, color="0.75", lw=1, zorder=2)
-            mean = f"mean of {len(names)}" if len(names) > 1 else names[0]
+                faint = ax.plot(levels, values.T, color="0.75", lw=1, zorder=2)
+                faint[0].set_label("single ones")
+            mean = f"mean of {len(names)} corruptions" if len(names) > 1 else names[0]
             ax.plot(levels, values.mean(axis=0), "o-", color=COLORS[0], ms=4, zorder=3, label=mean)
             ax.set(xlabel=_AXES[kind], ylabel=label)
+            ax.set_ylim(0, 1 if key == "accuracy" else 1.08 * values.max())
             if len(levels) < 8:
                 ax.set_xticks(levels, [f"{level:g}" for level in levels])
+            elif kind == "rotation" and max(levels) - min(levels) >= 90:
+                ax.xaxis.set_major_locator(MultipleLocator(45))
             tidy(ax, "y")
         if names[0]:
-            line[0].legend(frameon=False, fontsize=9)
-    for ax, key in ((ax, key) for line in axes for ax, key in zip(line, _SCORES, strict=True)):
-        # One scale for all kinds of shift, from 0, so that they compare.
-        highest = max(row[key] for row in rows if row["shift"] in (*_AXES, "clean"))
-        ax.set_ylim(0, 1.05 * highest)
+            line[0].legend(frameon=False, fontsize=9, loc="lower left")
     return figure
 
 

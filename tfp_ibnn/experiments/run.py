@@ -319,7 +319,5 @@ def _export(scorer: Scorer, path: Path, say: Say) -> bool:
         say("No SavedModel: that takes TensorFlow. `evaluate.py --export` makes one there.")
         return False
     shutil.rmtree(path, ignore_errors=True)
-    inputs = [keras.InputSpec(shape=part.shape, dtype=part.dtype) for part in scorer.model.inputs]
-    served = scorer.monte_carlo or scorer.model
-    served.export(path, verbose=False, input_signature=inputs)
+    scorer.export(path)
     return True

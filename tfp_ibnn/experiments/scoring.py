@@ -1,6 +1,10 @@
 """Scores of a model on labelled images."""
 
 import dataclasses
+import os
+import shutil
+import uuid
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -88,3 +92,21 @@ class Scorer:
             return Scores(softmax(logits, axis=-1), np.zeros(len(images)), labels, 1)
         found = self.monte_carlo.predict(images, batch_size=_BATCH, verbose=0)
         return Scores(found["mean"], found["epistemic"], labels, self.monte_carlo.samples)
+
+    def export(self, path: str | os.PathLike) -> None:
+        """Write what is scored as a SavedModel, whole or not at all; the backend is TensorFlow.
+
+        A model that is averaged gives there what `MonteCarlo` does, any other its logits.
+
+        Args:
+            path: of a folder, missing or empty.
+        """
+        path = Path(path)
+        served = self.monte_carlo or self.model
+        inputs = [keras.InputSpec(shape=part.shape, dtype=part.dtype) for part in self.model.inputs]
+        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+        try:
+            served.export(temporary, verbose=False, input_signature=inputs)
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""A model that a run has saved, and what the run says of it."""
+
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfp_ibnn import backend, data
+from tfp_ibnn._outputs import activation_of
+from tfp_ibnn.experiments.folder import RunError
+
+__all__ = ["dataset_of", "read_model", "read_record"]
+
+
+def read_model(path: Path, dataset: str) -> keras.Model:
+    """Return a saved classifier of a dataset's images, ready to be scored, or raise RunError."""
+    if not path.is_file():
+        raise RunError(f"The model {path} does not exist.")
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
+        reason = [*str(error).strip().splitlines(), type(error).__name__][0]
+        raise RunError(f"The model {path} cannot be read: {reason}") from error
+    known = data.DATASETS[dataset]
+    expected = [(None, *known.image_shape)], [(None, len(known.classes))]
+    shapes = [
+        [tuple(part.shape) for part in getattr(model, side, None) or []]
+        for side in ("inputs", "outputs")
+    ]
+    if shapes != list(expected):
+        raise RunError(
+            f"The model {path} does not fit {dataset}: it maps {_shapes(shapes[0])} to "
+            f"{_shapes(shapes[1])}, not {_shapes(expected[0])} to {_shapes(expected[1])}."
+        )
+    if (activation := activation_of(model)) in ("softmax", "sigmoid", "log_softmax"):
+        raise RunError(f"The model {path} must return logits; it ends in a {activation}.")
+    # Compiled for its loss, which says that the output is logits. Its optimizer is not needed.
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=backend.jit_compiles_well(),
+    )
+    return model
+
+
+def dataset_of(model: str | os.PathLike) -> str:
+    """Return the dataset that a model was trained on, by the `settings.json` beside it."""
+    path = Path(model).with_name("settings.json")
+    if not Path(model).exists():
+        raise RunError(f"The model {model} does not exist.")
+    if not path.exists():
+        raise RunError(f"There is no {path} that names the dataset of the model: say --dataset.")
+    name = read_record(path).get("dataset")
+    if name not in data.DATASETS:
+        raise RunError(f"{path} names no known dataset ({name!r}): say --dataset.")
+    return name
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what a JSON file of a run holds, or raise RunError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}).") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path} is not the record of a run.")
+    return content
+
+
+def _shapes(shapes: Sequence[tuple[int | None, ...]]) -> str:
+    return " and ".join(str(shape[1:]) for shape in shapes) or "something unknown"

@@ -34,6 +34,7 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import plots
+from tfp_ibnn.data import toy
 
 FAST = bool(os.environ.get("TFP_IBNN_FAST"))
 keras.utils.set_random_seed(0)
@@ -46,38 +47,16 @@ plt.rcParams["figure.dpi"] = 80
 # between them and overlaps with all three. There are 200 points to learn from and 10,000 to test on.
 
 # %%
-CENTRES = np.array([[-2.0, 0.0], [2.0, 0.0], [0.0, 2.4], [0.0, -0.2]])
-CLASSES = np.array([0, 0, 0, 1])
-SCALE = 0.58
-
-
-def sample(size, seed):
-    """Draw points (size, 2) and their classes (size,)."""
-    random = np.random.default_rng(seed)
-    cluster = random.integers(4, size=size)
-    points = CENTRES[cluster] + SCALE * random.standard_normal((size, 2))
-    return points.astype("float32"), CLASSES[cluster]
-
-
-x, y = sample(200, seed=0)
-x_test, y_test = sample(10_000, seed=1)
+x, y = toy.sample(200, seed=0)
+x_test, y_test = toy.sample(10_000, seed=1)
 
 # %% [markdown]
 # The densities are known, so Bayes' rule gives the true class probabilities. No classifier can do
 # better on average. Its scores, over a million fresh points, are the ceiling for all that follows.
 
-
 # %%
-def true_probabilities(points):
-    """Return the probability of each class at each point, (points, 2)."""
-    distance = np.square(points[:, None] - CENTRES).sum(axis=-1)
-    density = np.exp(-distance / (2 * SCALE**2))
-    one = density[:, 3] / density.sum(axis=-1)
-    return np.stack([1 - one, one], axis=-1)
-
-
-x_many, y_many = sample(1_000_000, seed=2)
-best = true_probabilities(x_many)
+x_many, y_many = toy.sample(1_000_000, seed=2)
+best = toy.true_probabilities(x_many)
 accuracy = np.mean(best.argmax(axis=-1) == y_many)
 nll = ibnn.metrics.negative_log_likelihood(best, y_many)
 print(f"Bayes accuracy {accuracy:.4f}, NLL {nll:.4f}")
@@ -131,9 +110,9 @@ print(f"converged: training loss {losses[-1]:.3f}, and {before:.3f} {LONG // 10}
 # %%
 scores = {
     "Bayes' rule": {
-        "accuracy": np.mean(true_probabilities(x_test).argmax(axis=-1) == y_test),
-        "nll": ibnn.metrics.negative_log_likelihood(true_probabilities(x_test), y_test),
-        "ece": ibnn.metrics.expected_calibration_error(true_probabilities(x_test), y_test),
+        "accuracy": np.mean(toy.true_probabilities(x_test).argmax(axis=-1) == y_test),
+        "nll": ibnn.metrics.negative_log_likelihood(toy.true_probabilities(x_test), y_test),
+        "ece": ibnn.metrics.expected_calibration_error(toy.true_probabilities(x_test), y_test),
     }
 }
 

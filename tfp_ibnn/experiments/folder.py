@@ -7,7 +7,7 @@ from typing import Any
 
 from tfp_ibnn import _files
 
-__all__ = ["RunError", "RunFolder"]
+__all__ = ["RunError", "RunFolder", "read_record"]
 
 
 class RunError(RuntimeError):
@@ -45,10 +45,10 @@ class RunFolder:
     def metrics(self) -> dict[str, Any] | None:
         """What the finished run measured, or None."""
         path = self.path / "metrics.json"
-        return _read(path) if path.exists() else None
+        return read_record(path) if path.exists() else None
 
     def _check_same(self, record: Path, identity: dict[str, Any]) -> None:
-        found = _read(record)
+        found = read_record(record)
         names = sorted(
             name for name in found.keys() | identity.keys() if found.get(name) != identity.get(name)
         )
@@ -61,7 +61,8 @@ class RunFolder:
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what a JSON file of a run holds, or raise RunError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

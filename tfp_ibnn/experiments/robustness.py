@@ -13,9 +13,9 @@ import numpy as np
 
 from tfp_ibnn import _checks, _files, data, metrics
 from tfp_ibnn.experiments import foreign
-from tfp_ibnn.experiments.folder import RunError, RunFolder
+from tfp_ibnn.experiments.folder import RunError, RunFolder, read_record
 from tfp_ibnn.experiments.provenance import provenance
-from tfp_ibnn.experiments.saved import read_model, read_record
+from tfp_ibnn.experiments.saved import read_model
 from tfp_ibnn.experiments.scoring import Scorer, Scores
 
 __all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure"]

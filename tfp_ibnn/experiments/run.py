@@ -19,6 +19,7 @@ from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.experiments.folder import RunError, RunFolder
 from tfp_ibnn.experiments.provenance import provenance
 from tfp_ibnn.experiments.report import write_report
+from tfp_ibnn.experiments.saved import read_model
 from tfp_ibnn.experiments.scoring import Scorer, Scores
 from tfp_ibnn.experiments.settings import Settings, Stage
 from tfp_ibnn.layers import stochastic_layers
@@ -43,8 +44,8 @@ def run(
 ) -> dict[str, Any]:
     """Train, test and report; return what `metrics.json` holds.
 
-    The folder gets, as it goes along, `settings.json`, `log.csv`, TensorBoard events and a
-    checkpoint an epoch; at the end `metrics.json`, `probabilities.npz`, figures, the model as
+    The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
+    a checkpoint an epoch; at the end `metrics.json`, `probabilities.npz`, figures, the model as
     `model.keras` and as a SavedModel, and a model card. If the folder holds an unfinished run of
     these settings, it is taken up where it stopped; if a finished one, nothing is done.
 
@@ -143,26 +144,16 @@ def _arrays(settings: Settings, data_dir: str | os.PathLike | None) -> tuple[Arr
 
 def _network(settings: Settings, images: np.ndarray) -> keras.Model:
     if settings.pretrained is not None:
-        return _read_network(settings.pretrained, images.shape[1:])
+        model = read_model(Path(settings.pretrained), settings.dataset)
+        if stochastic_layers(model):
+            raise RunError(f"{settings.pretrained} has a posterior: give a deterministic network.")
+        return model
     name, options = settings.network()
     front = data.preprocessing(images, augment=settings.augments, seed=settings.seed)
     classes = len(data.DATASETS[settings.dataset].classes)
     return getattr(models, name)(
         images.shape[1:], classes, preprocessing=front, dropout=settings.dropout, **options
     )
-
-
-def _read_network(path: str, shape: tuple[int, ...]) -> keras.Model:
-    try:
-        model = keras.saving.load_model(path, compile=False)
-    except (OSError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RunError(f"The network {path} cannot be read: {reason}") from error
-    if stochastic_layers(model):
-        raise RunError(f"The network {path} has a posterior already: give the deterministic one.")
-    if model.input_shape[1:] != shape:
-        raise RunError(f"The network {path} takes images of {model.input_shape[1:]}, not {shape}.")
-    return model
 
 
 def _fit(

@@ -1,19 +1,17 @@
 """A model that a run has saved, and what the run says of it."""
 
-import json
 import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 
 from tfp_ibnn import backend, data
 from tfp_ibnn._outputs import activation_of
-from tfp_ibnn.experiments.folder import RunError
+from tfp_ibnn.experiments.folder import RunError, read_record
 
-__all__ = ["dataset_of", "read_model", "read_record"]
+__all__ = ["dataset_of", "read_model"]
 
 
 def read_model(path: Path, dataset: str) -> keras.Model:
@@ -57,17 +55,6 @@ def dataset_of(model: str | os.PathLike) -> str:
     if name not in data.DATASETS:
         raise RunError(f"{path} names no known dataset ({name!r}): say --dataset.")
     return name
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return what a JSON file of a run holds, or raise RunError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read ({error}).") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is not the record of a run.")
-    return content
 
 
 def _shapes(shapes: Sequence[tuple[int | None, ...]]) -> str:

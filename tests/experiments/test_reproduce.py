@@ -1,0 +1,172 @@
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfp_ibnn import data
+from tfp_ibnn.experiments import fleet, lenet
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
+KEYS = {
+    "dataset",
+    "model",
+    "method",
+    "budget",
+    "epochs",
+    "samples",
+    "seeds",
+    "accuracy",
+    "nll",
+    "brier",
+    "ece",
+    "command",
+    "backend",
+    "hardware",
+}
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_images(name, data_dir=None):
+    """Images of the right shapes whose brightness tells the class."""
+    rng = np.random.default_rng(0)
+    splits = []
+    for count in (400, 300):
+        labels = rng.integers(0, 10, count).astype("int32")
+        noise = rng.integers(0, 30, (count, *data.DATASETS[name].image_shape))
+        splits.append(((noise + 20 * labels[:, None, None, None]).astype("uint8"), labels))
+    return tuple(splits)
+
+
+def check(folder):
+    table = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    for row in table:
+        assert set(row) >= KEYS
+        for key in ("accuracy", "nll", "brier", "ece"):
+            assert set(row[key]) == {"mean", "std"}
+            assert np.isfinite(list(row[key].values())).all()
+    return table
+
+
+@pytest.fixture(scope="module")
+def results(script, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reproduce")
+    arguments = ["lenet", "--quick", "--datasets", "fashion_mnist", "--seeds", "1"]
+    arguments += ["--methods", "deterministic", "gaussian"]
+    arguments += ["--runs", str(folder / "runs"), "--results", str(folder / "results")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", made_images)
+        assert script.main(arguments) == 0
+    return folder, arguments
+
+
+def test_the_results_have_every_key(results):
+    folder, _ = results
+    table = check(folder / "results" / "lenet")
+    assert [(row["budget"], row["method"]) for row in table] == [
+        ("report", "deterministic"),
+        ("report", "deterministic_continued"),
+        ("report", "gaussian"),
+        ("equal", "deterministic"),
+        ("equal", "gaussian"),
+    ]
+    for row in table:
+        assert row["seeds"] == [1]
+        assert row["dataset"] == "fashion_mnist"
+        assert row["samples"] == (4 if row["method"] == "gaussian" else 1)
+    record = json.loads((folder / "results" / "lenet" / "runs.json").read_text(encoding="utf-8"))
+    assert len(record["runs"]) == 5
+    assert len(record["trials"]) == 2
+
+
+def test_figures_are_drawn(results):
+    folder, _ = results
+    for name in ("curves.png", "scores.png"):
+        content = (folder / "results" / "lenet" / name).read_bytes()
+        assert content.startswith(b"\x89PNG")
+        assert len(content) > 10_000
+
+
+def test_a_second_time_nothing_is_trained(results, script, monkeypatch):
+    folder, arguments = results
+    path = folder / "results" / "lenet" / "summary.json"
+    before = path.read_bytes()
+    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(data, "load", None)
+    assert script.main(arguments) == 0
+    assert path.read_bytes() == before
+
+
+def test_another_seed_of_the_same_folder_is_refused_or_added(results, script, monkeypatch, capsys):
+    """The trials were made with the first seed: another first seed needs another folder."""
+    folder, arguments = results
+    other = list(arguments)
+    other[other.index("--seeds") + 1] = "2"
+    monkeypatch.setattr(fleet, "run", None)
+    assert script.main(other) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["vgg"],
+        ["lenet", "--jobs", "0"],
+        ["lenet", "--jobs", "two"],
+        ["lenet", "--seeds"],
+        ["lenet", "--seeds", "-1"],
+        ["lenet", "--seeds", "1", "1"],
+        ["lenet", "--seeds", str(2**32)],
+        ["lenet", "--datasets", "mnist"],
+        ["lenet", "--methods", "dropout"],
+        ["lenet", "--backend", "torch"],
+        ["lenet", "--unknown"],
+    ],
+    ids=" ".join,
+)
+def test_bad_options_exit_2(script, capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        script.parse(arguments)
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_a_quick_look_does_not_touch_the_results(script):
+    quick, real = script.parse(["lenet", "--quick"]), script.parse(["lenet"])
+    assert (real.runs, real.results) == ("outputs/reproduce", "results")
+    assert "quick" in quick.runs
+    assert "quick" in quick.results
+
+
+def test_data_that_cannot_be_had_is_an_error_in_one_line(script, tmp_path, monkeypatch, capsys):
+    def missing(name, data_dir=None):
+        raise data.DataError(f"{name} could not be had.")
+
+    monkeypatch.setattr(data, "load", missing)
+    folders = ["--runs", str(tmp_path / "a"), "--results", str(tmp_path / "b")]
+    assert script.main(["lenet", "--quick", *folders]) == 1
+    assert "could not be had" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_everything_quickly(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "load", made_images)
+    folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert script.main(["all", "--quick", "--seeds", "0", *folders]) == 0
+    check(tmp_path / "results" / "toy2d")
+    table = check(tmp_path / "results" / "lenet")
+    assert {row["method"] for row in table if row["budget"] == "equal"} == set(lenet.METHODS)
+    assert all(row["seeds"] == [0] for row in table)

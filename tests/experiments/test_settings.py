@@ -1,0 +1,312 @@
+import dataclasses
+import importlib
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfp_ibnn.experiments import Settings, read_posteriors
+from tfp_ibnn.flows import Planar, Radial
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+pytestmark = pytest.mark.once
+
+
+# Settings.
+
+NAMES = [
+    "dataset",
+    "model",
+    "noise",
+    "kl_reduction",
+    "affine",
+    "optimizer",
+    "schedule",
+    "precision",
+]
+COUNTS = ["components", "train_samples", "samples", "epochs", "batch_size", "evaluation_samples"]
+WHOLE = ["kl_warmup", "pretrain_epochs", "validation", "evaluate_every", "seed"]
+POSITIVE = ["prior_scale", "learning_rate"]
+OPTIONAL = [
+    "initial_scale",
+    "mean_spread",
+    "stochastic_learning_rate",
+    "pretrain_learning_rate",
+]
+NOT_NEGATIVE = ["beta", "gamma", "weight_decay"]
+NO_NUMBERS = ["1", [1], True, float("nan"), float("inf")]
+BAD = [
+    *((name, value) for name in NAMES for value in ("", "no such", None, 3, [])),
+    *((name, value) for name in COUNTS for value in (0, -1, 1.5, None, *NO_NUMBERS)),
+    *((name, value) for name in WHOLE for value in (-1, 1.5, None, *NO_NUMBERS)),
+    *((name, value) for name in POSITIVE for value in (0, -1.0, None, *NO_NUMBERS)),
+    *((name, value) for name in OPTIONAL for value in (0, -1.0, *NO_NUMBERS)),
+    *((name, value) for name in NOT_NEGATIVE for value in (-1e-9, None, *NO_NUMBERS)),
+    *(("dropout", value) for value in (-0.1, 1, 1.5, None, *NO_NUMBERS)),
+    *(("limit", value) for value in (0, -1, 1.5, *NO_NUMBERS)),
+    ("pretrain_optimizer", "rmsprop"),
+    ("augment", "no"),
+    ("posterior", None),
+    ("posterior", 3),
+    ("posterior", "gausian"),
+    ("pretrained", 3),
+    ("model", "wide_resnet_16"),
+    ("model", "wide_resnet_11_4"),
+    ("model", "wide_resnet_4_4"),
+    ("model", "wide_resnet_16_0"),
+    ("validation", 50_000),
+    ("seed", 2**32),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda part: str(part)[:20])
+def test_a_bad_value_is_named(name, value):
+    with pytest.raises(ValueError, match=name) as caught:
+        Settings(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset"), [("lenet", "digits"), ("vgg16", "mnist"), ("vgg16", "digits")]
+)
+def test_a_network_too_large_for_the_images_is_found_at_once(model, dataset):
+    with pytest.raises(ValueError, match="model"):
+        Settings(model=model, dataset=dataset)
+
+
+def test_a_whole_number_is_kept_as_one():
+    """Or refused: 3.0 epochs that pass the checks are an error of Keras's later."""
+    for name in (*COUNTS, *WHOLE, "limit"):
+        try:
+            found = Settings(**{name: 3.0})
+        except ValueError as error:
+            assert name in str(error)  # noqa: PT017
+        else:
+            assert isinstance(getattr(found, name), int), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pretrained": "a.keras", "pretrain_epochs": 1},
+        {"pretrained": "a.keras", "dropout": 0.1},
+        {"limit": 10, "validation": 10},
+        {"dataset": "digits", "model": "mlp", "validation": 1297},
+    ],
+)
+def test_settings_that_exclude_each_other_are_named(options):
+    with pytest.raises(ValueError, match="`.*`"):
+        Settings(**options)
+
+
+def test_settings_are_keyword_only_and_frozen():
+    with pytest.raises(TypeError):
+        Settings("cifar10")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().epochs = 3
+
+
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ({"posterior": "none"}, "deterministic"),
+        ({"posterior": "none", "dropout": 0.1}, "mc_dropout"),
+        ({"posterior": "gaussian", "dropout": 0.1}, "gaussian"),
+        ({"posterior": "mixture"}, "mixture"),
+    ],
+)
+def test_the_method_has_a_name(options, method):
+    assert Settings(**options).method == method
+
+
+def test_stages_and_defaults():
+    assert Settings().augments
+    assert not Settings(dataset="mnist").augments
+    assert Settings(dataset="mnist", augment=True).augments
+    assert not Settings(augment=False).augments
+    (only,) = Settings(epochs=3).stages()
+    assert only == ("training", 3, "nesterov", 0.02)
+    first, second = Settings(epochs=3, pretrain_epochs=2, pretrain_learning_rate=1.0).stages()
+    assert (first, second) == (("pretraining", 2, "nesterov", 1.0), only)
+    first, _ = Settings(pretrain_epochs=2, pretrain_optimizer="adam").stages()
+    assert first == ("pretraining", 2, "adam", 0.02)
+    assert Settings(model="wide_resnet_16_4").network() == (
+        "wide_resnet",
+        {"depth": 16, "width": 4},
+    )
+    assert Settings(model="wide_resnet").network() == ("wide_resnet", {})
+
+
+def test_settings_survive_json():
+    chosen = Settings(epochs=3, learning_rate=0.1 + 0.2, augment=False)
+    assert Settings(**json.loads(json.dumps(chosen.as_dict()))) == chosen
+
+
+def parsed(command):
+    """Return the settings that the script makes of a command line."""
+    spec = importlib.util.spec_from_file_location("train_cifar", SCRIPTS / "train_cifar.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    python, name, *arguments = shlex.split(command)
+    assert (python, name) == ("python", "scripts/train_cifar.py")
+    options = vars(script.parse([*arguments, "--output", "x"]))
+    precision = options.pop("mixed_precision")
+    for other in ("output", "data_dir", "backend"):
+        options.pop(other)
+    return Settings(**options, precision=f"mixed_{precision}" if precision else "float32")
+
+
+def test_the_parser_and_the_settings_have_the_same_defaults():
+    assert parsed("python scripts/train_cifar.py") == Settings()
+
+
+@pytest.mark.parametrize("learning_rate", [0.1, 1e-7, 0.123456789, 1234567.5, 3e-4 / 7, 2])
+def test_the_command_keeps_every_digit(learning_rate):
+    chosen = Settings(learning_rate=learning_rate)
+    assert parsed(chosen.command()) == chosen
+
+
+COUNT = st.integers(1, 10**7)
+WHOLE_NUMBER = st.integers(0, 10**6)
+NUMBER = st.sampled_from([0.001, 0.25, 1.0, 3.0, 1e-7, 12.5, 1e6])
+FIELDS = {
+    "dataset": st.sampled_from(["cifar10", "fashion_mnist", "mnist"]),
+    "model": st.sampled_from(["lenet", "mlp", "wide_resnet", "wide_resnet_16_4"]),
+    "posterior": st.sampled_from(["none", "gaussian", "flow", "mixture"]),
+    "noise": st.sampled_from(["channel", "position"]),
+    "kl_reduction": st.sampled_from(["sum", "mean"]),
+    "affine": st.sampled_from(["last", "first"]),
+    "optimizer": st.sampled_from(["sgd", "nesterov", "adam"]),
+    "pretrain_optimizer": st.sampled_from([None, "sgd", "nesterov", "adam"]),
+    "schedule": st.sampled_from(["constant", "cosine"]),
+    "precision": st.sampled_from(["float32", "mixed_bfloat16", "mixed_float16"]),
+    "augment": st.sampled_from([None, True, False]),
+    "components": st.integers(2, 9),
+    **{name: COUNT for name in COUNTS if name != "components"},
+    **{name: WHOLE_NUMBER for name in WHOLE if name != "validation"},
+    **{name: NUMBER for name in (*POSITIVE, *NOT_NEGATIVE)},
+    **{name: st.none() | NUMBER for name in OPTIONAL},
+    "dropout": st.sampled_from([0.0, 0.05, 0.5]),
+    "validation": st.integers(0, 9),
+    "limit": st.none() | st.integers(10, 10**5),
+}
+
+
+def test_every_field_is_tried():
+    assert set(FIELDS) | {"pretrained"} == {field.name for field in dataclasses.fields(Settings)}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.fixed_dictionaries({}, optional=FIELDS))
+def test_the_command_gives_the_settings_back(options):
+    chosen = Settings(**options)
+    assert parsed(chosen.command()) == chosen
+
+
+def test_the_command_quotes_paths(tmp_path):
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    path = write(folder, {".*": {"posterior": "NormalAffine"}})
+    chosen = Settings(posterior=str(path), pretrained="a b.keras")
+    assert parsed(chosen.command()) == chosen
+    assert chosen.method == "custom"
+
+
+# Posterior files.
+
+
+def write(folder, content):
+    path = folder / "posteriors.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_the_example_of_the_docstring(tmp_path):
+    text = read_posteriors.__doc__.split("and its arguments:")[1].split("Args:")[0]
+    found = read_posteriors(write(tmp_path, text), {"prior_scale": 0.7, "gamma": 0.2})
+    assert list(found) == ["conv2", "fc1", ".*"]
+    assert found["conv2"].prior_scale == 0.3
+    assert found["fc1"].prior_scale == found[".*"].prior_scale == 0.7
+    assert found["conv2"].gamma == 0.2
+    assert [type(flow) for flow in found["fc1"].flows if type(flow) in (Planar, Radial)] == [
+        Planar,
+        Radial,
+    ]
+
+
+def test_settings_read_the_file(tmp_path):
+    path = write(tmp_path, {"fc1": {"posterior": "NormalPlanar1d", "beta": 0.5}})
+    found = Settings(posterior=str(path), prior_scale=0.9, beta=2.0).posteriors()
+    assert found["fc1"].prior_scale == 0.9
+    assert float(found["fc1"].get_config()["beta"]) == 0.5
+
+
+def affine(**arguments):
+    return {".*": {"posterior": "NormalAffine", **arguments}}
+
+
+def flow(**arguments):
+    return {"fc": {"posterior": "FlowPosterior", "flows": [{"flow": "Planar"}, arguments]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ("[1, 2]", "must map"),
+        ("{}", "must map"),
+        ("null", "must map"),
+        ({"fc": "NormalAffine"}, "'fc'.*'posterior'"),
+        ({"fc": {}}, "'fc'.*'posterior'"),
+        ({"fc": None}, "'fc'.*'posterior'"),
+        ({"fc": {"posterior": "NormalAfine"}}, "'fc'.*did you mean 'NormalAffine'"),
+        ({"fc": {"posterior": 3}}, "'fc'.*unknown posterior 3"),
+        ({"fc": {"posterior": None}}, "'fc'.*unknown posterior None"),
+        ({"fc": {"posterior": ["NormalAffine"]}}, "'fc'.*unknown posterior"),
+        ({"fc": {"posterior": {}}}, "'fc'.*unknown posterior"),
+        (affine(prior_scal=1), "prior_scal'.*did you mean 'prior_scale'"),
+        (affine(zzz=1), "unknown key 'zzz'; known are"),
+        (affine(depth=2), "unknown key 'depth'"),
+        (affine(flows=[]), "unknown key 'flows'"),
+        (affine(prior_scale="0.5"), r"'\.\*'.*prior_scale"),
+        (affine(prior_scale=-1), r"'\.\*'.*prior_scale"),
+        (affine(prior_scale=None), r"'\.\*'.*prior_scale"),
+        ('{".*": {"posterior": "NormalAffine", "prior_scale": NaN}}', "prior_scale"),
+        (affine(affine="middle"), "affine"),
+        (affine(seed="one"), "seed"),
+        ({"fc": {"posterior": "NormalPlanar1d", "depth": 0}}, "depth"),
+        ({"fc": {"posterior": "FlowPosterior", "flows": "Planar"}}, "`flows` must be a list"),
+        ({"fc": {"posterior": "FlowPosterior", "flows": {"flow": "Planar"}}}, "must be a list"),
+        ({"fc": {"posterior": "FlowPosterior", "flows": ["Planar"]}}, "flow 1.*'flow'"),
+        (flow(flow="Planer"), "flow 2: unknown flow 'Planer'; did you mean 'Planar'"),
+        (flow(flow="Flow"), "flow 2: unknown flow"),
+        (flow(flow="PlanarBijector"), "flow 2: unknown flow"),
+        (flow(flow="FlowBijector"), "flow 2: unknown flow"),
+        (flow(flow=[]), "flow 2: unknown flow"),
+        (flow(flow="Sylvester", unit=3), "flow 2: unknown key 'unit'; did you mean 'units'"),
+        (flow(flow="Sylvester", units=0), "flow 2.*units"),
+        ({"fc": {"posterior": "MixturePosterior", "components": 0}}, "components"),
+        ({"(": {"posterior": "NormalAffine"}}, r"'\('"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_key(tmp_path, content, message):
+    path = write(tmp_path, content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_posteriors(path)
+    assert "posteriors.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    for path, reason in ((tmp_path / "none.json", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(ValueError, match=reason) as caught:
+            read_posteriors(path)
+        assert path.name in str(caught.value)
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"bytes\.json"):
+        read_posteriors(tmp_path / "bytes.json")

@@ -1,0 +1,232 @@
+import dataclasses
+import math
+import os
+
+import numpy as np
+import pytest
+
+import tfp_ibnn as ibnn
+from tfp_ibnn import experiments
+from tfp_ibnn.experiments import RunError, Settings, fleet, lenet, summary
+
+pytestmark = pytest.mark.once
+
+KEYS = {
+    "dataset": "digits",
+    "model": "mlp",
+    "method": "flow",
+    "budget": "equal",
+    "epochs": 5,
+    "samples": 8,
+}
+SETTINGS = Settings(
+    dataset="digits", model="mlp", posterior="none", epochs=1, limit=200, batch_size=100
+)
+
+
+def row(seed=0, **changed):
+    values = np.random.default_rng(seed).uniform(0.1, 1, 4)
+    scores = {key: float(value) for key, value in zip(summary.SCORES, values, strict=True)}
+    return {**KEYS, **scores, "seed": seed, "parameters": 10, **changed}
+
+
+# Tables.
+
+
+def test_mean_and_deviation_are_numpys():
+    rows = [row(seed) for seed in range(5)]
+    (found,) = experiments.summarise(rows, command="python x.py")
+    for key in summary.SCORES:
+        values = [one[key] for one in rows]
+        assert found[key]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
+        assert found[key]["std"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
+    assert found["seeds"] == [0, 1, 2, 3, 4]
+    assert found["command"] == "python x.py"
+    assert found["parameters"] == 10
+    assert {key: found[key] for key in KEYS} == KEYS
+    assert "seed" not in found
+
+
+def test_groups_do_not_mix():
+    rows = [row(seed, method=name) for seed in range(2) for name in ("a", "b")]
+    rows += [row(7, method="a", budget="report"), row(8, dataset="mnist"), row(9, epochs=6)]
+    table = experiments.summarise(rows)
+    assert [(one["method"], one["seeds"]) for one in table] == [
+        ("a", [0, 1]),
+        ("b", [0, 1]),
+        ("a", [7]),
+        ("flow", [8]),
+        ("flow", [9]),
+    ]
+
+
+def test_one_seed_has_no_deviation():
+    (found,) = experiments.summarise([row(3)])
+    assert found["nll"] == {"mean": pytest.approx(row(3)["nll"], abs=1e-6), "std": 0.0}
+
+
+def test_no_rows_make_no_table():
+    assert experiments.summarise([]) == []
+
+
+def test_what_differs_between_seeds_is_left_out_and_what_was_promised_is_not():
+    rows = [row(0, hardware="A", backend="jax"), row(1, hardware="B", backend="jax")]
+    (found,) = experiments.summarise(rows)
+    assert found["backend"] == "jax"
+    assert "A" in found["hardware"]
+    assert "B" in found["hardware"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_nan_stays_nan(count):
+    rows = [row(0, nll=float("nan")), *(row(seed) for seed in range(1, count))]
+    (found,) = experiments.summarise(rows)
+    assert math.isnan(found["nll"]["mean"])
+    assert math.isfinite(found["accuracy"]["mean"])
+
+
+def test_the_text_is_a_table():
+    table = experiments.summarise([row(0), row(1), row(0, method="a")])
+    lines = experiments.markdown(table, ("dataset", "method")).splitlines()
+    assert lines[0] == "| dataset | method | accuracy | NLL | Brier | ECE |"
+    assert lines[1] == "|---|---|---|---|---|---|"
+    assert len(lines) == 4
+    assert all(line.count("|") == 7 for line in lines)
+    nll = table[0]["nll"]
+    assert f"{nll['mean']:.4f} ± {nll['std']:.4f}" in lines[2]
+
+
+def test_paired_differences_are_numpys():
+    rows = [row(seed, method="a") for seed in range(4)]
+    rows += [{**row(10 + seed, method="b"), "seed": seed} for seed in (1, 2, 3, 9)]
+    found = summary.paired(rows, "a", "b", "nll")
+    change = [row(10 + seed)["nll"] - row(seed)["nll"] for seed in (1, 2, 3)]
+    assert found["mean"] == pytest.approx(np.mean(change))
+    assert found["error"] == pytest.approx(np.std(change, ddof=1) / np.sqrt(3))
+    assert found["seeds"] == 3
+
+
+def test_a_pair_needs_two_seeds():
+    rows = [row(0, method="a"), row(0, method="b"), row(1, method="a")]
+    with pytest.raises(ValueError, match="'a' and 'b'"):
+        summary.paired(rows, "a", "b", "nll")
+
+
+def test_results_are_written_whole(tmp_path):
+    rows = [row(0), row(1)]
+    table = experiments.write_results(tmp_path, rows, {"quick": True}, trials=[1])
+    assert {"command", "backend", "hardware"} <= set(table[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.json", "summary.json"]
+
+
+# The choice of settings.
+
+
+def trials(*scores):
+    names = [f"trials/cifar10/flow/{number}" for number in range(len(scores))]
+    settings = {
+        name: dataclasses.replace(SETTINGS, seed=number) for number, name in enumerate(names)
+    }
+    return settings, {name: {"nll": nll} for name, nll in zip(names, scores, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("scores", "index"),
+    [
+        ([0.3, 0.1, 0.2], 1),
+        ([0.1], 0),
+        ([0.2, 0.1, 0.1], 1),
+        ([float("nan"), 0.2], 1),
+        ([0.2, float("nan"), 0.1], 2),
+    ],
+)
+def test_the_best_has_the_least_nll(scores, index):
+    assert lenet.best(*trials(*scores))["cifar10", "flow"].seed == index
+
+
+@pytest.mark.parametrize("dataset", lenet.DATASETS)
+def test_every_method_may_choose_from_as_many(dataset):
+    for method in lenet.METHODS:
+        found = lenet.candidates(dataset, method)
+        assert len(found) == len(set(found.values())) == 6
+        for settings in found.values():
+            assert settings.method in (method, "deterministic")
+            assert (settings.epochs, settings.pretrain_epochs) == (60, 0)
+            assert settings.validation == 5000
+            final = lenet.equal(settings, seed=4)
+            assert (final.validation, final.seed) == (0, 4)
+
+
+def test_the_reports_runs_have_its_budget():
+    found = lenet.report("cifar10", 2)
+    assert set(lenet.METHODS) | {"deterministic_continued"} == set(found)
+    assert (found["deterministic"].epochs, found["deterministic"].pretrain_epochs) == (20, 0)
+    for name, settings in found.items():
+        assert settings.seed == 2
+        if name != "deterministic":
+            assert (settings.epochs, settings.pretrain_epochs) == (50, 20)
+            assert settings.method == name.removesuffix("_continued")
+
+
+# Many runs.
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    ibnn.data.load("digits", folder)
+    return folder
+
+
+def test_finished_runs_are_skipped_and_the_rest_is_run(tmp_path, data_dir, monkeypatch):
+    runs = {"a/0": SETTINGS, "b": dataclasses.replace(SETTINGS, seed=1)}
+    options = {"data_dir": data_dir, "say": lambda line: None}
+    first = fleet.run_all({"a/0": SETTINGS}, tmp_path, **options)
+    trained = []
+    run = fleet.run
+
+    def watched(settings, *args, **kwargs):
+        trained.append(settings.seed)
+        return run(settings, *args, **kwargs)
+
+    monkeypatch.setattr(fleet, "run", watched)
+    found = fleet.run_all(runs, tmp_path, **options)
+    assert trained == [1]
+    assert list(found) == ["a/0", "b"]
+    assert found["a/0"] == first["a/0"]
+    assert fleet.run_all(runs, tmp_path, **options) == found
+    assert trained == [1]
+
+
+def test_an_error_in_one_run_surfaces(tmp_path, data_dir):
+    bad = dataclasses.replace(SETTINGS, learning_rate=1e25, epochs=3, optimizer="sgd")
+    with pytest.raises(RunError, match="diverged"):
+        fleet.run_all({"bad": bad, "c": SETTINGS}, tmp_path, data_dir=data_dir, say=print)
+    assert not (tmp_path / "bad" / "metrics.json").exists()
+
+
+def test_a_run_of_other_settings_stops_all(tmp_path, data_dir):
+    experiments.RunFolder(tmp_path / "b", {"other": 1})
+    runs = {"a": SETTINGS, "b": SETTINGS}
+    with pytest.raises(RunError, match="another run"):
+        fleet.run_all(runs, tmp_path, data_dir=data_dir)
+    assert os.listdir(tmp_path) == ["b"]
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(tmp_path, data_dir):
+    runs = {f"run{seed}": dataclasses.replace(SETTINGS, seed=seed) for seed in range(3)}
+    one, two = (
+        fleet.run_all(runs, tmp_path / str(jobs), jobs=jobs, data_dir=data_dir) for jobs in (1, 2)
+    )
+    assert list(one) == list(two) == list(runs)
+    for name in runs:
+        for key in summary.SCORES:
+            assert one[name][key] == pytest.approx(two[name][key], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_an_error_in_another_process_surfaces(tmp_path, data_dir):
+    bad = dataclasses.replace(SETTINGS, learning_rate=1e25, epochs=3, optimizer="sgd")
+    with pytest.raises(RunError, match="diverged"):
+        fleet.run_all({"a": SETTINGS, "bad": bad}, tmp_path, jobs=2, data_dir=data_dir)

@@ -1,0 +1,160 @@
+import errno
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from tfp_ibnn import _files
+
+pytestmark = pytest.mark.once
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "kept.json"
+    path.write_text('"old"', encoding="utf-8")
+    return path
+
+
+def test_the_new_file_appears_only_at_the_end(target):
+    with _files.replacing(target) as temporary:
+        temporary.write_text("new")
+        assert temporary.parent == target.parent  # another file system would need a copy
+        assert temporary.suffix == target.suffix
+        assert target.read_text() == '"old"'
+    assert target.read_text() == "new"
+    assert names(target.parent) == ["kept.json"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_an_error_in_the_middle_keeps_the_old_file(target, error):
+    def write():
+        with _files.replacing(target) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert target.read_text() == '"old"'
+    assert names(target.parent) == ["kept.json"]
+
+
+def test_a_writer_that_writes_nothing_keeps_the_old_file(target):
+    with pytest.raises(FileNotFoundError), _files.replacing(target):
+        pass
+    assert target.read_text() == '"old"'
+    assert names(target.parent) == ["kept.json"]
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_a_full_disk_keeps_the_old_file(target, monkeypatch, call):
+    if call == "open":
+        monkeypatch.setattr(Path, "write_text", no_space)
+    elif call == "fsync":
+        monkeypatch.setattr(_files.os, "fsync", no_space)
+    else:
+        monkeypatch.setattr(Path, "replace", no_space)
+    with pytest.raises(OSError, match="No space left") as caught:
+        _files.write_json(target, {"a": 1})
+    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert target.read_text() == '"old"'
+    assert names(target.parent) == ["kept.json"]
+
+
+def test_the_contents_are_on_disk_before_the_name(target, monkeypatch):
+    calls = []
+    fsync, replace = _files.os.fsync, Path.replace
+    monkeypatch.setattr(_files.os, "fsync", lambda fd: calls.append("fsync") or fsync(fd))
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: calls.append("replace") or replace(self, to)
+    )
+    _files.write_text(target, "new")
+    assert calls == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize("name", ["no_suffix", "two.dots.npz", ".hidden", "with space.csv", "ä.md"])
+def test_any_name_will_do(tmp_path, name):
+    _files.write_text(tmp_path / name, "text")
+    assert names(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "text"
+
+
+def test_a_path_may_be_a_string(tmp_path):
+    _files.write_text(str(tmp_path / "a.txt"), "ä\n")
+    assert (tmp_path / "a.txt").read_bytes() == "ä\n".encode()
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        _files.write_text(tmp_path / "missing" / "a.txt", "text")
+    assert names(tmp_path) == []
+
+
+def test_a_folder_is_not_replaced(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        _files.write_json(tmp_path / "a.json", 1)
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_lacks_is_refused(target, number):
+    with pytest.raises(ValueError, match="JSON"):
+        _files.write_json(target, {"deep": [1.0, {"er": number}]})
+    assert target.read_text() == '"old"'
+    assert names(target.parent) == ["kept.json"]
+
+
+def test_what_is_no_json_is_refused(target):
+    with pytest.raises(TypeError):
+        _files.write_json(target, {"a": object()})
+    assert target.read_text() == '"old"'
+
+
+def test_json_comes_back(target):
+    content = {"a": [1, 2.5, None, True, "ä\n"], "b": {}}
+    _files.write_json(target, content)
+    text = target.read_text(encoding="utf-8")
+    assert json.loads(text) == content
+    assert text.endswith("\n")
+
+
+def test_writers_at_once_leave_one_whole_file(target):
+    contents = [[number] * 20_000 for number in range(4)]
+    problems, stop = [], threading.Event()
+
+    def write(content):
+        for _ in range(15):
+            _files.write_json(target, content)
+
+    def read():
+        while not stop.is_set():
+            try:
+                found = json.loads(target.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                problems.append(error)
+                return
+            if found != "old" and found not in contents:
+                problems.append(found)
+
+    reader = threading.Thread(target=read)
+    writers = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    reader.join()
+    assert not problems
+    assert json.loads(target.read_text()) in contents
+    assert names(target.parent) == ["kept.json"]

@@ -127,8 +127,10 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
-    if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
-        parser.error(f"--seeds must differ and be at least 0; got {options.seeds}")
+    if not all(0 <= seed < 2**32 for seed in options.seeds) or len(set(options.seeds)) < len(
+        options.seeds
+    ):
+        parser.error(f"--seeds must differ and be at least 0 and below 2**32; got {options.seeds}")
     # A quick look never replaces results.
     options.runs = options.runs or ("outputs/quick/runs" if options.quick else "outputs/reproduce")
     options.results = options.results or ("outputs/quick/results" if options.quick else "results")

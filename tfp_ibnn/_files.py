@@ -3,12 +3,13 @@
 import contextlib
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["replacing", "write_json", "write_text"]
+__all__ = ["is_leftover", "remove_leftovers", "replacing", "write_json", "write_text"]
 
 
 @contextlib.contextmanager
@@ -28,6 +29,18 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is what a writer that was killed has left behind."""
+    return re.fullmatch(r"\..*-[0-9a-f]{32}(\..*)?", path.name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder."""
+    for path in folder.iterdir():
+        if is_leftover(path):
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -140,7 +140,7 @@ class KLAnnealing(keras.callbacks.Callback):
     Args:
         epochs: how many epochs beta takes from `start` to `stop`.
         start: beta in the first epoch.
-        stop: beta from epoch `epochs` on.
+        stop: beta from epoch `epochs` on; None takes the `beta` that each posterior was made with.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -149,20 +149,27 @@ class KLAnnealing(keras.callbacks.Callback):
         [0.0, 0.5, 1.0, 1.0]
     """
 
-    def __init__(self, epochs: int, start: float = 0.0, stop: float = 1.0) -> None:
+    def __init__(self, epochs: int, start: float = 0.0, stop: float | None = None) -> None:
         super().__init__()
         self.epochs = _checks.positive_integer("epochs", epochs)
         self.start = _checks.non_negative("start", start)
-        self.stop = _checks.non_negative("stop", stop)
+        self.stop = None if stop is None else _checks.non_negative("stop", stop)
 
-    def beta(self, epoch: int) -> float:
-        """Return the weight of the KL in an epoch, counted from 0."""
-        return self.start + (self.stop - self.start) * min(1.0, epoch / self.epochs)
+    def beta(self, epoch: int, own: float = 1.0) -> float:
+        """Return the weight of the KL in an epoch, counted from 0.
+
+        Args:
+            epoch: the epoch.
+            own: the `beta` that the posterior was made with.
+        """
+        stop = own if self.stop is None else self.stop
+        return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Set beta in every stochastic layer."""
         for layer in _layers_of(self.model):
-            layer.posterior.beta.assign(self.beta(epoch))
+            posterior = layer.posterior
+            posterior.beta.assign(self.beta(epoch, posterior.initial_beta))
 
 
 class PosteriorLog(keras.callbacks.Callback):

@@ -150,7 +150,7 @@ def test_what_a_shift_brings_in_is_black():
     x = np.full((30, 4, 4, 1), 200, "uint8")
     x[0] = 100
     front = ibnn.data.preprocessing(x, augment=True, padding=4, seed=0)
-    assert [layer.name for layer in front] == ["shift", "flip", "normal"]
+    assert [layer.name for layer in front] == ["shift", "mirror", "normal"]
     out = x.astype("float32")
     for layer in front:
         out = layer(out, training=True)

@@ -58,20 +58,35 @@ def check(folder):
     return table
 
 
-@pytest.fixture(scope="module")
-def results(script, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reproduce")
+def test_a_quick_run(script, tmp_path, monkeypatch, capsys):
+    """All in one test: in several, each process would train anew."""
+    folder = tmp_path
     arguments = ["lenet", "--quick", "--datasets", "fashion_mnist", "--seeds", "1"]
     arguments += ["--methods", "deterministic", "gaussian"]
     arguments += ["--runs", str(folder / "runs"), "--results", str(folder / "results")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "load", made_images)
-        assert script.main(arguments) == 0
-    return folder, arguments
+    monkeypatch.setattr(data, "load", made_images)
+    assert script.main(arguments) == 0
+    has_every_row(folder)
+    has_figures(folder)
+
+    # A second time nothing is trained.
+    path = folder / "results" / "lenet" / "summary.json"
+    before = path.read_bytes()
+    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(data, "load", None)
+    assert script.main(arguments) == 0
+    assert path.read_bytes() == before
+
+    # The trials were made with the first seed: another first seed needs another folder.
+    arguments[arguments.index("--seeds") + 1] = "2"
+    capsys.readouterr()
+    assert script.main(arguments) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
 
 
-def test_the_results_have_every_key(results):
-    folder, _ = results
+def has_every_row(folder):
     table = check(folder / "results" / "lenet")
     assert [(row["budget"], row["method"]) for row in table] == [
         ("report", "deterministic"),
@@ -89,34 +104,11 @@ def test_the_results_have_every_key(results):
     assert len(record["trials"]) == 2
 
 
-def test_figures_are_drawn(results):
-    folder, _ = results
+def has_figures(folder):
     for name in ("curves.png", "scores.png"):
         content = (folder / "results" / "lenet" / name).read_bytes()
         assert content.startswith(b"\x89PNG")
         assert len(content) > 10_000
-
-
-def test_a_second_time_nothing_is_trained(results, script, monkeypatch):
-    folder, arguments = results
-    path = folder / "results" / "lenet" / "summary.json"
-    before = path.read_bytes()
-    monkeypatch.setattr(fleet, "run", None)
-    monkeypatch.setattr(data, "load", None)
-    assert script.main(arguments) == 0
-    assert path.read_bytes() == before
-
-
-def test_another_seed_of_the_same_folder_is_refused_or_added(results, script, monkeypatch, capsys):
-    """The trials were made with the first seed: another first seed needs another folder."""
-    folder, arguments = results
-    other = list(arguments)
-    other[other.index("--seeds") + 1] = "2"
-    monkeypatch.setattr(fleet, "run", None)
-    assert script.main(other) == 1
-    message = capsys.readouterr().err
-    assert message.startswith("error: ")
-    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,8 @@ def test_a_pattern_that_matches_nothing_is_found_before_the_pretraining(run, tmp
 @pytest.mark.once
 def test_a_posterior_file_that_has_changed_makes_another_run(run, tmp_path, monkeypatch):
     module = sys.modules["tfp_ibnn.experiments.run"]  # the package has the function by that name
-    monkeypatch.setattr(module, "_run", lambda *args: {})  # as if killed at once
+    # As if killed at once.
+    monkeypatch.setattr(module, "_run", lambda settings, folder, *_: folder.claim())
     path = tmp_path / "p.json"
     path.write_text(json.dumps({".*": {"posterior": "NormalAffine"}}))
     run(Settings(**SMALL | {"posterior": str(path)}), tmp_path / "run")
@@ -373,7 +374,7 @@ def test_a_broken_checkpoint_is_an_error_and_stays(run, script, tmp_path, capsys
     output = tmp_path / "run"
     experiments.RunFolder(
         output, {**Settings(**SMALL).as_dict(), "backend": keras.backend.backend()}
-    )
+    ).claim()
     (output / "training.npz").write_bytes(b"PK half a zip")
     with pytest.raises(CheckpointError, match=r"training\.npz"):
         run(Settings(**SMALL), output)

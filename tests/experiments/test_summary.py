@@ -206,7 +206,7 @@ def test_an_error_in_one_run_surfaces(tmp_path, data_dir):
 
 
 def test_a_run_of_other_settings_stops_all(tmp_path, data_dir):
-    experiments.RunFolder(tmp_path / "b", {"other": 1})
+    experiments.RunFolder(tmp_path / "b", {"other": 1}).claim()
     runs = {"a": SETTINGS, "b": SETTINGS}
     with pytest.raises(RunError, match="another run"):
         fleet.run_all(runs, tmp_path, data_dir=data_dir)

@@ -112,7 +112,7 @@ def test_preprocessing_stands_in_front(name):
     plain = SMALL[name]()
     images = np.random.default_rng(0).integers(0, 256, (9, *plain.input_shape[1:]), "uint8")
     model = SMALL[name](preprocessing=ibnn.data.preprocessing(images, augment=True, seed=0))
-    assert [layer.name for layer in model.layers][:4] == ["image", "shift", "flip", "normal"]
+    assert [layer.name for layer in model.layers][:4] == ["image", "shift", "mirror", "normal"]
     plain.set_weights(model.get_weights())
     expected = plain((images.astype("float32") - images.mean()) / images.std())
     found = model(images, training=False)

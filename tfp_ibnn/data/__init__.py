@@ -2,7 +2,7 @@
 
 from tfp_ibnn.data import toy
 from tfp_ibnn.data.adversarial import fgsm, fgsm_direction
-from tfp_ibnn.data.augmentation import RandomShift, preprocessing
+from tfp_ibnn.data.augmentation import RandomMirror, RandomShift, preprocessing
 from tfp_ibnn.data.batches import ShuffledBatches
 from tfp_ibnn.data.corruptions import CORRUPTIONS, corrupt
 from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset
@@ -15,6 +15,7 @@ __all__ = [
     "DATASETS",
     "DataError",
     "Dataset",
+    "RandomMirror",
     "RandomShift",
     "ShuffledBatches",
     "corrupt",

@@ -9,7 +9,7 @@ from keras import layers, ops
 from tfp_ibnn import _checks
 from tfp_ibnn.backend import Tensor
 
-__all__ = ["RandomShift", "preprocessing"]
+__all__ = ["RandomMirror", "RandomShift", "preprocessing"]
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -60,6 +60,46 @@ class RandomShift(layers.Layer):
         return {**super().get_config(), "padding": self.padding, "seed": self.seed}
 
 
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class RandomMirror(layers.Layer):
+    """In training, mirror each image, left to right, with probability one half.
+
+    Outside training the images pass unchanged, in a plain call too, which is not so with
+    `keras.layers.RandomFlip`.
+
+    Args:
+        seed: of the choice.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> images = np.ones((2, 8, 8, 3), "float32")
+        >>> ibnn.data.RandomMirror(seed=0)(images, training=True).shape[1:]
+        (8, 8, 3)
+    """
+
+    def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.seed_generator = keras.random.SeedGenerator(seed)
+
+    def call(self, images: Tensor, training: bool = False) -> Tensor:
+        """Return the images, some of them mirrored if this is training."""
+        if not training:
+            return images
+        shape = (ops.shape(images)[0], 1, 1, 1)
+        chosen = keras.random.uniform(shape, seed=self.seed_generator) < 0.5
+        return ops.where(chosen, ops.flip(images, axis=2), images)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Return the shape of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "seed": self.seed}
+
+
 def preprocessing(
     images: np.ndarray, *, augment: bool = False, padding: int = 4, seed: int | None = None
 ) -> list[layers.Layer]:
@@ -95,14 +135,18 @@ def preprocessing(
         second += np.square(part).sum(axis=(0, 1, 2))
     mean = first / total
     variance = second / total - mean**2
-    if np.any(variance <= 0):
-        raise ValueError("`images` has a channel with one value throughout: it tells nothing.")
+    # The squares of one value throughout differ from its mean's square by rounding alone.
+    if not np.all(variance > 1e-12 * second / total):
+        raise ValueError(
+            "`images` has a channel with one value throughout, which tells nothing, or values that "
+            "are not finite."
+        )
     normalise = layers.Normalization(mean=mean.tolist(), variance=variance.tolist(), name="normal")
     if not augment:
         return [normalise]
     other = None if seed is None else seed + 1
     return [
         RandomShift(padding, seed=seed, name="shift"),
-        layers.RandomFlip("horizontal", seed=other, name="flip"),
+        RandomMirror(seed=other, name="mirror"),
         normalise,
     ]

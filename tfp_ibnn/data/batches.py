@@ -56,6 +56,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         self.batch_size = _checks.positive_integer("batch_size", batch_size)
         self.seed = _checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
+        self._followed = False
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         return math.floor(count) if self.drop_remainder else math.ceil(count)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        if index == 0 and self._finished:
+        if index == 0 and self._finished and not self._followed:
             raise ValueError(
                 "A new epoch began without notice: pass `batches.follow()` among the callbacks."
             )
@@ -80,6 +81,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         """Return a callback that tells these batches the epoch."""
 
         def begin(epoch: int, logs: dict[str, Any] | None = None) -> None:
+            self._followed = True
             self.set_epoch(epoch)
 
         return keras.callbacks.LambdaCallback(on_epoch_begin=begin)

@@ -1,6 +1,7 @@
 """Many runs, one after another or several at once."""
 
 import concurrent.futures
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -86,6 +87,9 @@ def _one(
     data_dir: str | os.PathLike | None,
     say: Say | None,
 ) -> dict[str, Any]:
+    # TensorFlow counts the functions that it traces, and takes one for each run to be a mistake.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
     def speak(line: str) -> None:
         if say is not None:
             say(f"{name}: {line}")

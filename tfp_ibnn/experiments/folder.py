@@ -17,26 +17,29 @@ class RunError(RuntimeError):
 class RunFolder:
     """A folder that belongs to one run, known by its settings.
 
-    Opening it is safe: a folder that holds something else, or a run with other settings, is left
-    as it is.
+    Looking at it is safe: a folder that holds something else, or a run with other settings, is left
+    as it is, and nothing is written before `claim`.
 
     Args:
-        path: of the folder; made if it is missing.
+        path: of the folder.
         identity: what makes this run this run, ready for JSON.
     """
 
     def __init__(self, path: str | os.PathLike, identity: dict[str, Any]) -> None:
-        self.path = Path(path)
-        record = self.path / "settings.json"
-        if record.exists():
-            self._check_same(record, identity)
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        self.path, self.identity = Path(path), identity
+        if self._record.exists():
+            self._check_same()
+        elif self.path.exists() and not self._is_empty():
             raise RunError(
                 f"{self.path} holds something that is no run: choose another output folder."
             )
+
+    def claim(self) -> None:
+        """Make the folder this run's own; it may be already."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _files.write_json(record, identity)
+        _files.remove_leftovers(self.path)
+        if not self._record.exists():
+            _files.write_json(self._record, self.identity)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -47,8 +50,15 @@ class RunFolder:
         path = self.path / "metrics.json"
         return read_record(path) if path.exists() else None
 
-    def _check_same(self, record: Path, identity: dict[str, Any]) -> None:
-        found = read_record(record)
+    @property
+    def _record(self) -> Path:
+        return self.path / "settings.json"
+
+    def _is_empty(self) -> bool:
+        return self.path.is_dir() and all(map(_files.is_leftover, self.path.iterdir()))
+
+    def _check_same(self) -> None:
+        found, identity = read_record(self._record), self.identity
         names = sorted(
             name for name in found.keys() | identity.keys() if found.get(name) != identity.get(name)
         )

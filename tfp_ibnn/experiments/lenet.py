@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -185,7 +186,7 @@ def best(
     for name in trials:
         _, dataset, method, _ = name.split("/")
         rival = chosen.setdefault((dataset, method), name)
-        if found[name]["nll"] < found[rival]["nll"]:
+        if found[name]["nll"] < found[rival]["nll"] or math.isnan(found[rival]["nll"]):
             chosen[dataset, method] = name
     return {key: trials[name] for key, name in chosen.items()}
 

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,11 @@ _RECIPES = {
     for name in posteriors.__all__
     if name.startswith("Normal") or name in ("FlowPosterior", "MixturePosterior")
 }
-_FLOWS = {name: getattr(flows, name) for name in flows.__all__ if name != "Flow"}
+_FLOWS = {
+    name: kind
+    for name in flows.__all__
+    if issubclass(kind := getattr(flows, name), flows.Flow) and kind is not flows.Flow
+}
 
 
 def read_posteriors(
@@ -50,6 +55,11 @@ def read_posteriors(
         raise ValueError(f"The posterior file {str(path)!r} is no JSON: {error}.") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} must map patterns of layer names to posteriors.")
+    for pattern in content:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{path}: {pattern!r} is no regular expression: {error}.") from error
     return {
         pattern: _posterior(f"{path}, {pattern!r}", entry, defaults or {})
         for pattern, entry in content.items()
@@ -84,7 +94,7 @@ def _name_and_arguments(
         raise ValueError(f"{where} must be an object with the key {key!r}; got {entry!r}.")
     arguments = dict(entry)
     name = arguments.pop(key)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{where}: unknown {key} {name!r}{_suggestion(name, known)}")
     return name, arguments
 

@@ -24,7 +24,7 @@ def write_report(
         scores: of the test.
         test: images and labels of the test.
     """
-    # Only now: matplotlib takes a while to import, and a JSON error should not wait for it.
+    # Only now: pyplot takes a while to import, and a run's first errors should not wait for it.
     from tfp_ibnn import plots
 
     images, labels = test
@@ -108,6 +108,8 @@ Seconds: {", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].
 
 
 def _save(figure: Figure, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
     with _files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)
-    figure.clear()
+    plt.close(figure)

@@ -150,6 +150,7 @@ def evaluate(
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     identity = {**settings.as_dict(), "model": digest, "backend": keras.backend.backend()}
     folder = RunFolder(output, identity)
+    folder.claim()
     scorer = Scorer(network, settings.samples, settings.seed)
     if (folder / "robustness.json").exists():
         say(f"{folder.path}: finished already.")

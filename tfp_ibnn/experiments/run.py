@@ -1,6 +1,7 @@
 """One training run, from the data to the report."""
 
 import csv
+import hashlib
 import importlib.util
 import math
 import os
@@ -12,6 +13,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from tfp_ibnn import _files, backend, data, models
 from tfp_ibnn.checkpoint import Checkpoint
@@ -25,7 +27,7 @@ from tfp_ibnn.experiments.settings import Settings, Stage
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.training import KLAnnealing, PosteriorLog, two_speed
 
-__all__ = ["finished", "run"]
+__all__ = ["finished", "identity", "run"]
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Say = Callable[[str], None]
@@ -60,7 +62,7 @@ def run(
         RunError: if the folder belongs to something else, or training diverges.
         DataError: if the data cannot be had.
     """
-    folder = RunFolder(output, _identity(settings))
+    folder = RunFolder(output, identity(settings))
     if (metrics := folder.metrics) is not None:
         say(f"{folder.path}: finished already.")
         return metrics
@@ -80,11 +82,23 @@ def finished(settings: Settings, output: str | os.PathLike) -> dict[str, Any] | 
     """
     if not Path(output).exists():
         return None
-    return RunFolder(output, _identity(settings)).metrics
+    return RunFolder(output, identity(settings)).metrics
 
 
-def _identity(settings: Settings) -> dict[str, Any]:
-    return {**settings.as_dict(), "backend": keras.backend.backend()}
+def identity(settings: Settings) -> dict[str, Any]:
+    """Return what a run is known by: its settings, with the content of the files they name."""
+    files = {"pretrained": settings.pretrained}
+    if settings.is_stochastic and settings.posterior not in models.POSTERIORS:
+        files["posterior"] = settings.posterior
+    try:
+        content = {
+            f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            for name, path in files.items()
+            if path is not None
+        }
+    except OSError as error:
+        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    return {**settings.as_dict(), **content, "backend": keras.backend.backend()}
 
 
 def _run(
@@ -97,27 +111,31 @@ def _run(
     train, test = _arrays(settings, data_dir)
     # Each stage begins from the seed, so that a run taken up in the second one draws the same.
     keras.utils.set_random_seed(settings.seed)
-    model = _network(settings, train[0])
+    try:
+        model = _network(settings, train[0])
+        # A pattern that matches no layer is found now, not after the pretraining.
+        _stochastic(model, settings, len(train[0]))
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    folder.claim()
     times = {}
     for stage in settings.stages():
-        if stage.name == "training" and settings.is_stochastic:
+        if stage.name == "training":
             keras.utils.set_random_seed(settings.seed)
-            model = to_stochastic(
-                model,
-                settings.posteriors(),
-                len(train[0]),
-                noise=settings.noise,
-                kl_reduction=settings.kl_reduction,
-                train_samples=settings.train_samples,
-                seed=settings.seed,
-            )
+            model = _stochastic(model, settings, len(train[0]))
         times[stage.name] = _fit(model, settings, stage, train, test, folder, say)
     began = time.perf_counter()
     scorer = Scorer(model, settings.samples, settings.seed)
-    scores = scorer.score(*test)
+    try:
+        scores = scorer.score(*test)
+        found = scores.summary()
+    except ValueError as error:
+        raise RunError(
+            f"The network predicts nonsense: training has diverged ({error})."
+        ) from error
     times["testing"] = time.perf_counter() - began
     metrics = {
-        **scores.summary(),
+        **found,
         "tested_on": "validation" if settings.validation else "test",
         "method": settings.method,
         "train_size": len(train[0]),
@@ -149,10 +167,29 @@ def _network(settings: Settings, images: np.ndarray) -> keras.Model:
             raise RunError(f"{settings.pretrained} has a posterior: give a deterministic network.")
         return model
     name, options = settings.network()
-    front = data.preprocessing(images, augment=settings.augments, seed=settings.seed)
+    # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
+    padding = max(1, images.shape[1] // 8)
+    front = data.preprocessing(
+        images, augment=settings.augments, padding=padding, seed=settings.seed
+    )
     classes = len(data.DATASETS[settings.dataset].classes)
     return getattr(models, name)(
         images.shape[1:], classes, preprocessing=front, dropout=settings.dropout, **options
+    )
+
+
+def _stochastic(model: keras.Model, settings: Settings, train_size: int) -> keras.Model:
+    """Return a copy with the posteriors of the settings, or the model itself without any."""
+    if not settings.is_stochastic:
+        return model
+    return to_stochastic(
+        model,
+        settings.posteriors(),
+        train_size,
+        noise=settings.noise,
+        kl_reduction=settings.kl_reduction,
+        train_samples=settings.train_samples,
+        seed=settings.seed,
     )
 
 
@@ -179,10 +216,10 @@ def _fit(
     done = checkpoint.restore(model)
     if 0 < done < stage.epochs:
         say(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
-    callbacks: list[keras.callbacks.Callback] = [batches.follow(), _Clock()]
+    callbacks: list[keras.callbacks.Callback] = [batches.follow(), _Finite(stage), _Clock()]
     if stochastic_layers(model):
         if settings.kl_warmup:
-            callbacks.append(KLAnnealing(settings.kl_warmup, stop=settings.beta))
+            callbacks.append(KLAnnealing(settings.kl_warmup))
         callbacks.append(PosteriorLog())
     if settings.evaluate_every:
         callbacks.append(_Evaluation(settings, test))
@@ -221,6 +258,23 @@ def _optimizer(
     return two_speed(optimizer, settings.stochastic_learning_rate or stage.learning_rate)
 
 
+class _Finite(keras.callbacks.Callback):
+    """Stops a run that has diverged, before anything of it is saved."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # The loss is that of the weights before the last step.
+        values = [ops.convert_to_numpy(v.value) for v in self.model.trainable_variables]
+        if not (math.isfinite(logs["loss"]) and all(np.isfinite(v).all() for v in values)):
+            raise RunError(
+                f"{self.stage.name} diverged in epoch {epoch + 1}: the loss or the weights are not "
+                "finite. Try a smaller learning rate."
+            )
+
+
 class _Clock(keras.callbacks.Callback):
     """Logs the seconds of each epoch, the first one's compilation included."""
 
@@ -249,7 +303,7 @@ class _Evaluation(keras.callbacks.Callback):
 
 
 class _Log(keras.callbacks.Callback):
-    """Writes the history as CSV, says how it goes, and stops a run that has diverged."""
+    """Writes the history as CSV, and says how it goes."""
 
     def __init__(self, checkpoint: Checkpoint, path: Path, stage: Stage, say: Say) -> None:
         super().__init__()
@@ -266,12 +320,6 @@ class _Log(keras.callbacks.Callback):
             writer = csv.DictWriter(file, ["epoch", *names])
             writer.writeheader()
             writer.writerows({"epoch": number, **row} for number, row in enumerate(history, 1))
-        if not math.isfinite(logs["loss"]):
-            self.checkpoint.path.unlink()
-            raise RunError(
-                f"{self.stage.name} diverged: the loss of epoch {epoch + 1} is {logs['loss']}. Try "
-                "a smaller learning rate."
-            )
         shown = [
             name for name in ("loss", "nll", "kl", "accuracy", "test_accuracy") if name in logs
         ]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from tfp_ibnn import _checks, data, models
 from tfp_ibnn.experiments.posterior_files import read_posteriors
 from tfp_ibnn.layers import NOISES, REDUCTIONS
+from tfp_ibnn.models._blocks import LEAST, image_shape
+from tfp_ibnn.models.wide_resnet import check_size
 from tfp_ibnn.posteriors import Posterior
 
 __all__ = ["Settings"]
@@ -110,8 +112,13 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("model", "posterior"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"`{name}` must be a text; got {getattr(self, name)!r}.")
+        if not isinstance(self.pretrained, str | None):
+            raise ValueError(f"`pretrained` must be the path of a file; got {self.pretrained!r}.")
         _checks.one_of("dataset", self.dataset, tuple(data.DATASETS))
-        self.network()
+        self._check_network()
         _checks.one_of("noise", self.noise, NOISES)
         _checks.one_of("kl_reduction", self.kl_reduction, REDUCTIONS)
         _checks.one_of("affine", self.affine, ("last", "first"))
@@ -120,10 +127,13 @@ class Settings:
             _checks.one_of("pretrain_optimizer", self.pretrain_optimizer, OPTIMIZERS)
         _checks.one_of("schedule", self.schedule, SCHEDULES)
         _checks.one_of("precision", self.precision, PRECISIONS)
+        # 3.0 counts as 3, and is the same run.
         for name in _COUNTS:
-            _checks.positive_integer(name, getattr(self, name))
+            self._set(name, _checks.positive_integer(name, getattr(self, name)))
         for name in ("kl_warmup", "pretrain_epochs", "validation", "evaluate_every", "seed"):
-            _checks.whole(name, getattr(self, name))
+            self._set(name, _checks.whole(name, getattr(self, name)))
+        if self.seed >= 2**32:
+            raise ValueError(f"`seed` must be below 2**32; got {self.seed}.")
         for name in ("prior_scale", "learning_rate"):
             _checks.positive(name, getattr(self, name))
         for name in (
@@ -138,14 +148,15 @@ class Settings:
             _checks.non_negative(name, getattr(self, name))
         _checks.fraction("dropout", self.dropout)
         if self.limit is not None:
-            _checks.positive_integer("limit", self.limit)
+            self._set("limit", _checks.positive_integer("limit", self.limit))
+        _checks.one_of("augment", self.augment, (None, True, False))
         if self.pretrained is not None and self.pretrain_epochs:
             raise ValueError(
                 "`pretrained` and `pretrain_epochs` exclude each other: the network is read or "
                 "trained."
             )
-        if self.pretrained is not None and self.dropout:
-            raise ValueError("`dropout` is a property of the `pretrained` network already.")
+        if self.pretrained is not None and (self.dropout or self.augment is not None):
+            raise ValueError("The `pretrained` network has its own `dropout` and `augment`.")
         available = data.DATASETS[self.dataset].train_size
         if self.validation >= min(available, self.limit or available):
             raise ValueError(
@@ -191,6 +202,21 @@ class Settings:
         choices = ("lenet", "vgg16", "mlp", "wide_resnet", "wide_resnet_16_4")
         return _checks.one_of("model", self.model, choices), {}
 
+    def _check_network(self) -> None:
+        name, size = self.network()
+        try:
+            if size:
+                check_size(**size)
+            if name in LEAST:
+                image_shape(data.DATASETS[self.dataset].image_shape, name)
+        except ValueError as error:
+            raise ValueError(
+                f"`model` {self.model!r} does not go with {self.dataset}: {error}"
+            ) from error
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
     def posteriors(self) -> dict[str, Posterior]:
         """Return the posteriors of the layers, by pattern."""
         common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
@@ -219,9 +245,14 @@ class Settings:
             elif field.name == "augment":
                 words.append(option if value else "--no-augment")
             else:
-                words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
+                words += [option, _shortest(value) if isinstance(value, float) else str(value)]
         return shlex.join(words)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+def _shortest(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

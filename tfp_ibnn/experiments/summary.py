@@ -1,8 +1,9 @@
 """Tables of an experiment: mean and standard deviation over the seeds."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 __all__ = ["SCORES", "markdown", "paired", "summarise"]
 
@@ -48,6 +49,10 @@ def summarise(rows: Iterable[dict[str, Any]], **common: Any) -> list[dict[str, A
             for key, value in group[0].items()
             if key not in (*_KEYS, *SCORES, "seed") and all(row.get(key) == value for row in group)
         }
+        for key in ("backend", "hardware"):
+            # Seeds may have been run in different places, and all are named.
+            if places := dict.fromkeys(row[key] for row in group if key in row):
+                extra[key] = " | ".join(places)
         scores = {key: _spread([row[key] for row in group]) for key in SCORES}
         seeds = [row["seed"] for row in group]
         table.append(
@@ -98,11 +103,11 @@ def paired(
     ]
     if len(changes) < 2:
         raise ValueError(f"{first!r} and {second!r} need at least two seeds in common.")
-    error = statistics.stdev(changes) / len(changes) ** 0.5
-    return {"mean": statistics.mean(changes), "error": error, "seeds": len(changes)}
+    error = float(np.std(changes, ddof=1)) / len(changes) ** 0.5
+    return {"mean": float(np.mean(changes)), "error": error, "seeds": len(changes)}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     """Return mean and standard deviation, 0 for a single value."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": round(statistics.mean(values), 6), "std": round(deviation, 6)}
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": round(float(np.mean(values)), 6), "std": round(deviation, 6)}

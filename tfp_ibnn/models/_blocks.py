@@ -10,6 +10,9 @@ from tfp_ibnn import _checks
 Preprocessing = Sequence[keras.layers.Layer]
 Shape = tuple[int, ...]
 
+LEAST = {"lenet": 16, "vgg16": 32, "wide_resnet": 8}
+"""Least height and width of the images of each network."""
+
 
 def entrance(shape: Shape, preprocessing: Preprocessing) -> tuple[keras.KerasTensor, ...]:
     """Return a model's input and what comes out of its preprocessing."""
@@ -26,12 +29,13 @@ def dropped(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
     return layers.Dropout(rate, name=f"{name}_dropout")(x)
 
 
-def image_shape(shape: Shape, least: int) -> Shape:
-    """Return a valid (height, width, channels)."""
-    shape = tuple(shape)
-    if len(shape) != 3 or min(shape, default=0) < 1 or min(shape[:2]) < least:
+def image_shape(shape: Shape, network: str) -> Shape:
+    """Return a valid (height, width, channels) for a network."""
+    shape, least = tuple(shape), LEAST[network]
+    known = all(isinstance(size, int) and size >= 1 for size in shape)
+    if len(shape) != 3 or not known or min(shape[:2]) < least:
         raise ValueError(
-            "`input_shape` must be (height, width, channels) with height and width of at least "
-            f"{least}; got {shape!r}."
+            f"{network} takes an `input_shape` of (height, width, channels), height and width at "
+            f"least {least}; got {shape!r}."
         )
     return shape

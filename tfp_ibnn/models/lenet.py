@@ -33,7 +33,7 @@ def lenet(
         >>> ibnn.models.lenet((28, 28, 1)).count_params()
         44426
     """
-    inputs, x = entrance(image_shape(input_shape, least=16), preprocessing)
+    inputs, x = entrance(image_shape(input_shape, "lenet"), preprocessing)
     x = layers.Conv2D(6, 5, activation="relu", name="conv1")(x)
     x = layers.MaxPooling2D(2, name="pool1")(x)
     x = dropped(x, dropout, "conv2")

@@ -34,7 +34,7 @@ def vgg16(
         Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition,
         arXiv 1409.1556.
     """
-    inputs, x = entrance(image_shape(input_shape, least=32), preprocessing)
+    inputs, x = entrance(image_shape(input_shape, "vgg16"), preprocessing)
     position = 0
     for group, channels in enumerate(_GROUPS, start=1):
         for filters in channels:

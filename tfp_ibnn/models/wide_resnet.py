@@ -40,10 +40,8 @@ def wide_resnet(
     References:
         Zagoruyko and Komodakis, Wide Residual Networks, arXiv 1605.07146.
     """
-    if _checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
-        raise ValueError(f"`depth` must be 10, 16, 22, 28, ... (6n + 4); got {depth!r}.")
-    width = _checks.positive_integer("width", width)
-    inputs, x = entrance(image_shape(input_shape, least=8), preprocessing)
+    check_size(depth, width)
+    inputs, x = entrance(image_shape(input_shape, "wide_resnet"), preprocessing)
     x = _convolution(16, 3, 1, "conv0")(x)
     for group in (1, 2, 3):
         for block in range(1, (depth - 4) // 6 + 1):
@@ -53,6 +51,13 @@ def wide_resnet(
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     classes = _checks.positive_integer("num_classes", num_classes)
     return keras.Model(inputs, layers.Dense(classes, name="fc")(x), name="wide_resnet")
+
+
+def check_size(depth: int, width: int) -> None:
+    """Raise if there is no such network."""
+    if _checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
+        raise ValueError(f"`depth` must be 10, 16, 22, 28, ... (6n + 4); got {depth!r}.")
+    _checks.positive_integer("width", width)
 
 
 def _block(

@@ -110,7 +110,7 @@ def parse(argv):
     )
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default 0 1 2")
+    add("--seeds", type=int, nargs="+", help="default 0 1 2, or 0 with --quick")
     add("--quick", action="store_true", help="minutes, on few images; the numbers mean nothing")
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add(
@@ -127,9 +127,9 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
-    if not all(0 <= seed < 2**32 for seed in options.seeds) or len(set(options.seeds)) < len(
-        options.seeds
-    ):
+    options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
+    valid = all(0 <= seed < 2**32 for seed in options.seeds)
+    if not valid or len(set(options.seeds)) < len(options.seeds):
         parser.error(f"--seeds must differ and be at least 0 and below 2**32; got {options.seeds}")
     # A quick look never replaces results.
     options.runs = options.runs or ("outputs/quick/runs" if options.quick else "outputs/reproduce")

@@ -4,10 +4,11 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
     lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
     all      both
 
-Everything that an experiment needs is trained, in folders below --runs. What is there already is
-not trained again: the same command goes on after an interruption. The results go to
-results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds), runs.json (every
-run) and figures.
+Everything that an experiment needs is trained. The runs of lenet have folders below --runs, and
+what is there already is not trained again: the same command goes on after an interruption, and
+with more --seeds it adds those; another first seed or backend needs another --runs. toy2d takes
+minutes and starts over. The results go to results/EXPERIMENT/: summary.json (mean and standard
+deviation over the seeds), runs.json (every run) and figures.
 
 Examples:
     python scripts/reproduce.py toy2d
@@ -21,6 +22,7 @@ import argparse
 import os
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -38,7 +40,8 @@ def main(argv=None):
     from tfp_ibnn import data, experiments
     from tfp_ibnn.checkpoint import CheckpointError
 
-    errors = (experiments.RunError, data.DataError, CheckpointError, OSError)
+    # A broken pool: one of the processes was killed, for want of memory perhaps.
+    errors = (experiments.RunError, data.DataError, CheckpointError, OSError, BrokenProcessPool)
     names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
     for name in names:
         began = time.perf_counter()
@@ -58,11 +61,14 @@ def main(argv=None):
 
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
+    from tfp_ibnn import _files
     from tfp_ibnn.experiments.tables import fill
 
     for path in (Path("README.md"), Path("results/README.md")):
-        if path.exists():
-            path.write_text(fill(path.read_text(), "results"))
+        try:
+            _files.write_text(path, fill(path.read_text(encoding="utf-8"), "results"))
+        except (OSError, ValueError) as error:
+            print(f"The tables of {path} stay as they are: {error}")
 
 
 COLUMNS = ("dataset", "budget", "method", "epochs")
@@ -128,9 +134,9 @@ def parse(argv):
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
     options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
-    valid = all(0 <= seed < 2**32 for seed in options.seeds)
+    valid = all(0 <= seed < 2**31 for seed in options.seeds)
     if not valid or len(set(options.seeds)) < len(options.seeds):
-        parser.error(f"--seeds must differ and be at least 0 and below 2**32; got {options.seeds}")
+        parser.error(f"--seeds must differ and be at least 0 and below 2**31; got {options.seeds}")
     # A quick look never replaces results.
     options.runs = options.runs or ("outputs/quick/runs" if options.quick else "outputs/reproduce")
     options.results = options.results or ("outputs/quick/results" if options.quick else "results")

@@ -80,8 +80,9 @@ def parse(argv):
     given = {k: v for k, v in vars(options).items() if k in names and v is not None}
     if options.lengths is not None:
         given["lengths"] = tuple(options.lengths)
-        if options.flow_length is None and full.flow_length not in options.lengths:
-            given["flow_length"] = max(options.lengths)
+        if options.flow_length is None:
+            preferred = full.flow_length in options.lengths
+            given["flow_length"] = full.flow_length if preferred else max(options.lengths)
     try:
         settings = toy2d.Settings.quick(**given) if options.quick else toy2d.Settings(**given)
         Path(options.output).mkdir(parents=True, exist_ok=True)

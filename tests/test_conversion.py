@@ -590,7 +590,7 @@ def test_bad_options(kwargs, message):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("MobileNetV2", marks=pytest.mark.once),
+        pytest.param("MobileNetV2", marks=pytest.mark.slow),
         pytest.param("ResNet50", marks=pytest.mark.slow),
         pytest.param("EfficientNetB0", marks=pytest.mark.slow),
     ],

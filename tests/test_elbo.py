@@ -195,6 +195,7 @@ def trained_gap(posterior, steps, rate):
     return evidence - elbo_by_evaluate(model, x, y, ROWS, repeats=2**17), kl
 
 
+@pytest.mark.slow
 def test_the_gap_is_the_kl_from_the_true_posterior_and_flows_close_it():
     gaussian, kl = trained_gap(ibnn.NormalAffine(prior_scale=1.0), 600, 0.03)
     assert abs(gaussian - kl) < 1e-2

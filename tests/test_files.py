@@ -158,3 +158,14 @@ def test_writers_at_once_leave_one_whole_file(target):
     assert not problems
     assert json.loads(target.read_text()) in contents
     assert names(target.parent) == ["kept.json"]
+
+
+def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path):
+    left = tmp_path / f".training-{'0a' * 16}.npz"
+    folder = tmp_path / f".saved_model-{'1b' * 16}"
+    kept = [tmp_path / "training.npz", tmp_path / ".hidden", tmp_path / "a-0123.npz"]
+    folder.mkdir()
+    for path in (left, folder / "part", *kept):
+        path.touch()
+    _files.remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)

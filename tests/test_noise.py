@@ -466,6 +466,7 @@ def left_behind():
     return len(noise._passes)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     gc.collect()
     model, _ = nested_model()

@@ -82,7 +82,14 @@ def test_there_are_notebooks():
     assert NAMES[:2] == ["01_two_dimensions", "02_what_a_flow_learns"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The longest two are left to `make test-slow`.
+LONG = ("01_two_dimensions", "03_your_own_model")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in NAMES],
+)
 def test_runs_as_a_script(name, tmp_path):
     done = subprocess.run(
         [sys.executable, FOLDER / f"{name}.py"],

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,9 @@ def is_leftover(path: Path) -> bool:
 def remove_leftovers(folder: Path) -> None:
     """Remove what writers that were killed have left in a folder."""
     for path in folder.iterdir():
-        if is_leftover(path):
+        if is_leftover(path) and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif is_leftover(path):
             path.unlink(missing_ok=True)
 
 

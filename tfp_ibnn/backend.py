@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 __all__ = [
+    "NAME",
     "accelerators",
     "fori_loop",
     "gradient",
@@ -26,9 +27,10 @@ __all__ = [
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
 
-_NAME = keras.backend.backend()
+NAME = keras.backend.backend()
+"""The active backend, "tensorflow" or "jax"."""
 
-if _NAME == "tensorflow":
+if NAME == "tensorflow":
     import tensorflow as tf
     import tensorflow_probability as tfp
 
@@ -80,7 +82,7 @@ if _NAME == "tensorflow":
         """Number of replicas that share the present training step."""
         return tf.distribute.get_strategy().num_replicas_in_sync
 
-elif _NAME == "jax":
+elif NAME == "jax":
     import functools
 
     import jax
@@ -132,7 +134,7 @@ elif _NAME == "jax":
 else:
     raise ImportError(
         f"tfp_ibnn works with the Keras backends 'tensorflow' and 'jax'; the active one is "
-        f"{_NAME!r}. Set the environment variable KERAS_BACKEND before Keras is imported."
+        f"{NAME!r}. Set the environment variable KERAS_BACKEND before Keras is imported."
     )
 
 tfb = tfp.bijectors

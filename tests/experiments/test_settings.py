@@ -310,3 +310,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"bytes\.json"):
         read_posteriors(tmp_path / "bytes.json")
+
+
+@pytest.mark.parametrize("option", [{"affine": "first"}, {"components": 2}, {"initial_scale": 0.1}])
+def test_what_belongs_into_a_posterior_file_is_refused_beside_it(tmp_path, option):
+    path = tmp_path / "posterior.json"
+    path.write_text(json.dumps({".*": {"posterior": "NormalAffine"}}))
+    with pytest.raises(ValueError, match=next(iter(option))):
+        Settings(posterior=str(path), **option)

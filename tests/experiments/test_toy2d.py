@@ -223,3 +223,11 @@ def test_script_names_a_bad_option(script, capsys, arguments, name):
         script.parse(arguments)
     assert caught.value.code == 2
     assert name in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_preferred_length_is_taken_where_it_is_tried(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for lengths, expected in (("0 3 12 15", 12), ("0 3 6", 6)):
+        for quick in ([], ["--quick"]):
+            _, settings = script.parse(["--lengths", *lengths.split(), *quick])
+            assert settings.flow_length == expected

@@ -311,6 +311,7 @@ for given in (invalid, PROBABILITIES):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's strategies")
 def test_replicas_are_added_up():
     # Logical devices must be made before TensorFlow starts.

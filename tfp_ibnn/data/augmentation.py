@@ -27,8 +27,8 @@ class RandomShift(layers.Layer):
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.ones((2, 8, 8, 3), "float32")
-        >>> ibnn.data.RandomShift(4, seed=0)(images, training=True).shape[1:]
-        (8, 8, 3)
+        >>> tuple(ibnn.data.RandomShift(4, seed=0)(images, training=True).shape)
+        (2, 8, 8, 3)
     """
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
@@ -74,8 +74,8 @@ class RandomMirror(layers.Layer):
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.ones((2, 8, 8, 3), "float32")
-        >>> ibnn.data.RandomMirror(seed=0)(images, training=True).shape[1:]
-        (8, 8, 3)
+        >>> tuple(ibnn.data.RandomMirror(seed=0)(images, training=True).shape)
+        (2, 8, 8, 3)
     """
 
     def __init__(self, seed: int | None = None, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfp_ibnn import data
 from tfp_ibnn.experiments.run import finished, run
 from tfp_ibnn.experiments.settings import Settings
 
@@ -65,6 +66,8 @@ def _each(
             keras.utils.clear_session()
             yield name, _one(name, settings, folder, data_dir, say)
         return
+    for dataset in dict.fromkeys(settings.dataset for settings in runs.values()):
+        data.load(dataset, data_dir)  # once, before all processes would fetch it
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context) as pool:

@@ -82,7 +82,7 @@ def curves(rows: Sequence[dict[str, Any]], runs: str | os.PathLike) -> Figure:
 
 
 def scores(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw NLL and ECE of every method, one point a seed and a bar at their mean."""
+    """Draw accuracy, NLL and ECE of every method, one point a seed and a bar at their mean."""
     datasets = list(dict.fromkeys(row["dataset"] for row in rows))
     budgets = list(dict.fromkeys(row["budget"] for row in rows))
     figure, axes = plt.subplots(

@@ -8,8 +8,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from tfp_ibnn import backend
 
 __all__ = ["provenance"]
@@ -39,7 +37,7 @@ def provenance(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "options": options,
         "command": command(),
-        "backend": keras.backend.backend(),
+        "backend": backend.NAME,
         "versions": {name: version for name in _PACKAGES if (version := _installed(name))},
         "python": platform.python_version(),
         "hardware": hardware(),

@@ -82,8 +82,7 @@ averaged probabilities with their uncertainty (a deterministic network gives its
 
     import keras, tfp_ibnn as ibnn
     model = keras.saving.load_model("model.keras")
-    mc = ibnn.MonteCarlo(model, samples={metrics["samples"]}, seed=0)  # of a stochastic network
-    mc.predict(images)  # mean, variance, entropy, aleatoric, epistemic
+    {_use(metrics)}
 
 ## How good it is
 
@@ -105,6 +104,15 @@ Seconds: {", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].
 |---|---|
 {settings}
 """
+
+
+def _use(metrics: dict[str, Any]) -> str:
+    """Return the line that predicts as the test did."""
+    if metrics["method"] == "deterministic":
+        return "model.predict(images)  # logits"
+    dropout = ", dropout=True" if metrics["method"] == "mc_dropout" else ""
+    options = f"samples={metrics['samples']}, seed={metrics['options']['seed']}{dropout}"
+    return f"ibnn.MonteCarlo(model, {options}).predict(images)  # mean, entropy, epistemic, ..."
 
 
 def _save(figure: Figure, path: Path) -> None:

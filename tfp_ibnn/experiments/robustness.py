@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
-from tfp_ibnn import _checks, _files, data, metrics
+from tfp_ibnn import _checks, _files, backend, data, metrics
 from tfp_ibnn.experiments import foreign
 from tfp_ibnn.experiments.folder import RunError, RunFolder, read_record
 from tfp_ibnn.experiments.provenance import provenance
@@ -148,7 +147,7 @@ def evaluate(
     if export is not None:
         _check_export(Path(export), Path(output))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    identity = {**settings.as_dict(), "model": digest, "backend": keras.backend.backend()}
+    identity = {**settings.as_dict(), "model": digest, "backend": backend.NAME}
     folder = RunFolder(output, identity)
     folder.claim()
     scorer = Scorer(network, settings.samples, settings.seed)
@@ -322,9 +321,9 @@ def _line(row: Row) -> str:
 
 
 def _check_export(export: Path, output: Path) -> None:
-    if keras.backend.backend() != "tensorflow":
+    if backend.NAME != "tensorflow":
         raise RunError(
-            f"A SavedModel takes TensorFlow, not {keras.backend.backend()}: the model can be read "
+            f"A SavedModel takes TensorFlow, not {backend.NAME}: the model can be read "
             "and exported with --backend tensorflow."
         )
     if export.exists() and (not export.is_dir() or any(export.iterdir())):

@@ -98,7 +98,7 @@ def identity(settings: Settings) -> dict[str, Any]:
         }
     except OSError as error:
         raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from error
-    return {**settings.as_dict(), **content, "backend": keras.backend.backend()}
+    return {**settings.as_dict(), **content, "backend": backend.NAME}
 
 
 def _run(
@@ -137,7 +137,7 @@ def _run(
     metrics = {
         **found,
         "tested_on": "validation" if settings.validation else "test",
-        "method": settings.method,
+        "method": _method(settings, scorer),
         "train_size": len(train[0]),
         "test_size": len(test[0]),
         "parameters": model.count_params(),
@@ -147,6 +147,13 @@ def _run(
     say(scores.line())
     _write(folder, metrics, scores, scorer, test, keep_models, say)
     return metrics
+
+
+def _method(settings: Settings, scorer: Scorer) -> str:
+    """Return the method's name; a network that was read may have dropout of its own."""
+    if settings.is_stochastic:
+        return settings.method
+    return "deterministic" if scorer.monte_carlo is None else "mc_dropout"
 
 
 def _arrays(settings: Settings, data_dir: str | os.PathLike | None) -> tuple[Arrays, Arrays]:
@@ -165,6 +172,13 @@ def _network(settings: Settings, images: np.ndarray) -> keras.Model:
         model = read_model(Path(settings.pretrained), settings.dataset)
         if stochastic_layers(model):
             raise RunError(f"{settings.pretrained} has a posterior: give a deterministic network.")
+        if settings.posterior in models.POSTERIORS and model.name != settings.network()[0]:
+            raise RunError(
+                f"{settings.pretrained} is {model.name!r}, not {settings.model!r}: say which "
+                "`model` it is, or give the posteriors of its layers in a file."
+            )
+        if settings.precision not in {layer.dtype_policy.name for layer in model.layers}:
+            raise RunError(f"{settings.pretrained} does not compute in {settings.precision}.")
         return model
     name, options = settings.network()
     # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
@@ -214,6 +228,10 @@ def _fit(
     )
     checkpoint = Checkpoint(folder / f"{stage.name}.npz")
     done = checkpoint.restore(model)
+    history = folder / f"{stage.name}.csv"
+    if done:
+        # A run that was killed right after its checkpoint lacks a line here.
+        _write_history(checkpoint, history)
     if 0 < done < stage.epochs:
         say(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
     callbacks: list[keras.callbacks.Callback] = [batches.follow(), _Finite(stage), _Clock()]
@@ -223,7 +241,7 @@ def _fit(
         callbacks.append(PosteriorLog())
     if settings.evaluate_every:
         callbacks.append(_Evaluation(settings, test))
-    callbacks += [checkpoint, _Log(checkpoint, folder / f"{stage.name}.csv", stage, say)]
+    callbacks += [checkpoint, _Log(checkpoint, history, stage, say)]
     # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
     if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
         callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
@@ -310,24 +328,31 @@ class _Log(keras.callbacks.Callback):
         self.checkpoint, self.path, self.stage, self.say = checkpoint, path, stage, say
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        # From the checkpoint, not appended: a run that was killed leaves no line twice or missing.
-        history = self.checkpoint.logs
-        names = list(dict.fromkeys(name for row in history for name in row))
-        with (
-            _files.replacing(self.path) as temporary,
-            temporary.open("w", encoding="utf-8", newline="") as file,
-        ):
-            writer = csv.DictWriter(file, ["epoch", *names])
-            writer.writeheader()
-            writer.writerows({"epoch": number, **row} for number, row in enumerate(history, 1))
+        _write_history(self.checkpoint, self.path)
         shown = [
             name for name in ("loss", "nll", "kl", "accuracy", "test_accuracy") if name in logs
         ]
         parts = ", ".join(f"{name} {logs[name]:.4g}" for name in shown)
-        seconds = sum(row["seconds"] for row in history)
+        seconds = sum(row["seconds"] for row in self.checkpoint.logs)
         self.say(
             f"{self.stage.name}: epoch {epoch + 1}/{self.stage.epochs}, {parts}, {seconds:.0f} s"
         )
+
+
+def _write_history(checkpoint: Checkpoint, path: Path) -> None:
+    """Write all that was logged so far as CSV.
+
+    Written from the checkpoint and not appended: a run that was killed leaves no line twice.
+    """
+    rows = checkpoint.logs
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with (
+        _files.replacing(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.DictWriter(file, ["epoch", *names])
+        writer.writeheader()
+        writer.writerows({"epoch": number, **row} for number, row in enumerate(rows, start=1))
 
 
 def _write(
@@ -354,7 +379,7 @@ def _write(
 
 def _export(scorer: Scorer, path: Path, say: Say) -> bool:
     """Write a SavedModel, where there is TensorFlow to write it."""
-    if not importlib.util.find_spec("tensorflow"):
+    if backend.NAME != "tensorflow":
         say("No SavedModel: that takes TensorFlow. `evaluate.py --export` makes one there.")
         return False
     shutil.rmtree(path, ignore_errors=True)

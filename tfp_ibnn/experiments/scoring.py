@@ -58,7 +58,7 @@ class Scores:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return probabilities and labels in a small form, from which any score can be had."""
         return {
-            "probabilities": self.mean.astype("float16"),
+            "probabilities": self.mean.astype("float32"),
             "epistemic": self.epistemic.astype("float16"),
             "labels": self.labels.astype("uint8"),
         }

@@ -132,8 +132,8 @@ class Settings:
             self._set(name, _checks.positive_integer(name, getattr(self, name)))
         for name in ("kl_warmup", "pretrain_epochs", "validation", "evaluate_every", "seed"):
             self._set(name, _checks.whole(name, getattr(self, name)))
-        if self.seed >= 2**32:
-            raise ValueError(f"`seed` must be below 2**32; got {self.seed}.")
+        if self.seed >= 2**31:
+            raise ValueError(f"`seed` must be below 2**31; got {self.seed}.")
         for name in ("prior_scale", "learning_rate"):
             _checks.positive(name, getattr(self, name))
         for name in (
@@ -164,6 +164,7 @@ class Settings:
                 f"training images; got {self.validation}."
             )
         if self.is_stochastic:
+            self._check_file_options()
             self.posteriors()
 
     @property
@@ -213,6 +214,12 @@ class Settings:
             raise ValueError(
                 f"`model` {self.model!r} does not go with {self.dataset}: {error}"
             ) from error
+
+    def _check_file_options(self) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in ("affine", "components", "initial_scale", "mean_spread"):
+            if self.posterior not in models.POSTERIORS and getattr(self, name) != defaults[name]:
+                raise ValueError(f"`{name}` goes into the posterior file {self.posterior}.")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -95,8 +95,14 @@ def test_reference_has_the_public_names(site):
     assert missing == []
 
 
+# The longest page is left to `make test-slow`.
 @pytest.mark.parametrize(
-    "name", [name for name in PAGES if BLOCK.search((DOCS / name).read_text())]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "from_tfp.md" else [])
+        for name in PAGES
+        if BLOCK.search((DOCS / name).read_text())
+    ],
 )
 def test_examples_run(name, tmp_path, monkeypatch):
     """The blocks of one page run in order, as a reader would paste them."""

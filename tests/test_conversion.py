@@ -371,6 +371,7 @@ def test_mixed_precision_is_kept(policy):
     close(ops.cast(predict_without_noise(copy, x), "float32"), ops.cast(model(x), "float32"), 1e-2)
 
 
+@pytest.mark.once
 def test_small_noise_keeps_the_accuracy_of_a_trained_network():
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))

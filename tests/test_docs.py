@@ -95,11 +95,14 @@ def test_reference_has_the_public_names(site):
     assert missing == []
 
 
-# The longest page is left to `make test-slow`.
+# The longest page, and one whose example is the README's, are left to `make test-slow`.
+SLOW = ("from_tfp.md", "index.md")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "from_tfp.md" else [])
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else [])
         for name in PAGES
         if BLOCK.search((DOCS / name).read_text())
     ],

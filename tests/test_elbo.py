@@ -130,7 +130,10 @@ def test_the_closed_forms_agree():
     np.testing.assert_allclose(closed_form_elbo(*exact_posterior()), log_evidence(), atol=1e-9)
 
 
-@pytest.mark.parametrize("train_samples", [1, 4])
+# JAX takes these steps three times as fast; TensorFlow's turn is `make test-slow`.
+@pytest.mark.parametrize(
+    "train_samples", [pytest.param(1, marks=[] if JIT else pytest.mark.slow), 4]
+)
 def test_fit_finds_the_evidence(train_samples):
     gap, measured, (m, s) = gaps(N, train_samples, epochs=800 if train_samples == 1 else 200)
     assert -1e-9 <= gap < 1e-2

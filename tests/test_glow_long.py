@@ -25,8 +25,7 @@ class StepLosses(keras.callbacks.Callback):
         return np.diff(totals, prepend=0.0)
 
 
-# JAX takes these steps twice as fast; TensorFlow's turn is `make test-slow`.
-pytestmark = [] if keras.backend.backend() == "jax" else [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_three_glow_steps_stay_finite():

@@ -923,9 +923,7 @@ def test_the_callback_weighs_the_examples():
     same(one, other)
 
 
-@pytest.mark.parametrize(
-    ("shuffled_by", "options"), [("arrays", {}), ("dataset", {}), ("dataset", {"seed": None})]
-)
+@pytest.mark.parametrize(("shuffled_by", "options"), [("arrays", {}), ("dataset", {"seed": None})])
 def test_training_is_the_same_with_and_without_the_callback(shuffled_by, options):
     x, y = task()
 

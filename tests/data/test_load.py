@@ -16,6 +16,7 @@ import tarfile
 import threading
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from PIL import Image
@@ -746,6 +747,7 @@ print(x.shape, *(name for name in ("tensorflow", "tensorflow_datasets") if name 
 """
 
 
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="where TensorFlow is missing")
 def test_two_processes_at_once_and_without_tensorflow(tmp_path):
     """Both fetch, both then read the cache, and on JAX neither may need TensorFlow."""
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -6,6 +6,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from tfp_ibnn.metrics import aupr, auroc, fpr_at_95_tpr, risk_coverage
 
+pytestmark = pytest.mark.once
+
 RNG = np.random.default_rng(0)
 KNOWN = RNG.normal(size=300).round(1)  # rounded, so that there are ties
 UNKNOWN = RNG.normal(1.0, size=200).round(1)

@@ -6,6 +6,8 @@ from sklearn.metrics import brier_score_loss, log_loss
 import tfp_ibnn as ibnn
 from tfp_ibnn.metrics import brier_score, negative_log_likelihood
 
+pytestmark = pytest.mark.once
+
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(5, size=300)
 LOGITS = 3 * RNG.standard_normal((300, 5))

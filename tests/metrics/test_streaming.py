@@ -279,6 +279,7 @@ def test_in_fit_and_evaluate_and_after_loading(tmp_path):
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX compiles in the test above")
+@pytest.mark.slow
 def test_compiled_by_xla():
     model = classifier(jit_compile=True)
     logs = model.evaluate(LOGITS, LABELS, 24, verbose=0, return_dict=True)

@@ -9,6 +9,8 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, data, dense, numpy, set_weights, statistics
 from tfp_ibnn import noise
 
+pytestmark = pytest.mark.once
+
 N, S = 6, 5
 
 

@@ -13,6 +13,8 @@ from tfp_ibnn.metrics import (
     reliability,
 )
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def predictions():

@@ -11,6 +11,8 @@ from scipy.special import expit, log_softmax, softmax
 import tfp_ibnn as ibnn
 from tfp_ibnn.metrics import temperature as module
 
+pytestmark = pytest.mark.once
+
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(3, size=120)
 LOGITS = (3 * (RNG.standard_normal((120, 3)) + np.eye(3)[LABELS])).astype("float32")

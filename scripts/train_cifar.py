@@ -13,6 +13,7 @@ Examples:
         --mixed-precision bfloat16 --kl-warmup 20 --output outputs/vgg
     python scripts/train_cifar.py --dataset digits --model mlp --posterior none --epochs 5 \
         --output outputs/digits_mlp
+    python scripts/train_cifar.py --model vgg16 --devices 4 --batch-size 512 --output outputs/vgg4
 
 A posterior file maps patterns of layer names to posteriors, the first match wins:
     {"conv2": {"posterior": "NormalInvConv", "depth": 3}, ".*": {"posterior": "NormalAffine"}}
@@ -37,15 +38,18 @@ def main(argv=None):
     from tfp_ibnn import data, experiments
     from tfp_ibnn.checkpoint import CheckpointError
 
+    where = options.pop("devices"), options.pop("distributed")
     try:
+        devices = experiments.devices_for(*where)  # before the settings make any tensor
         settings = experiments.Settings(**options)
     except ValueError as error:
         return fail(error, code=2)
     try:
-        experiments.run(settings, output, data_dir)
+        experiments.run(settings, output, data_dir, devices=devices)
     except (experiments.RunError, data.DataError, CheckpointError, OSError) as error:
-        return fail(error, code=1)
-    print(f"Written to {output}: see MODEL_CARD.md there.")
+        return devices.abort(fail(error, code=1))
+    if devices.is_first:
+        print(f"Written to {output}: see MODEL_CARD.md there.")
     return 0
 
 
@@ -103,6 +107,12 @@ def parse(argv):
         const="bfloat16",
         choices=("bfloat16", "float16"),
         help="compute in 16 bits (bfloat16 if no kind is given)",
+    )
+    add("--devices", type=int, help="GPUs, or else CPU devices, to share each batch (default 1)")
+    add(
+        "--distributed",
+        action="store_true",
+        help="with other processes, as KERAS_DISTRIBUTION_... say (JAX; docs/distributed.md)",
     )
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
     return parser.parse_args(argv)

@@ -8,6 +8,7 @@ sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 from tfp_ibnn import data, flows, layers, metrics, models, noise
 from tfp_ibnn.checkpoint import Checkpoint
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
+from tfp_ibnn.finiteness import TerminateOnNonFinite
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.layers import (
     Stochastic,
@@ -42,6 +43,7 @@ from tfp_ibnn.posteriors import (
     NormalSylvester,
     Posterior,
 )
+from tfp_ibnn.serving import export
 from tfp_ibnn.training import KLAnnealing, PosteriorLog, TwoSpeed, two_speed
 
 __version__ = "0.1.0"
@@ -74,8 +76,10 @@ __all__ = [
     "StochasticDense",
     "StochasticModel",
     "TemperatureScaling",
+    "TerminateOnNonFinite",
     "TwoSpeed",
     "data",
+    "export",
     "flows",
     "freeze",
     "layers",

@@ -90,30 +90,62 @@ class Ensemble:
         What comes before the first noisy layer runs here, once for each example.
         """
         values = self._graph.prefix(inputs, _call)
-        batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
-        size, count = self._sizes(batch)
-        ahead, used = self._draw_ahead(key, size * count)
+        size, count = self._sizes(_batch_of(inputs))
+        ahead, used = self._draw_ahead(key, ops.arange(size * count, dtype="int32"))
 
         def run(first: int | Tensor) -> Tensor:
             sample = first + ops.arange(size, dtype="int32")
-            options = {"sampling": self._sampling, "seed": key, "skip": used, "losses": False}
-            if self._independent:
-                options["sample"], options["stream"] = _all_pairs(sample, batch)
-            else:
-                options["groups"], options["sample"] = size, sample
             draws = {layer: ops.take(z, sample, axis=0) for layer, z in ahead.items()}
-            repeated = self._graph.repeat(values, size)
-            with noise.scope(**options, draws=draws) as here:
-                outputs = self._graph.suffix(repeated, inputs, self._call_in(here))
-            if not ops.is_tensor(outputs):
-                raise ValueError(
-                    f"Model {self._model.name!r} returns {type(outputs).__name__}; MonteCarlo "
-                    "needs one output, a tensor, not several outputs."
-                )
-            dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
-            return ops.reshape(ops.cast(outputs, dtype), (size, batch, *ops.shape(outputs)[1:]))
+            return self._run(inputs, values, key, sample, draws, used)
 
         return Chunks(run, size, count)
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...) of one of the networks that a key gives.
+
+        Those of `chunks` have the numbers from 0 on; there are more.
+        """
+        values = self._graph.prefix(inputs, _call)
+        sample = ops.reshape(ops.cast(number, "int32"), (1,))
+        draws, used = self._draw_ahead(key, sample)
+        return self._run(inputs, values, key, sample, draws, used)
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        """Return the outputs (1, batch, ...) of the network without noise."""
+        with noise.scope(off=True, losses=False):
+            values = self._graph.prefix(inputs, _call)
+            return self._checked(self._graph.suffix(values, inputs, _call))[None]
+
+    def _run(
+        self,
+        inputs: Any,
+        values: dict[int, Tensor],
+        key: Tensor,
+        sample: Tensor,
+        draws: dict[Any, Tensor],
+        used: int,
+    ) -> Tensor:
+        """Return the outputs (samples, batch, ...) of the networks with the numbers `sample`."""
+        batch, size = _batch_of(inputs), ops.shape(sample)[0]
+        options = {"sampling": self._sampling, "seed": key, "skip": used, "losses": False}
+        if self._independent:
+            options["sample"], options["stream"] = _all_pairs(sample, batch)
+        else:
+            options["groups"], options["sample"] = size, sample
+        repeated = self._graph.repeat(values, size)
+        with noise.scope(**options, draws=draws) as here:
+            outputs = self._checked(self._graph.suffix(repeated, inputs, self._call_in(here)))
+        return ops.reshape(outputs, (size, batch, *ops.shape(outputs)[1:]))
+
+    def _checked(self, outputs: Any) -> Tensor:
+        """Return a network's output in full precision, or raise if there are several."""
+        if not ops.is_tensor(outputs):
+            raise ValueError(
+                f"Model {self._model.name!r} returns {type(outputs).__name__}; MonteCarlo "
+                "needs one output, a tensor, not several outputs."
+            )
+        dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
+        return ops.cast(outputs, dtype)
 
     def _is_noisy(self, layer: Any) -> bool:
         if not isinstance(layer, keras.layers.Layer):
@@ -137,7 +169,7 @@ class Ensemble:
         count = (self.samples + size - 1) // size
         return (self.samples + count - 1) // count, count
 
-    def _draw_ahead(self, key: Tensor, count: int | Tensor) -> tuple[dict[Any, Tensor], int]:
+    def _draw_ahead(self, key: Tensor, sample: Tensor) -> tuple[dict[Any, Tensor], int]:
         """Draw z for the layers with channel noise; return it, and how many numbers that took.
 
         Their z of all draws are small. With noise for each position they may not be, so those are
@@ -145,7 +177,8 @@ class Ensemble:
         """
         if self._independent:
             return {}, 0
-        here = noise.Pass(groups=count, seed=key, sampling=self._sampling)
+        count = ops.shape(sample)[0]
+        here = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=sample)
         layers = [x for x in stochastic_layers(self._model) if x.noise == "channel"]
         return {layer: layer.draw(here, count)[0] for layer in layers}, here.used
 
@@ -167,6 +200,10 @@ def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(layer, keras.layers.Layer):
         kwargs["training"] = False
     return layer(*args, **kwargs)
+
+
+def _batch_of(inputs: Any) -> int | Tensor:
+    return ops.shape(keras.tree.flatten(inputs)[0])[0]
 
 
 def _all_pairs(sample: Tensor, batch: int | Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["is_leftover", "remove_leftovers", "replacing", "write_json", "write_text"]
+__all__ = [
+    "is_leftover",
+    "remove_leftovers",
+    "replacing",
+    "replacing_folder",
+    "write_json",
+    "write_text",
+]
 
 
 @contextlib.contextmanager
@@ -30,6 +37,29 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
+    """Give a temporary path beside `path`; the folder made there takes its place at the end.
+
+    After an error the old folder is as it was.
+    """
+    path = Path(path).resolve()  # a link stays; "." has a name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary, old = (path.with_name(f".{path.name}-{uuid.uuid4().hex}") for _ in range(2))
+    try:
+        yield temporary
+        if path.exists():
+            path.replace(old)
+        temporary.replace(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.replace(path)
+        raise
+    finally:
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def is_leftover(path: Path) -> bool:

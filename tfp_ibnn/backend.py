@@ -11,6 +11,8 @@ import keras
 
 __all__ = [
     "NAME",
+    "REPLICA_STRIDE",
+    "SeedGenerator",
     "accelerators",
     "fori_loop",
     "gradient",
@@ -18,6 +20,7 @@ __all__ = [
     "matmul",
     "mean",
     "replica_count",
+    "replica_id",
     "tanh",
     "tfb",
     "tfd",
@@ -29,6 +32,9 @@ Tensor = Any
 
 NAME = keras.backend.backend()
 """The active backend, "tensorflow" or "jax"."""
+
+REPLICA_STRIDE = 0x5851F42D
+"""Distance between the seeds of two replicas: seeds that users and layers choose lie close."""
 
 if NAME == "tensorflow":
     import tensorflow as tf
@@ -82,6 +88,27 @@ if NAME == "tensorflow":
         """Number of replicas that share the present training step."""
         return tf.distribute.get_strategy().num_replicas_in_sync
 
+    def replica_id() -> int | Tensor:
+        """Number of this replica among those that share the step; 0 outside of replicas."""
+        context = tf.distribute.get_replica_context()
+        return 0 if context is None else context.replica_id_in_sync_group
+
+    class SeedGenerator(keras.random.SeedGenerator):
+        """A generator whose replicas under `tf.distribute` draw apart.
+
+        Each replica has a copy of the state, and all copies count alike: Keras's generators give
+        every replica the same noise. Here the seed depends on the replica, the state does not. The
+        first replica, and a model without any, draw as they do with Keras's.
+        """
+
+        def next(self, ordered: bool = True) -> Tensor:
+            """Return the next seed of this replica."""
+            seed = super().next(ordered)
+            if replica_count() == 1:
+                return seed
+            stride = tf.constant([REPLICA_STRIDE, 0], seed.dtype)
+            return seed + tf.cast(replica_id(), seed.dtype) * stride
+
 elif NAME == "jax":
     import functools
 
@@ -130,6 +157,12 @@ elif NAME == "jax":
     def replica_count() -> int:
         """Number of replicas that share the present training step: JAX sees one global batch."""
         return 1
+
+    def replica_id() -> int:
+        """Number of this replica among those that share the step: JAX sees one global batch."""
+        return 0
+
+    SeedGenerator = keras.random.SeedGenerator
 
 else:
     raise ImportError(

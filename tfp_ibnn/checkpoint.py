@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _files
+from tfp_ibnn._callback import Callback
 
 __all__ = ["Checkpoint", "CheckpointError"]
 
@@ -19,7 +20,8 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that belongs to another model."""
 
 
-class Checkpoint(keras.callbacks.Callback):
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Checkpoint(Callback):
     """Save all that a run needs to go on, at the end of every epoch.
 
     That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
@@ -58,13 +60,24 @@ class Checkpoint(keras.callbacks.Callback):
         self.logs: list[dict[str, float]] = []
         """What each epoch logged, from the first, over all parts of a run."""
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {"path": str(self.path)}
+
     def restore(self, model: keras.Model) -> int:
         """Load the checkpoint into a compiled model; return the number of epochs that are done.
 
         Without a file nothing happens, and the number is 0.
         """
+        epochs, values = self.read(model)
+        for variable, value in values:
+            variable.assign(value)
+        return epochs
+
+    def read(self, model: keras.Model) -> tuple[int, list[tuple[keras.Variable, np.ndarray]]]:
+        """Return the number of epochs that are done, and what `restore` would assign."""
         if not self.path.exists():
-            return 0
+            return 0, []
         optimizer = _optimizer_of(model)
         try:
             with np.load(self.path, allow_pickle=False) as file:
@@ -79,9 +92,10 @@ class Checkpoint(keras.callbacks.Callback):
                 f"{self.path} is no whole checkpoint ({type(error).__name__}: {error}). Delete it "
                 "to begin again."
             ) from error
-        _assign(self.path, {"model": model.variables, "optimizer": optimizer.variables}, parts)
+        own = {"model": model.variables, "optimizer": optimizer.variables}
+        values = _paired(self.path, own, parts)
         self.logs = logs
-        return epochs
+        return epochs, values
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Write the file."""
@@ -115,10 +129,10 @@ def _storable(value: np.ndarray) -> np.ndarray:
     return value.astype("float32") if value.dtype.kind == "V" else value
 
 
-def _assign(
+def _paired(
     path: Path, own: dict[str, list[keras.Variable]], saved: dict[str, list[np.ndarray]]
-) -> None:
-    """Give the variables the saved values, or raise and change none."""
+) -> list[tuple[keras.Variable, np.ndarray]]:
+    """Return the variables with their saved values, or raise."""
     for part, variables in own.items():
         shapes = [tuple(variable.shape) for variable in variables]
         if shapes != [value.shape for value in saved[part]]:
@@ -126,6 +140,6 @@ def _assign(
                 f"{path} belongs to another run: its {part} has {len(saved[part])} variables of "
                 f"other shapes than the {len(shapes)} here."
             )
-    for part, variables in own.items():
-        for variable, value in zip(variables, saved[part], strict=True):
-            variable.assign(value)
+    return [
+        pair for part, variables in own.items() for pair in zip(variables, saved[part], strict=True)
+    ]

@@ -5,10 +5,13 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn import _checks, noise
+from tfp_ibnn import _checks, _random_state, noise
 from tfp_ibnn.backend import Tensor, replica_count
 
 __all__ = ["StochasticModel"]
+
+_LOSS = -1
+"""Place of a loss that is not finite; those of z and KL are counted from 1."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -44,6 +47,10 @@ class StochasticModel(keras.Model):
         self._last_kl = self.add_weight(
             shape=(), initializer="zeros", trainable=False, autocast=False, name="last_kl"
         )
+        self._first_fault = self.add_weight(
+            shape=(), initializer="zeros", dtype="int32", trainable=False, name="first_fault"
+        )
+        self._layers_in_order: list[str] = []
 
     def train_step(self, *args: Any) -> Any:
         """Take a training step on `train_samples` copies of each example, each with its own z."""
@@ -58,7 +65,44 @@ class StochasticModel(keras.Model):
         if here.losses:
             here.restore_losses()
             self._last_kl.assign(ops.cast(here.kl, self._last_kl.dtype))
+            if training:
+                self._layers_in_order = [layer.name for layer in here.layers]
+                self._note_fault(here.first_fault())
         return outputs
+
+    def _note_fault(self, place: Tensor) -> None:
+        """Keep the place of a fault (0 is none) if it is the first since `clear_fault`."""
+        known = ops.convert_to_tensor(self._first_fault)
+        self._first_fault.assign(ops.where(known == 0, ops.cast(place, known.dtype), known))
+
+    def clear_fault(self) -> None:
+        """Forget the fault that `fault` tells of."""
+        self._first_fault.assign(0)
+
+    @property
+    def fault(self) -> str | None:
+        """What was the first to leave the finite range in training; None if nothing did."""
+        place = int(ops.convert_to_numpy(self._first_fault))
+        if place == 0:
+            return None
+        if place == _LOSS:
+            return "the loss, while every z and KL was finite"
+        layer = self._layers_in_order[(place - 1) // 2]
+        return f"{'z' if place % 2 else 'the KL'} of layer {layer!r}"
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save what the layers inside do not save themselves: the random state of Keras's own."""
+        super().save_own_variables(store)
+        _random_state.save(store, self._foreign_states())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` has saved."""
+        super().load_own_variables(_random_state.load(store, self._foreign_states(), self.name))
+
+    def _foreign_states(self) -> list[keras.Variable]:
+        layers = self._flatten_layers(include_self=False)
+        own = _random_state.SavesRandomState
+        return _random_state.states_of(x for x in layers if not isinstance(x, own))
 
     def compute_loss(
         self,
@@ -76,6 +120,8 @@ class StochasticModel(keras.Model):
         nll = (loss - added) * replica_count()
         self._nll_tracker.update_state(nll, sample_weight=examples)
         self._kl_tracker.update_state(self._last_kl, sample_weight=examples)
+        if training:
+            self._note_fault(ops.where(ops.isfinite(loss), 0, _LOSS))
         return loss
 
     def get_config(self) -> dict[str, Any]:

@@ -11,11 +11,18 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, _counter, noise
+from tfp_ibnn._callback import Callback
 from tfp_ibnn._ensemble import Chunks, Ensemble
 from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._head_of import predictive_of
 from tfp_ibnn._predictive import Summary
-from tfp_ibnn.backend import Tensor, fori_loop, jit_compiles_well
+from tfp_ibnn.backend import (
+    REPLICA_STRIDE,
+    Tensor,
+    fori_loop,
+    jit_compiles_well,
+    replica_id,
+)
 from tfp_ibnn.layers import stochastic_layers
 
 __all__ = ["MonteCarlo", "MonteCarloEvaluation"]
@@ -160,13 +167,39 @@ class MonteCarlo(keras.Model):
 
     def call(self, inputs: Any) -> dict[str, Tensor]:
         """Return the dict that the class describes, for one batch."""
-        key = ops.convert_to_tensor(self._key)
-        if self.independent:
-            number = ops.convert_to_tensor(self._batch)
-            key = key + number * ops.convert_to_tensor([1, 0], dtype="int32")
-            self._batch.assign(number + 1)
+        if not self.independent:
+            return self.average(inputs)
+        # A sum, which is read at once: the variable itself would be read after it has counted.
+        stream = self._batch + replica_id() * REPLICA_STRIDE
+        self._batch.assign(self._batch + 1)
+        return self.average(inputs, stream)
+
+    def average(self, inputs: Any, stream: int | Tensor = 0) -> dict[str, Tensor]:
+        """Return the dict that the class describes, for one batch; unlike a call, it has no state.
+
+        Args:
+            inputs: one batch.
+            stream: which draws to take, where they are `independent`.
+        """
+        first, second = ops.unstack(ops.convert_to_tensor(self._key), num=2)
+        key = ops.stack([first + ops.cast(stream, "int32"), second])
         chunks = self._ensemble.chunks(inputs, key)
         return self._from_all_draws(chunks) if self._keeps_draws else self._from_stream(chunks)
+
+    def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
+        """Return what one sampled network says: `mean`, and `aleatoric`, its own uncertainty.
+
+        The networks that `average` averages have the numbers 0 to `samples` - 1; others follow.
+        """
+        return self._of_one(self._ensemble.draw(inputs, ops.convert_to_tensor(self._key), number))
+
+    def at_mean(self, inputs: Any) -> dict[str, Tensor]:
+        """Return what the network without noise says, with every z at its posterior mean."""
+        return self._of_one(self._ensemble.at_mean(inputs))
+
+    def _of_one(self, outputs: Tensor) -> dict[str, Tensor]:
+        draws, within = self._predictive.draws(outputs)
+        return {"mean": self._predictive.public(draws)[0], "aleatoric": within[0]}
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Not known ahead: the noise of a pass cannot be drawn symbolically."""
@@ -313,8 +346,12 @@ class MonteCarlo(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        config = {
-            "model": keras.saving.serialize_keras_object(self.inner),
+        model = keras.saving.serialize_keras_object(self.inner)
+        return {**super().get_config(), "model": model, **self.options()}
+
+    def options(self) -> dict[str, Any]:
+        """Return the constructor's arguments but for the model."""
+        return {
             "samples": self._wanted_samples,
             "head": self.head,
             "from_logits": self.from_logits,
@@ -327,7 +364,6 @@ class MonteCarlo(keras.Model):
             "interval": self.interval,
             "standard_error": self.standard_error,
         }
-        return {**super().get_config(), **config}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MonteCarlo":
@@ -409,7 +445,8 @@ class MonteCarlo(keras.Model):
         return prediction
 
 
-class MonteCarloEvaluation(keras.callbacks.Callback):
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MonteCarloEvaluation(Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
     The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_accuracy`,
@@ -456,6 +493,19 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         else:
             self._data = {"x": data}
         self._monte_carlo: MonteCarlo | None = None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, the data included if it is arrays."""
+        data = list(self._data.values())
+        if len(data) == 1:
+            raise ValueError("The config of a MonteCarloEvaluation can hold arrays, not a dataset.")
+        return {
+            "data": data,
+            "samples": self.samples,
+            "every": self.every,
+            "batch_size": self.batch_size,
+            **self.options,
+        }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Wrap the model that is trained."""

@@ -8,7 +8,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor, mean, tfb, tfd
+from tfp_ibnn._random_state import SavesRandomState
+from tfp_ibnn.backend import SeedGenerator, Tensor, mean, tfb, tfd
 from tfp_ibnn.flows import (
     Affine,
     Flow,
@@ -49,7 +50,7 @@ class Draw(NamedTuple):
     entropy: Tensor
 
 
-class Posterior(keras.layers.Layer):
+class Posterior(SavesRandomState, keras.layers.Layer):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
     A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
@@ -89,7 +90,7 @@ class Posterior(keras.layers.Layer):
         self.initial_beta = _checks.non_negative("beta", beta)
         self.gamma = _checks.non_negative("gamma", gamma)
         self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = SeedGenerator(seed)
         self.channels: int | None = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

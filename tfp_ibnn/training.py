@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks
+from tfp_ibnn._callback import Callback
 from tfp_ibnn.layers import Stochastic, stochastic_layers
 
 __all__ = ["KLAnnealing", "PosteriorLog", "TwoSpeed", "two_speed"]
@@ -131,7 +132,8 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
     return TwoSpeed(groups)
 
 
-class KLAnnealing(keras.callbacks.Callback):
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class KLAnnealing(Callback):
     """Raise the weight of the KL, beta, linearly over the first epochs.
 
     Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs), in every
@@ -171,8 +173,13 @@ class KLAnnealing(keras.callbacks.Callback):
             posterior = layer.posterior
             posterior.beta.assign(self.beta(epoch, posterior.initial_beta))
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {"epochs": self.epochs, "start": self.start, "stop": self.stop}
 
-class PosteriorLog(keras.callbacks.Callback):
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class PosteriorLog(Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,

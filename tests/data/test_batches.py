@@ -114,6 +114,40 @@ def test_over_the_epochs_nobody_is_left_out():
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(("size", "drop"), [(4, True), (8, True), (50, False)])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_shares_make_up_the_batch(size, drop, count):
+    x = np.arange(20)
+
+    def shard(*which):
+        return ibnn.data.ShuffledBatches(
+            x, -x, size, seed=1, drop_remainder=drop, shard=which or (0, 1)
+        )
+
+    whole, shares = shard(), [shard(index, count) for index in range(count)]
+    for data in (whole, *shares):
+        data.set_epoch(3)
+        assert len(data) == len(whole)
+    for index in range(len(whole)):
+        parts = [data[index] for data in shares]
+        assert len({len(part) for part, _ in parts}) == 1
+        together = [np.concatenate(both) for both in zip(*parts, strict=True)]
+        np.testing.assert_array_equal(together, whole[index])
+
+
+@pytest.mark.once
+def test_what_keras_reads_ahead_is_no_epoch():
+    """Under TensorFlow's strategies it begins before it tells the epoch."""
+    data = batches()
+    for _ in range(2):
+        for index in range(len(data)):
+            data[index]
+        data.on_epoch_begin()
+    with pytest.raises(ValueError, match=r"batches\.follow\(\)"):
+        data[0]
+
+
+@pytest.mark.once
 def test_an_epoch_without_notice_is_an_error():
     data = batches()
     order(data, 0)
@@ -158,6 +192,12 @@ def test_a_model_can_be_evaluated_on_the_batches_again_and_again():
         ({"seed": -1}, "seed"),
         ({"seed": None}, "seed"),
         ({"seed": 0.5}, "seed"),
+        ({"shard": 2}, "`shard` must be .index, count."),
+        ({"shard": (2, 2)}, "below its count"),
+        ({"shard": (-1, 2)}, "shard"),
+        ({"shard": (0, 0)}, "shard"),
+        ({"shard": (0, 3)}, "batch of 4 .* 3 shares"),
+        ({"shard": (0, 2)}, "batch of 3 .* 2 shares.*`drop_remainder`"),
     ],
 )
 def test_bad_arguments_are_named(changed, message):

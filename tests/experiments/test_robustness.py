@@ -356,7 +356,7 @@ import tensorflow as tf
 model = tf.saved_model.load(sys.argv[1])
 images = np.load(sys.argv[2])
 assert not {"tfp_ibnn", "tensorflow_probability"} & sys.modules.keys()
-np.save(sys.argv[3], model.serve(tf.constant(images))["mean"].numpy())
+np.save(sys.argv[3], model.signatures["serve"](image=tf.constant(images))["mean"].numpy())
 """
 
 

@@ -7,13 +7,14 @@ import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn import _checks
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._random_state import SavesRandomState
+from tfp_ibnn.backend import SeedGenerator, Tensor
 
 __all__ = ["RandomMirror", "RandomShift", "preprocessing"]
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class RandomShift(layers.Layer):
+class RandomShift(SavesRandomState, layers.Layer):
     """In training, move each image by up to `padding` pixels each way; zeros come in.
 
     This is the usual augmentation of CIFAR-10: pad by 4 and crop at random. Each image has its own
@@ -35,7 +36,7 @@ class RandomShift(layers.Layer):
         super().__init__(**kwargs)
         self.padding = _checks.positive_integer("padding", padding)
         self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = SeedGenerator(seed)
 
     def call(self, images: Tensor, training: bool = False) -> Tensor:
         """Return the images, shifted if this is training."""
@@ -61,7 +62,7 @@ class RandomShift(layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class RandomMirror(layers.Layer):
+class RandomMirror(SavesRandomState, layers.Layer):
     """In training, mirror each image, left to right, with probability one half.
 
     Outside training the images pass unchanged, in a plain call too, which is not so with
@@ -81,7 +82,7 @@ class RandomMirror(layers.Layer):
     def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = SeedGenerator(seed)
 
     def call(self, images: Tensor, training: bool = False) -> Tensor:
         """Return the images, some of them mirrored if this is training."""

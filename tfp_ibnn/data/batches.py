@@ -26,6 +26,9 @@ class ShuffledBatches(keras.utils.PyDataset):
         seed: of the order.
         drop_remainder: leave out the examples of an epoch that do not fill a batch, so that all
             batches have one shape. With fewer examples than `batch_size` they make up one batch.
+        shard: (index, count) takes, of every batch, the share of one of `count` processes that
+            train together: the shares, in order, are the batch that one process would have. Each
+            batch must divide evenly.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
@@ -45,6 +48,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         batch_size: int,
         seed: int = 0,
         drop_remainder: bool = False,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         super().__init__()
         if len(x) != len(y) or len(x) == 0:
@@ -56,7 +60,8 @@ class ShuffledBatches(keras.utils.PyDataset):
         self.batch_size = _checks.positive_integer("batch_size", batch_size)
         self.seed = _checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
-        self._followed = False
+        self.shard = self._checked_shard(shard)
+        self._followed = self._begun = False
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -70,7 +75,15 @@ class ShuffledBatches(keras.utils.PyDataset):
             )
         self._finished = index == len(self) - 1 and len(self) > 1
         chosen = self._order[index * self.batch_size : (index + 1) * self.batch_size]
+        share, shares = self.shard
+        size = len(chosen) // shares
+        chosen = chosen[share * size : (share + 1) * size]
         return self.x[chosen], self.y[chosen]
+
+    def on_epoch_begin(self) -> None:
+        """Forget, before the first epoch, what Keras has read to learn of the shapes."""
+        if not self._begun:
+            self._begun, self._finished = True, False
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of an epoch, counted from 0."""
@@ -85,3 +98,21 @@ class ShuffledBatches(keras.utils.PyDataset):
             self.set_epoch(epoch)
 
         return keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+
+    def _checked_shard(self, shard: tuple[int, int]) -> tuple[int, int]:
+        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+            raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
+        index = _checks.whole("shard[0]", shard[0])
+        count = _checks.positive_integer("shard[1]", shard[1])
+        if index >= count:
+            raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
+        sizes = {min(self.batch_size, len(self.x))}
+        if not self.drop_remainder:
+            sizes.add(len(self.x) % self.batch_size)
+        for size in sizes:
+            if size % count:
+                raise ValueError(
+                    f"A batch of {size} does not divide into {count} shares: choose another "
+                    "`batch_size`, or leave out the last batch by `drop_remainder`."
+                )
+        return index, count

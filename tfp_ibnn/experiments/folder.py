@@ -23,10 +23,15 @@ class RunFolder:
     Args:
         path: of the folder.
         identity: what makes this run this run, ready for JSON.
+        check: look whether the folder is free, or this run's.
     """
 
-    def __init__(self, path: str | os.PathLike, identity: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike, identity: dict[str, Any], *, check: bool = True
+    ) -> None:
         self.path, self.identity = Path(path), identity
+        if not check:
+            return
         if self._record.exists():
             self._check_same()
         elif self.path.exists() and not self._is_empty():

@@ -78,7 +78,7 @@ This is {kind}, with {metrics["parameters"]:,} parameters.
 Images of {height} x {width} pixels and {channels} channel{"s" if channels > 1 else ""}, raw values
 from 0 to {dataset.maximum}; normalisation is part of the model. Out come the classes
 {", ".join(dataset.classes)}: logits from `model.keras`, and from `saved_model/`, if it is there,
-averaged probabilities with their uncertainty (a deterministic network gives its logits there too).
+averaged probabilities with their uncertainty.
 
     import keras, tfp_ibnn as ibnn
     model = keras.saving.load_model("model.keras")

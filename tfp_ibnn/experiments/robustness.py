@@ -157,7 +157,6 @@ def evaluate(
     else:
         record = _evaluate(scorer, settings, folder, data_dir, {str(path): digest}, say)
     if export is not None:
-        Path(export).parent.mkdir(parents=True, exist_ok=True)
         scorer.export(export)
         say(f"SavedModel: {export}")
     return record

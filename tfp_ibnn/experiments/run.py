@@ -3,9 +3,7 @@
 import csv
 import hashlib
 import importlib.util
-import math
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +11,18 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from tfp_ibnn import _files, backend, data, models
 from tfp_ibnn.checkpoint import Checkpoint
 from tfp_ibnn.conversion import to_stochastic
+from tfp_ibnn.experiments.devices import Devices
 from tfp_ibnn.experiments.folder import RunError, RunFolder
 from tfp_ibnn.experiments.provenance import provenance
 from tfp_ibnn.experiments.report import write_report
 from tfp_ibnn.experiments.saved import read_model
 from tfp_ibnn.experiments.scoring import Scorer, Scores
 from tfp_ibnn.experiments.settings import Settings, Stage
+from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.training import KLAnnealing, PosteriorLog, two_speed
 
@@ -43,6 +42,7 @@ def run(
     *,
     say: Say = print,
     keep_models: bool = True,
+    devices: Devices | None = None,
 ) -> dict[str, Any]:
     """Train, test and report; return what `metrics.json` holds.
 
@@ -57,19 +57,26 @@ def run(
         data_dir: where the data is cached, see `ibnn.data.load`.
         say: called with lines of progress.
         keep_models: write the model files too.
+        devices: where to train, see `devices_for`; None is one device. If several processes train
+            together, the first one writes, tests and says; the others return an empty dict.
 
     Raises:
         RunError: if the folder belongs to something else, or training diverges.
         DataError: if the data cannot be had.
     """
-    folder = RunFolder(output, identity(settings))
-    if (metrics := folder.metrics) is not None:
-        say(f"{folder.path}: finished already.")
+    devices = devices or Devices()
+    if not devices.is_first:
+        say = _silently
+    known = {**identity(settings), **devices.identity}
+    metrics = devices.from_first(lambda: RunFolder(output, known).metrics)
+    if metrics is not None:
+        say(f"{output}: finished already.")
         return metrics
+    folder = RunFolder(output, known, check=False)
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(settings.precision)
     try:
-        return _run(settings, folder, data_dir, say, keep_models)
+        return _run(settings, folder, data_dir, say, keep_models, devices)
     finally:
         keras.config.set_dtype_policy(policy)
 
@@ -107,23 +114,32 @@ def _run(
     data_dir: str | os.PathLike | None,
     say: Say,
     keep_models: bool,
+    devices: Devices,
 ) -> dict[str, Any]:
     train, test = _arrays(settings, data_dir)
+    devices.check_batch(min(settings.batch_size, len(train[0])))
     # Each stage begins from the seed, so that a run taken up in the second one draws the same.
     keras.utils.set_random_seed(settings.seed)
     try:
-        model = _network(settings, train[0])
-        # A pattern that matches no layer is found now, not after the pretraining.
-        _stochastic(model, settings, len(train[0]))
+        with devices.building():
+            model = _network(settings, train[0])
+            # A pattern that matches no layer is found now, not after the pretraining.
+            _stochastic(model, settings, len(train[0]))
     except ValueError as error:
         raise RunError(str(error)) from error
-    folder.claim()
+    devices.from_first(folder.claim)
     times = {}
     for stage in settings.stages():
         if stage.name == "training":
             keras.utils.set_random_seed(settings.seed)
-            model = _stochastic(model, settings, len(train[0]))
-        times[stage.name] = _fit(model, settings, stage, train, test, folder, say)
+            with devices.building():
+                model = _stochastic(model, settings, len(train[0]))
+        times[stage.name] = _fit(model, settings, stage, train, test, folder, say, devices)
+    if devices.is_first:
+        model = devices.on_one(model)
+    devices.leave()
+    if not devices.is_first:
+        return {}
     began = time.perf_counter()
     scorer = Scorer(model, settings.samples, settings.seed)
     try:
@@ -141,12 +157,17 @@ def _run(
         "train_size": len(train[0]),
         "test_size": len(test[0]),
         "parameters": model.count_params(),
+        "devices": devices.count,
         "seconds": {name: round(seconds, 1) for name, seconds in times.items()},
         **provenance(settings.as_dict()),
     }
     say(scores.line())
     _write(folder, metrics, scores, scorer, test, keep_models, say)
     return metrics
+
+
+def _silently(line: str) -> None:
+    """Say nothing: the first process does."""
 
 
 def _method(settings: Settings, scorer: Scorer) -> str:
@@ -215,47 +236,58 @@ def _fit(
     test: Arrays,
     folder: RunFolder,
     say: Say,
+    devices: Devices,
 ) -> float:
     """Train a model to the end of a stage; return the seconds that it took, over all parts."""
     batches = data.ShuffledBatches(
-        *train, settings.batch_size, seed=settings.seed, drop_remainder=True
+        *train, settings.batch_size, settings.seed, drop_remainder=True, shard=devices.shard
     )
-    model.compile(
-        _optimizer(model, settings, stage, stage.epochs * len(batches)),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        jit_compile=backend.jit_compiles_well(),
-    )
+    with devices.building():
+        model.compile(
+            _optimizer(model, settings, stage, stage.epochs * len(batches)),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile=devices.jit_compile,
+        )
+        # TensorFlow would trace the first step twice for an optimizer without variables.
+        model.optimizer.build(model.trainable_variables)
     checkpoint = Checkpoint(folder / f"{stage.name}.npz")
-    done = checkpoint.restore(model)
+    done = devices.restore(checkpoint, model)
     history = folder / f"{stage.name}.csv"
-    if done:
+    if done and devices.is_first:
         # A run that was killed right after its checkpoint lacks a line here.
         _write_history(checkpoint, history)
     if 0 < done < stage.epochs:
         say(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
-    callbacks: list[keras.callbacks.Callback] = [batches.follow(), _Finite(stage), _Clock()]
+    # Before all that saves: of a run that has diverged nothing is kept.
+    guard = TerminateOnNonFinite(every=None, raises=True)
+    callbacks: list[keras.callbacks.Callback] = [batches.follow(), guard, _Clock()]
     if stochastic_layers(model):
         if settings.kl_warmup:
             callbacks.append(KLAnnealing(settings.kl_warmup))
         callbacks.append(PosteriorLog())
-    if settings.evaluate_every:
-        callbacks.append(_Evaluation(settings, test))
-    callbacks += [checkpoint, _Log(checkpoint, history, stage, say)]
-    # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
-    if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
-        callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
+    if devices.is_first:
+        if settings.evaluate_every:
+            callbacks.append(_Evaluation(settings, test, devices))
+        callbacks += [checkpoint, _Log(checkpoint, history, stage, say)]
+        # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
+        if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
+            callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
     if done < stage.epochs:
-        # TensorFlow would trace the first step twice for an optimizer without variables.
-        model.optimizer.build(model.trainable_variables)
-        model.fit(
-            batches,
-            shuffle=False,
-            epochs=stage.epochs,
-            initial_epoch=done,
-            callbacks=callbacks,
-            verbose=0,
-        )
+        try:
+            with devices.training():
+                model.fit(
+                    batches,
+                    shuffle=False,
+                    epochs=stage.epochs,
+                    initial_epoch=done,
+                    callbacks=callbacks,
+                    verbose=0,
+                )
+        except NonFiniteError as error:
+            raise RunError(
+                f"{stage.name} diverged: {error} Try a smaller learning rate."
+            ) from error
     return sum(row["seconds"] for row in checkpoint.logs)
 
 
@@ -276,23 +308,6 @@ def _optimizer(
     return two_speed(optimizer, settings.stochastic_learning_rate or stage.learning_rate)
 
 
-class _Finite(keras.callbacks.Callback):
-    """Stops a run that has diverged, before anything of it is saved."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__()
-        self.stage = stage
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        # The loss is that of the weights before the last step.
-        values = [ops.convert_to_numpy(v.value) for v in self.model.trainable_variables]
-        if not (math.isfinite(logs["loss"]) and all(np.isfinite(v).all() for v in values)):
-            raise RunError(
-                f"{self.stage.name} diverged in epoch {epoch + 1}: the loss or the weights are not "
-                "finite. Try a smaller learning rate."
-            )
-
-
 class _Clock(keras.callbacks.Callback):
     """Logs the seconds of each epoch, the first one's compilation included."""
 
@@ -307,16 +322,20 @@ class _Clock(keras.callbacks.Callback):
 class _Evaluation(keras.callbacks.Callback):
     """Logs the scores of the averaged prediction every few epochs."""
 
-    def __init__(self, settings: Settings, test: Arrays) -> None:
+    def __init__(self, settings: Settings, test: Arrays, devices: Devices) -> None:
         super().__init__()
-        self.settings, self.test = settings, test
+        self.settings, self.test, self.devices = settings, test, devices
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self.scorer = Scorer(self.model, self.settings.evaluation_samples, self.settings.seed)
+        model = self.devices.on_one(self.model)
+        with self.devices.alone():
+            self.scorer = Scorer(model, self.settings.evaluation_samples, self.settings.seed)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if (epoch + 1) % self.settings.evaluate_every == 0:
-            found = self.scorer.score(*self.test).summary()
+            with self.devices.alone():
+                self.devices.update(self.scorer.model, self.model)
+                found = self.scorer.score(*self.test).summary()
             logs.update({f"test_{name}": found[name] for name in ("accuracy", "nll", "ece")})
 
 
@@ -380,8 +399,7 @@ def _write(
 def _export(scorer: Scorer, path: Path, say: Say) -> bool:
     """Write a SavedModel, where there is TensorFlow to write it."""
     if backend.NAME != "tensorflow":
-        say("No SavedModel: that takes TensorFlow. `evaluate.py --export` makes one there.")
+        say("No SavedModel: that takes TensorFlow. `scripts/export.py` makes one there.")
         return False
-    shutil.rmtree(path, ignore_errors=True)
-    scorer.export(path)
+    scorer.export(path, overwrite=True)
     return True

@@ -2,9 +2,6 @@
 
 import dataclasses
 import os
-import shutil
-import uuid
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +12,7 @@ from tfp_ibnn import metrics
 from tfp_ibnn._dropout import DROPOUTS
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.monte_carlo import MonteCarlo
+from tfp_ibnn.serving import export
 
 __all__ = ["Scorer", "Scores"]
 
@@ -93,20 +91,6 @@ class Scorer:
         found = self.monte_carlo.predict(images, batch_size=_BATCH, verbose=0)
         return Scores(found["mean"], found["epistemic"], labels, self.monte_carlo.samples)
 
-    def export(self, path: str | os.PathLike) -> None:
-        """Write what is scored as a SavedModel, whole or not at all; the backend is TensorFlow.
-
-        A model that is averaged gives there what `MonteCarlo` does, any other its logits.
-
-        Args:
-            path: of a folder, missing or empty.
-        """
-        path = Path(path)
-        served = self.monte_carlo or self.model
-        inputs = [keras.InputSpec(shape=part.shape, dtype=part.dtype) for part in self.model.inputs]
-        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-        try:
-            served.export(temporary, verbose=False, input_signature=inputs)
-            temporary.replace(path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    def export(self, path: str | os.PathLike, overwrite: bool = False) -> None:
+        """Write what is scored as a SavedModel, see `ibnn.export`; the backend is TensorFlow."""
+        export(self.monte_carlo or MonteCarlo(self.model, samples=1), path, overwrite=overwrite)

@@ -57,8 +57,10 @@ class BatchNorm(Flow):
         shape = (self.channels,)
         self.shift = self.add_parameter("shift", shape, "zeros")
         self.raw_log_scale = self.add_parameter("raw_log_scale", shape, "zeros")
-        self.mean = self.add_parameter("mean", shape, "zeros", trainable=False)
-        self.variance = self.add_parameter("variance", shape, "ones", trainable=False)
+        # Replicas see different draws, and keep the mean of what each has found.
+        running = {"trainable": False, "aggregation": "mean"}
+        self.mean = self.add_parameter("mean", shape, "zeros", **running)
+        self.variance = self.add_parameter("variance", shape, "ones", **running)
 
     def bijector(self) -> AffineBijector:
         """Return the map for the running statistics."""

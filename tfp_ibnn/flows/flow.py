@@ -107,6 +107,7 @@ class Flow(keras.layers.Layer):
         initializer: Any,
         trainable: bool = True,
         dtype: str | None = None,
+        **kwargs: Any,
     ) -> keras.Variable:
         """Add a weight that keeps its precision inside mixed-precision models."""
         return self.add_weight(
@@ -116,6 +117,7 @@ class Flow(keras.layers.Layer):
             dtype=dtype,
             autocast=False,
             name=name,
+            **kwargs,
         )
 
     def bijector(self) -> tfb.Bijector:

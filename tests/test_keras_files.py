@@ -1,0 +1,186 @@
+"""`.keras` files: what they keep, and that those of earlier versions stay loadable."""
+
+import json
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import tfp_ibnn as ibnn
+from tests import saved_files
+
+FILES = sorted(saved_files.FOLDER.glob("*/*/*.keras"))
+BACKEND = keras.backend.backend()
+
+
+def label(path):
+    return "-".join(path.relative_to(saved_files.FOLDER).with_suffix("").parts)
+
+
+def expected(path):
+    return json.loads(path.with_name("expected.json").read_text())[path.stem]
+
+
+def test_there_is_a_file_of_every_recipe():
+    for backend, recipes in saved_files.WRITTEN.items():
+        folder = saved_files.FOLDER / ibnn.__version__ / backend
+        assert sorted(path.stem for path in folder.glob("*.keras")) == sorted(recipes)
+
+
+@pytest.mark.parametrize("path", FILES, ids=label)
+def test_files_of_all_versions_load_and_mean_the_same(path):
+    known = expected(path)
+    found = saved_files.describe(keras.saving.load_model(path))
+    for name in ("at_mean", "mean"):
+        np.testing.assert_allclose(found[name], known[name], rtol=0, atol=2e-6)
+    assert found["random_states"] == known["random_states"]
+    assert found["steps"] == known["steps"] == 2
+    for name in ("learning_rates", "momentum"):
+        np.testing.assert_allclose(found[name], known[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["planar", "mixture"])
+def test_a_loaded_model_trains_on_with_the_noise_that_follows(recipe):
+    path = saved_files.FOLDER / ibnn.__version__ / BACKEND / f"{recipe}.keras"
+    losses = saved_files.next_losses(keras.saving.load_model(path))
+    np.testing.assert_allclose(losses, expected(path)["next_losses"], rtol=1e-4)
+
+
+def augmented():
+    """A model with noise, dropout and augmentation, nested, in front of a Keras layer's own."""
+    inner = keras.Sequential(
+        [keras.Input((6, 6, 1)), keras.layers.GaussianNoise(0.3), keras.layers.Flatten()]
+    )
+    det = keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            ibnn.data.RandomShift(1),
+            ibnn.data.RandomMirror(),
+            inner,
+            keras.layers.Dense(5, "tanh"),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3),
+        ]
+    )
+    return ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=100)
+
+
+def random_states(model):
+    return [
+        ops.convert_to_numpy(v).tolist()
+        for v in model.variables
+        if v.name == "seed_generator_state"
+    ]
+
+
+def in_training(model, x):
+    return ops.convert_to_numpy(model(x, training=True))
+
+
+def test_random_states_of_all_layers_are_saved(tmp_path):
+    model, x = augmented(), np.random.default_rng(0).normal(size=(4, 6, 6, 1)).astype("float32")
+    for _ in range(3):
+        in_training(model, x)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    states = random_states(model)
+    assert len(states) == 6  # two posteriors, shift, mirror, Gaussian noise, dropout
+    follows = in_training(model, x)
+
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert sorted(random_states(loaded)) == sorted(states)
+    np.testing.assert_array_equal(in_training(loaded, x), follows)
+
+    fresh = augmented()
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    assert sorted(random_states(fresh)) == sorted(states)
+
+
+def test_random_state_of_a_stochastic_layer_in_any_model(tmp_path):
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, ibnn.StochasticDense(2, train_size=10)(inputs))
+    x = np.ones((4, 3), "float32")
+    model(x)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(x), model(x))
+
+
+def test_weights_without_random_states_load_and_leave_the_states(tmp_path):
+    """Files of Keras's own form, in which a layer's group holds its weights and nothing else."""
+    layer = ibnn.NormalAffine(seed=7)
+    layer.build((None, 3))
+    store = {}
+    layer.save_own_variables(store)
+    (name,) = [name for name in store if name.startswith("random_state")]
+    del store[name]
+    before = random_states(layer)
+    layer.load_own_variables(store)
+    assert random_states(layer) == before
+
+
+def test_random_states_of_another_model_are_refused():
+    layer = ibnn.NormalAffine()
+    layer.build((None, 3))
+    store = {}
+    layer.save_own_variables(store)
+    with pytest.raises(ValueError, match="holds 2 random states"):
+        layer.load_own_variables({**store, "random_state_1": np.zeros(2, "uint32")})
+
+
+class Shifted(ibnn.FlowPosterior):
+    """A posterior that a user has written and not registered."""
+
+    def mean(self):
+        return super().mean() + 1
+
+
+def test_custom_posterior_loads_with_custom_objects(tmp_path):
+    det = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = ibnn.to_stochastic(det, Shifted(), train_size=10)
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(TypeError, match="Shifted"):
+        keras.saving.load_model(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Shifted": Shifted})
+    assert isinstance(loaded.layers[-1].posterior, Shifted)
+    with ibnn.noise_off(model), ibnn.noise_off(loaded):
+        x = np.ones((1, 3), "float32")
+        np.testing.assert_array_equal(loaded(x), model(x))
+
+
+CALLBACKS = {
+    "annealing": lambda: ibnn.KLAnnealing(7, start=0.1, stop=2.0),
+    "log": ibnn.PosteriorLog,
+    "checkpoint": lambda: ibnn.Checkpoint("run.npz"),
+    "finite": lambda: ibnn.TerminateOnNonFinite(every=3, raises=True),
+    "evaluation": lambda: ibnn.MonteCarloEvaluation(
+        (np.ones((2, 3)), np.array([0, 1])), samples=5, every=2, sampling="antithetic"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_callbacks_round_trip(name):
+    callback = CALLBACKS[name]()
+    config = json.loads(json.dumps(keras.saving.serialize_keras_object(callback)))
+    copy = keras.saving.deserialize_keras_object(config)
+    assert type(copy) is type(callback)
+    old, new = callback.get_config(), copy.get_config()
+    keras.tree.map_structure(np.testing.assert_array_equal, old, new)
+
+
+def test_evaluation_of_a_dataset_has_no_config():
+    batches = ibnn.data.ShuffledBatches(np.ones((4, 3)), np.zeros(4), 2)
+    with pytest.raises(ValueError, match="not a dataset"):
+        ibnn.MonteCarloEvaluation(batches).get_config()
+
+
+@pytest.mark.parametrize("path", FILES[:1], ids=label)
+def test_files_hold_no_code(path):
+    with zipfile.ZipFile(path) as archive:
+        assert sorted(archive.namelist()) == ["config.json", "metadata.json", "model.weights.h5"]
+        config = archive.read("config.json").decode()
+    assert "__lambda__" not in config
+    assert "pickle" not in config

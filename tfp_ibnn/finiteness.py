@@ -1,0 +1,139 @@
+"""A callback for numbers that leave the finite range."""
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import _checks
+from tfp_ibnn._callback import Callback
+from tfp_ibnn.model import StochasticModel
+
+__all__ = ["NonFiniteError", "TerminateOnNonFinite"]
+
+
+class NonFiniteError(ArithmeticError):
+    """A training whose loss or weights are no longer finite."""
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class TerminateOnNonFinite(Callback):
+    """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
+
+    The message names the layer whose z or KL was the first to leave the finite range, in the first
+    step in which one did, or the loss, if they were all finite: the fault then lies in the network
+    itself or in the data. (That is for a `StochasticModel`. Of other models, and if it was the last
+    step that went wrong, it names the weights.) Weights and optimizer are set back to the last time
+    that they were checked and found finite, so that training can go on with another learning rate.
+
+    Args:
+        every: check every so many batches, besides the end of each epoch; None checks only there.
+            A check copies the weights; one batch costs most and loses least.
+        raises: raise a `NonFiniteError` instead of a warning and an early end. Callbacks that save
+            the model then do not run for this epoch.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> guard = ibnn.TerminateOnNonFinite(every=10)
+        >>> guard.message is None
+        True
+
+        List it before the callbacks that save the model:
+
+            model.fit(x, y, callbacks=[guard, ibnn.Checkpoint("run.npz")])
+    """
+
+    def __init__(self, every: int | None = 50, raises: bool = False) -> None:
+        super().__init__()
+        self.every = None if every is None else _checks.positive_integer("every", every)
+        self.raises = bool(raises)
+        self.message: str | None = None
+        """What went wrong, or None."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keep the weights as they are."""
+        self.message = None
+        self._batches = self._epoch = 0
+        if isinstance(self.model, StochasticModel):
+            self.model.clear_fault()
+        self._good: list[tuple[keras.Variable, Any]] = []
+        if self.model.built and not _bad_weights(self.model):
+            # On TensorFlow an optimizer gets its variables in the first step otherwise.
+            if not self.model.optimizer.built:
+                self.model.optimizer.build(self.model.trainable_variables)
+            self._keep()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the epochs."""
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check every so many batches."""
+        self._batches += 1
+        if self.every is not None and self._batches % self.every == 0:
+            self._check(logs, f"batch {batch + 1} of epoch {self._epoch + 1}")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check."""
+        self._check(logs, f"epoch {epoch + 1}")
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {"every": self.every, "raises": self.raises}
+
+    def _check(self, logs: dict[str, Any] | None, when: str) -> None:
+        if self.message is not None:
+            return
+        loss = float((logs or {}).get("loss", 0.0))
+        # The loss is that of the weights before the last step.
+        bad = _bad_weights(self.model)
+        if np.isfinite(loss) and not bad:
+            self._keep()
+            return
+        self.message = f"After {when} the loss is {loss}. {self._cause(bad)} {self._go_back()}"
+        if self.raises:
+            raise NonFiniteError(self.message)
+        warnings.warn(self.message, stacklevel=2)
+        self.model.stop_training = True
+
+    def _cause(self, bad: list[str]) -> str:
+        if isinstance(self.model, StochasticModel) and self.model.fault is not None:
+            return f"The first to leave the finite range was {self.model.fault}."
+        return f"Weights that are not finite: {_listed(bad)}." if bad else "The weights are finite."
+
+    def _keep(self) -> None:
+        """Keep the weights and the optimizer; their buffers themselves are written over."""
+        self._good = [(v, ops.copy(v.value)) for v in _state(self.model)]
+        self._good_since = self._batches
+
+    def _go_back(self) -> str:
+        for variable, value in self._good:
+            variable.assign(value)
+        if isinstance(self.model, StochasticModel):
+            self.model.clear_fault()
+        if not self._good:
+            return "The weights were not finite from the beginning."
+        return f"The weights are again those of {self._batches - self._good_since} batches before."
+
+
+def _state(model: keras.Model) -> list[keras.Variable]:
+    """Return what a training step changes, but for random states and metrics."""
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.weights, *(optimizer.variables if optimizer is not None else [])]
+
+
+def _bad_weights(model: keras.Model) -> list[str]:
+    """Return the paths of weights that are not finite."""
+    weights = [w for w in model.weights if keras.backend.is_float_dtype(w.dtype)]
+    if not weights:
+        return []
+    finite = ops.stack([ops.all(ops.isfinite(w)) for w in weights])
+    pairs = zip(weights, ops.convert_to_numpy(finite), strict=True)
+    return [weight.path for weight, good in pairs if not good]
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")

@@ -52,10 +52,26 @@ def load(store: Any, states: list[keras.Variable], owner: str) -> dict[str, Any]
             "it was written by another model."
         )
     for state, value in zip(states, values, strict=False):
-        # The backends keep the same numbers in different types.
-        state.assign(np.asarray(value).astype(keras.backend.standardize_dtype(state.dtype)))
+        state.assign(_converted(np.asarray(value), state, owner))
     return saved
 
 
+def _converted(value: np.ndarray, state: keras.Variable, owner: str) -> np.ndarray:
+    """Return a saved state in the type of a variable: the backends keep it in different ones."""
+    if value.dtype.kind in "iu" and value.shape == tuple(state.shape):
+        converted = value.astype(keras.backend.standardize_dtype(state.dtype))
+        if np.array_equal(converted, value):
+            return converted
+    raise ValueError(
+        f"The file's random state for {owner!r} is no {tuple(state.shape)} whole numbers of "
+        f"{keras.backend.standardize_dtype(state.dtype)}: the file is damaged."
+    )
+
+
 def _position(key: str) -> int:
-    return int(key.removeprefix(_KEY)) if key.startswith(_KEY) else -1
+    number = key.removeprefix(_KEY)
+    if not key.startswith(_KEY):
+        return -1
+    if not number.isdecimal():
+        raise ValueError(f"The file has the unknown entry {key!r}: it is damaged.")
+    return int(number)

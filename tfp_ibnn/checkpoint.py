@@ -1,5 +1,6 @@
 """Checkpoints from which a run goes on as if it had never stopped."""
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _files
+from tfp_ibnn import _checks, _files
 from tfp_ibnn._callback import Callback
 
 __all__ = ["Checkpoint", "CheckpointError"]
@@ -83,13 +84,17 @@ class Checkpoint(Callback):
             with np.load(self.path, allow_pickle=False) as file:
                 record = json.loads(str(file["record"]))
                 parts = {
-                    part: [file[f"{part}/{i}"] for i in range(record[part])]
+                    part: [_array(file, f"{part}/{i}") for i in range(record[part])]
                     for part in ("model", "optimizer")
                 }
-                epochs, logs = int(record["epochs"]), list(record["logs"])
+                epochs, logs = _checks.whole("epochs", record["epochs"]), list(record["logs"])
+            # Files of earlier versions have none.
+            if record.pop("sha256", None) not in (None, _digest(record, parts)):
+                raise ValueError("its SHA-256 is another")
         except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
+            reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"{self.path} is no whole checkpoint ({type(error).__name__}: {error}). Delete it "
+                f"{self.path} is no whole checkpoint ({type(error).__name__}: {reason}). Delete it "
                 "to begin again."
             ) from error
         own = {"model": model.variables, "optimizer": optimizer.variables}
@@ -104,15 +109,20 @@ class Checkpoint(Callback):
         finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
         self.logs = [*self.logs[:epoch], finite]
         parts = {"model": self.model.variables, "optimizer": _optimizer_of(self.model).variables}
-        arrays = {
-            f"{part}/{position}": _storable(ops.convert_to_numpy(variable.value))
+        values = {
+            part: [_storable(ops.convert_to_numpy(variable.value)) for variable in variables]
             for part, variables in parts.items()
-            for position, variable in enumerate(variables)
         }
-        counts = {part: len(variables) for part, variables in parts.items()}
-        record = json.dumps({"epochs": epoch + 1, "logs": self.logs, **counts})
+        arrays = {
+            f"{part}/{position}": value
+            for part, listed in values.items()
+            for position, value in enumerate(listed)
+        }
+        counts = {part: len(listed) for part, listed in values.items()}
+        record = {"epochs": epoch + 1, "logs": self.logs, **counts}
+        record["sha256"] = _digest(record, values)
         with _files.replacing(self.path) as temporary:
-            np.savez(temporary, record=np.array(record), **arrays)
+            np.savez(temporary, record=np.array(json.dumps(record)), **arrays)
 
 
 def _optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
@@ -129,6 +139,24 @@ def _storable(value: np.ndarray) -> np.ndarray:
     return value.astype("float32") if value.dtype.kind == "V" else value
 
 
+def _array(file: Any, name: str) -> np.ndarray:
+    """Return an array of an archive; numpy gives the bytes of what is none."""
+    value = file[name]
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"{name} is no array")
+    return value
+
+
+def _digest(record: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> str:
+    """Return the SHA-256 of a record and of all arrays, in their order."""
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
+    for values in parts.values():
+        for value in values:
+            digest.update(f"{value.dtype.str} {value.shape}".encode())
+            digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
 def _paired(
     path: Path, own: dict[str, list[keras.Variable]], saved: dict[str, list[np.ndarray]]
 ) -> list[tuple[keras.Variable, np.ndarray]]:
@@ -140,6 +168,22 @@ def _paired(
                 f"{path} belongs to another run: its {part} has {len(saved[part])} variables of "
                 f"other shapes than the {len(shapes)} here."
             )
+        for variable, value in zip(variables, saved[part], strict=True):
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            if not _fits(value, dtype):
+                raise CheckpointError(
+                    f"{path} belongs to another run: {variable.path} is {dtype}, and saved as "
+                    f"{value.dtype}."
+                )
     return [
         pair for part, variables in own.items() for pair in zip(variables, saved[part], strict=True)
     ]
+
+
+def _fits(value: np.ndarray, dtype: str) -> bool:
+    """Whether a saved array can be assigned; backends keep random states in different types."""
+    if keras.backend.is_float_dtype(dtype):
+        return value.dtype.kind == "f"
+    if keras.backend.is_int_dtype(dtype):
+        return value.dtype.kind in "iu" and np.array_equal(value, value.astype(dtype))
+    return value.dtype == dtype

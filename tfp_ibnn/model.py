@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, _random_state, noise
-from tfp_ibnn.backend import Tensor, replica_count
+from tfp_ibnn.backend import Tensor, jit_compiles_well, replica_count
 
 __all__ = ["StochasticModel"]
 
@@ -22,7 +22,8 @@ class StochasticModel(keras.Model):
     - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
       as `kl`; loss = nll + kl / train_size when beta is 1 and no other regulariser is used;
     - draws `train_samples` samples of z for each training example and averages their
-      log-likelihoods.
+      log-likelihoods;
+    - is compiled by XLA only where that pays.
 
     (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
 
@@ -51,6 +52,31 @@ class StochasticModel(keras.Model):
             shape=(), initializer="zeros", dtype="int32", trainable=False, name="first_fault"
         )
         self._layers_in_order: list[str] = []
+
+    def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
+        """Compile for training; the arguments are Keras's.
+
+        Args:
+            *args: optimizer, loss and so on.
+            jit_compile: whether to use XLA. "auto" does so where it pays, which on TensorFlow is on
+                GPUs: on CPUs Keras's own choice takes several times as long.
+            **kwargs: the other arguments.
+        """
+        self._jit_is_open = jit_compile == "auto"
+        if self._jit_is_open and not jit_compiles_well():
+            jit_compile = False
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given; another machine may choose otherwise."""
+        config = super().get_compile_config()
+        return {**config, "jit_compile": "auto"} if config and self._jit_is_open else config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile as a saved model was."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
 
     def train_step(self, *args: Any) -> Any:
         """Take a training step on `train_samples` copies of each example, each with its own z."""

@@ -67,7 +67,7 @@ def export(
         >>> outputs = ibnn.StochasticDense(2, activation="softmax", train_size=100)(inputs)
         >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
         >>> if keras.backend.backend() == "tensorflow":
-        ...     ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)  # doctest: +SKIP
+        ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
 
         And where only TensorFlow is:
 

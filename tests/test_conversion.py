@@ -211,6 +211,7 @@ def one_layer(name):
 # Conversion.
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", MODELS)
 def test_copy_without_noise_computes_what_the_original_does(name):
     model, x, count = MODELS[name]()
@@ -286,6 +287,7 @@ def test_names_of_inputs_and_layers_are_kept():
     )
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", [*CLASSES, *UNFOLDABLE])
 def test_every_class_converts_and_folds(name):
     model, x = one_layer(name)
@@ -324,6 +326,7 @@ def test_seed_repeats_the_noise():
     assert np.any(numpy(first(x)) != numpy(other(x)))
 
 
+@pytest.mark.once
 def test_compiled_original():
     model, x, _ = sequential()
     model.compile("adam", "mse", metrics=["mae"])
@@ -341,6 +344,7 @@ def test_compiled_original():
     model.fit(x, y, verbose=0)
 
 
+@pytest.mark.once
 def test_frozen_layers_stay_frozen():
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
     inner.trainable = False
@@ -420,6 +424,7 @@ def patterned():
     )
 
 
+@pytest.mark.once
 def test_patterns_match_whole_names_and_the_first_wins():
     copy = to_stochastic(
         patterned(),
@@ -458,6 +463,7 @@ class Scale(layers.Layer):
         return inputs * self.scale
 
 
+@pytest.mark.once
 def test_warning_lists_layers_that_cannot_be_converted():
     inputs = keras.Input((5, 4))
     x = layers.LSTM(4, return_sequences=True, name="memory")(inputs)
@@ -621,6 +627,7 @@ def assert_plain(model):
     assert "tfp_ibnn" not in model.to_json()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", MODELS)
 def test_to_deterministic_is_the_noise_free_model(name):
     model, x, _ = MODELS[name]()

@@ -43,6 +43,7 @@ def dropped(layer, x, **options):
     return numpy(drop(layer, keras.ops.convert_to_tensor(x), noise.Pass(**options)))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", LAYERS)
 def test_moments_are_those_of_keras_in_training(name):
     make, shape, _ = LAYERS[name]

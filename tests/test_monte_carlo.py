@@ -166,6 +166,7 @@ def targets(name, mean):
     return rng.integers(0, 3, size=mean.shape[:-1])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("head", SCORED, indirect=True)
 def test_evaluation_scores_the_averaged_prediction(head):
     name, model, options, x, draws = head
@@ -194,6 +195,7 @@ def test_evaluation_scores_the_averaged_prediction(head):
     assert scores.keys() == {"loss", "accuracy", "nll", "brier", "ece"}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("head", SCORED[:5], indirect=True)
 def test_evaluation_with_weights(head):
     """A weight for each example, in the two shapes Keras knows; weight 0 leaves an example out."""
@@ -223,6 +225,7 @@ def test_probabilities_are_averaged_and_not_logits():
     assert np.all(result["aleatoric"] < 0.09)
 
 
+@pytest.mark.once
 def test_a_model_of_its_own_makes_the_same_dict_as_predict():
     mc = averaged(classifier(), 4, seed=0)
     assert isinstance(mc, ibnn.MonteCarlo)
@@ -344,6 +347,7 @@ def test_the_interval_of_a_probability_is_the_draws(name):
     assert result["lower"].shape == result["mean"].shape
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("sampling", ["iid", "antithetic"])
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid", None])
 def test_the_standard_error_is_the_spread_over_repetitions(sampling, kind):
@@ -365,6 +369,7 @@ def test_the_standard_error_is_the_spread_over_repetitions(sampling, kind):
         np.testing.assert_allclose(typical, spread, rtol=0.2)
 
 
+@pytest.mark.once
 def test_the_standard_error_comes_with_chunks_and_with_kept_draws():
     model = classifier()
     results = [
@@ -517,6 +522,7 @@ def test_another_seed_gives_another_answer(kind):
     same(predict(mc, x), reference)
 
 
+@pytest.mark.once
 def test_two_examples_that_are_alike_get_one_answer(kind):
     _, model, x, options, _ = kind
     twice = np.concatenate([x[:1], x, x[:1]])
@@ -627,6 +633,7 @@ def test_steps_per_execution_change_nothing():
     same(evaluate(mc, x, y, batch_size=2), one[1])
 
 
+@pytest.mark.once
 def test_more_metrics_come_on_top():
     mc = averaged(shallow(), 4, seed=0)
     x, y = data(6, 4), np.eye(3)[np.arange(6) % 3]
@@ -893,12 +900,14 @@ def test_the_callback_logs_what_the_others_read(tmp_path):
     close(accuracy, max(history["val_mc_accuracy"]))
 
 
+@pytest.mark.once
 def test_the_callback_runs_every_so_many_epochs():
     callback = ibnn.MonteCarloEvaluation(task(), 2, every=2)
     entries = [bool(logs) for logs in logged(callback, compiled(), epochs=5)]
     assert entries == [True, False, True, False, True]
 
 
+@pytest.mark.once
 def test_the_callback_takes_arrays_and_datasets():
     x, y = task()
     weight = np.ones(24, "float32")
@@ -914,6 +923,7 @@ def test_the_callback_takes_arrays_and_datasets():
         same(logs, found[0])
 
 
+@pytest.mark.once
 def test_the_callback_weighs_the_examples():
     x, y = task()
     weight = (np.arange(24) < 10).astype("float32")
@@ -944,6 +954,7 @@ def test_training_is_the_same_with_and_without_the_callback(shuffled_by, options
     assert "val_mc_nll" in logs
 
 
+@pytest.mark.once
 def test_the_callback_for_regression():
     model = keras.Sequential([keras.Input((4,)), dense(2), GaussianHead()])
     model.compile("sgd", GaussianNLL())

@@ -119,6 +119,7 @@ def test_kl_and_entropy_of_each_draw_are_those_of_the_tfp_density(float64, name)
     close(float(posterior.entropy()), numpy(draws.entropy).mean(), 1e-10)
 
 
+@pytest.mark.once
 @selected_posterior
 def test_one_draw_has_no_batch_axis(float64, name):
     z, kl = make_posterior(name, channels=3, seed=1).sample_and_kl()
@@ -126,6 +127,7 @@ def test_one_draw_has_no_batch_axis(float64, name):
     assert kl.shape == ()
 
 
+@pytest.mark.once
 @selected_posterior
 def test_draws_have_the_moments_of_the_tfp_distribution(float64, name):
     posterior = make_posterior(name, channels=2, seed=1, size=0.7)
@@ -246,6 +248,7 @@ def test_affine_map_is_where_it_was_asked_for(float64, order):
 # ------------------------------------------------------------------------------------- the start
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", FLOWS)
 @pytest.mark.parametrize("channels", [7])
 def test_kl_starts_at_zero_and_the_mean_at_prior_loc(name, channels):
@@ -287,6 +290,7 @@ def test_initial_scale_is_that_of_z():
     np.testing.assert_allclose(kl.mean(), expected, rtol=0.02)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["mixture-base", "mixture-base-planar"])
 def test_mixture_base_starts_near_unit_variance(name):
     posterior = make_posterior(name, channels=500)

@@ -443,6 +443,7 @@ def test_the_gradient_is_that_of_finite_differences(float64, head):
     np.testing.assert_array_equal(direction[clear], np.sign(expected)[clear])
 
 
+@pytest.mark.once
 def test_the_averaged_prediction_is_attacked():
     mc = ibnn.MonteCarlo(network("softmax", noisy=True), samples=6, seed=1, chunk_size=4)
     images, labels = attacked(4)
@@ -479,6 +480,7 @@ def kind(request):
     return request.param, model, before, images, labels, result
 
 
+@pytest.mark.once
 def test_the_step_is_epsilon_and_the_loss_goes_up(kind):
     name, model, _, images, labels, result = kind
     assert result.dtype == np.float32
@@ -507,6 +509,7 @@ def test_nothing_is_changed(kind):
     np.testing.assert_array_equal(labels, arrays[1])
 
 
+@pytest.mark.once
 def test_attacks_repeat_in_batches_of_any_size(kind):
     name, model, _, images, labels, result = kind
     size = 8 if name == "independent" else 11
@@ -568,6 +571,7 @@ def test_a_network_that_is_very_sure_is_attacked_no_worse(last):
     assert np.mean(direction == expected) > 0.99
 
 
+@pytest.mark.once
 def test_averages_of_very_sure_networks_have_a_gradient():
     model = network("softmax", noisy=True)
     images, labels = attacked()

@@ -62,6 +62,7 @@ def test_names_and_config(make):
     assert config["from_logits"] is True
 
 
+@pytest.mark.once
 @every_metric
 @pytest.mark.parametrize("batch", [1, 6, 24])
 def test_batches_do_not_matter(make, batch):
@@ -265,6 +266,7 @@ def classifier(jit_compile="auto"):
     return model
 
 
+@pytest.mark.once
 def test_in_fit_and_evaluate_and_after_loading(tmp_path):
     model = classifier()
     history = model.fit(LOGITS, LABELS, batch_size=8, verbose=0).history

@@ -148,6 +148,7 @@ def converted(name, kind, **options):
     return model, mapping, sto
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", models.POSTERIORS)
 @pytest.mark.parametrize("name", ONE_ON_JAX)
 def test_every_map_converts_every_layer(name, kind):

@@ -272,3 +272,16 @@ def test_weights_in_half_precision_come_back(policy, tmp_path):
         np.testing.assert_array_equal(
             numpy(a.value).astype("float32"), numpy(b.value).astype("float32")
         )
+
+
+def test_a_run_in_half_precision_is_resumed_too(policy, tmp_path):
+    """With float16 comes an optimizer that scales the loss, and has a state of its own."""
+    policy("mixed_float16")
+    whole, path = network(0), tmp_path / "run.npz"
+    logs = train(whole, path, Copy(path, tmp_path / "half.npz"))
+    resumed = network(7)
+    resumed_logs = train(resumed, tmp_path / "half.npz")
+    assert_same(state(whole), state(resumed), rtol=1e-3, atol=1e-4)
+    assert [row["loss"] for row in resumed_logs] == pytest.approx(
+        [row["loss"] for row in logs], rel=1e-3
+    )

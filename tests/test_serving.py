@@ -14,6 +14,7 @@ import pytest
 from keras import layers
 
 import tfp_ibnn as ibnn
+from tests import saved_files
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow, statistics
 from tfp_ibnn.layers import GaussianHead
 from tfp_ibnn.serving import MANIFEST
@@ -48,6 +49,19 @@ def run(function, **inputs):
 
     outputs = function(**{name: tf.constant(value) for name, value in inputs.items()})
     return {name: value.numpy() for name, value in outputs.items()}
+
+
+@on_tensorflow
+@pytest.mark.parametrize("recipe", saved_files.WRITTEN["jax"])
+def test_what_jax_trained_and_saved_is_exported_by_tensorflow(recipe, tmp_path):
+    """The expected numbers are those that JAX computed when it wrote the file."""
+    path = saved_files.FOLDER / ibnn.__version__ / "jax" / f"{recipe}.keras"
+    known = json.loads(path.with_name("expected.json").read_text())[recipe]
+    model = keras.saving.load_model(path)
+    ibnn.export(model, tmp_path / "1", samples=8, seed=0)
+    close(ask(tmp_path / "1", "serve", features=saved_files.INPUTS)["mean"], known["mean"])
+    at_mean = ask(tmp_path / "1", "deterministic", features=saved_files.INPUTS)["mean"]
+    close(at_mean, known["at_mean"])
 
 
 @pytest.mark.skipif(not JAX, reason="what is said where there is no TensorFlow")

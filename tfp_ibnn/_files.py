@@ -10,8 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing is locked
+    fcntl = None
+
 __all__ = [
     "is_leftover",
+    "locked",
     "remove_leftovers",
     "replacing",
     "replacing_folder",
@@ -60,6 +66,18 @@ def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
     finally:
         for leftover in (temporary, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def locked(path: Path) -> Any:
+    """Return the file, open and locked until it is closed, or None if another holds the lock."""
+    file = path.open("rb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+    return file
 
 
 def is_leftover(path: Path) -> bool:

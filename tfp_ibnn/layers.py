@@ -274,6 +274,10 @@ class Stochastic(keras.layers.Wrapper):
                 f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is "
                 f"called with {len(inputs)} inputs. Only layers with one input can be wrapped."
             )
+        if not hasattr(inputs, "dtype"):
+            raise ValueError(
+                f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
+            )
         if not keras.backend.is_float_dtype(inputs.dtype):
             raise ValueError(
                 f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "

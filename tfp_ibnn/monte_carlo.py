@@ -252,14 +252,14 @@ class MonteCarlo(keras.Model):
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes; the arguments are Keras's."""
-        _check_finite(x)
+        _check_input(x)
         self.resample()
         with self._values_kept():
             return self._checked(super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes, for one batch."""
-        _check_finite(x)
+        _check_input(x)
         self.resample()
         with self._values_kept():
             return self._checked(super().predict_on_batch(x))
@@ -273,7 +273,7 @@ class MonteCarlo(keras.Model):
             allow_nan: return scores that are not finite, instead of an error.
             **kwargs: those of Keras.
         """
-        _check_finite(x)
+        _check_input(x, args[0] if args else kwargs.get("y"))
         self.resample()
         with self._values_kept():
             scores = super().evaluate(x, *args, **kwargs)
@@ -281,7 +281,7 @@ class MonteCarlo(keras.Model):
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Score the averaged prediction of one batch."""
-        _check_finite(x)
+        _check_input(x, args[0] if args else kwargs.get("y"))
         self.resample()
         with self._values_kept():
             return self._checked_scores(super().test_on_batch(x, *args, **kwargs))
@@ -545,16 +545,27 @@ class MonteCarloEvaluation(Callback):
             random.setstate(before)
 
 
-def _check_finite(x: Any) -> None:
-    """Raise for NaN in arrays: an activation such as ReLU may turn it into a number."""
-    for part in keras.tree.flatten(x):
+def _check_input(x: Any, y: Any = None) -> None:
+    """Raise for what is no number, or not finite: ReLU may turn NaN into a number again."""
+    parts = keras.tree.flatten(x)
+    if all(part is None for part in parts):
+        raise ValueError("`x` is missing: give arrays, or a dataset.")
+    floatx = keras.config.floatx()
+    for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
         part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
-        if isinstance(part, np.ndarray) and part.ndim and part.dtype.kind == "f":
-            bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
+        if not isinstance(part, np.ndarray):
+            continue
+        if part.dtype.kind == "c":
+            raise ValueError(f"`{name}` holds complex numbers; give real ones.")
+        if not part.ndim:
+            raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
+        if name == "x" and part.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                bad = ~np.isfinite(part.astype(floatx)).reshape(len(part), -1).all(axis=1)
             if bad.any():
                 raise ValueError(
-                    f"`x` holds NaN or infinity in {bad.sum()} of {len(part)} examples; the first "
-                    f"is number {bad.argmax()}."
+                    f"`x` holds NaN or infinity, or numbers beyond {floatx}, in {bad.sum()} of "
+                    f"{len(part)} examples; the first is number {bad.argmax()}."
                 )
 
 

@@ -40,11 +40,18 @@ class RunFolder:
             )
 
     def claim(self) -> None:
-        """Make the folder this run's own; it may be already."""
+        """Make the folder this run's own; it may be already.
+
+        Raises:
+            RunError: if another process is at it. That ends with the process, however it ends.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        _files.remove_leftovers(self.path)
         if not self._record.exists():
             _files.write_json(self._record, self.identity)
+        self._lock = _files.locked(self._record)
+        if self._lock is None:
+            raise RunError(f"{self.path} is in use: another process is at this run.")
+        _files.remove_leftovers(self.path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

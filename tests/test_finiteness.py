@@ -118,6 +118,7 @@ def test_goes_back_to_the_last_good_weights_and_trains_on():
     assert np.isfinite(history.history["loss"]).all()
 
 
+@pytest.mark.once
 def test_a_last_step_that_ruins_the_weights_is_found():
     """The loss of an epoch does not tell: it is that of the weights before."""
     model, guard = make(), ibnn.TerminateOnNonFinite()
@@ -128,6 +129,7 @@ def test_a_last_step_that_ruins_the_weights_is_found():
     assert len(history.epoch) == 1
 
 
+@pytest.mark.once
 def test_a_rate_far_too_large_leaves_finite_weights():
     model, guard = make(rate=1e20), ibnn.TerminateOnNonFinite(every=1)
     with pytest.warns(UserWarning, match="batches before"):
@@ -146,6 +148,7 @@ def test_raises_if_asked_to_and_keeps_later_callbacks_from_saving(tmp_path):
     assert all(np.isfinite(value).all() for value in state(model))
 
 
+@pytest.mark.once
 def test_infinite_data():
     x = X.copy()
     x[30] = np.inf
@@ -155,6 +158,7 @@ def test_infinite_data():
     assert all(np.isfinite(value).all() for value in state(model))
 
 
+@pytest.mark.once
 def test_other_models_get_the_weights_named():
     model, guard = make(kind="plain"), ibnn.TerminateOnNonFinite(every=1)
     with pytest.warns(UserWarning, match="Weights that are not finite: .*posterior"):
@@ -175,6 +179,7 @@ def test_says_nothing_of_a_sound_training_and_changes_nothing():
     np.testing.assert_allclose(with_guard, without, rtol=1e-6)
 
 
+@pytest.mark.once
 def test_weights_that_are_bad_from_the_beginning():
     model, guard = make(), ibnn.TerminateOnNonFinite()
     ruin("first", lambda posterior: posterior.affine.weights[0])(model)

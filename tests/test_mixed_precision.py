@@ -65,7 +65,8 @@ def full(digits):
     return start, model.get_weights(), scores(model, digits[1])
 
 
-@pytest.mark.parametrize("half", HALVES)
+# On JAX, bfloat16 is what GPUs and TPUs are given.
+@pytest.mark.parametrize("half", [HALVES[0], pytest.param(HALVES[1], marks=pytest.mark.once)])
 def test_agrees_with_full_precision_and_trains_without_nan(half, policy, full, digits):
     start, trained, known = full
     assert known["accuracy"] > 0.8

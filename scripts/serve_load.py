@@ -42,7 +42,7 @@ class Running:
     """
 
     def __init__(self, folder, *arguments, before="", seconds=120.0):
-        self.log = tempfile.TemporaryFile()
+        self.log = tempfile.TemporaryFile("a+b")
         code = f"{before}\n{RUN}"
         command = [sys.executable, "-c", code, SCRIPT, folder, "--port", "0", *arguments]
         self.process = subprocess.Popen(

@@ -22,6 +22,7 @@ A posterior file maps patterns of layer names to posteriors, the first match win
 import argparse
 import os
 import sys
+import traceback
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -48,6 +49,11 @@ def main(argv=None):
         experiments.run(settings, output, data_dir, devices=devices)
     except (experiments.RunError, data.DataError, CheckpointError, OSError) as error:
         return devices.abort(fail(error, code=1))
+    except BaseException:
+        if devices.shard[1] > 1:  # the others would wait for this process
+            traceback.print_exc()
+            devices.abort(1)
+        raise
     if devices.is_first:
         print(f"Written to {output}: see MODEL_CARD.md there.")
     return 0

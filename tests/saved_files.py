@@ -30,6 +30,7 @@ RECIPES = {
         [ibnn.flows.ActNorm(), ibnn.flows.BatchNorm()], learn_prior_scale=True
     ),
     "mixture": lambda: ibnn.MixturePosterior(components=3),
+    "mixture_averaged": lambda: ibnn.MixturePosterior(components=2, kl="averaged"),
     "flow_of_mixture": lambda: ibnn.FlowPosterior(
         [ibnn.flows.Planar()], components=2, shared_components=True, affine="first"
     ),

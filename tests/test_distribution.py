@@ -319,7 +319,11 @@ else:
 def parallel():
     """What one device, two devices, and either of two processes come to."""
     together = start_two("-c", PARALLEL, "process")
-    return [*result_of(start("-c", PARALLEL, "devices")), *map(result_of, together)]
+    try:
+        return [*result_of(start("-c", PARALLEL, "devices")), *map(result_of, together)]
+    finally:
+        for process in together:
+            process.kill()
 
 
 @on_jax
@@ -464,6 +468,38 @@ def test_the_script_goes_on_with_others(broken_off, data_dir, tmp_path, flag):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
+@on_jax
+def test_a_process_that_is_killed_ends_the_others(data_dir, tmp_path):
+    words = command(Settings(**RUN | {"epochs": 100_000}, posterior="none"), data_dir)
+    together = start_two(*words, "--output", tmp_path / "run", "--distributed")
+    first, second = together
+    try:
+        while "training: epoch 1/" not in (line := first.stdout.readline()):
+            assert line, first.communicate()[1][-3000:]
+        second.kill()
+        _, errors = first.communicate(timeout=120)
+    finally:
+        for process in together:
+            process.kill()
+    assert first.returncode == 1
+    assert "error: Training in common has broken off" in errors
+    assert (tmp_path / "run" / "training.npz").exists()
+
+
+@on_jax
+def test_processes_with_different_settings_are_refused(data_dir, tmp_path):
+    words = command(PLAIN, data_dir)
+    outputs = [("--output", tmp_path / "run", "--seed", seed) for seed in (0, 1)]
+    together = start_two(*words, "--distributed", outputs=outputs)
+    try:
+        _, errors = together[1].communicate(timeout=120)
+    finally:
+        for process in together:
+            process.kill()
+    assert together[1].returncode == 1
+    assert "error: The processes have different settings" in errors
+
+
 # What is refused.
 
 
@@ -478,6 +514,7 @@ def refused(script, capsys, output, *arguments):
 
 
 def test_more_devices_than_there_are_are_refused(script, capsys, tmp_path):
+    keras.ops.zeros(1)  # a backend that has started makes no more devices
     code, message = refused(script, capsys, tmp_path / "run", "--devices", 64)
     assert code == 2
     assert "`devices` is 64" in message

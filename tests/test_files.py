@@ -169,3 +169,53 @@ def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path):
         path.touch()
     _files.remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_lock_is_held_until_it_is_closed(tmp_path):
+    path = tmp_path / "record.json"
+    path.write_text("{}")
+    lock = _files.locked(path)
+    assert _files.locked(path) is None
+    lock.close()
+    _files.locked(path).close()
+
+
+def test_file_systems_without_locks_do_without(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    path = tmp_path / "record.json"
+    path.write_text("{}")
+    monkeypatch.setattr(_files.fcntl, "flock", refuse)
+    _files.locked(path).close()
+
+
+def test_what_was_replaced_before_it_was_locked_is_locked_anew(tmp_path, monkeypatch):
+    path, real = tmp_path / "record.json", _files.fcntl.flock
+    path.write_text("old")
+    calls = []
+
+    def replaced(file, how):
+        calls.append(how)
+        if len(calls) == 1:
+            _files.write_text(path, "new")
+        real(file, how)
+
+    monkeypatch.setattr(_files.fcntl, "flock", replaced)
+    with _files.locked(path) as file:
+        assert file.read() == b"new"
+        assert _files.locked(path) is None
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "target"
+    for content in ("one", "two"):
+        with _files.replacing_folder(target) as temporary:
+            temporary.mkdir()
+            (temporary / "file").write_text(content)
+        assert (target / "file").read_text() == content
+    with pytest.raises(RuntimeError), _files.replacing_folder(target) as temporary:  # noqa: PT012
+        temporary.mkdir()
+        raise RuntimeError
+    assert (target / "file").read_text() == "two"
+    assert list(tmp_path.iterdir()) == [target]

@@ -187,6 +187,39 @@ def test_weights_that_are_bad_from_the_beginning():
         fit(model, guard)
 
 
+@pytest.mark.once
+def test_batches_that_keras_runs_at_once_are_counted():
+    model, guard = make(), ibnn.TerminateOnNonFinite(every=3)
+    model.compile(
+        model.optimizer, model.loss, steps_per_execution=2, jit_compile=backend.jit_compiles_well()
+    )
+    ruin_after = AtBatch(5, ruin("first", lambda posterior: posterior.affine.weights[0]))
+    with pytest.warns(UserWarning, match="After batch 6 of epoch 1.*those of 2 batches before"):
+        fit(model, guard, ruin_after)
+
+
+@pytest.mark.once
+def test_a_model_that_is_built_in_its_first_step_has_nothing_to_go_back_to():
+    model = keras.Sequential([ibnn.StochasticDense(3, train_size=80)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e30), loss, jit_compile=backend.jit_compiles_well())
+    guard = ibnn.TerminateOnNonFinite(every=1)
+    with pytest.warns(UserWarning, match="none to go back to"):
+        fit(model, guard, x=X * 1e10)
+
+
+def test_a_loaded_model_tells_of_a_fault_without_names(tmp_path):
+    model = make()
+    model._first_fault.assign(3)
+    model._layers_in_order = ["first", "second"]
+    assert model.fault == "z of layer 'second'"
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.fault == "a z or a KL"
+    loaded.clear_fault()
+    assert loaded.fault is None
+
+
 @pytest.mark.parametrize("every", [0, -1, 1.5, "often"])
 def test_every_must_be_a_whole_number(every):
     with pytest.raises(ValueError, match="`every`"):

@@ -1,6 +1,8 @@
 """`.keras` files: what they keep, and that those of earlier versions stay loadable."""
 
 import json
+import subprocess
+import sys
 import zipfile
 
 import keras
@@ -9,7 +11,7 @@ import pytest
 from keras import ops
 
 import tfp_ibnn as ibnn
-from tests import saved_files
+from tests import registry, saved_files
 
 BACKEND = keras.backend.backend()
 FILES = sorted(saved_files.FOLDER.glob("*/*/*.keras"))
@@ -24,11 +26,21 @@ def label(path):
     return "-".join(path.relative_to(saved_files.FOLDER).with_suffix("").parts)
 
 
+def kind(posterior):
+    """What tells the recipes apart: the classes of a posterior and its flows, and its KL."""
+    flows = {type(flow).__name__ for flow in getattr(posterior, "flows", ())}
+    return type(posterior).__name__, frozenset(flows), getattr(posterior, "kl", None)
+
+
 def expected(path):
     return json.loads(path.with_name("expected.json").read_text())[path.stem]
 
 
 def test_there_is_a_file_of_every_recipe():
+    made = [make() for make in saved_files.RECIPES.values()]
+    for name, recipe in registry.RECIPES.items():
+        known = kind(recipe())
+        assert any(kind(posterior) == known for posterior in made), name
     for backend, recipes in saved_files.WRITTEN.items():
         folder = saved_files.FOLDER / ibnn.__version__ / backend
         assert sorted(path.stem for path in folder.glob("*.keras")) == sorted(recipes)
@@ -189,3 +201,33 @@ def test_files_hold_no_code(path):
         config = archive.read("config.json").decode()
     assert "__lambda__" not in config
     assert "pickle" not in config
+
+
+@pytest.mark.once
+def test_loading_takes_no_more_than_the_import(tmp_path):
+    path = saved_files.FOLDER / ibnn.__version__ / BACKEND / "glow.keras"
+    code = (
+        "import keras, json, sys, numpy as np, tfp_ibnn as ibnn\n"
+        "model = keras.saving.load_model(sys.argv[1])\n"
+        "mc = ibnn.MonteCarlo(model, samples=8, seed=0)\n"
+        "x = np.linspace(-1, 1, 24, dtype='float32').reshape(6, 4)\n"
+        "print(json.dumps(np.asarray(mc.average(x)['mean']).tolist()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    np.testing.assert_allclose(
+        json.loads(done.stdout.splitlines()[-1]), expected(path)["mean"], rtol=0, atol=2e-6
+    )
+
+
+def test_the_choice_of_a_compiler_is_not_saved(tmp_path):
+    """What was trained where XLA pays is loaded where it does not, and the other way round."""
+    for given, kept in (("auto", "auto"), (False, False)):
+        model = augmented()
+        model.compile("sgd", "mse", jit_compile=given)
+        assert model.get_compile_config()["jit_compile"] == kept
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        assert loaded.jit_compile == model.jit_compile
+        assert loaded.get_compile_config()["jit_compile"] == kept

@@ -1256,3 +1256,14 @@ def test_replicas_give_the_same_answer():
     close(mirrored_mean, mean)
     for key in ("accuracy", "nll", "brier", "ece"):
         close(mirrored_scores[key], scores[key])
+
+
+@pytest.mark.parametrize("sampling", ["iid", "qmc"])
+def test_numbered_draws_are_those_of_the_average_and_do_not_come_back(sampling):
+    mc = averaged(shallow(), 4, seed=0, sampling=sampling)
+    x = data(3, 4)
+    draws = [numpy(mc.draw(x, number)["mean"]) for number in (0, 1, 2, 3)]
+    np.testing.assert_allclose(np.mean(draws, axis=0), numpy(mc.average(x)["mean"]), atol=1e-6)
+    for later in (4, 2**16, 2**16 + 1, 2**31 - 1):
+        other = numpy(mc.draw(x, later)["mean"])
+        assert min(np.abs(other - draw).max() for draw in draws) > 1e-6

@@ -188,7 +188,7 @@ def test_a_full_server_says_so_and_loses_nothing(running, bank):
         connection.sendall(message[10:])
     for connection in held:
         response, content = finish(connection)
-        assert (response.status, bank.fault(content, right)) == (200, None)
+        assert (response.status, bank.fault(content, right)) == (200, None), content
         connection.close()
     status, content = client.predict(message)  # on the connection that was refused
     assert (status, bank.fault(content, right)) == (200, None)

@@ -1,5 +1,6 @@
 """Export: the file says what the model says, takes TensorFlow alone, and is written whole."""
 
+import collections
 import hashlib
 import importlib
 import json
@@ -16,6 +17,7 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests import saved_files
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow, statistics
+from tfp_ibnn import serving
 from tfp_ibnn.layers import GaussianHead
 from tfp_ibnn.serving import MANIFEST
 
@@ -212,6 +214,31 @@ def test_deterministic_is_without_noise(cases, name):
 
 
 # ------------------------------------------------------------------------------------- the inputs
+
+
+def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
+    wide, deep = keras.Input((3,), name="a"), keras.Input((2,), name="b")
+    outputs = dense(3, "softmax")(layers.Concatenate()([wide, deep]))
+    for kind in (dict, collections.OrderedDict):
+        found = serving._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
+        assert {name: shape for name, (shape, _) in found.specs.items()} == {
+            "wide": (None, 3),
+            "deep": (None, 2),
+        }
+        packed = found.pack({"wide": 1, "deep": 2})
+        assert dict(packed) == {"wide": 1, "deep": 2}
+
+
+@pytest.mark.parametrize(
+    ("names", "told_apart"),
+    [
+        (["age", "size"], ["age", "size"]),
+        (["age", "inputs", "inputs"], ["age", "inputs_0", "inputs_1"]),
+        (["x", "x_0", "x"], ["x_1", "x_0", "x_2"]),
+    ],
+)
+def test_only_equal_names_are_numbered(names, told_apart):
+    assert serving._told_apart(names) == told_apart
 
 
 @on_tensorflow

@@ -8,7 +8,7 @@ sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 from tfp_ibnn import data, flows, layers, metrics, models, noise
 from tfp_ibnn.checkpoint import Checkpoint
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
-from tfp_ibnn.finiteness import TerminateOnNonFinite
+from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.layers import (
     Stochastic,
@@ -62,6 +62,7 @@ __all__ = [
     "MonteCarlo",
     "MonteCarloEvaluation",
     "NegativeLogLikelihood",
+    "NonFiniteError",
     "NormalAffine",
     "NormalGlowStep",
     "NormalIAF",

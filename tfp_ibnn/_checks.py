@@ -1,11 +1,11 @@
 """Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 __all__ = [
     "channels_of",
@@ -20,11 +20,14 @@ __all__ = [
 ]
 
 
+_SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
+
+
 def finite(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not a finite number."""
+    """Return `value` as a float, or raise if it is not a finite number, in float32 too."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
-        if is_number and math.isfinite(value):
+        if is_number and abs(float(value)) <= _LARGEST:
             return float(value)
     except OverflowError:
         pass  # a whole number beyond all floats
@@ -34,7 +37,7 @@ def finite(name: str, value: Any) -> float:
 def positive(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number above zero."""
     number = finite(name, value)
-    if number <= 0:
+    if number < _SMALLEST:  # in float32 it would be 0
         raise ValueError(f"`{name}` must be above 0; got {value!r}.")
     return number
 
@@ -55,11 +58,13 @@ def fraction(name: str, value: Any) -> float:
     return number
 
 
-def positive_integer(name: str, value: Any) -> int:
-    """Return `value` as an int, or raise if it is not a whole number of at least one."""
+def positive_integer(name: str, value: Any, most: int | None = None) -> int:
+    """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
     number = finite(name, value)
     if number < 1 or number != int(number):
         raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
+    if most is not None and number > most:
+        raise ValueError(f"`{name}` must be at most {most}; got {value!r}.")
     return int(number)
 
 
@@ -105,4 +110,6 @@ def full_precision(dtype: Any = None) -> str:
     policies fall back to float32.
     """
     policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
+    if not isinstance(policy, keras.dtype_policies.DTypePolicy):  # Keras passes broken configs on
+        raise ValueError(f"`dtype` must be a type or a policy such as 'float32'; got {dtype!r}.")
     return "float64" if policy.variable_dtype == "float64" else "float32"

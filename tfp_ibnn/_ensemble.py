@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, noise
+from tfp_ibnn._counter import SOBOL_BITS
 from tfp_ibnn._dropout import DROPOUTS, drop
 from tfp_ibnn._graph import Graph
 from tfp_ibnn.backend import Tensor
@@ -106,7 +107,13 @@ class Ensemble:
         Those of `chunks` have the numbers from 0 on; there are more.
         """
         values = self._graph.prefix(inputs, _call)
-        sample = ops.reshape(ops.cast(number, "int32"), (1,))
+        number = ops.cast(number, "int32")
+        if self._sampling == "qmc":
+            # Where the points begin to repeat, others take over.
+            lap = ops.right_shift(number, SOBOL_BITS)
+            key = ops.stack([key[0] + lap, key[1]])
+            number = ops.bitwise_and(number, 2**SOBOL_BITS - 1)
+        sample = ops.reshape(number, (1,))
         draws, used = self._draw_ahead(key, sample)
         return self._run(inputs, values, key, sample, draws, used)
 

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -49,35 +50,59 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Give a temporary path beside `path`; the folder made there takes its place at the end.
 
-    After an error the old folder is as it was.
+    After an error the old folder is as it was. On Linux a process that is killed, too, leaves the
+    old one or the new one; elsewhere the old one may be left under its temporary name.
     """
     path = Path(path).resolve()  # a link stays; "." has a name
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = (path.with_name(f".{path.name}-{uuid.uuid4().hex}") for _ in range(2))
     try:
         yield temporary
-        if path.exists():
+        if not path.exists():
+            temporary.replace(path)
+        elif not _exchange(temporary, path):
             path.replace(old)
-        temporary.replace(path)
+            temporary.replace(path)
+            shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         if old.exists() and not path.exists():
             old.replace(path)
         raise
     finally:
-        for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two folders change places in one step, where the system can; return whether it did.
+
+    Else there is a moment without a folder, in which a process may be killed.
+    """
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):  # not Linux
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE; a file system may refuse it
+    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
 
 
 def locked(path: Path) -> Any:
-    """Return the file, open and locked until it is closed, or None if another holds the lock."""
-    file = path.open("rb")
-    if fcntl is not None:
+    """Return the file, open and locked until it is closed, or None if another holds the lock.
+
+    On systems that have no locks it is not locked.
+    """
+    while True:
+        file = path.open("r+b")  # network file systems lock only what can be written
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             return None
-    return file
+        except OSError:
+            return file
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # another process has replaced it in between
 
 
 def is_leftover(path: Path) -> bool:

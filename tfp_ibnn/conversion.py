@@ -187,7 +187,7 @@ class _Templates:
                 )
             try:
                 re.compile(pattern)
-            except (re.error, TypeError) as error:
+            except (re.error, TypeError, OverflowError, RecursionError) as error:
                 raise ValueError(
                     f"`posterior` has the pattern {pattern!r}, which is no regular expression: "
                     f"{error}."

@@ -55,11 +55,12 @@ class TerminateOnNonFinite(Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keep the weights as they are."""
         self.message = None
-        self._batches = self._epoch = 0
+        self._batches = self._before_epoch = self._epoch = 0
+        self._was_bad = bool(_bad_weights(self.model))
         if isinstance(self.model, StochasticModel):
             self.model.clear_fault()
         self._good: list[tuple[keras.Variable, Any]] = []
-        if self.model.built and not _bad_weights(self.model):
+        if self.model.built and not self._was_bad:
             # On TensorFlow an optimizer gets its variables in the first step otherwise.
             if not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
@@ -67,12 +68,13 @@ class TerminateOnNonFinite(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the epochs."""
-        self._epoch = epoch
+        self._epoch, self._before_epoch = epoch, self._batches
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check every so many batches."""
-        self._batches += 1
-        if self.every is not None and self._batches % self.every == 0:
+        # Keras may run several batches at once, and then tells the last one's number.
+        last, self._batches = self._batches, self._before_epoch + batch + 1
+        if self.every is not None and last // self.every < self._batches // self.every:
             self._check(logs, f"batch {batch + 1} of epoch {self._epoch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -113,8 +115,10 @@ class TerminateOnNonFinite(Callback):
             variable.assign(value)
         if isinstance(self.model, StochasticModel):
             self.model.clear_fault()
-        if not self._good:
+        if self._was_bad:
             return "The weights were not finite from the beginning."
+        if not self._good:
+            return "There are none to go back to: the model was built in its first step."
         return f"The weights are again those of {self._batches - self._good_since} batches before."
 
 
@@ -126,7 +130,12 @@ def _state(model: keras.Model) -> list[keras.Variable]:
 
 def _bad_weights(model: keras.Model) -> list[str]:
     """Return the paths of weights that are not finite."""
-    weights = [w for w in model.weights if keras.backend.is_float_dtype(w.dtype)]
+    of_a_step = {id(model._last_kl)} if isinstance(model, StochasticModel) else set()
+    weights = [
+        weight
+        for weight in model.weights
+        if keras.backend.is_float_dtype(weight.dtype) and id(weight) not in of_a_step
+    ]
     if not weights:
         return []
     finite = ops.stack([ops.all(ops.isfinite(w)) for w in weights])

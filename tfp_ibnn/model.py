@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, _random_state, noise
-from tfp_ibnn.backend import Tensor, jit_compiles_well, replica_count
+from tfp_ibnn.backend import Tensor, replica_count
 
 __all__ = ["StochasticModel"]
 
@@ -22,8 +22,7 @@ class StochasticModel(keras.Model):
     - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
       as `kl`; loss = nll + kl / train_size when beta is 1 and no other regulariser is used;
     - draws `train_samples` samples of z for each training example and averages their
-      log-likelihoods;
-    - is compiled by XLA only where that pays.
+      log-likelihoods.
 
     (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
 
@@ -58,17 +57,15 @@ class StochasticModel(keras.Model):
 
         Args:
             *args: optimizer, loss and so on.
-            jit_compile: whether to use XLA. "auto" does so where it pays, which on TensorFlow is on
-                GPUs: on CPUs Keras's own choice takes several times as long.
+            jit_compile: whether to use XLA. "auto" is Keras's choice, and not saved with the model:
+                after JAX or a GPU, XLA is not used on a CPU, where it is slow.
             **kwargs: the other arguments.
         """
         self._jit_is_open = jit_compile == "auto"
-        if self._jit_is_open and not jit_compiles_well():
-            jit_compile = False
         super().compile(*args, jit_compile=jit_compile, **kwargs)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return what `compile` was given; another machine may choose otherwise."""
+        """Return what `compile` was given."""
         config = super().get_compile_config()
         return {**config, "jit_compile": "auto"} if config and self._jit_is_open else config
 
@@ -113,6 +110,8 @@ class StochasticModel(keras.Model):
             return None
         if place == _LOSS:
             return "the loss, while every z and KL was finite"
+        if not self._layers_in_order:  # a loaded model, which has not been trained since
+            return "a z or a KL"
         layer = self._layers_in_order[(place - 1) // 2]
         return f"{'z' if place % 2 else 'the KL'} of layer {layer!r}"
 

@@ -561,7 +561,9 @@ def _check_input(x: Any, y: Any = None) -> None:
             raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
         if name == "x" and part.dtype.kind == "f":
             with np.errstate(over="ignore"):
-                bad = ~np.isfinite(part.astype(floatx)).reshape(len(part), -1).all(axis=1)
+                bad = ~np.isfinite(part.astype(floatx, copy=False)).reshape(len(part), -1).all(
+                    axis=1
+                )
             if bad.any():
                 raise ValueError(
                     f"`x` holds NaN or infinity, or numbers beyond {floatx}, in {bad.sum()} of "

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _FIXED_PAIRS = 64
+_MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
 
 
 class Draw(NamedTuple):
@@ -508,7 +509,7 @@ def NormalPlanar1d(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N80
 
 def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `planar` planar flows, `depth` 1x1 convolutions, `planar` planar."""
-    around = _checks.positive_integer("planar", planar)
+    around = _checks.positive_integer("planar", planar, _MOST_FLOWS)
     flows = [
         *(Planar() for _ in range(around)),
         *(InvertibleConv1x1() for _ in _steps(depth)),
@@ -541,7 +542,7 @@ def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:
 
 def _steps(depth: int) -> range:
     try:
-        return range(_checks.positive_integer("depth", depth))
+        return range(_checks.positive_integer("depth", depth, _MOST_FLOWS))
     except ValueError as error:
         raise ValueError(f"{error} For a posterior without a flow use NormalAffine().") from None
 

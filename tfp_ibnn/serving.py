@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -43,8 +44,9 @@ def export(
     - `deterministic`: `mean` and `aleatoric` of the network at the posterior mean, without noise.
 
     The sampled networks are those of the seed, fixed in the file: one question has always one
-    answer. `assets.extra/tfp_ibnn.json` in the folder names versions, seed and signatures, and the
-    SHA-256 of each file.
+    answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
+    input that was made for one batch size keeps it.) `assets.extra/tfp_ibnn.json` in the folder
+    names versions, seed and signatures, and the SHA-256 of each file.
 
     The backend must be TensorFlow. A model that was trained on JAX is saved there as `.keras`, and
     exported where TensorFlow is, by `scripts/export.py` for example.
@@ -156,7 +158,8 @@ def _inputs(model: keras.Model, signature: Mapping[str, Any] | None) -> _Inputs:
         )
     tensors = keras.tree.flatten(graph.input)
     if isinstance(graph.input, dict) and len(graph.input) == len(tensors):
-        names = [_plain(name) for name in sorted(graph.input)]
+        keys = {id(x): key for key, x in graph.input.items()}  # in no order of its own
+        names = [_plain(keys[id(x)]) for x in tensors]
     else:
         names = [_plain(x._keras_history.operation.name) for x in tensors]
     names = _told_apart(names)
@@ -188,9 +191,15 @@ def _plain(name: str) -> str:
 
 
 def _told_apart(names: list[str]) -> list[str]:
-    if len(set(names)) == len(names):
-        return names
-    return [f"{name}_{position}" for position, name in enumerate(names)]
+    """Number the names that occur more than once."""
+    found = [name for name in names if names.count(name) == 1]
+    result = []
+    for name in names:
+        if names.count(name) > 1:
+            name = next(x for i in itertools.count() if (x := f"{name}_{i}") not in found)
+            found.append(name)
+        result.append(name)
+    return result
 
 
 def _write(served: MonteCarlo, inputs: _Inputs, path: Path) -> None:

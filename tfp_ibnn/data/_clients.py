@@ -7,7 +7,6 @@ import subprocess
 import tarfile
 import tempfile
 import time
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -138,7 +137,9 @@ def readable(what: str) -> Iterator[None]:
     """Turn whatever broken bytes make the standard library and Pillow raise into a DataError."""
     try:
         yield
-    except (OSError, EOFError, SyntaxError, ValueError, tarfile.TarError, zlib.error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # an overflow, or Pillow's own for a picture that is too large
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{what} cannot be read: {reason}") from None
 

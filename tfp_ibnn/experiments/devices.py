@@ -165,7 +165,10 @@ class _Parallel(_Several):
             with contextlib.suppress(RuntimeError):
                 jax.config.update("jax_num_cpu_devices", count)
         if distributed:
-            keras.distribution.initialize()
+            try:
+                keras.distribution.initialize()
+            except RuntimeError as error:
+                raise ValueError(f"The other processes cannot be reached: {error}") from error
             self.shard = jax.process_index(), jax.process_count()
         here = jax.local_devices()
         count = len(here) if count is None else count
@@ -191,8 +194,10 @@ class _Parallel(_Several):
         try:
             with self._distribution.scope():
                 yield
-        except JaxRuntimeError as error:
-            if self.shard[1] == 1:
+        except (JaxRuntimeError, ValueError) as error:
+            # Of CPUs that gather data the error is a plain one, which names their library.
+            lost = isinstance(error, JaxRuntimeError) or "Gloo" in str(error)
+            if self.shard[1] == 1 or not lost:
                 raise
             raise RunError(
                 "Training in common has broken off, most likely because another process has ended: "

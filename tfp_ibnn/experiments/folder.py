@@ -30,6 +30,7 @@ class RunFolder:
         self, path: str | os.PathLike, identity: dict[str, Any], *, check: bool = True
     ) -> None:
         self.path, self.identity = Path(path), identity
+        self._lock: Any = None
         if not check:
             return
         if self._record.exists():
@@ -43,15 +44,22 @@ class RunFolder:
         """Make the folder this run's own; it may be already.
 
         Raises:
-            RunError: if another process is at it. That ends with the process, however it ends.
+            RunError: if somebody else is at it. That ends by `release`, and with the process.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._record.exists():
             _files.write_json(self._record, self.identity)
         self._lock = _files.locked(self._record)
         if self._lock is None:
-            raise RunError(f"{self.path} is in use: another process is at this run.")
+            raise RunError(f"{self.path} is in use: somebody else is at this run.")
+        self._check_same()  # it may have been claimed since it was looked at
         _files.remove_leftovers(self.path)
+
+    def release(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -87,7 +95,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return what a JSON file of a run holds, or raise RunError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read ({error}).") from error
     if not isinstance(content, dict):
         raise RunError(f"{path} is not the record of a run.")

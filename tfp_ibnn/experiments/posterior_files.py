@@ -48,22 +48,32 @@ def read_posteriors(
         ValueError: for a file that is not as above; it names the key.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_once_each)
     except OSError as error:
         raise ValueError(f"The posterior file {str(path)!r}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"The posterior file {str(path)!r} is no JSON: {error}.") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} must map patterns of layer names to posteriors.")
     for pattern in content:
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{path}: {pattern!r} is no regular expression: {error}.") from error
     return {
         pattern: _posterior(f"{path}, {pattern!r}", entry, defaults or {})
         for pattern, entry in content.items()
     }
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, or raise for a name that is there twice: one would be lost."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"it has {name!r} twice in one object")
+    return dict(pairs)
 
 
 def _posterior(where: str, entry: Any, defaults: dict[str, Any]) -> Posterior:

@@ -151,11 +151,14 @@ def evaluate(
     folder = RunFolder(output, identity)
     folder.claim()
     scorer = Scorer(network, settings.samples, settings.seed)
-    if (folder / "robustness.json").exists():
-        say(f"{folder.path}: finished already.")
-        record = read_record(folder / "robustness.json")
-    else:
-        record = _evaluate(scorer, settings, folder, data_dir, {str(path): digest}, say)
+    try:
+        if (folder / "robustness.json").exists():
+            say(f"{folder.path}: finished already.")
+            record = read_record(folder / "robustness.json")
+        else:
+            record = _evaluate(scorer, settings, folder, data_dir, {str(path): digest}, say)
+    finally:
+        folder.release()
     if export is not None:
         scorer.export(export)
         say(f"SavedModel: {export}")

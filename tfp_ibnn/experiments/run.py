@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Callable
@@ -68,6 +69,9 @@ def run(
     if not devices.is_first:
         say = _silently
     known = {**identity(settings), **devices.identity}
+    ours = json.dumps(known, sort_keys=True)
+    if devices.from_first(lambda: ours) != ours:
+        raise RunError("The processes have different settings: start all with the same command.")
     metrics = devices.from_first(lambda: RunFolder(output, known).metrics)
     if metrics is not None:
         say(f"{output}: finished already.")
@@ -78,6 +82,7 @@ def run(
     try:
         return _run(settings, folder, data_dir, say, keep_models, devices)
     finally:
+        folder.release()
         keras.config.set_dtype_policy(policy)
 
 

@@ -19,7 +19,7 @@ COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-jax train reproduce test coverage test-jax test-slow lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax train reproduce test coverage test-jax test-slow robustness lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,9 @@ test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 
 test-slow: $(TF) ## Run the long trainings
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)
+
+robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
+	$(VENV)/bin/python scripts/robustness.py $(ARGS)
 
 lint: $(TF) ## Check style and format
 	$(VENV)/bin/ruff check .

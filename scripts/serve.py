@@ -129,11 +129,11 @@ class FolderError(Exception):
 
 def verify(folder):
     """Raise if a folder does not hold exactly the files of its manifest."""
-    manifest = folder / MANIFEST
+    manifest = folder / inside(folder, MANIFEST)
+    if not manifest.is_file():
+        raise FolderError(f"{manifest} is missing: this is no folder of ibnn.export.")
     try:
         content = json.loads(manifest.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FolderError(f"{manifest} is missing: this is no folder of ibnn.export.") from None
     except (ValueError, RecursionError) as error:
         raise FolderError(f"{manifest} is damaged: {one_line(error)}") from None
     sums = content.get("sha256") if isinstance(content, dict) else None
@@ -154,7 +154,7 @@ def verify(folder):
 def inside(folder, name):
     """Return a path of the manifest, or raise if it leads out of the folder."""
     path = PurePosixPath(name)
-    plain = name == path.as_posix() and "\\" not in name and "\0" not in name
+    plain = name == path.as_posix() and "\\" not in name and name.isprintable()
     if not plain or path.is_absolute() or ".." in path.parts or path.parts == ():
         raise FolderError(f"The manifest of {folder} names {shown(name)}, which is not inside it.")
     if not (folder / path).resolve().is_relative_to(folder.resolve()):
@@ -184,6 +184,13 @@ def shown(value):
 
 def one_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def reason(error):
+    """Return what TensorFlow says, without where in its graph that was."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    around = ("Graph execution error", "Detected at", "File ", "[[", "<", "Traceback", "node ")
+    return next((x for x in lines if x and not x.startswith(around)), "no reason given")[:300]
 
 
 def parsed(body):
@@ -284,7 +291,7 @@ class Input:
         if axis + 1 < len(sizes):
             for inner in part:
                 self._measure(inner, whole, axis + 1, sizes)
-        elif any(type(entry) is list for entry in part[:1]):
+        elif type(part[0]) is list:
             raise self._misshapen(whole)
         else:
             self._check_types(part)
@@ -390,7 +397,7 @@ class Signature:
         try:
             outputs = self._function(**tensors)
         except tf.errors.InvalidArgumentError as error:  # such as a word beyond the vocabulary
-            raise Refusal(400, f"TensorFlow refuses the input: {one_line(error)}") from None
+            raise Refusal(400, f"TensorFlow refuses the input: {reason(error)}") from None
         return {key: outputs[key].numpy() for key in sorted(outputs)}
 
     def try_out(self):

@@ -36,8 +36,11 @@ def main(argv=None):
     precision = options.pop("mixed_precision")
     options["precision"] = f"mixed_{precision}" if precision else "float32"
 
-    from tfp_ibnn import data, experiments
-    from tfp_ibnn.checkpoint import CheckpointError
+    try:
+        from tfp_ibnn import data, experiments
+        from tfp_ibnn.checkpoint import CheckpointError
+    except ModuleNotFoundError as error:
+        return fail(f"{error}: is the backend {backend or 'of Keras'!r} installed here?", code=2)
 
     where = options.pop("devices"), options.pop("distributed")
     try:

@@ -108,8 +108,8 @@ def test_goes_back_to_the_last_good_weights_and_trains_on():
     model, guard = make(), ibnn.TerminateOnNonFinite(every=4)
     kept = {}
     keep = AtBatch(3, lambda model: kept.update(state=state(model)))
-    with pytest.warns(UserWarning, match="those of 4 batches before"):
-        fit(model, guard, keep, AtBatch(5, ruin("first", lambda p: p.affine.weights[0])))
+    with pytest.warns(UserWarning, match="After epoch 1 .*those of 6 batches before"):
+        fit(model, guard, keep, AtBatch(8, ruin("first", lambda p: p.affine.weights[0])))
     for found, good in zip(state(model), kept["state"], strict=True):
         np.testing.assert_array_equal(found, good)
     again = ibnn.TerminateOnNonFinite(every=4)
@@ -146,6 +146,16 @@ def test_raises_if_asked_to_and_keeps_later_callbacks_from_saving(tmp_path):
         model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[ruined, guard, checkpoint])
     assert not checkpoint.path.exists()
     assert all(np.isfinite(value).all() for value in state(model))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("every", [1, 4])
+def test_what_it_goes_back_to_has_a_finite_loss(every):
+    """Weights can be finite and give none: those of the last step before a loss that was not."""
+    model, guard = make(rate=1e3), ibnn.TerminateOnNonFinite(every=every)
+    with pytest.warns(UserWarning, match="before"):
+        fit(model, guard, epochs=20)
+    assert np.isfinite(model.evaluate(X, Y, verbose=0))
 
 
 @pytest.mark.once
@@ -194,7 +204,7 @@ def test_batches_that_keras_runs_at_once_are_counted():
         model.optimizer, model.loss, steps_per_execution=2, jit_compile=backend.jit_compiles_well()
     )
     ruin_after = AtBatch(5, ruin("first", lambda posterior: posterior.affine.weights[0]))
-    with pytest.warns(UserWarning, match="After batch 6 of epoch 1.*those of 2 batches before"):
+    with pytest.warns(UserWarning, match="After batch 6 of epoch 1.*those of 6 batches before"):
         fit(model, guard, ruin_after)
 
 

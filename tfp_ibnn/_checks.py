@@ -8,10 +8,12 @@ import keras
 import numpy as np
 
 __all__ = [
+    "LARGEST_SIZE",
     "channels_of",
     "finite",
     "fraction",
     "full_precision",
+    "moderate",
     "non_negative",
     "one_of",
     "positive",
@@ -20,6 +22,10 @@ __all__ = [
 ]
 
 
+LARGEST_SIZE = 2**20
+"""More units, components or bins than anybody needs, and less than takes a machine's memory."""
+
+_MODERATE = 1e9
 _SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
 
 
@@ -39,6 +45,17 @@ def positive(name: str, value: Any) -> float:
     number = finite(name, value)
     if number < _SMALLEST:  # in float32 it would be 0
         raise ValueError(f"`{name}` must be above 0; got {value!r}.")
+    return number
+
+
+def moderate(name: str, value: Any) -> float:
+    """Return `value` as a float, or raise if squares of it would leave the range of float32."""
+    number = finite(name, value)
+    if not _MODERATE >= abs(number) >= 1 / _MODERATE and number != 0:
+        raise ValueError(
+            f"`{name}` must be 0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}; got "
+            f"{value!r}."
+        )
     return number
 
 

@@ -25,8 +25,12 @@ class TerminateOnNonFinite(Callback):
     The message names the layer whose z or KL was the first to leave the finite range, in the first
     step in which one did, or the loss, if they were all finite: the fault then lies in the network
     itself or in the data. (That is for a `StochasticModel`. Of other models, and if it was the last
-    step that went wrong, it names the weights.) Weights and optimizer are set back to the last time
-    that they were checked and found finite, so that training can go on with another learning rate.
+    step that went wrong, it names the weights.) Weights and optimizer are set back to the last
+    check that a sound one has followed, so that their own loss is known to be finite and training
+    can go on with another learning rate.
+
+    NaN in the data can look like a fault of z: where ReLU turns NaN into 0, as on TensorFlow's
+    CPUs, the gradient is the first to fail, and z follows in the next step.
 
     Args:
         every: check every so many batches, besides the end of each epoch; None checks only there.
@@ -60,11 +64,13 @@ class TerminateOnNonFinite(Callback):
         if isinstance(self.model, StochasticModel):
             self.model.clear_fault()
         self._good: list[tuple[keras.Variable, Any]] = []
+        self._latest, self._good_since, self._latest_since = [], 0, 0
         if self.model.built and not self._was_bad:
             # On TensorFlow an optimizer gets its variables in the first step otherwise.
             if not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
             self._keep()
+            self._keep()  # taken for good
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the epochs."""
@@ -106,9 +112,11 @@ class TerminateOnNonFinite(Callback):
         return f"Weights that are not finite: {_listed(bad)}." if bad else "The weights are finite."
 
     def _keep(self) -> None:
-        """Keep the weights and the optimizer; their buffers themselves are written over."""
-        self._good = [(v, ops.copy(v.value)) for v in _state(self.model)]
-        self._good_since = self._batches
+        """Keep weights and optimizer as the latest; those kept before have proved good."""
+        self._good, self._good_since = self._latest, self._latest_since
+        # Copies, since the buffers themselves are written over.
+        self._latest = [(v, ops.copy(v.value)) for v in _state(self.model)]
+        self._latest_since = self._batches
 
     def _go_back(self) -> str:
         for variable, value in self._good:
@@ -119,7 +127,8 @@ class TerminateOnNonFinite(Callback):
             return "The weights were not finite from the beginning."
         if not self._good:
             return "There are none to go back to: the model was built in its first step."
-        return f"The weights are again those of {self._batches - self._good_since} batches before."
+        batches = self._batches - self._good_since
+        return f"The weights are again those of {batches} batch{'es'[: 2 * (batches > 1)]} before."
 
 
 def _state(model: keras.Model) -> list[keras.Variable]:

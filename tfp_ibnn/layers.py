@@ -278,6 +278,11 @@ class Stochastic(keras.layers.Wrapper):
             raise ValueError(
                 f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
             )
+        if len(inputs.shape) < 2:
+            raise ValueError(
+                f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
+                f"got {tuple(inputs.shape)}."
+            )
         if not keras.backend.is_float_dtype(inputs.dtype):
             raise ValueError(
                 f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "

@@ -85,8 +85,8 @@ class Posterior(SavesRandomState, keras.layers.Layer):
     ) -> None:
         kwargs["dtype"] = _checks.full_precision(kwargs.get("dtype"))
         super().__init__(**kwargs)
-        self.prior_scale = _checks.positive("prior_scale", prior_scale)
-        self.prior_loc = _checks.finite("prior_loc", prior_loc)
+        self.prior_scale = _scale("prior_scale", prior_scale)
+        self.prior_loc = _checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
         self.initial_beta = _checks.non_negative("beta", beta)
         self.gamma = _checks.non_negative("gamma", gamma)
@@ -260,13 +260,13 @@ class FlowPosterior(Posterior):
         self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
         self.initial_scale = initial_scale
         self.order = _checks.one_of("affine", affine, ("last", "first"))
-        self.components = _checks.positive_integer("components", components)
+        self.components = _checks.positive_integer("components", components, _checks.LARGEST_SIZE)
         self.shared_components = bool(shared_components)
         self.affine = Affine(
             initial_shift=self.prior_loc,
             initial_scale=self.prior_scale
             if initial_scale is None
-            else _checks.positive("initial_scale", initial_scale),
+            else _scale("initial_scale", initial_scale),
             dtype=self.dtype,
             name="affine",
         )
@@ -430,10 +430,14 @@ class MixturePosterior(Posterior):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.components = _checks.positive_integer("components", components)
-        self.mean_spread = _checks.non_negative("mean_spread", mean_spread)
-        self.initial_scale = _checks.positive("initial_scale", initial_scale)
-        self.scale_spread = _checks.non_negative("scale_spread", scale_spread)
+        self.components = _checks.positive_integer("components", components, _checks.LARGEST_SIZE)
+        self.mean_spread = _checks.non_negative(
+            "mean_spread", _checks.moderate("mean_spread", mean_spread)
+        )
+        self.initial_scale = _scale("initial_scale", initial_scale)
+        self.scale_spread = _checks.non_negative(
+            "scale_spread", _checks.moderate("scale_spread", scale_spread)
+        )
         self.kl = _checks.one_of("kl", kl, ("bound", "averaged"))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -448,7 +452,8 @@ class MixturePosterior(Posterior):
 
         def raw_scales(shape: tuple[int, ...], dtype: str) -> Tensor:
             scale = ops.abs(normal(self.initial_scale, self.scale_spread)(shape, dtype))
-            return ops.log(ops.expm1(ops.maximum(scale, 10 * _constraints.MIN_SCALE)))
+            scale = ops.maximum(scale, 10 * _constraints.MIN_SCALE)
+            return scale + ops.log(-ops.expm1(-scale))  # log(expm1(scale)), without its overflow
 
         self.loc = self._add_parameter("loc", shape, centered)
         self.raw_scale = self._add_parameter("raw_scale", shape, raw_scales)
@@ -538,6 +543,11 @@ def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:
     """Return a Gaussian under `depth` inverse autoregressive flows, in alternating order."""
     flows = [InverseAutoregressive(hidden, reverse=step % 2 == 1) for step in _steps(depth)]
     return FlowPosterior(flows, **kwargs)
+
+
+def _scale(name: str, value: Any) -> float:
+    _checks.positive(name, value)
+    return _checks.moderate(name, value)
 
 
 def _steps(depth: int) -> range:

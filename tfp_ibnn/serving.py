@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import itertools
+import keyword
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -99,7 +100,7 @@ def _free(path: Path, overwrite: bool) -> Path:
         raise ValueError(f"`path` must be a folder; {path} is a file.")
     if path.exists() and any(path.iterdir()):
         if not overwrite:
-            raise ValueError(f"{path} is not empty: choose another `path`, or say overwrite=True.")
+            raise ValueError(f"{path} is not empty: choose another folder, or overwrite it.")
         if not (path / "saved_model.pb").exists():
             raise ValueError(f"{path} holds no SavedModel: it is not overwritten.")
     return path
@@ -187,7 +188,8 @@ def _plain(name: str) -> str:
     if re.fullmatch(r"(input_layer|keras_tensor)(_\d+)?", name):
         return "inputs"
     name = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return name if name[:1].isalpha() else f"inputs_{name}"
+    plain = name[:1].isalpha() and name != "self" and not keyword.iskeyword(name)
+    return name if plain else f"inputs_{name}"
 
 
 def _told_apart(names: list[str]) -> list[str]:

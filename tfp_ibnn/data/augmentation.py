@@ -34,7 +34,7 @@ class RandomShift(SavesRandomState, layers.Layer):
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.padding = _checks.positive_integer("padding", padding)
+        self.padding = _checks.positive_integer("padding", padding, _checks.LARGEST_SIZE)
         self.seed = seed
         self.seed_generator = SeedGenerator(seed)
 

@@ -67,7 +67,7 @@ class InverseAutoregressive(Flow):
         self, hidden: int = 32, reverse: bool = False, limit: float = 2.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden = _checks.positive_integer("hidden", hidden)
+        self.hidden = _checks.positive_integer("hidden", hidden, _checks.LARGEST_SIZE)
         self.reverse = bool(reverse)
         self.limit = _checks.positive("limit", limit)
 

@@ -74,7 +74,7 @@ class AffineCoupling(Flow):
         self, hidden: int = 32, swap: bool = False, limit: float = 2.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden = _checks.positive_integer("hidden", hidden)
+        self.hidden = _checks.positive_integer("hidden", hidden, _checks.LARGEST_SIZE)
         self.swap = bool(swap)
         self.limit = _checks.positive("limit", limit)
 

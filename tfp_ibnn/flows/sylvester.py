@@ -88,7 +88,7 @@ class Sylvester(Flow):
 
     def __init__(self, units: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.units = _checks.positive_integer("units", units)
+        self.units = _checks.positive_integer("units", units, _checks.LARGEST_SIZE)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the reflections, both triangles and the bias."""

@@ -41,7 +41,7 @@ class _BinnedMetric(ClassificationMetric):
         self, bins: int, from_logits: bool, name: str, dtype: Any, columns: int | None = 1
     ) -> None:
         super().__init__(from_logits, name, dtype)
-        self.bins = _checks.positive_integer("bins", bins)
+        self.bins = _checks.positive_integer("bins", bins, _checks.LARGEST_SIZE)
         self.count = None
         if columns is not None:
             self._add_cells(columns)

@@ -1210,6 +1210,7 @@ print(json.dumps(peaks))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's books")
 @pytest.mark.once
 def test_memory_does_not_grow_with_the_samples():
@@ -1248,6 +1249,7 @@ print(json.dumps([strategy.num_replicas_in_sync, plain, mirrored]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(JAX, reason="a strategy of TensorFlow's")
 def test_replicas_give_the_same_answer():
     """The last batch has one example, so that one replica has none."""

@@ -47,7 +47,14 @@ def worker(tmp_path_factory):
     worker.close()
 
 
-@pytest.mark.parametrize("name", harness.CAMPAIGNS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Runs that are killed take long, and other tests kill some.
+        pytest.param(name, marks=pytest.mark.slow if name == "interrupted writing" else [])
+        for name in harness.CAMPAIGNS
+    ],
+)
 def test_campaign(worker, name):
     tally = harness.run(worker, name, seed=1, scale=1e-9)
     assert tally.faults == []

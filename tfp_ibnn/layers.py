@@ -278,10 +278,10 @@ class Stochastic(keras.layers.Wrapper):
             raise ValueError(
                 f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
             )
-        if len(inputs.shape) < 2:
+        if not len(inputs.shape):
             raise ValueError(
                 f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
-                f"got {tuple(inputs.shape)}."
+                "got a single number."
             )
         if not keras.backend.is_float_dtype(inputs.dtype):
             raise ValueError(

@@ -493,18 +493,20 @@ def test_a_killed_run_ends_like_an_unbroken_one(run, script, tmp_path, data_dir,
     assert os.listdir(killed / "tensorboard") if HAS_TENSORFLOW else True
 
 
-@pytest.mark.once
-def test_two_processes_are_kept_apart(tmp_path):
-    folder = experiments.RunFolder(tmp_path / "run", {"seed": 1})
-    folder.claim()
-    code = (
-        "import sys, tfp_ibnn.experiments as e\n"
-        "try: e.RunFolder(sys.argv[1], {'seed': 1}).claim()\n"
-        "except e.RunError as error: print(error)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert told.stdout.strip().endswith("run is in use: another process is at this run.")
-    del folder
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert told.stdout == ""
+def test_two_at_once_are_kept_apart(tmp_path):
+    first, second = (experiments.RunFolder(tmp_path / "run", {"seed": 1}) for _ in range(2))
+    first.claim()
+    with pytest.raises(RunError, match="run is in use: somebody else is at this run"):
+        second.claim()
+    first.release()
+    second.claim()
+    second.release()
+
+
+def test_a_folder_that_was_claimed_meanwhile_is_left(tmp_path):
+    late = experiments.RunFolder(tmp_path / "run", {"seed": 2})
+    early = experiments.RunFolder(tmp_path / "run", {"seed": 1})
+    early.claim()
+    early.release()
+    with pytest.raises(RunError, match="holds another run"):
+        late.claim()

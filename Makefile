@@ -42,10 +42,11 @@ coverage: $(TF) ## The same, and which lines it reaches (a third slower)
 
 test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(COMPILE_FAST) $(VENV_JAX)/bin/python -m pytest \
-		$(PARALLEL) -m "not slow and not install and not once" $(ARGS)
+		tests $(PARALLEL) -m "not slow and not install and not once" $(ARGS)
 
-test-slow: $(TF) ## Run the long trainings
+test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)
+	KERAS_BACKEND=jax $(QUIET) $(VENV_JAX)/bin/python -m pytest -m "slow and not once" $(ARGS)
 
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)

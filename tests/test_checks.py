@@ -4,6 +4,8 @@ import pytest
 
 from tfp_ibnn import _checks
 
+pytestmark = pytest.mark.once
+
 NAN, INF = float("nan"), float("inf")
 
 

@@ -13,6 +13,8 @@ from sklearn.datasets import load_digits
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy, posterior_weights, predict_without_noise, stir
 
+pytestmark = pytest.mark.once
+
 N = 50
 
 

@@ -486,6 +486,7 @@ def test_a_process_that_is_killed_ends_the_others(data_dir, tmp_path):
     assert (tmp_path / "run" / "training.npz").exists()
 
 
+@pytest.mark.slow
 @on_jax
 def test_processes_with_different_settings_are_refused(data_dir, tmp_path):
     words = command(PLAIN, data_dir)

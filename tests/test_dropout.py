@@ -12,6 +12,8 @@ from tests.monte_carlo_tools import data, numpy, set_weights, statistics
 from tfp_ibnn import noise
 from tfp_ibnn._dropout import drop
 
+pytestmark = pytest.mark.once
+
 COUNT = 4000
 IMAGE = (3, 2, 4)
 

@@ -12,6 +12,8 @@ from tfp_ibnn._head_of import predictive_of
 from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point
 from tfp_ibnn.layers import GaussianHead, GaussianNLL
 
+pytestmark = pytest.mark.once
+
 # ----------------------------------------------------------------------------------- Gaussian head
 
 

@@ -84,6 +84,7 @@ def test_agrees_with_full_precision_and_trains_without_nan(half, policy, full, d
     assert found["nll"] < known["nll"] + 0.1
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("half", HALVES)
 def test_what_the_posterior_computes_is_in_full_precision(half, policy):
     policy(half)

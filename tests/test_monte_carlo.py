@@ -561,6 +561,7 @@ def test_without_a_seed_each_prediction_has_its_own_networks():
     close(mean[:6], mean[6:])
 
 
+@pytest.mark.once
 def test_each_mixture_component_has_its_share():
     """Its means lie far apart, so a draw tells its component, in all layers the same one."""
     posterior = ibnn.MixturePosterior(3)
@@ -865,6 +866,7 @@ def logged(callback, model, epochs=1):
     return logs
 
 
+@pytest.mark.once
 def test_the_callback_logs_what_the_others_read(tmp_path):
     x, y = task()
     path = tmp_path / "best.keras"
@@ -1137,6 +1139,7 @@ def test_labels_of_another_shape_are_refused(shape):
         evaluate(averaged(shallow(), 2), data(3, 4), np.zeros(shape, int))
 
 
+@pytest.mark.once
 def test_an_error_leaves_the_models_usable():
     model = shallow()
     mc = averaged(model, 2, seed=0)
@@ -1162,6 +1165,7 @@ def test_targets_of_another_shape_are_refused(shape):
         evaluate(mc, data(3, 4), np.zeros(shape, "float32"))
 
 
+@pytest.mark.once
 def test_no_example_is_not_an_obscure_error(of_three_classes):
     """An empty batch is none; Keras itself refuses empty arrays."""
     empty = of_three_classes(np.zeros((0, 4), "float32"))

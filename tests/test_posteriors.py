@@ -155,6 +155,7 @@ def test_gaussian_has_the_closed_form(float64):
     np.testing.assert_allclose(z.std(axis=0), s, rtol=0.02)
 
 
+@pytest.mark.once
 @quadrature_cases([name for name in ESTIMATED if name in SELECTED])
 def test_expected_kl_and_entropy_agree_with_quadrature(float64, name, channels):
     posterior = make_posterior(name, channels, seed=4, size=0.5)
@@ -177,6 +178,7 @@ def test_gaussian_agrees_with_quadrature(float64, channels):
     close(float(posterior.entropy()), grid.integral(-grid.log_q), 1e-5)
 
 
+@pytest.mark.once
 @quadrature_cases(BOUNDS)
 def test_mixture_kl_is_a_bound_loose_by_at_most_log_k(float64, name, channels):
     posterior = make_posterior(name, channels, seed=4, size=0.7)
@@ -188,6 +190,7 @@ def test_mixture_kl_is_a_bound_loose_by_at_most_log_k(float64, name, channels):
     assert 1e-2 < gap < np.log(3) + error
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", BOUNDS)
 def test_bound_is_tight_for_equal_components_and_log_k_off_for_distant_ones(float64, name):
     posterior = make_posterior(name, channels=1, prior_scale=5.0, initial_scale=0.5)
@@ -262,6 +265,7 @@ def test_kl_starts_at_zero_and_the_mean_at_prior_loc(name, channels):
     np.testing.assert_allclose(z.std(axis=0), 0.3, rtol=0.1)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("name", [n for n in RECIPES if n.startswith("Normal")])
 def test_every_recipe_starts_at_kl_zero(name, depth):
@@ -312,6 +316,7 @@ def test_mixture_components_start_around_prior_loc():
 # -------------------------------------------------------------------------------------- the mean
 
 
+@pytest.mark.once
 @every_posterior
 def test_mean_of_an_untrained_posterior_is_exact(float64, name):
     posterior = make_posterior(name, channels=3)
@@ -333,6 +338,7 @@ def test_mean_of_linear_flows_is_exact(float64, name):
     close(numpy(posterior.mean()), z.reshape(-1, 3).mean(axis=0), 1e-10)
 
 
+@pytest.mark.once
 @selected_posterior
 def test_mean_against_a_large_sample(float64, name):
     posterior = make_posterior(name, channels=3, seed=1)
@@ -343,6 +349,7 @@ def test_mean_against_a_large_sample(float64, name):
     assert np.any(np.abs(numpy(posterior.mean()) - 1) > 0.1)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["NormalPlanar1d", "mixture-base-planar"])
 def test_mean_is_a_function_of_the_weights(float64, name):
     posterior = make_posterior(name, channels=3, seed=1)
@@ -354,6 +361,7 @@ def test_mean_is_a_function_of_the_weights(float64, name):
 # --------------------------------------------------------------------------------- prior and loss
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "name", ["NormalAffine", "MixturePosterior-bound", "affine-first", "learned-prior-scale"]
 )
@@ -417,6 +425,7 @@ def test_every_weight_gets_a_gradient(float64, name):
 # ----------------------------------------------------------------------- copies, configs and seeds
 
 
+@pytest.mark.once
 @selected_posterior
 def test_copy_is_unbuilt_and_independent(name):
     posterior = make_posterior(name, channels=3, seed=1)
@@ -435,6 +444,7 @@ def test_copy_is_unbuilt_and_independent(name):
         np.testing.assert_array_equal(numpy(weight.value), old)
 
 
+@pytest.mark.once
 @selected_posterior
 def test_template_gives_each_layer_its_own_weights(name):
     template = POSTERIORS[name]()
@@ -448,6 +458,7 @@ def test_template_gives_each_layer_its_own_weights(name):
     assert [layer.posterior.channels for layer in layers] == [3, 5]
 
 
+@pytest.mark.once
 @every_posterior
 def test_config_round_trip(float64, name):
     posterior = make_posterior(name, 3, 1, prior_loc=0.5, beta=0.5, gamma=0.25)
@@ -485,6 +496,7 @@ def test_a_single_channel_is_told_which_recipe_can_serve(name):
         over(name)().build((None, 1))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("make", "argument", "value"),
     [

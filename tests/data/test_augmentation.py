@@ -5,6 +5,8 @@ import pytest
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
 
+pytestmark = pytest.mark.once
+
 SHAPE = (7, 5, 2)
 
 

@@ -58,6 +58,7 @@ def check(folder):
     return table
 
 
+@pytest.mark.slow
 def test_a_quick_run(script, tmp_path, monkeypatch, capsys):
     """All in one test: in several, each process would train anew."""
     folder = tmp_path

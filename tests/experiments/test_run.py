@@ -403,11 +403,6 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
 
 # Killed runs.
 
-# Four processes' worth of tracing; JAX takes half as long, and shows the same.
-slow_on_tensorflow = (
-    pytest.mark.slow if keras.backend.backend() == "tensorflow" else lambda test: test
-)
-
 KILLED = {
     "dataset": "digits",
     "model": "mlp",
@@ -450,7 +445,7 @@ def epochs_in(path):
         return json.loads(str(file["record"]))["epochs"]
 
 
-@slow_on_tensorflow
+@pytest.mark.slow  # four processes' worth of tracing
 def test_a_killed_run_ends_like_an_unbroken_one(run, script, tmp_path, data_dir, capsys):
     posterior = tmp_path / "posterior.json"
     posterior.write_text(

@@ -6,6 +6,8 @@ from tests.flows.tools import close, draws, forward, inverse, log_det, numpy
 from tests.registry import make_flow
 from tfp_ibnn.flows import ActNorm
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("lead", [(500,), (20, 5, 5)])
 def test_adapt_whitens(float64, lead):

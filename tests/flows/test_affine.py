@@ -5,6 +5,8 @@ from tests.flows.tools import close, draws, forward, inverse, log_det, numpy
 from tests.registry import make_flow
 from tfp_ibnn.flows import Affine
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1.0, 0.5), (-3, 20), (0.0, 1e-3)])
 def test_starts_where_it_is_told(float64, shift, scale):

@@ -5,6 +5,8 @@ from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import make_flow
 from tfp_ibnn.flows import InverseAutoregressive
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("channels", [2, 3, 7])
 @pytest.mark.parametrize("name", ["autoregressive", "autoregressive-reverse"])

@@ -7,6 +7,8 @@ from tests.flows.tools import close, draws, forward, log_det, numpy
 from tests.registry import make_flow
 from tfp_ibnn.flows import BatchNorm
 
+pytestmark = pytest.mark.once
+
 
 def push(flow, x, training=True):
     y, found = numpy(*flow.push(ops.convert_to_tensor(x), training=training))

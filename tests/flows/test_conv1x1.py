@@ -5,6 +5,8 @@ import pytest
 from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det, numpy
 from tests.registry import make_flow
 
+pytestmark = pytest.mark.once
+
 both_starts = pytest.mark.parametrize("name", ["conv1x1-identity", "conv1x1-orthogonal"])
 
 

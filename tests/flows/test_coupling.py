@@ -6,6 +6,8 @@ from tests import autodiff
 from tests.flows.tools import close, draws, forward, jacobian, log_det, slope_by_differences
 from tests.registry import FLOWS, make_flow, min_channels
 
+pytestmark = pytest.mark.once
+
 needs_two = [name for name in FLOWS if min_channels(name) == 2]
 
 

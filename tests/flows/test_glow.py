@@ -5,6 +5,8 @@ from tests.flows.tools import close, draws, forward, inverse, log_det
 from tests.registry import make_flow
 from tfp_ibnn.flows import GlowStep
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("name", ["glow-identity", "glow-orthogonal"])
 def test_parts_act_in_order(float64, name):

@@ -8,6 +8,8 @@ from tests.flows.tools import close, draws, forward, inverse, log_det, numpy, sl
 from tests.registry import make_flow, perturb
 from tfp_ibnn.flows._monotone import solve_monotone
 
+pytestmark = pytest.mark.once
+
 
 def assign(flow, **values):
     for name, value in values.items():

@@ -6,6 +6,8 @@ from tests import autodiff
 from tests.flows.tools import close, draws, forward, inverse, log_det, numpy
 from tests.registry import make_flow
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("raw_beta", [-2.0, 0.0, 2.0])
 def test_finite_gradients_at_the_center(raw_beta):

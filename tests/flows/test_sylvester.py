@@ -6,6 +6,8 @@ from tests.flows.tools import close, draws, forward, inverse, log_det, numpy
 from tests.registry import make_flow, perturb
 from tfp_ibnn.flows import PlanarBijector, Sylvester
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(("units", "channels"), [(8, 3), (3, 3), (2, 5), (4, 1)])
 def test_units_are_at_most_the_channels(float64, units, channels):

@@ -8,6 +8,8 @@ import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
 from tfp_ibnn import models
 
+pytestmark = pytest.mark.once
+
 # Builders with small arguments.
 SMALL = {
     "mlp": lambda **options: models.mlp((8, 8, 1), hidden=(5, 4), **options),

@@ -19,6 +19,8 @@ from matplotlib.testing.compare import compare_images
 import tfp_ibnn as ibnn
 from tfp_ibnn import plots
 
+pytestmark = pytest.mark.once
+
 BASELINE = Path(__file__).parent / "baseline"
 DPI = 45
 # Root mean square over all pixels, of 255. Leaving out any one part makes 0.9 or more.

@@ -5,6 +5,8 @@ import pytest
 from tfp_ibnn import plots
 from tfp_ibnn.plots.style import pale
 
+pytestmark = pytest.mark.once
+
 LIMITS = ((-4.0, 4.0), (-3.0, 3.0))
 
 

@@ -5,6 +5,8 @@ import pytest
 from tfp_ibnn import plots
 from tfp_ibnn.metrics import reliability
 
+pytestmark = pytest.mark.once
+
 
 def predictions():
     rng = np.random.default_rng(0)

@@ -4,6 +4,8 @@ import pytest
 
 from tfp_ibnn import plots
 
+pytestmark = pytest.mark.once
+
 RNG = np.random.default_rng(0)
 IMAGES = RNG.random((12, 4, 5))
 DOUBT = RNG.permutation(12) / 10

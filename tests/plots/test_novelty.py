@@ -4,6 +4,8 @@ import pytest
 
 from tfp_ibnn import plots
 
+pytestmark = pytest.mark.once
+
 KNOWN, UNKNOWN = np.array([0.1, 0.15, 0.3, 0.9]), np.array([0.8, 2.0])
 
 

@@ -8,6 +8,8 @@ import tfp_ibnn as ibnn
 from tfp_ibnn import plots
 from tfp_ibnn.plots._draws import distance_from_gaussian, draw
 
+pytestmark = pytest.mark.once
+
 
 class Bent(ibnn.Posterior):
     """Channel c is sinh(rate[c] * noise) / rate[c]: a larger rate is farther from normal."""

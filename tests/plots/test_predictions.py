@@ -4,6 +4,8 @@ import pytest
 
 from tfp_ibnn import plots
 
+pytestmark = pytest.mark.once
+
 
 def samples():
     return np.random.default_rng(0).dirichlet([4, 2, 1], size=300)

@@ -4,6 +4,8 @@ import pytest
 
 from tfp_ibnn import plots
 
+pytestmark = pytest.mark.once
+
 X = np.array([0.0, 2.0, 1.0])
 PREDICTION = {
     "mean": np.array([1.0, 3.0, 2.0]),

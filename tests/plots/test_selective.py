@@ -6,6 +6,8 @@ import pytest
 
 from tfp_ibnn import metrics, plots
 
+pytestmark = pytest.mark.once
+
 UNCERTAINTY, LOSS = [0.1, 0.9, 0.3, 0.2], [0.0, 1.0, 1.0, 0.0]
 
 

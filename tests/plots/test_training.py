@@ -4,6 +4,8 @@ import pytest
 
 from tfp_ibnn import plots
 
+pytestmark = pytest.mark.once
+
 NAN = float("nan")
 
 

@@ -121,6 +121,11 @@ class Stochastic(keras.layers.Wrapper):
     ) -> Tensor:
         """Return the wrapped layer's output for z * inputs."""
         self._check_input(inputs)
+        if len(inputs.shape) < 2:  # not so in a graph that is yet to add an axis
+            raise ValueError(
+                f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
+                f"got {tuple(inputs.shape)}."
+            )
         here = noise.current()
         z = here.recall(self)
         if z is None:
@@ -277,11 +282,6 @@ class Stochastic(keras.layers.Wrapper):
         if not hasattr(inputs, "dtype"):
             raise ValueError(
                 f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
-            )
-        if not len(inputs.shape):
-            raise ValueError(
-                f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
-                "got a single number."
             )
         if not keras.backend.is_float_dtype(inputs.dtype):
             raise ValueError(

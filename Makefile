@@ -46,7 +46,7 @@ test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 
 test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)
-	KERAS_BACKEND=jax $(QUIET) $(VENV_JAX)/bin/python -m pytest -m "slow and not once" $(ARGS)
+	KERAS_BACKEND=jax $(QUIET) $(VENV_JAX)/bin/python -m pytest -m "slow and not once and not install" $(ARGS)
 
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)

@@ -159,6 +159,19 @@ def test_what_it_goes_back_to_has_a_finite_loss(every):
 
 
 @pytest.mark.once
+def test_the_end_of_an_epoch_proves_no_weights_that_have_just_been_kept():
+    model, guard = make(), ibnn.TerminateOnNonFinite(every=5)  # and there are 10 batches
+
+    class InTheSecond(AtBatch):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.batch = 2 if epoch == 1 else None
+
+    ruined = InTheSecond(None, ruin("first", lambda posterior: posterior.affine.weights[0]))
+    with pytest.warns(UserWarning, match="batch 5 of epoch 2 .*those of 10 batches before"):
+        fit(model, guard, ruined)
+
+
+@pytest.mark.once
 def test_infinite_data():
     x = X.copy()
     x[30] = np.inf

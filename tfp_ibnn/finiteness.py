@@ -98,7 +98,9 @@ class TerminateOnNonFinite(Callback):
         # The loss is that of the weights before the last step.
         bad = _bad_weights(self.model)
         if np.isfinite(loss) and not bad:
-            self._keep()
+            # An epoch's end may follow a check at once, and then proves nothing more.
+            if self._batches > self._latest_since:
+                self._keep()
             return
         self.message = f"After {when} the loss is {loss}. {self._cause(bad)} {self._go_back()}"
         if self.raises:

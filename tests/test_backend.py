@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 from keras import ops
 
 from tfp_ibnn import backend
@@ -49,3 +50,56 @@ def test_probability_library_speaks_the_backend():
 def test_one_replica_without_a_strategy():
     assert keras.backend.backend() in ("tensorflow", "jax")
     assert backend.replica_count() == 1
+
+
+def shaped(*shape):
+    return ops.convert_to_tensor(np.random.default_rng(len(shape)).normal(size=shape))
+
+
+@pytest.mark.parametrize(
+    ("x", "z"),
+    [
+        ((4, 5, 6, 3), (4, 1, 1, 3)),
+        ((4, 5, 6, 3), (1, 1, 1, 3)),
+        ((4, 5, 6, 3), (4, 5, 6, 3)),
+        ((4, 3, 5, 6), (4, 3, 1, 1)),
+        ((4, 6, 3), (4, 1, 3)),
+        ((4, 5, 6, 40), (4, 1, 1, 40)),
+        ((4, 3), (4, 3)),
+    ],
+)
+def test_times_broadcasts(x, z):
+    x, z = shaped(*x), shaped(*z)
+    np.testing.assert_array_equal(backend.times(x, z), x * z)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (4, 6, 3), (4, 5, 6, 3)])
+def test_affine_inner_and_outer(shape):
+    x, shift, scale = shaped(*shape), shaped(3), shaped(1, 3)[0]
+    np.testing.assert_allclose(backend.affine(x, shift, scale), shift + scale * x, rtol=1e-12)
+    number = ops.convert_to_tensor(2.0, dtype="float64")
+    np.testing.assert_allclose(backend.affine(x, shift, number), shift + 2 * x, rtol=1e-12)
+    product = ops.sum(x * scale, axis=-1)
+    np.testing.assert_allclose(backend.inner(x, scale), product, rtol=1e-12)
+    np.testing.assert_allclose(backend.outer(product, scale), product[..., None] * scale, 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_normal_noise_is_normal(dtype):
+    seed = backend.SeedGenerator(1)
+    x = ops.convert_to_numpy(backend.normal((333, 3001), dtype, seed))
+    assert x.dtype == dtype
+    assert scipy.stats.kstest(x.ravel(), "norm").pvalue > 1e-3
+    # Neighbours, rows and the two halves of the array are independent.
+    size = x.size
+    for lag in (1, 3001, (size + 1) // 2):
+        a, b = x.ravel()[:-lag], x.ravel()[lag:]
+        assert abs(np.corrcoef(a, b)[0, 1]) < 5 / len(a) ** 0.5
+        assert abs(np.corrcoef(a**2, b**2)[0, 1]) < 5 / len(a) ** 0.5
+    beyond = np.mean(np.abs(x) > 3.5)
+    expected = 2 * scipy.stats.norm.sf(3.5)
+    assert abs(beyond - expected) < 5 * (expected / size) ** 0.5
+    assert not np.array_equal(x, backend.normal((333, 3001), dtype, seed))
+    again = backend.normal((333, 3001), dtype, backend.SeedGenerator(1), stddev=2.0)
+    np.testing.assert_allclose(again, 2 * x, rtol=1e-6)
+    assert backend.normal((0, 3), dtype, seed).shape == (0, 3)

@@ -1,6 +1,7 @@
 """Many sampled networks at once: their draws, and how they are run in portions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import keras
@@ -10,8 +11,9 @@ from tfp_ibnn import _checks, noise
 from tfp_ibnn._counter import SOBOL_BITS
 from tfp_ibnn._dropout import DROPOUTS, drop
 from tfp_ibnn._graph import Graph
+from tfp_ibnn._noisy_convolution import SeparateChannels
 from tfp_ibnn.backend import Tensor
-from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.layers import Stochastic, stochastic_layers
 
 __all__ = ["Chunks", "Ensemble"]
 
@@ -48,6 +50,7 @@ class Ensemble:
         independent: draw anew for each example instead of once for all.
         chunk_size: how many draws to run at once; None chooses.
         dropout: whether dropout layers are a source of noise.
+        portable: see `noise.Pass`.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Ensemble:
         independent: bool,
         chunk_size: int | None,
         dropout: bool,
+        portable: bool,
     ) -> None:
         self.samples = samples
         self._model = model
@@ -66,7 +70,9 @@ class Ensemble:
         self._independent = independent
         self._chunk_size = chunk_size
         self._dropout = dropout
+        self._portable = portable
         self._graph = Graph(model, self._is_noisy)
+        self._first = {} if independent else self._graph.first(_separates)
 
     @property
     def is_random(self) -> bool:
@@ -91,13 +97,14 @@ class Ensemble:
         What comes before the first noisy layer runs here, once for each example.
         """
         values = self._graph.prefix(inputs, _call)
+        separate = self._separate(values)
         size, count = self._sizes(_batch_of(inputs))
         ahead, used = self._draw_ahead(key, ops.arange(size * count, dtype="int32"))
 
         def run(first: int | Tensor) -> Tensor:
             sample = first + ops.arange(size, dtype="int32")
             draws = {layer: ops.take(z, sample, axis=0) for layer, z in ahead.items()}
-            return self._run(inputs, values, key, sample, draws, used)
+            return self._run(inputs, values, key, sample, draws, used, separate)
 
         return Chunks(run, size, count)
 
@@ -131,17 +138,20 @@ class Ensemble:
         sample: Tensor,
         draws: dict[Any, Tensor],
         used: int,
+        separate: Mapping[Any, SeparateChannels] = MappingProxyType({}),
     ) -> Tensor:
         """Return the outputs (samples, batch, ...) of the networks with the numbers `sample`."""
         batch, size = _batch_of(inputs), ops.shape(sample)[0]
         options = {"sampling": self._sampling, "seed": key, "skip": used, "losses": False}
         if self._independent:
             options["sample"], options["stream"] = _all_pairs(sample, batch)
+            options["portable"] = self._portable
         else:
             options["groups"], options["sample"] = size, sample
         repeated = self._graph.repeat(values, size)
         with noise.scope(**options, draws=draws) as here:
-            outputs = self._checked(self._graph.suffix(repeated, inputs, self._call_in(here)))
+            call = self._call_in(here, draws, separate)
+            outputs = self._checked(self._graph.suffix(repeated, inputs, call))
         return ops.reshape(outputs, (size, batch, *ops.shape(outputs)[1:]))
 
     def _checked(self, outputs: Any) -> Tensor:
@@ -189,17 +199,35 @@ class Ensemble:
         layers = [x for x in stochastic_layers(self._model) if x.noise == "channel"]
         return {layer: layer.draw(here, count)[0] for layer in layers}, here.used
 
-    def _call_in(self, here: noise.Pass) -> Callable[..., Any]:
+    def _separate(self, values: dict[int, Tensor]) -> dict[Any, SeparateChannels]:
+        """Prepare the layers whose work can be shared by all draws."""
+        return {
+            layer: SeparateChannels(layer.layer, ops.cast(values[number], layer.compute_dtype))
+            for layer, number in self._first.items()
+        }
+
+    def _call_in(
+        self,
+        here: noise.Pass,
+        draws: Mapping[Any, Tensor],
+        separate: Mapping[Any, SeparateChannels],
+    ) -> Callable[..., Any]:
         """Return how to call a layer behind the first noisy one."""
-        if not self._dropout:
+        if not self._dropout and not separate:
             return _call
 
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(layer, DROPOUTS):
+            if layer in separate:
+                return separate[layer].join(draws[layer])
+            if self._dropout and isinstance(layer, DROPOUTS):
                 return drop(layer, args[0] if args else kwargs["inputs"], here)
             return _call(layer, *args, **kwargs)
 
         return call
+
+
+def _separates(layer: Any, inputs: Any) -> bool:
+    return isinstance(layer, Stochastic) and layer.separates(inputs)
 
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:

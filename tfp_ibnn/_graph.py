@@ -80,6 +80,7 @@ class Graph:
         self._after = [step for step in steps if noisy.intersection(step.results)]
         self._frontier = {x for step in self._after for x in step.sources} | {self._output}
         self.layers = [step.node.operation for step in steps]
+        self._noisy = noisy
         # A tensor whose first axis is not that of the examples, such as a table of weights.
         batches = {None, *(x.shape[0] for x in self._functional.inputs)}
         self._without_batch = {
@@ -104,6 +105,26 @@ class Graph:
         for step in self._before:
             step.run(values, call)
         return {number: values[number] for number in self._frontier & values.keys()}
+
+    def first(self, wanted: Callable[[Any, Any], bool]) -> dict[Any, int]:
+        """Return noisy layers whose one input comes out of `prefix`, with that tensor's number.
+
+        Args:
+            wanted: whether to return a layer, given it and its symbolic input; each is called once.
+        """
+        if self._functional is None:
+            return {}
+        found = {}
+        for step in self._after:
+            layer, sources = step.node.operation, step.sources
+            if (
+                len(sources) == 1
+                and sources[0] not in self._noisy
+                and self.layers.count(layer) == 1
+                and wanted(layer, step.node.input_tensors[0])
+            ):
+                found[layer] = sources[0]
+        return found
 
     def repeat(self, values: dict[int, Tensor], times: int | Tensor) -> dict[int, Tensor]:
         """Return what `prefix` returned with the examples repeated as a block."""

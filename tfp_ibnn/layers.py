@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -9,7 +10,8 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, noise
-from tfp_ibnn.backend import Tensor, mean
+from tfp_ibnn._noisy_convolution import convolves, noisy_convolution, scaled_convolution
+from tfp_ibnn.backend import Tensor, affine, mean, times
 from tfp_ibnn.heads import GaussianHead, GaussianNLL
 from tfp_ibnn.posteriors import Draw, NormalAffine, Posterior
 
@@ -25,6 +27,9 @@ __all__ = [
     "stochastic_layers",
     "unfreeze",
 ]
+
+_FEW_CHANNELS = 4  # an image's
+_SMALL_OUTPUT = 2**13
 
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
@@ -128,10 +133,21 @@ class Stochastic(keras.layers.Wrapper):
             )
         here = noise.current()
         z = here.recall(self)
-        if z is None:
-            z = self._draw(here, inputs, bool(training))
-        else:
+        if z is not None:
             here.restore_losses()
+        elif here.off:
+            z = self.posterior.mean()[None]
+            here.remember(self, z)
+        else:
+            z, normal = self._draw(here, inputs, bool(training))
+            if training and self._is_entrance and here.groups is None:
+                rank = len(inputs.shape)
+                parts = (self.broadcast(ops.cast(x, inputs.dtype), rank) for x in (z, normal))
+                return noisy_convolution(
+                    self.layer, inputs, *parts, *self.posterior.loc_and_scale()
+                )
+        if not training and self._is_one_scale(inputs, z):
+            return scaled_convolution(self.layer, inputs, z[0])
         modulated = self._multiply(inputs, z, shared=here.groups is not None)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
@@ -175,22 +191,19 @@ class Stochastic(keras.layers.Wrapper):
                 )
         return cls(**config)
 
-    def _draw(self, here: noise.Pass, inputs: Tensor, training: bool) -> Tensor:
-        """Draw z for this pass, add the KL term to the loss, and return z."""
+    def _draw(self, here: noise.Pass, inputs: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        """Draw z for this pass, add the KL term to the loss, and return z and its base noise."""
         posterior = self.posterior
-        if here.off:
-            z = posterior.mean()[None]
-            here.remember(self, z)
-            return z
         shape = ops.shape(inputs)
         axis = self._channel_axis(len(shape))
         between = range(2, len(shape)) if axis == 1 else range(1, len(shape) - 1)
         positions = tuple(shape[i] for i in between) if self.noise == "position" else ()
         count = shape[0] if here.groups is None else here.groups
-        z, draw = self.draw(here, count, positions, training)
+        normal = self._normal(here, count, positions)
+        z, draw = self._transform(here, normal, training)
         if not here.losses:
             here.remember(self, z)
-            return z
+            return z, normal
         weight = ops.cast(self.noise_switch > 0.5, posterior.dtype)
         if self.kl_reduction == "sum":
             for size in positions:
@@ -199,34 +212,57 @@ class Stochastic(keras.layers.Wrapper):
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
         here.remember(self, z, loss, weight * mean(draw.kl))
-        return z
+        return z, normal
 
-    def draw(
-        self,
-        here: noise.Pass,
-        count: int | Tensor,
-        positions: tuple[int | Tensor, ...] = (),
-        training: bool = False,
-    ) -> tuple[Tensor, Draw]:
-        """Return `count` z of a pass, (count, [positions,] channels), and the posterior's draw.
+    def draw(self, here: noise.Pass, count: int | Tensor) -> tuple[Tensor, Draw]:
+        """Return `count` z of a pass, (count, channels), and the posterior's draw."""
+        return self._transform(here, self._normal(here, count), training=False)
+
+    def _normal(
+        self, here: noise.Pass, count: int | Tensor, positions: tuple[int | Tensor, ...] = ()
+    ) -> Tensor:
+        """Return base noise (count, [positions,] channels)."""
+        posterior = self.posterior
+        # A Gaussian is switched off by noise of size 0; it is its mean then.
+        stddev = ops.cast(self.noise_switch > 0.5, posterior.dtype)
+        return here.normal(
+            count,
+            (*positions, posterior.channels),
+            posterior.dtype,
+            posterior.seed_generator,
+            stddev if posterior.is_centered else 1.0,
+        )
+
+    def _transform(self, here: noise.Pass, normal: Tensor, training: bool) -> tuple[Tensor, Draw]:
+        """Return z for base noise, and the posterior's draw.
 
         The two differ only if the noise is switched off: z is then the posterior's mean.
         """
         posterior = self.posterior
-        generator = posterior.seed_generator
-        normal = here.normal(count, (*positions, posterior.channels), posterior.dtype, generator)
         component = None
         if posterior.components > 1:
+            count = ops.shape(normal)[0]
             component = here.component(
                 posterior.components,
                 count,
-                generator,
+                posterior.seed_generator,
                 shared=posterior.shared_components,
             )
-            component = ops.reshape(component, (count, *(1,) * len(positions)))
-        draw = posterior.transform(normal, component, training=training)
+            component = ops.reshape(component, (count, *(1,) * (len(normal.shape) - 2)))
+        if posterior.is_centered:
+            draw = posterior.transform(normal, component, training=training)
+            return draw.z, draw
         on = self.noise_switch > 0.5
-        return ops.where(on, draw.z, self._mean_if_needed(on)), draw
+        fixed = posterior.fixed_noise(normal.shape, training)
+        if fixed is None:
+            draw = posterior.transform(normal, component, training=training)
+            center = self._mean_if_needed(on)
+        else:
+            # What the mean is computed from takes the place of the noise.
+            draw = posterior.transform(ops.where(on, normal, fixed), training=training)
+            center = posterior.mean_of(draw)
+        share = ops.cast(on, posterior.dtype)
+        return affine(draw.z, (1 - share) * center, share), draw
 
     def _mean_if_needed(self, on: Tensor) -> Tensor:
         """Return the posterior's mean; where it is costly, compute it only if the noise is off."""
@@ -247,7 +283,7 @@ class Stochastic(keras.layers.Wrapper):
         z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
         draws, batch = z.shape[0], inputs.shape[0]
         if draws == 1 or draws == batch is not None or (draws is None and not shared):
-            return inputs * z
+            return times(inputs, z)
         if draws is not None and batch is not None and batch % draws:
             raise ValueError(
                 f"Stochastic layer {self.name!r} has {draws} draws in this pass, which do not fit "
@@ -258,7 +294,7 @@ class Stochastic(keras.layers.Wrapper):
         size = ops.shape(inputs)
         draws = ops.shape(z)[0]
         blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
-        return ops.reshape(blocks * z[:, None], size)
+        return ops.reshape(times(blocks, z[:, None]), size)
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:
         """Return z (groups, [positions,] channels) with the axes of an input of that rank."""
@@ -268,6 +304,42 @@ class Stochastic(keras.layers.Wrapper):
         gap = (1,) * (rank - len(z.shape))
         order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
         return ops.reshape(z, order)
+
+    @property
+    def _is_entrance(self) -> bool:
+        """Whether this is a convolution of images, most likely, under Gaussian noise."""
+        return (
+            self.posterior.is_centered
+            and self.posterior.channels <= _FEW_CHANNELS
+            and self._convolves
+        )
+
+    def separates(self, inputs: Any) -> bool:
+        """Whether many z on the same inputs had better go by `SeparateChannels`.
+
+        That takes memory as for one draw more for each channel of the input, so it is left to small
+        networks, of which the first convolution is a large part.
+        """
+        outputs = self.compute_output_shape(inputs.shape)
+        return (
+            self.noise == "channel"
+            and self.posterior.channels <= _FEW_CHANNELS
+            and self._convolves
+            and self._channel_axis(len(inputs.shape)) != 1
+            and None not in outputs[1:]
+            and math.prod(outputs[1:]) <= _SMALL_OUTPUT
+        )
+
+    def _is_one_scale(self, inputs: Tensor, z: Tensor) -> bool:
+        """Whether all share one z, and it is less work to scale a kernel by it than the inputs."""
+        if z.shape[0] != 1 or len(z.shape) != 2 or not self._convolves:
+            return False
+        example = inputs.shape[1:]
+        return None not in example and math.prod(self.layer.kernel.shape) < 8 * math.prod(example)
+
+    @property
+    def _convolves(self) -> bool:
+        return convolves(self.layer) and self.layer.compute_dtype == self.compute_dtype
 
     def _channel_axis(self, rank: int) -> int:
         first = getattr(self.layer, "data_format", None) == "channels_first"

@@ -133,6 +133,7 @@ class MonteCarlo(keras.Model):
             independent=self.independent,
             chunk_size=chunk_size,
             dropout=self.dropout,
+            portable=seed is not None,
         )
         if dropout and self._ensemble.hidden_dropout:
             warnings.warn(

@@ -24,7 +24,7 @@ from keras import ops
 from keras.src.backend.common import global_state, stateless_scope
 
 from tfp_ibnn import _checks, _counter
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import Tensor, normal
 
 __all__ = ["SAMPLINGS", "Pass", "current", "scope"]
 
@@ -51,6 +51,8 @@ class Pass:
         sample: with a seed, the number of each draw, (draws,); 0, 1, ... by default.
         stream: with a seed, which of many independent streams each draw is from, (draws,).
         skip: with a seed, how many random numbers of each draw are already used.
+        portable: False relaxes what a seed promises: independent noise may then depend on the
+            number of draws too, on backend and compiler. It is drawn several times as fast.
         off: every layer uses the mean of its posterior.
         losses: whether layers add their KL to the loss.
         draws: z by layer, of shape (groups, ...), for layers whose draws are already made.
@@ -65,6 +67,7 @@ class Pass:
         sample: Tensor | None = None,
         stream: Tensor | None = None,
         skip: int = 0,
+        portable: bool = True,
         off: bool = False,
         losses: bool = True,
         draws: Mapping[keras.layers.Layer, Tensor] | None = None,
@@ -75,6 +78,7 @@ class Pass:
         self.sampling = _checks.one_of("sampling", sampling, SAMPLINGS)
         self.key = None if seed is None else _key(seed)
         self.sample, self.stream = sample, stream
+        self.portable = portable
         self.off = off
         self.losses = losses
         self.used = skip
@@ -101,7 +105,7 @@ class Pass:
         numbers = [
             ops.cast(number, "float32")
             for layer, z in self._draws.items()
-            for number in (ops.sum(z), self._kl.get(layer, 0.0))
+            for number in (ops.sum(z[:1]), self._kl.get(layer, 0.0))
         ]
         if not numbers:
             return ops.zeros((), dtype="int32")
@@ -142,29 +146,34 @@ class Pass:
         shape: tuple[int | Tensor, ...],
         dtype: str,
         generator: keras.random.SeedGenerator,
+        stddev: float | Tensor = 1.0,
     ) -> Tensor:
-        """Return `count` standard normal arrays of the given shape, drawn as this pass samples.
+        """Return `count` normal arrays of the given shape, drawn as this pass samples.
 
         Args:
             count: number of draws, which may be known at run time only.
             shape: shape of one draw; quasi-random draws need numbers.
             dtype: floating type of the draws.
             generator: source of fresh noise.
+            stddev: standard deviation, a number.
         """
         if self.key is None and self.sampling == "iid":
-            return keras.random.normal((count, *shape), dtype=dtype, seed=generator)
+            return normal((count, *shape), dtype, generator, stddev)
         if self.key is None and self.sampling == "antithetic":
-            half = keras.random.normal(((count + 1) // 2, *shape), dtype=dtype, seed=generator)
+            half = normal(((count + 1) // 2, *shape), dtype, generator, stddev)
             return ops.reshape(ops.stack([half, -half], axis=1), (-1, *shape))[:count]
-        if self.sampling == "qmc":
-            words = self._words(count, shape, generator, _counter.sobol)
-            return ops.reshape(_counter.normal(words, dtype), (count, *shape))
-        words = self._words(count, shape, generator, _counter.bits)
+        if self.sampling == "iid" and not self.portable:
+            first, second = (ops.cast(word, "int32") for word in self.key)
+            seed = ops.stack([first + self.used, second + self._samples(count)[0]])
+            self.used += math.prod(shape)
+            return normal((count, *shape), dtype, seed, stddev)
+        source = _counter.sobol if self.sampling == "qmc" else _counter.bits
+        words = self._words(count, shape, generator, source)
         draws = ops.reshape(_counter.normal(words, dtype), (count, *shape))
         if self.sampling == "antithetic":
             sign = 1 - 2 * ops.cast(self._samples(count) % 2, dtype)
             draws = draws * ops.reshape(sign, (count, *(1,) * len(shape)))
-        return draws
+        return stddev * draws
 
     def uniform(self, count: int | Tensor, shape: tuple[int | Tensor, ...], dtype: str) -> Tensor:
         """Return `count` arrays of numbers uniform in [0, 1), independent, of a seeded pass."""

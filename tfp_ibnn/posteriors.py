@@ -1,5 +1,6 @@
 """Posteriors over a layer's multiplicative noise z, and the named recipes."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from keras import ops
 
 from tfp_ibnn import _checks, _constraints
 from tfp_ibnn._random_state import SavesRandomState
-from tfp_ibnn.backend import SeedGenerator, Tensor, mean, tfb, tfd
+from tfp_ibnn.backend import SeedGenerator, Tensor, inner, mean, tfb, tfd
 from tfp_ibnn.flows import (
     Affine,
     Flow,
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _FIXED_PAIRS = 64
+_LOG_2_PI = math.log(2 * math.pi)
 _MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
 
 
@@ -106,10 +108,7 @@ class Posterior(SavesRandomState, keras.layers.Layer):
     def prior(self) -> tfd.Distribution:
         """Return the prior, with event shape (channels,)."""
         ones = ops.ones((self.channels,), dtype=self.dtype)
-        scale = self.prior_scale
-        if self.learn_prior_scale:
-            scale = _constraints.scale(self.raw_prior_scale)
-        return _normal(self.prior_loc * ones, scale * ones)
+        return _normal(self.prior_loc * ones, self._prior_scale() * ones)
 
     def transform(
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
@@ -137,6 +136,23 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         """Whether `mean` is a closed form."""
         return True
 
+    @property
+    def is_centered(self) -> bool:
+        """Whether z = loc + scale * noise, with the `loc_and_scale` that the posterior then has."""
+        return False
+
+    def fixed_noise(self, shape: tuple[int | None, ...], training: bool = False) -> Tensor | None:
+        """Return noise, to be broadcast to this shape, whose draws have the mean as `mean_of`.
+
+        None if the mean is a closed form, or there is no such noise.
+
+        Args:
+            shape: of the noise that it is to stand for, (draws, ..., channels).
+            training: whether this is a training step.
+        """
+        del shape, training
+        return None
+
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
 
@@ -155,11 +171,12 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         component = None
         if self.components > 1:
             component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
-        return self.transform(self._fixed_noise(), component)
+        return self.transform(ops.convert_to_tensor(self._fixed_noise()), component)
 
     def loss(self, draw: Draw) -> Tensor:
         """Return what a draw adds to the loss before division by the number of examples."""
-        return self.beta * draw.kl - self.gamma * draw.entropy
+        loss = self.beta * draw.kl
+        return loss - self.gamma * draw.entropy if self.gamma else loss
 
     def copy(self, **changes: Any) -> "Posterior":
         """Return an unbuilt posterior of the same configuration, but for the changes."""
@@ -188,6 +205,28 @@ class Posterior(SavesRandomState, keras.layers.Layer):
             shape=shape, initializer=initializer, trainable=trainable, autocast=False, name=name
         )
 
+    def _prior_scale(self) -> Tensor:
+        if self.learn_prior_scale:
+            return _constraints.scale(self.raw_prior_scale)
+        return ops.convert_to_tensor(self.prior_scale, dtype=self.dtype)
+
+    # These densities are written out: TFP's objects, from which the tests take the same numbers,
+    # take four times as many operations, and most layers' operations are so small that it counts.
+
+    def _gaussian(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return KL and entropy (...,) of diagonal Gaussians (..., channels)."""
+        prior_scale = self._prior_scale()
+        log_scale = ops.log(scale)
+        ratio = log_scale - ops.log(prior_scale)
+        distance = (loc - self.prior_loc) / prior_scale
+        kl = ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio, axis=-1)
+        return kl, ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+
+    def _log_prior(self, z: Tensor) -> Tensor:
+        """Return the prior's log-density (...,) at z (..., channels)."""
+        scale = self._prior_scale()
+        return _log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)
+
     def _draw(self, sample_shape: tuple[int, ...]) -> Draw:
         if not self.built:
             raise ValueError(
@@ -203,11 +242,10 @@ class Posterior(SavesRandomState, keras.layers.Layer):
             component = ops.reshape(component, sample_shape)
         return self.transform(ops.reshape(normal, shape), component)
 
-    def _fixed_noise(self) -> Tensor:
+    def _fixed_noise(self) -> np.ndarray:
         """Return antithetic pairs of standard normal noise, always the same."""
         half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
-        pairs = np.stack([half, -half], axis=1).reshape(-1, self.channels)
-        return ops.convert_to_tensor(pairs, dtype=self.dtype)
+        return np.stack([half, -half], axis=1).reshape(-1, self.channels).astype(self.dtype)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -300,13 +338,12 @@ class FlowPosterior(Posterior):
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         if self._is_gaussian:
             affine = self.affine.bijector()
-            q = _normal(affine.shift, affine.scale)
-            return Draw(affine.forward(noise), tfd.kl_divergence(q, self.prior()), q.entropy())
+            return Draw(affine.push(noise)[0], *self._gaussian(affine.shift, affine.scale))
         z, log_q = self._from_base(noise, component)
         for flow in self._chain():
             z, log_det = flow.push(z, training=training)
             log_q = log_q - log_det
-        return Draw(z, log_q - self.prior().log_prob(z), -log_q)
+        return Draw(z, log_q - self._log_prior(z), -log_q)
 
     def mean(self) -> Tensor:
         """Return the mean of z, (channels,): exact for linear flows, else over antithetic draws.
@@ -323,16 +360,43 @@ class FlowPosterior(Posterior):
             for flow in self._chain():
                 center = flow.bijector().forward(center)
             return center
-        noise = self._fixed_noise()
+        noise = ops.convert_to_tensor(self._fixed_noise())
         if self.components == 1:
             return mean(self.transform(noise).z, axis=0)
         every = np.arange(self.components, dtype="int32")
         return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
 
+    def fixed_noise(self, shape: tuple[int | None, ...], training: bool = False) -> Tensor | None:
+        """Return the noise whose draws `mean` averages, repeated; None if that is not what it does.
+
+        It takes as many draws as `mean` has, one component, and flows that treat each draw alone.
+        """
+        count = shape[0] or 0
+        alone = not training or all(type(flow).push is Flow.push for flow in self.flows)
+        if self.has_cheap_mean or self.components > 1 or count < 2 * _FIXED_PAIRS or not alone:
+            return None
+        rows = np.resize(self._fixed_noise(), (count, self.channels))
+        return ops.convert_to_tensor(rows.reshape(count, *(1,) * (len(shape) - 2), -1))
+
+    def mean_of(self, draw: Draw) -> Tensor:
+        """Return the mean of z, given the draws of `fixed_noise`."""
+        every = ops.reshape(draw.z[: 2 * _FIXED_PAIRS], (2 * _FIXED_PAIRS, -1, self.channels))
+        return mean(every[:, 0], axis=0)
+
     @property
     def has_cheap_mean(self) -> bool:
         """Whether `mean` is a closed form: no flow, or linear ones only."""
         return all(flow.is_linear for flow in self.flows)
+
+    @property
+    def is_centered(self) -> bool:
+        """Whether z = loc + scale * noise, which makes it a Gaussian."""
+        return self._is_gaussian
+
+    def loc_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation (channels,) of a Gaussian posterior."""
+        affine = self.affine.bijector()
+        return affine.shift, affine.scale
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -377,7 +441,7 @@ class FlowPosterior(Posterior):
     def _from_base(self, noise: Tensor, component: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return draws of the base distribution and their log-density."""
         if self.components == 1:
-            return noise, self._base().log_prob(noise)
+            return noise, _log_normal(noise)
         component = _checked_component(component)
         loc = ops.take(self.base_loc, component, axis=0)
         scale = ops.take(_constraints.scale(self.base_raw_scale), component, axis=0)
@@ -467,12 +531,10 @@ class MixturePosterior(Posterior):
     ) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         loc, scale = self._loc_and_scale()
-        q = _normal(loc, scale)
-        entropy = mean(q.entropy())
+        kl, entropy = map(mean, self._gaussian(loc, scale))
         if self.kl == "averaged":
             together = ops.sqrt(ops.sum(scale * scale, axis=0)) / self.components
-            q = _normal(mean(loc, axis=0), together)
-        kl = mean(tfd.kl_divergence(q, self.prior()))
+            kl, _ = self._gaussian(mean(loc, axis=0), together)
         if self.components == 1:
             return Draw(loc[0] + scale[0] * noise, kl, entropy)
         component = _checked_component(component)
@@ -565,6 +627,12 @@ def _copy_flow(flow: Flow, position: int, dtype: str) -> Flow:
 def _normal(loc: Tensor, scale: Tensor) -> tfd.Independent:
     """Return a diagonal Gaussian over the last axis."""
     return tfd.Independent(tfd.Normal(loc, scale), reinterpreted_batch_ndims=1)
+
+
+def _log_normal(x: Tensor) -> Tensor:
+    """Return the log-density (...,) of standard normal noise (..., channels)."""
+    squares = inner(x * x, ops.ones((x.shape[-1],), dtype=x.dtype))
+    return -(squares + x.shape[-1] * _LOG_2_PI) / 2
 
 
 def _equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import Tensor, affine
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Affine", "AffineBijector"]
@@ -26,7 +26,7 @@ class AffineBijector(FlowBijector):
     constant_jacobian = True
 
     def _forward(self, x: Tensor) -> Tensor:
-        return self.shift + self.scale * x
+        return affine(x, self.shift, self.scale)
 
     def _inverse(self, y: Tensor) -> Tensor:
         return (y - self.shift) / self.scale

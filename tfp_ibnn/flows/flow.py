@@ -50,6 +50,10 @@ class FlowBijector(tfb.Bijector):
         # itself after its weights have changed, so every bijector must count as unique.
         return self._serial_number
 
+    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `forward(x)` and its log-determinants, which may share work."""
+        return self._forward(x), self._forward_log_det_jacobian(x)
+
     @classmethod
     def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> dict[str, Any]:
         return {
@@ -128,6 +132,8 @@ class Flow(keras.layers.Layer):
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
         bijector = self.bijector()
+        if isinstance(bijector, FlowBijector):
+            return bijector.push(x)
         return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims=1)
 
     def call(self, inputs: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor, tanh
+from tfp_ibnn.backend import Tensor, inner, outer, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
@@ -35,18 +35,19 @@ class PlanarBijector(FlowBijector):
     parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0, "slope": 0}
 
     def _forward(self, x: Tensor) -> Tensor:
-        return x + self.u * tanh(self._project(x) + self.b)[..., None]
+        return self.push(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
-        along = solve_monotone(self.slope, self.b, self._project(y))
-        return y - self.u * tanh(along + self.b)[..., None]
+        along = solve_monotone(self.slope, self.b, inner(y, self.w))
+        return y - outer(tanh(along + self.b), self.u)
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        bend = tanh(self._project(x) + self.b)
-        return ops.log1p(self.slope * (1 - bend * bend))
+        return self.push(x)[1]
 
-    def _project(self, x: Tensor) -> Tensor:
-        return ops.sum(x * self.w, axis=-1)
+    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `forward(x)` and its log-determinants, from one projection."""
+        bend = tanh(inner(x, self.w) + self.b)
+        return x + outer(bend, self.u), ops.log1p(self.slope * (1 - bend * bend))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

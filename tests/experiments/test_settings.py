@@ -28,8 +28,16 @@ NAMES = [
     "schedule",
     "precision",
 ]
-COUNTS = ["components", "train_samples", "samples", "epochs", "batch_size", "evaluation_samples"]
-WHOLE = ["kl_warmup", "pretrain_epochs", "validation", "evaluate_every", "seed"]
+COUNTS = [
+    "components",
+    "train_samples",
+    "samples",
+    "epochs",
+    "batch_size",
+    "evaluation_samples",
+    "log_every",
+]
+WHOLE = ["kl_warmup", "pretrain_epochs", "warmup_epochs", "validation", "evaluate_every", "seed"]
 POSITIVE = ["prior_scale", "learning_rate"]
 OPTIONAL = [
     "initial_scale",
@@ -144,6 +152,13 @@ def test_stages_and_defaults():
 def test_settings_survive_json():
     chosen = Settings(epochs=3, learning_rate=0.1 + 0.2, augment=False)
     assert Settings(**json.loads(json.dumps(chosen.as_dict()))) == chosen
+
+
+def test_a_record_of_the_first_runs_stays_valid():
+    """Settings that came later are absent at their defaults, as they are in older records."""
+    later = {"warmup_epochs", "log_every"}
+    assert not later & set(Settings().as_dict())
+    assert later <= set(Settings(warmup_epochs=1, log_every=2).as_dict())
 
 
 def parsed(command):

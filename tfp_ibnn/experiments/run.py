@@ -4,9 +4,11 @@ import csv
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tfp_ibnn.experiments.folder import RunError, RunFolder
 from tfp_ibnn.experiments.provenance import provenance
 from tfp_ibnn.experiments.report import write_report
 from tfp_ibnn.experiments.saved import read_model
+from tfp_ibnn.experiments.scanned import can_scan, scanned
 from tfp_ibnn.experiments.scoring import Scorer, Scores
 from tfp_ibnn.experiments.settings import Settings, Stage
 from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
@@ -48,9 +51,10 @@ def run(
     """Train, test and report; return what `metrics.json` holds.
 
     The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
-    a checkpoint an epoch; at the end `metrics.json`, `probabilities.npz`, figures, the model as
-    `model.keras` and as a SavedModel, and a model card. If the folder holds an unfinished run of
-    these settings, it is taken up where it stopped; if a finished one, nothing is done.
+    a checkpoint every `log_every` epochs; at the end `metrics.json`, `probabilities.npz`, figures,
+    the model as `model.keras` and as a SavedModel, and a model card. If the folder holds an
+    unfinished run of these settings, it is taken up where it stopped; if a finished one, nothing is
+    done.
 
     Args:
         settings: what to do.
@@ -256,7 +260,8 @@ def _fit(
         )
         # TensorFlow would trace the first step twice for an optimizer without variables.
         model.optimizer.build(model.trainable_variables)
-    checkpoint = Checkpoint(folder / f"{stage.name}.npz")
+    due = _Due(settings.log_every, stage.epochs)
+    checkpoint = _Checkpoint(folder / f"{stage.name}.npz", due)
     done = devices.restore(checkpoint, model)
     history = folder / f"{stage.name}.csv"
     if done and devices.is_first:
@@ -270,7 +275,7 @@ def _fit(
     if stochastic_layers(model):
         if settings.kl_warmup:
             callbacks.append(KLAnnealing(settings.kl_warmup))
-        callbacks.append(PosteriorLog())
+        callbacks.append(_PosteriorLog(due))
     if devices.is_first:
         if settings.evaluate_every:
             callbacks.append(_Evaluation(settings, test, devices))
@@ -280,7 +285,9 @@ def _fit(
             callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
     if done < stage.epochs:
         try:
-            with devices.training():
+            # One device only: on several, Keras deals out each batch by itself.
+            one_call = devices.count == 1 and can_scan(batches)
+            with devices.training(), scanned(model, batches) if one_call else nullcontext():
                 model.fit(
                     batches,
                     shuffle=False,
@@ -299,9 +306,7 @@ def _fit(
 def _optimizer(
     model: keras.Model, settings: Settings, stage: Stage, steps: int
 ) -> keras.optimizers.Optimizer:
-    rate = stage.learning_rate
-    if settings.schedule == "cosine":
-        rate = keras.optimizers.schedules.CosineDecay(rate, steps)
+    rate = _rate(stage.learning_rate, settings, stage, steps)
     decay = settings.weight_decay or None
     if stage.optimizer == "adam":
         optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
@@ -310,7 +315,61 @@ def _optimizer(
         optimizer = keras.optimizers.SGD(rate, 0.9, nesterov=nesterov, weight_decay=decay)
     if not stochastic_layers(model):
         return optimizer
-    return two_speed(optimizer, settings.stochastic_learning_rate or stage.learning_rate)
+    stochastic = settings.stochastic_learning_rate or stage.learning_rate
+    if settings.warmup_epochs:  # `two_speed` cannot scale a schedule that begins at 0
+        stochastic = _rate(stochastic, settings, stage, steps)
+    return two_speed(optimizer, stochastic)
+
+
+def _rate(
+    rate: float, settings: Settings, stage: Stage, steps: int
+) -> float | keras.optimizers.schedules.LearningRateSchedule:
+    """Return a learning rate as the settings have it change over the steps of a stage."""
+    cosine = keras.optimizers.schedules.CosineDecay
+    if settings.warmup_epochs:
+        rising = steps // stage.epochs * settings.warmup_epochs
+        # With alpha 1 the cosine is flat.
+        alpha = 0.0 if settings.schedule == "cosine" else 1.0
+        return cosine(0.0, max(1, steps - rising), alpha, warmup_target=rate, warmup_steps=rising)
+    return cosine(rate, steps) if settings.schedule == "cosine" else rate
+
+
+class _Due:
+    """Tells the epochs, counted from 0, at whose end what costs time is done."""
+
+    def __init__(self, every: int, epochs: int) -> None:
+        self.every, self.epochs = every, epochs
+
+    def __call__(self, epoch: int) -> bool:
+        return (epoch + 1) % self.every == 0 or epoch + 1 == self.epochs
+
+
+class _Checkpoint(Checkpoint):
+    """Writes the file at some epochs only, but keeps the history of all."""
+
+    def __init__(self, path: Path, due: _Due) -> None:
+        super().__init__(path)
+        self.due = due
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.due(epoch):
+            super().on_epoch_end(epoch, logs)
+            return
+        row = {key: float(value) for key, value in logs.items()}
+        finite = {key: value for key, value in row.items() if math.isfinite(value)}
+        self.logs = [*self.logs[:epoch], finite]
+
+
+class _PosteriorLog(PosteriorLog):
+    """Logs the posteriors at some epochs only."""
+
+    def __init__(self, due: _Due) -> None:
+        super().__init__()
+        self.due = due
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.due(epoch):
+            super().on_epoch_end(epoch, logs)
 
 
 class _Clock(keras.callbacks.Callback):

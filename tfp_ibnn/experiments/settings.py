@@ -17,7 +17,24 @@ __all__ = ["Settings"]
 OPTIMIZERS = ("sgd", "nesterov", "adam")
 SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
-_COUNTS = ("components", "train_samples", "samples", "epochs", "batch_size", "evaluation_samples")
+_COUNTS = (
+    "components",
+    "train_samples",
+    "samples",
+    "epochs",
+    "batch_size",
+    "evaluation_samples",
+    "log_every",
+)
+_WHOLE = (
+    "kl_warmup",
+    "pretrain_epochs",
+    "warmup_epochs",
+    "validation",
+    "evaluate_every",
+    "seed",
+)
+_LATER = ("warmup_epochs", "log_every")
 _WIDE_RESNET = re.compile(r"wide_resnet(?:_(\d+)_(\d+))?")
 
 
@@ -64,6 +81,7 @@ class Settings:
         stochastic_learning_rate: of the posteriors' weights; None takes `learning_rate`.
         pretrain_learning_rate: None takes `learning_rate`.
         schedule: of the learning rates, "constant" or "cosine" (to 0 at the end).
+        warmup_epochs: of each stage, in which the learning rates rise linearly from 0.
         weight_decay: of the network's weights, decoupled.
         batch_size: examples in a step.
         dropout: rate in the network. Without a posterior the test then is by MC dropout.
@@ -71,6 +89,8 @@ class Settings:
         validation: hold this many training images out and test on them, not on the test images.
         evaluate_every: score the averaged prediction every so many epochs, for the log; 0 does not.
         evaluation_samples: draws in these scores.
+        log_every: write the checkpoint, and log the posteriors, every so many epochs and at the
+            end. A run that is killed goes on from the last checkpoint.
         limit: take only this many training images, and as many test images at most.
         precision: "float32", "mixed_bfloat16" or "mixed_float16".
         seed: of weights, noise, augmentation and order.
@@ -100,6 +120,7 @@ class Settings:
     stochastic_learning_rate: float | None = None
     pretrain_learning_rate: float | None = None
     schedule: str = "cosine"
+    warmup_epochs: int = 0
     weight_decay: float = 0.0
     batch_size: int = 128
     dropout: float = 0.0
@@ -107,6 +128,7 @@ class Settings:
     validation: int = 0
     evaluate_every: int = 0
     evaluation_samples: int = 16
+    log_every: int = 1
     limit: int | None = None
     precision: str = "float32"
     seed: int = 0
@@ -130,7 +152,7 @@ class Settings:
         # 3.0 counts as 3, and is the same run.
         for name in _COUNTS:
             self._set(name, _checks.positive_integer(name, getattr(self, name)))
-        for name in ("kl_warmup", "pretrain_epochs", "validation", "evaluate_every", "seed"):
+        for name in _WHOLE:
             self._set(name, _checks.whole(name, getattr(self, name)))
         if self.seed >= 2**31:
             raise ValueError(f"`seed` must be below 2**31; got {self.seed}.")
@@ -256,8 +278,17 @@ class Settings:
         return shlex.join(words)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings, ready for JSON."""
-        return dataclasses.asdict(self)
+        """Return the settings, ready for JSON.
+
+        Those that the first runs did not have are left out at their defaults, so that a run of then
+        is known by the same record.
+        """
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        return {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name not in _LATER or value != fields[name].default
+        }
 
 
 def _shortest(value: float) -> str:

@@ -19,7 +19,7 @@ COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-jax train reproduce test coverage test-jax test-slow robustness lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax train reproduce test coverage test-jax test-slow robustness bench lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)
+
+bench: $(TF) ## Time what the noise costs, a quarter of an hour; ARGS="--short"
+	$(VENV)/bin/python scripts/benchmark.py $(ARGS)
 
 lint: $(TF) ## Check style and format
 	$(VENV)/bin/ruff check .

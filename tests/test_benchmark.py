@@ -1,0 +1,231 @@
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import pytest
+
+from tfp_ibnn.experiments import benchmark
+from tfp_ibnn.experiments.benchmark import figures, networks, record, timing
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "benchmark"
+PAGE = ROOT / "docs" / "performance.md"
+SCRIPT = ROOT / "scripts" / "benchmark.py"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    spec = importlib.util.spec_from_file_location("benchmark_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_row(ratio=1.2, noise=0.0, name="training.all.gaussian", **more):
+    measured = {"ratio": ratio, "median": ratio, "noise": noise}
+    return record.row(name, "LeNet step", measured, 1.4, seconds={"step": 0.01}, **more)
+
+
+def test_actions_take_turns():
+    order = []
+    actions = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
+    times = timing.interleave(actions, rounds=2, warmup=1)
+    assert order == ["a", "b"] * 3
+    assert times == {"a": [3, 5], "b": [4, 6]}
+
+
+def test_slow_moments_do_not_change_the_ratio():
+    quiet = timing.ratio([1.2] * 8, [1.0] * 8)
+    busy = timing.ratio([1.2, 1.2, 1.2, 1.2, 9.0, 3.0, 1.2, 2.0], [1.0, 1.0, 1.0, 1.0, 1, 1, 4, 1])
+    assert quiet == {
+        "ratio": pytest.approx(1.2),
+        "median": pytest.approx(1.2),
+        "noise": pytest.approx(0),
+    }
+    assert busy["ratio"] == pytest.approx(1.2)
+    assert busy["noise"] == pytest.approx(0)
+
+
+def test_noise_is_that_of_the_parts():
+    found = timing.ratio([1.0, 1.1, 1.2, 1.3] * 3, [1.0] * 12)
+    assert found["noise"] == pytest.approx(0.129, abs=1e-3)
+    assert timing.ratio([1.0], [1.0])["noise"] == 0
+
+
+def test_slope_finds_the_exponent():
+    sizes = [8, 32, 128]
+    found = timing.slope(sizes, [[size**1.5, 2 * size**1.5] for size in sizes])
+    assert found["ratio"] == pytest.approx(1.5)
+    assert found["median"] == pytest.approx(1.5)
+    assert found["noise"] == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "noise", "factor", "count"),
+    [
+        (1.2, 1.19, 0.0, None, 0),
+        (1.2, 1.25, 0.0, None, 0),  # within the floor
+        (1.2, 1.27, 0.0, None, 1),
+        (1.2, 1.27, 0.03, None, 0),  # within the noise
+        (1.2, 1.60, 0.03, None, 1),
+        (1.2, 1.60, 0.0, 2.0, 0),
+        (1.2, 2.50, 0.9, 2.0, 1),
+    ],
+)
+def test_worse_is_beyond_noise_and_floor(old, new, noise, factor, count):
+    worse = record.compare([made_row(new, noise)], [made_row(old, noise)], factor)
+    assert len(worse) == count
+    if worse:
+        assert "LeNet step" in worse[0]
+        assert f"{new:.3f}" in worse[0]
+        assert f"{old:.3f}" in worse[0]
+
+
+def test_rows_of_one_run_only_are_not_compared():
+    assert record.compare([made_row(9.0)], [made_row(1.0, name="training.other")]) == []
+
+
+def test_a_line_has_target_and_measured_number():
+    found = record.line(made_row(1.234, 0.02)).split()
+    assert found[-6:] == ["<=", "1.4", "1.234", "±", "0.020", "met"]
+    assert record.line(made_row(1.5)).endswith("missed")
+
+
+def test_records_come_back_as_they_were(tmp_path):
+    rows = [made_row(), made_row(1.7, 0.1, "vgg16.all.flow", best_batch=64)]
+    record.write(tmp_path / "new" / "cpu.json", rows, {"seed": 3})
+    found = record.read(tmp_path / "new" / "cpu.json")
+    assert found["rows"] == rows
+    assert found["options"] == {"seed": 3}
+    assert {"command", "versions", "hardware", "cores", "date", "backend"} <= found.keys()
+    assert record.other_machine(found) is None
+    assert "64 CPU" in record.other_machine({**found, "hardware": "64 CPU cores"})
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", "{}", '{"rows": [{"id": "a"}]}', '{"rows": 3}']
+)
+def test_other_files_are_refused(tmp_path, content):
+    path = tmp_path / "cpu.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=r"cpu\.json"):
+        record.read(path)
+
+
+@pytest.mark.once
+def test_the_page_shows_the_stored_runs():
+    text = PAGE.read_text()
+    assert (RESULTS / "cpu.json").is_file()
+    assert record.fill(text, RESULTS) == text
+    place = text.index("| met |")
+    assert record.fill(text[:place] + "| missed |" + text[place + 7 :], RESULTS) == text
+
+
+@pytest.mark.once
+def test_every_target_has_a_stored_row():
+    rows = record.read(RESULTS / "cpu.json")["rows"]
+    assert len({row["id"] for row in rows}) == len(rows)
+    groups = {row["group"] for row in rows}
+    assert groups == {*benchmark.GROUPS, "sampling"}
+    targets = [row for row in rows if row["target"] is not None and row["group"] != "growth"]
+    assert len(targets) == 22
+
+
+@pytest.mark.once
+def test_figures_are_drawn_from_stored_runs(tmp_path):
+    rows = record.read(RESULTS / "cpu.json")["rows"]
+    for draw in (figures.ratios, figures.growths):
+        figures.save(draw(rows), tmp_path / f"{draw.__name__}.png")
+        assert (tmp_path / f"{draw.__name__}.png").stat().st_size > 10_000
+        assert draw([row for row in rows if row["group"] == "imports"]) is None
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "1"], "--rounds must be 2 to"),
+        (["--seed", "-1"], "--seed must be 0 to"),
+        (["--only", "trainings"], "'trainings'"),
+        (["--only", "gpu"], "KERAS_BACKEND=jax"),
+        (["--store", "--short"], "--store keeps whole runs"),
+        (["--store", "--only", "training"], "--store keeps whole runs"),
+    ],
+)
+def test_bad_options_are_named(script, capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        script.parse(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.once
+def test_groups_are_those_of_the_package(script):
+    assert set(script.CPU) == {*benchmark.GROUPS, "sampling"}
+    assert script.parse([]).only == list(script.CPU)
+    assert script.parse(["--only", "gpu"], on_jax=True).only == ["gpu"]
+    assert set(script.parse(["--short"]).only) == set(script.SHORT)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("stored", "code"), [(1.2, 0), (1.0, 1)])
+def test_exit_status_says_whether_it_is_worse(script, monkeypatch, tmp_path, capsys, stored, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(benchmark.GROUPS, "training", lambda settings: iter([made_row(1.2)]))
+    record.write("stored.json", [made_row(stored)], {})
+    arguments = ["--only", "training", "--compare", "stored.json", "--output", "here"]
+    assert script.main(arguments) == code
+    printed = capsys.readouterr().out
+    assert ("WORSE" in printed) == bool(code)
+    assert record.read("here/cpu.json")["rows"] == [made_row(1.2)]
+    assert script.main([*arguments[:-2], "--compare", "none.json"]) == 2
+    assert "none.json" in capsys.readouterr().err
+
+
+@pytest.mark.once
+def test_short_form_runs(tmp_path):
+    """It is worse only at twice the stored ratios, so that a busy machine does not matter."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--short", "--compare", RESULTS / "cpu.json", "--output", "here"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "here" / "cpu.json").read_text())["rows"]
+    assert [row["id"] for row in rows] == [
+        "training.all.gaussian",
+        "training.all.flow",
+        "prediction.shared.gaussian",
+        "prediction.shared.flow",
+        "parameters.gaussian",
+        "parameters.flow",
+    ]
+    assert all(record.line(row) in done.stdout for row in rows)
+
+
+def test_a_step_is_timed_by_plain_fit():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(10)])
+    action = networks.stepper(model, batch=4, steps=3, seed=0)
+    before = model.get_weights()[0]
+    assert 0 < action() < 60
+    assert int(model.optimizer.iterations) == 3
+    assert (model.get_weights()[0] != before).any()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
+def test_loop_on_the_device_trains(monkeypatch):
+    from tfp_ibnn.experiments.benchmark import gpu
+
+    monkeypatch.setattr(gpu, "TARGETS", {"gaussian": 1.1})  # the flow takes long to compile
+    (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", batch=4, steps=2)
+    assert row["id"] == "gpu.gaussian"
+    assert row["seconds"]["epoch"] == pytest.approx(2 * row["seconds"]["step"], rel=1e-3)
+    assert keras.config.dtype_policy().name == "float32"
+    assert "tensorflow" not in sys.modules

@@ -1,0 +1,106 @@
+"""The networks that are timed, and how they are trained and called."""
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn import conversion, models
+from tfp_ibnn.experiments.benchmark.timing import Action
+from tfp_ibnn.model import StochasticModel
+
+__all__ = ["KINDS", "TRAIN_SIZE", "compiled", "images", "stepper", "stochastic"]
+
+KINDS = {"gaussian": "Gaussian", "flow": "flow"}
+"""The posteriors that are timed, and what tables call them."""
+
+TRAIN_SIZE = 50_000
+CLASSES = 10
+
+
+def stochastic(
+    network: str, kind: str, *, noise: str = "channel", first: bool = True
+) -> StochasticModel:
+    """Return a network of `tfp_ibnn.models` with the posteriors of `posterior_map`.
+
+    Args:
+        network: its name.
+        kind: of the posteriors.
+        noise: "channel" or "position".
+        first: whether the first layer, `conv1`, is stochastic too.
+    """
+    posteriors = models.posterior_map(network, kind)
+    if not first:
+        posteriors["(?!conv1$).*"] = posteriors.pop(".*")
+    plain = getattr(models, network)()
+    return conversion.to_stochastic(plain, posteriors, TRAIN_SIZE, noise=noise)
+
+
+def images(count: int, seed: int, shape: tuple[int, ...] = (32, 32, 3)) -> tuple[Any, Any]:
+    """Return random images of a shape and random labels."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, *shape)).astype("float32")
+    return x, rng.integers(0, CLASSES, count).astype("int32")
+
+
+def stepper(model: Any, batch: int, steps: int, seed: int, library: Any = keras) -> Action:
+    """Compile a model; return an action that trains it and returns the seconds of one step.
+
+    It is plain `fit` on random images, one execution of `steps` steps. The clock runs from the
+    execution's begin to its end, as callbacks see them: the set-up of `fit` is not counted.
+
+    Args:
+        model: a Keras model for images.
+        batch: size of a batch.
+        steps: in one execution.
+        seed: of the images.
+        library: Keras, or `tf_keras`.
+    """
+    loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(library.optimizers.SGD(0.01, momentum=0.9), loss, steps_per_execution=steps)
+    # An optimizer without variables would have the step traced twice.
+    model.optimizer.build(model.trainable_variables)
+    x, y = images(batch * steps, seed, tuple(model.input_shape[1:]))
+    clock = {}
+
+    def begin(batch: int, logs: Any = None) -> None:
+        clock["begin"] = time.perf_counter()
+
+    def end(batch: int, logs: dict[str, Any]) -> None:
+        float(logs["loss"])  # waits for it where steps are dispatched ahead
+        clock["end"] = time.perf_counter()
+
+    callback = library.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)
+
+    def action() -> float:
+        model.fit(x, y, batch_size=batch, shuffle=False, verbose=0, callbacks=[callback])
+        return (clock["end"] - clock["begin"]) / steps
+
+    return action
+
+
+def compiled(model: Any, x: Any, repeats: int = 1) -> Action:
+    """Return an action that calls a model on a batch in memory, compiled, `repeats` times.
+
+    `predict` adds the same few milliseconds to every call, however much is computed. They are left
+    out on both sides of a ratio.
+
+    Args:
+        model: of TensorFlow.
+        x: the batch.
+        repeats: calls.
+    """
+    import tensorflow as tf
+
+    x = tf.constant(x)
+    function = tf.function(lambda batch: model(batch))
+
+    def action() -> float:
+        began = time.perf_counter()
+        for _ in range(repeats):
+            outputs = function(x)
+        keras.tree.map_structure(lambda part: part.numpy(), outputs)
+        return time.perf_counter() - began
+
+    return action

@@ -125,11 +125,17 @@ if NAME == "tensorflow":
 
     def inner(x: Tensor, w: Tensor) -> Tensor:
         """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
-        return tf.tensordot(x, w, 1)
+        if len(x.shape) == 2:
+            return tf.linalg.matvec(x, w)
+        rows = tf.reshape(x, (-1, x.shape[-1]))
+        return tf.reshape(tf.linalg.matvec(rows, w), tf.shape(x)[:-1])
 
     def outer(x: Tensor, u: Tensor) -> Tensor:
         """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
-        return tf.tensordot(x[..., None], u[None], 1)
+        if len(x.shape) == 1:
+            return tf.matmul(x[:, None], u[None])
+        rows = tf.matmul(tf.reshape(x, (-1, 1)), u[None])
+        return tf.reshape(rows, tf.concat([tf.shape(x), [u.shape[0]]], axis=0))
 
     def pullback(
         function: Callable[..., Tensor], arguments: Sequence[Tensor], upstream: Tensor

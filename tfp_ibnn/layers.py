@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, noise
@@ -253,16 +254,37 @@ class Stochastic(keras.layers.Wrapper):
             draw = posterior.transform(normal, component, training=training)
             return draw.z, draw
         on = self.noise_switch > 0.5
-        fixed = posterior.fixed_noise(normal.shape, training)
+        fixed = posterior.fixed_noise(training)
         if fixed is None:
             draw = posterior.transform(normal, component, training=training)
             center = self._mean_if_needed(on)
+        elif (normal.shape[0] or 0) >= len(fixed):
+            draw, center = self._in_place(normal, fixed, on, training)
         else:
-            # What the mean is computed from takes the place of the noise.
-            draw = posterior.transform(ops.where(on, normal, fixed), training=training)
-            center = posterior.mean_of(draw)
+            draw, center = self._appended(normal, fixed, training)
         share = ops.cast(on, posterior.dtype)
         return affine(draw.z, (1 - share) * center, share), draw
+
+    # A mean that is an average of draws takes them along with those of the pass: a second chain of
+    # flows, under a condition, costs more than they do.
+
+    def _in_place(
+        self, normal: Tensor, fixed: np.ndarray, on: Tensor, training: bool
+    ) -> tuple[Draw, Tensor]:
+        """Return the draws and, if the noise is off, the mean, whose noise takes their place."""
+        count, *positions, channels = normal.shape
+        rows = np.resize(fixed, (count, channels)).reshape(count, *(1,) * len(positions), channels)
+        draw = self.posterior.transform(ops.where(on, normal, rows), training=training)
+        averaged = ops.reshape(draw.z[: len(fixed)], (len(fixed), -1, channels))[:, 0]
+        return draw, mean(averaged, axis=0)
+
+    def _appended(self, normal: Tensor, fixed: np.ndarray, training: bool) -> tuple[Draw, Tensor]:
+        """Return the draws, and the mean of others that follow them."""
+        rows = ops.reshape(normal, (-1, normal.shape[-1]))
+        draw = self.posterior.transform(ops.concatenate([rows, fixed]), training=training)
+        z, kl, entropy = (part[: -len(fixed)] for part in draw)
+        z = ops.reshape(z, ops.shape(normal))
+        return Draw(z, kl, entropy), mean(draw.z[-len(fixed) :], axis=0)
 
     def _mean_if_needed(self, on: Tensor) -> Tensor:
         """Return the posterior's mean; where it is costly, compute it only if the noise is off."""

@@ -141,16 +141,15 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         """Whether z = loc + scale * noise, with the `loc_and_scale` that the posterior then has."""
         return False
 
-    def fixed_noise(self, shape: tuple[int | None, ...], training: bool = False) -> Tensor | None:
-        """Return noise, to be broadcast to this shape, whose draws have the mean as `mean_of`.
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return noise (draws, channels) whose draws of z have `mean` as their average.
 
-        None if the mean is a closed form, or there is no such noise.
+        None if there is no such noise, as where `mean` is a closed form.
 
         Args:
-            shape: of the noise that it is to stand for, (draws, ..., channels).
-            training: whether this is a training step.
+            training: whether the draws are made in a training step.
         """
-        del shape, training
+        del training
         return None
 
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
@@ -366,22 +365,16 @@ class FlowPosterior(Posterior):
         every = np.arange(self.components, dtype="int32")
         return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
 
-    def fixed_noise(self, shape: tuple[int | None, ...], training: bool = False) -> Tensor | None:
-        """Return the noise whose draws `mean` averages, repeated; None if that is not what it does.
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return the noise whose draws `mean` averages, if it does so, over one component.
 
-        It takes as many draws as `mean` has, one component, and flows that treat each draw alone.
+        Flows with a `push` of their own may look at all draws of a training step together; then
+        there must be no others among them.
         """
-        count = shape[0] or 0
         alone = not training or all(type(flow).push is Flow.push for flow in self.flows)
-        if self.has_cheap_mean or self.components > 1 or count < 2 * _FIXED_PAIRS or not alone:
+        if self.has_cheap_mean or self.components > 1 or not alone:
             return None
-        rows = np.resize(self._fixed_noise(), (count, self.channels))
-        return ops.convert_to_tensor(rows.reshape(count, *(1,) * (len(shape) - 2), -1))
-
-    def mean_of(self, draw: Draw) -> Tensor:
-        """Return the mean of z, given the draws of `fixed_noise`."""
-        every = ops.reshape(draw.z[: 2 * _FIXED_PAIRS], (2 * _FIXED_PAIRS, -1, self.channels))
-        return mean(every[:, 0], axis=0)
+        return self._fixed_noise()
 
     @property
     def has_cheap_mean(self) -> bool:

@@ -585,3 +585,40 @@ def test_a_scope_in_a_model_works_compiled():
         assert distinct_rows(batch) == 2
         np.testing.assert_array_equal(batch[::2], batch[1::2])
     assert distinct_rows(z) == 8
+
+
+# ----------------------------------------------------------------------- noise that is not portable
+
+
+def test_noise_that_need_not_be_portable_differs_wherever_it_should():
+    def draws(first=0, key=(3, 4)):
+        seed = ops.convert_to_tensor(np.array(key, "int32"))
+        sample = ops.convert_to_tensor(np.arange(first, first + 50, dtype="int32"))
+        here = noise.Pass(seed=seed, sample=sample, portable=False)
+        return [numpy(here.normal(50, (40,), "float64", None)) for _ in range(3)]
+
+    batches = [draws(first, (3 + batch, 4)) for batch in range(4) for first in (0, 50)]
+    values = np.concatenate([z.ravel() for layers in batches for z in layers])
+    assert len(np.unique(values)) == values.size
+    assert abs(values.mean()) < 5 / values.size**0.5
+    assert abs(values.std() - 1) < 5 / (2 * values.size) ** 0.5
+    for again, z in zip(draws(), draws(), strict=True):
+        np.testing.assert_array_equal(again, z)
+
+
+@pytest.mark.parametrize("kind", ["channel", "position"])
+@pytest.mark.parametrize("count", [5, 130])
+def test_without_noise_z_is_its_mean_in_batches_of_any_size(count, kind):
+    flows = [ibnn.flows.Planar(), ibnn.flows.Planar()]
+    layer = ibnn.Stochastic(
+        keras.layers.Identity(), ibnn.FlowPosterior(flows), train_size=10, noise=kind
+    )
+    layer.build((None, 4, 3))
+    rng = np.random.default_rng(0)
+    for weight in layer.posterior.trainable_variables:
+        weight.assign(weight + 0.5 * rng.normal(size=weight.shape))
+    mean = numpy(layer.posterior.mean())
+    with ibnn.noise_off(layer):
+        for training in (False, True):
+            z = numpy(layer(ops.ones((count, 4, 3)), training=training))
+            close(z, np.broadcast_to(mean, z.shape), 1e-6)

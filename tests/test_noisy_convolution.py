@@ -1,13 +1,19 @@
-"""The gradients of a noisy convolution of images against those of the plain computation."""
+"""Convolutions of noisy inputs against the plain way: multiply, then call the layer."""
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
+import tfp_ibnn as ibnn
 from tests.autodiff import gradient
-from tfp_ibnn._noisy_convolution import convolves, noisy_convolution
-from tfp_ibnn.layers import Stochastic
+from tfp_ibnn import layers
+from tfp_ibnn._noisy_convolution import (
+    SeparateChannels,
+    convolves,
+    noisy_convolution,
+    scaled_convolution,
+)
 
 RNG = np.random.default_rng(0)
 LAYERS = {
@@ -88,9 +94,64 @@ def test_other_layers_are_left_alone(layer):
 
 
 def test_training_and_inference_compute_the_same():
-    layer = Stochastic(keras.layers.Conv2D(4, 3, activation="relu"), train_size=10)
+    layer = ibnn.Stochastic(keras.layers.Conv2D(4, 3, activation="relu"), train_size=10)
     x = RNG.normal(size=(2, 6, 6, 3)).astype("float32")
     layer.build(x.shape)
     layer.noise_switch.assign(0.0)
     layer.posterior.affine.shift.assign([0.5, 1.0, 2.0])
     np.testing.assert_allclose(layer(x, training=True), layer(x, training=False), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_z_goes_into_the_kernel_and_many_share_the_convolutions(name):
+    layer = LAYERS[name]
+    shape = (2, *(7,) * layer.rank, 3)
+    if not layer.built:
+        layer.build(shape)
+    inputs, z = ops.convert_to_tensor(RNG.normal(size=shape)), RNG.normal(size=(4, 3))
+    expected = [ops.convert_to_numpy(layer(inputs * row)) for row in z]
+    found = scaled_convolution(layer, inputs, ops.convert_to_tensor(z[0]))
+    np.testing.assert_allclose(found, expected[0], atol=1e-12)
+    joined = SeparateChannels(layer, inputs).join(ops.convert_to_tensor(z))
+    np.testing.assert_allclose(joined, np.concatenate(expected), atol=1e-12)
+
+
+def small(posterior, **options):
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Rescaling(0.5)(inputs)
+    x = keras.layers.Conv2D(4, 3, activation="relu")(x)
+    x = keras.layers.Conv2D(4, 3, strides=2)(x)
+    outputs = keras.layers.Dense(3)(keras.layers.Flatten()(x))
+    return ibnn.to_stochastic(keras.Model(inputs, outputs), posterior, 10, **options)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, None])
+@pytest.mark.parametrize("recipe", [ibnn.NormalAffine, ibnn.NormalPlanar1d])
+def test_predictions_are_those_of_the_plain_way(recipe, chunk_size, monkeypatch):
+    model = small(recipe(initial_scale=0.7))
+    x = RNG.normal(size=(5, 8, 8, 3)).astype("float32")
+
+    def predict():
+        options = {"from_logits": True, "seed": 1, "chunk_size": chunk_size}
+        return ibnn.MonteCarlo(model, 7, **options).predict(x, verbose=0)
+
+    fast = predict()
+    monkeypatch.setattr(layers, "convolves", lambda layer: False)
+    plain = predict()
+    assert np.ptp(plain["epistemic"]) > 0
+    for key, value in plain.items():
+        np.testing.assert_allclose(fast[key], value, atol=2e-5)
+
+
+def test_only_the_first_layer_is_shared_and_only_if_it_is_called_once():
+    inputs = keras.Input((8, 8, 3))
+    shared = keras.layers.Conv2D(3, 3, padding="same")
+    once = keras.layers.Conv2D(3, 3)
+    plain = keras.Model(inputs, keras.layers.Flatten()(once(shared(shared(inputs)))))
+    twice = ibnn.to_stochastic(plain, ibnn.NormalAffine(), 10)
+    assert not ibnn.MonteCarlo(twice, 2, head="point")._ensemble._first
+    model = small(ibnn.NormalAffine())
+    first, *_ = ibnn.stochastic_layers(model)
+    assert list(ibnn.MonteCarlo(model, 2, from_logits=True)._ensemble._first) == [first]
+    at_each_pixel = small(ibnn.NormalAffine(), noise="position")
+    assert not ibnn.MonteCarlo(at_each_pixel, 2, from_logits=True)._ensemble._first

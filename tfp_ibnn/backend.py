@@ -113,13 +113,14 @@ if NAME == "tensorflow":
         Box and Muller's pairs take half of its time on CPUs, where the numbers are most of what
         noise costs: their functions run on whole vectors.
         """
-        count = tf.reduce_prod(tf.stack(shape))
         seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
+        known = all(isinstance(size, int) for size in shape)
+        count = math.prod(shape) if known else tf.reduce_prod(tf.stack(shape))
         uniform = tf.random.stateless_uniform((2, (count + 1) // 2), seed, dtype=dtype)
         radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - uniform[0]))
         angle = 2 * math.pi * uniform[1]
         pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-        return tf.reshape(pairs[:count], shape)
+        return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
 
     # As products of matrices these two take a third of the time of multiplying and summing up.
 

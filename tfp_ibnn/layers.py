@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _FEW_CHANNELS = 4  # an image's
-_SMALL_OUTPUT = 2**13
+_SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
@@ -273,7 +273,8 @@ class Stochastic(keras.layers.Wrapper):
     ) -> tuple[Draw, Tensor]:
         """Return the draws and, if the noise is off, the mean, whose noise takes their place."""
         count, *positions, channels = normal.shape
-        rows = np.resize(fixed, (count, channels)).reshape(count, *(1,) * len(positions), channels)
+        rows = ops.tile(fixed, (-(-count // len(fixed)), 1))[:count]
+        rows = ops.reshape(rows, (count, *(1,) * len(positions), channels))
         draw = self.posterior.transform(ops.where(on, normal, rows), training=training)
         averaged = ops.reshape(draw.z[: len(fixed)], (len(fixed), -1, channels))[:, 0]
         return draw, mean(averaged, axis=0)
@@ -342,15 +343,16 @@ class Stochastic(keras.layers.Wrapper):
         That takes memory as for one draw more for each channel of the input, so it is left to small
         networks, of which the first convolution is a large part.
         """
-        outputs = self.compute_output_shape(inputs.shape)
-        return (
+        if not (
             self.noise == "channel"
+            and type(self).call is Stochastic.call
             and self.posterior.channels <= _FEW_CHANNELS
             and self._convolves
             and self._channel_axis(len(inputs.shape)) != 1
-            and None not in outputs[1:]
-            and math.prod(outputs[1:]) <= _SMALL_OUTPUT
-        )
+        ):
+            return False
+        outputs = self.compute_output_shape(inputs.shape)[1:]
+        return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
 
     def _is_one_scale(self, inputs: Tensor, z: Tensor) -> bool:
         """Whether all share one z, and it is less work to scale a kernel by it than the inputs."""

@@ -30,6 +30,9 @@ __all__ = ["SAMPLINGS", "Pass", "current", "scope"]
 
 SAMPLINGS = ("iid", "antithetic", "qmc")
 
+_CALL_STRIDE = 0x9E3779B1
+"""Distance between the seeds of two layers: those of two batches follow each other."""
+
 _open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
     "tfp_ibnn_pass", default=None
 )
@@ -82,6 +85,7 @@ class Pass:
         self.off = off
         self.losses = losses
         self.used = skip
+        self._calls = 0
         self._draws: dict[keras.layers.Layer, Tensor] = dict(draws or {})
         self._losses: dict[keras.layers.Layer, Tensor] = {}
         self._components: dict[int, Tensor] = {}
@@ -164,7 +168,9 @@ class Pass:
             return ops.reshape(ops.stack([half, -half], axis=1), (-1, *shape))[:count]
         if self.sampling == "iid" and not self.portable:
             first, second = (ops.cast(word, "int32") for word in self.key)
-            seed = ops.stack([first + self.used, second + self._samples(count)[0]])
+            apart = self._calls * _CALL_STRIDE % 2**31
+            seed = ops.stack([first + apart, second + self._samples(count)[0]])
+            self._calls += 1
             self.used += math.prod(shape)
             return normal((count, *shape), dtype, seed, stddev)
         source = _counter.sobol if self.sampling == "qmc" else _counter.bits

@@ -372,7 +372,8 @@ class FlowPosterior(Posterior):
         there must be no others among them.
         """
         alone = not training or all(type(flow).push is Flow.push for flow in self.flows)
-        if self.has_cheap_mean or self.components > 1 or not alone:
+        own = type(self).mean is FlowPosterior.mean
+        if self.has_cheap_mean or self.components > 1 or not (alone and own):
             return None
         return self._fixed_noise()
 
@@ -384,7 +385,7 @@ class FlowPosterior(Posterior):
     @property
     def is_centered(self) -> bool:
         """Whether z = loc + scale * noise, which makes it a Gaussian."""
-        return self._is_gaussian
+        return self._is_gaussian and type(self).transform is FlowPosterior.transform
 
     def loc_and_scale(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation (channels,) of a Gaussian posterior."""

@@ -76,7 +76,7 @@ def vgg16_steps(settings: Settings) -> Iterator[Row]:
         name: stepper(model, VGG_BATCH, VGG_STEPS, settings.seed)
         for name, model in networks.items()
     }
-    yield from step_rows(actions, described, max(4, settings.rounds // 2))
+    yield from step_rows(actions, described, max(4, settings.rounds // 4))
 
 
 def step_rows(

@@ -154,7 +154,8 @@ def compare(rows, stored, short, record):
         print("There is no stored run to compare with.")
         return []
     if differs := record.other_machine(stored):
-        print(f"Another machine: {differs}. Ratios carry over better than seconds do.")
+        print(f"Another machine: {differs}. Ratios are compared, seconds are not.")
+        rows = [row for row in rows if row["unit"] != "s"]
     worse = record.compare(rows, stored["rows"], SHORT_FACTOR if short else None)
     for line in worse:
         print(f"WORSE  {line}")

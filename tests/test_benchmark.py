@@ -34,8 +34,8 @@ def test_actions_take_turns():
     order = []
     actions = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
     times = timing.interleave(actions, rounds=2, warmup=1)
-    assert order == ["a", "b"] * 3
-    assert times == {"a": [3, 5], "b": [4, 6]}
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert times == {"a": [4, 5], "b": [3, 6]}
 
 
 def test_slow_moments_do_not_change_the_ratio():
@@ -73,7 +73,9 @@ def test_slope_finds_the_exponent():
         (1.2, 1.27, 0.03, None, 0),  # within the noise
         (1.2, 1.60, 0.03, None, 1),
         (1.2, 1.60, 0.0, 2.0, 0),
-        (1.2, 2.50, 0.9, 2.0, 1),
+        (1.2, 1.60, 0.9, None, 1),  # too much, however noisy
+        (1.2, 2.50, 0.9, 2.0, 0),  # below twice the target
+        (1.2, 2.90, 0.9, 2.0, 1),
     ],
 )
 def test_worse_is_beyond_noise_and_floor(old, new, noise, factor, count):

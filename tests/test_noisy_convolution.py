@@ -155,3 +155,17 @@ def test_only_the_first_layer_is_shared_and_only_if_it_is_called_once():
     assert list(ibnn.MonteCarlo(model, 2, from_logits=True)._ensemble._first) == [first]
     at_each_pixel = small(ibnn.NormalAffine(), noise="position")
     assert not ibnn.MonteCarlo(at_each_pixel, 2, from_logits=True)._ensemble._first
+
+
+@pytest.mark.once
+def test_an_activation_with_weights_is_trained_under_xla():
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, activation=keras.layers.PReLU())(inputs)
+    plain = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(x)))
+    model = ibnn.to_stochastic(plain, ibnn.NormalAffine(), 10)
+    x, y = RNG.normal(size=(8, 8, 8, 3)).astype("float32"), RNG.normal(size=(8, 2))
+    model(x)
+    model.compile("sgd", "mse", jit_compile=True)
+    model.fit(x, y, verbose=0)
+    (slopes,) = model.layers[1].layer.activation.weights
+    assert np.any(ops.convert_to_numpy(slopes))

@@ -17,6 +17,7 @@ from tests.registry import (
     min_posterior_channels,
     over,
 )
+from tfp_ibnn.backend import tfd
 
 NAN = float("nan")
 
@@ -565,3 +566,26 @@ def test_components_must_be_chosen(name):
     posterior = make_posterior(name, channels=2)
     with pytest.raises(ValueError, match="`component`"):
         posterior.transform(ops.zeros((4, 2)))
+
+
+class WideFirst(ibnn.FlowPosterior):
+    """A posterior whose prior is wider in its first channel."""
+
+    def prior(self):
+        scale = ops.convert_to_tensor([2.0, 0.5, 0.5], dtype=self.dtype)
+        normal = tfd.Normal(ops.ones_like(scale), scale)
+        return tfd.Independent(normal, reinterpreted_batch_ndims=1)
+
+
+@pytest.mark.parametrize("flows", [[], [ibnn.flows.Planar()]], ids=["gaussian", "flow"])
+def test_a_prior_of_its_own_is_the_one_of_the_kl(flows):
+    posterior = WideFirst(flows, dtype="float64")
+    posterior.build((3,))
+    noise = np.random.default_rng(0).normal(size=(5, 3))
+    draw = posterior.transform(noise)
+    if flows:
+        expected = posterior.distribution().log_prob(draw.z) - posterior.prior().log_prob(draw.z)
+    else:
+        q = tfd.Independent(tfd.Normal(*posterior.loc_and_scale()), reinterpreted_batch_ndims=1)
+        expected = tfd.kl_divergence(q, posterior.prior())
+    np.testing.assert_allclose(draw.kl, expected, rtol=1e-9)

@@ -89,7 +89,6 @@ def noisy_convolution(
         loc: (channels,)
         scale: (channels,)
     """
-    activation = layer.activation or keras.activations.linear
     linear = functools.partial(_linear, layer)
 
     @ops.custom_gradient
@@ -103,10 +102,8 @@ def noisy_convolution(
         bias: Tensor,
     ) -> tuple[Tensor, Callable]:
         product = times(inputs, z)
-        outputs = linear(product, kernel, bias)
 
         def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
-            (upstream,) = pullback(activation, (outputs,), upstream)
             clean, of_bias = pullback(lambda k, b: linear(inputs, k, b), (kernel, bias), upstream)
             (noisy,) = pullback(
                 lambda k: layer.convolution_op(times(inputs, normal), k), (kernel,), upstream
@@ -124,10 +121,11 @@ def noisy_convolution(
                 of_bias,
             )
 
-        return activation(outputs), gradient
+        return linear(product, kernel, bias), gradient
 
     kernel = ops.cast(layer.kernel, inputs.dtype)
-    return run(inputs, z, normal, loc, scale, kernel, _bias(layer, inputs.dtype))
+    outputs = run(inputs, z, normal, loc, scale, kernel, _bias(layer, inputs.dtype))
+    return outputs if layer.activation is None else layer.activation(outputs)
 
 
 def _bias(layer: keras.layers.Layer, dtype: str) -> Tensor:

@@ -1,7 +1,8 @@
 """The one place that knows which Keras backend is active.
 
 Everything else asks this module for TensorFlow Probability's distributions (`tfd`) and bijectors
-(`tfb`), and for the few array functions whose precision `keras.ops` does not keep on JAX.
+(`tfb`), and for the few array functions whose precision `keras.ops` does not keep on JAX, or that
+TensorFlow has to be helped with on CPUs.
 """
 
 import math
@@ -113,7 +114,9 @@ if NAME == "tensorflow":
         Box and Muller's pairs take half of its time on CPUs, where the numbers are most of what
         noise costs: their functions run on whole vectors.
         """
-        seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
+        if isinstance(seed, keras.random.SeedGenerator):
+            # XLA knows seeds of 32 bits only.
+            seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
         known = all(isinstance(size, int) for size in shape)
         count = math.prod(shape) if known else tf.reduce_prod(tf.stack(shape))
         uniform = tf.random.stateless_uniform((2, (count + 1) // 2), seed, dtype=dtype)
@@ -122,10 +125,13 @@ if NAME == "tensorflow":
         pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
         return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
 
-    # As products of matrices these two take a third of the time of multiplying and summing up.
+    # As products of matrices these two take a third of the time of multiplying and summing up. GPUs
+    # multiply matrices in a shorter format, and are fast anyway.
 
     def inner(x: Tensor, w: Tensor) -> Tensor:
         """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
+        if jit_compiles_well():
+            return tf.reduce_sum(x * w, axis=-1)
         if len(x.shape) == 2:
             return tf.linalg.matvec(x, w)
         rows = tf.reshape(x, (-1, x.shape[-1]))
@@ -133,6 +139,8 @@ if NAME == "tensorflow":
 
     def outer(x: Tensor, u: Tensor) -> Tensor:
         """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
+        if jit_compiles_well():
+            return x[..., None] * u
         if len(x.shape) == 1:
             return tf.matmul(x[:, None], u[None])
         rows = tf.matmul(tf.reshape(x, (-1, 1)), u[None])
@@ -161,14 +169,24 @@ if NAME == "tensorflow":
         TensorFlow is slow where the last axis is short and the one before it broadcasts. The two
         are made one axis here, by repeating the others, which are small.
         """
+
+        def grows(other: Tensor) -> bool:
+            """Whether x broadcasts too."""
+            missing = len(x.shape) - len(other.shape)
+            return missing < 0 or any(
+                own == 1 != size for own, size in zip(x.shape[missing:], other.shape, strict=True)
+            )
+
         *_, width, channels = (1, 1, *x.shape)
         ranks = [len(other.shape) for other in others]
         ends = [(1, 1, *other.shape)[-2:] for other in others]
         if (
             len(x.shape) < 3
             or width in (1, None)
+            or channels is None
             or channels > _SHORT_AXIS
             or any(rank and end != (1, channels) for rank, end in zip(ranks, ends, strict=True))
+            or any(grows(other) for other in others)
         ):
             return function(x, *others)
         rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)

@@ -262,8 +262,8 @@ class Stochastic(keras.layers.Wrapper):
             draw, center = self._in_place(normal, fixed, on, training)
         else:
             draw, center = self._appended(normal, fixed, training)
-        share = ops.cast(on, posterior.dtype)
-        return affine(draw.z, (1 - share) * center, share), draw
+        center = ops.where(on, ops.zeros_like(center), center)
+        return affine(draw.z, center, ops.cast(on, posterior.dtype)), draw
 
     # A mean that is an average of draws takes them along with those of the pass: a second chain of
     # flows, under a condition, costs more than they do.

@@ -66,7 +66,7 @@ class MonteCarlo(keras.Model):
         sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random, up to 65,536 draws).
         seed: of the draws, a whole number of 0 or above.
         independent: draw anew for each example. The answers then repeat, with a seed, at one batch
-            size only.
+            size only; without one, the draws take less time.
         chunk_size: how many draws to run at once; more take more memory. None chooses by the size
             of the largest tensor and of the batch; set it for models whose `call` is their own, or
             whose inputs have no fixed size.

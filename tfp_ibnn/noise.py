@@ -109,7 +109,8 @@ class Pass:
         numbers = [
             ops.cast(number, "float32")
             for layer, z in self._draws.items()
-            for number in (ops.sum(z[:1]), self._kl.get(layer, 0.0))
+            # With noise at each position z is large; one example shows what the weights do.
+            for number in (ops.sum(z if len(z.shape) == 2 else z[:1]), self._kl.get(layer, 0.0))
         ]
         if not numbers:
             return ops.zeros((), dtype="int32")
@@ -169,7 +170,7 @@ class Pass:
         if self.sampling == "iid" and not self.portable:
             first, second = (ops.cast(word, "int32") for word in self.key)
             apart = self._calls * _CALL_STRIDE % 2**31
-            seed = ops.stack([first + apart, second + self._samples(count)[0]])
+            seed = ops.stack([first + apart, second + ops.sum(self._samples(count)[:1])])
             self._calls += 1
             self.used += math.prod(shape)
             return normal((count, *shape), dtype, seed, stddev)

@@ -138,7 +138,7 @@ class Posterior(SavesRandomState, keras.layers.Layer):
 
     @property
     def is_centered(self) -> bool:
-        """Whether z = loc + scale * noise, with the `loc_and_scale` that the posterior then has."""
+        """Whether z = loc + scale * noise; the posterior then has a method `loc_and_scale`."""
         return False
 
     def fixed_noise(self, training: bool = False) -> np.ndarray | None:
@@ -219,10 +219,14 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         ratio = log_scale - ops.log(prior_scale)
         distance = (loc - self.prior_loc) / prior_scale
         kl = ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio, axis=-1)
+        if type(self).prior is not Posterior.prior:
+            kl = tfd.kl_divergence(_normal(loc, scale), self.prior())
         return kl, ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
 
     def _log_prior(self, z: Tensor) -> Tensor:
         """Return the prior's log-density (...,) at z (..., channels)."""
+        if type(self).prior is not Posterior.prior:
+            return self.prior().log_prob(z)
         scale = self._prior_scale()
         return _log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)
 
@@ -335,6 +339,7 @@ class FlowPosterior(Posterior):
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
     ) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
+        noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
             affine = self.affine.bijector()
             return Draw(affine.push(noise)[0], *self._gaussian(affine.shift, affine.scale))
@@ -372,8 +377,7 @@ class FlowPosterior(Posterior):
         there must be no others among them.
         """
         alone = not training or all(type(flow).push is Flow.push for flow in self.flows)
-        own = type(self).mean is FlowPosterior.mean
-        if self.has_cheap_mean or self.components > 1 or not (alone and own):
+        if self.has_cheap_mean or self.components > 1 or not (alone and self._is_plain):
             return None
         return self._fixed_noise()
 
@@ -385,7 +389,7 @@ class FlowPosterior(Posterior):
     @property
     def is_centered(self) -> bool:
         """Whether z = loc + scale * noise, which makes it a Gaussian."""
-        return self._is_gaussian and type(self).transform is FlowPosterior.transform
+        return self._is_gaussian and self._is_plain
 
     def loc_and_scale(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation (channels,) of a Gaussian posterior."""
@@ -416,6 +420,12 @@ class FlowPosterior(Posterior):
         """Return an unbuilt posterior of the same configuration, but for the changes."""
         # The flows go by as objects: their classes need not be registered for a copy.
         return super().copy(**{"flows": self.flows, **changes})
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether no subclass has another way to draw z, or another mean."""
+        methods = (type(self).transform, type(self).mean)
+        return methods == (FlowPosterior.transform, FlowPosterior.mean)
 
     @property
     def _is_gaussian(self) -> bool:

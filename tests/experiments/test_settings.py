@@ -218,8 +218,18 @@ def test_every_field_is_tried():
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.fixed_dictionaries({}, optional=FIELDS))
 def test_the_command_gives_the_settings_back(options):
+    if warmup := options.get("warmup_epochs"):
+        longer = {name: warmup + options.get(name, 1) for name in ("epochs", "pretrain_epochs")}
+        options = {**options, **longer}
+        options["pretrain_epochs"] += 1
     chosen = Settings(**options)
     assert parsed(chosen.command()) == chosen
+
+
+@pytest.mark.parametrize("stage", ["epochs", "pretrain_epochs"])
+def test_a_warmup_must_end(stage):
+    with pytest.raises(ValueError, match="`warmup_epochs` must be below the 3 epochs of"):
+        Settings(warmup_epochs=3, **{stage: 3})
 
 
 def test_the_command_quotes_paths(tmp_path):

@@ -179,6 +179,12 @@ class Settings:
             )
         if self.pretrained is not None and (self.dropout or self.augment is not None):
             raise ValueError("The `pretrained` network has its own `dropout` and `augment`.")
+        for stage in self.stages():
+            if self.warmup_epochs >= stage.epochs:
+                raise ValueError(
+                    f"`warmup_epochs` must be below the {stage.epochs} epochs of {stage.name}, or "
+                    f"the learning rate never comes up; got {self.warmup_epochs}."
+                )
         available = data.DATASETS[self.dataset].train_size
         if self.validation >= min(available, self.limit or available):
             raise ValueError(

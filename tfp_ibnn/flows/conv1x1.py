@@ -49,7 +49,7 @@ class Conv1x1Bijector(FlowBijector):
 
     @staticmethod
     def _has_many(x: Tensor) -> bool:
-        """Whether there are more vectors than channels, as far as is known."""
+        """Whether there are more vectors than channels, as far as is known, or few channels."""
         *draws, channels = x.shape
         return channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
 

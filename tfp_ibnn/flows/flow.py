@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import keras
 import numpy as np
+from keras import ops
 
 from tfp_ibnn._checks import channels_of, full_precision
 from tfp_ibnn.backend import Tensor, tfb, tfp
@@ -131,6 +132,7 @@ class Flow(keras.layers.Layer):
     def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
+        x = ops.convert_to_tensor(x, dtype=self.dtype)
         bijector = self.bijector()
         if isinstance(bijector, FlowBijector):
             return bijector.push(x)

@@ -14,7 +14,7 @@ from tfp_ibnn.plots.style import COLORS, LINES, MARKERS, tidy
 
 __all__ = ["growths", "ratios", "save"]
 
-_BLUE, _ORANGE, _GREEN = COLORS[:3]
+_BLUE, _ORANGE = COLORS[:2]
 # By title: the groups of a panel, and what its labels need not repeat.
 _PANELS = {
     "a training step, to the deterministic network's": (("training", "vgg16", "gpu"), " step"),

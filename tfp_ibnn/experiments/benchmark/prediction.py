@@ -41,6 +41,12 @@ def predictions(settings: Settings) -> Iterator[Row]:
             )
             actions[found] = compiled(average, x)
     if not settings.short:
+        for kind, name in KINDS.items():
+            options = {"independent": True, "seed": settings.seed, "from_logits": True}
+            average = MonteCarlo(stochastic("lenet", kind), SAMPLES, **options)
+            found = f"prediction.seeded.{kind}"
+            described[found] = (f"LeNet, 128 draws for each example, with a seed, {name}", None)
+            actions[found] = compiled(average, x)
         average = MonteCarlo(models.lenet(dropout=0.1), SAMPLES, dropout=True, from_logits=True)
         described["prediction.dropout"] = ("LeNet, 128 samples, MC dropout", None)
         actions["prediction.dropout"] = compiled(average, x)

@@ -34,6 +34,9 @@ FLOOR = 0.05
 """Share of a stored ratio by which two runs of the same code may differ: processes differ in where
 their memory lies and on which core they land, which the rounds of one process do not show."""
 
+CEILING = 0.25
+"""Share of a stored ratio that is too much more, however noisy the runs were."""
+
 _NEEDED = {"id", "group", "label", "unit", "target", "ratio", "median", "noise", "seconds"}
 _TABLE = re.compile(r"(<!-- benchmark: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -138,12 +141,12 @@ def compare(rows: Sequence[Row], stored: Sequence[Row], factor: float | None = N
     """Return a line for each row that is worse than the stored one of its id.
 
     A row is worse if its ratio is above the stored one by more than twice the noise of both
-    together, and by more than `FLOOR` of it.
+    together, and by more than `FLOOR` of it; `CEILING` of it is too much on any machine.
 
     Args:
         rows: of this run.
         stored: of another; rows that only one of them has are left out.
-        factor: instead of all this, how many times the stored ratio is too much.
+        factor: instead of all this, how many times the stored ratio, or the target, is too much.
     """
     before = {found["id"]: found for found in stored}
     worse = []
@@ -152,9 +155,10 @@ def compare(rows: Sequence[Row], stored: Sequence[Row], factor: float | None = N
         if old is None:
             continue
         noise = 2 * math.hypot(found["noise"], old["noise"])
-        limit = old["ratio"] + max(noise, FLOOR * abs(old["ratio"]))
+        size = abs(old["ratio"])
+        limit = old["ratio"] + min(max(noise, FLOOR * size), CEILING * size)
         if factor is not None:
-            limit = factor * old["ratio"]
+            limit = factor * max(old["ratio"], old["target"] or 0)
         if found["ratio"] > limit:
             numbers = (_number(value, found) for value in (found["ratio"], old["ratio"], limit))
             worse.append("{}: {}, stored {}, limit {}".format(found["label"], *numbers))

@@ -35,9 +35,12 @@ def interleave(
         {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
     """
     times: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
     for number in range(warmup + rounds):
-        for name, action in actions.items():
-            seconds = action()
+        # Each round begins with another one, lest it matter what comes before.
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
+            seconds = actions[name]()
             if number >= warmup:
                 times[name].append(seconds)
     return times

@@ -155,7 +155,7 @@ def compare(rows: Sequence[Row], stored: Sequence[Row], factor: float | None = N
         if old is None:
             continue
         noise = 2 * math.hypot(found["noise"], old["noise"])
-        size = abs(old["ratio"])
+        size = 1.0 if old["unit"] == "exponent" else abs(old["ratio"])
         limit = old["ratio"] + min(max(noise, FLOOR * size), CEILING * size)
         if factor is not None:
             limit = factor * max(old["ratio"], old["target"] or 0)

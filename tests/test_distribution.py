@@ -470,6 +470,7 @@ def test_the_script_goes_on_with_others(broken_off, data_dir, tmp_path, flag):
 
 
 @on_jax
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_the_others(data_dir, tmp_path):
     words = command(Settings(**RUN | {"epochs": 100_000}, posterior="none"), data_dir)
     together = start_two(*words, "--output", tmp_path / "run", "--distributed")

@@ -204,6 +204,7 @@ def test_files_hold_no_code(path):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_loading_takes_no_more_than_the_import(tmp_path):
     path = saved_files.FOLDER / ibnn.__version__ / BACKEND / "glow.keras"
     code = (

@@ -518,7 +518,7 @@ def test_brought_by_hand_wrong(small, clients, data_dir):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_order_of_tensorflow_datasets_is_undone(shards, small, clients, data_dir, monkeypatch):
     tfds = pytest.importorskip("tensorflow_datasets")
     from tensorflow_datasets.image_classification import mnist

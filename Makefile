@@ -51,7 +51,7 @@ test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)
 
-bench: $(TF) ## Time what the noise costs, a quarter of an hour; ARGS="--short"
+bench: $(TF) ## Time what the noise costs, twenty minutes; ARGS="--short"
 	$(VENV)/bin/python scripts/benchmark.py $(ARGS)
 
 lint: $(TF) ## Check style and format

@@ -38,14 +38,14 @@ def main(argv=None):
     from tfp_ibnn import data, experiments
     from tfp_ibnn.experiments import robustness
     from tfp_ibnn.experiments.robustness_table import table
-    from tfp_ibnn.experiments.saved import dataset_of
+    from tfp_ibnn.experiments.saved import trained_on
 
     errors = (experiments.RunError, data.DataError, OSError)
     # What was not given is the library's own default.
     options = {name: value for name, value in options.items() if value is not None}
     try:
         if "dataset" not in options:
-            options["dataset"] = dataset_of(model)
+            options = {**trained_on(model), **options}
         settings = robustness.Settings(**options)
     except errors as error:
         return fail(error, code=1)
@@ -66,6 +66,11 @@ def parse(argv):
     add = parser.add_argument
     add("model", help="a .keras file")
     add("--dataset", help="of the model (default: what settings.json beside the model says)")
+    add(
+        "--classes",
+        type=int,
+        help="that it knows, if not all: the first so many (default: likewise)",
+    )
     add("--shifts", nargs="+", metavar="SHIFT", help="some of those above (default: all)")
     add("--corruptions", nargs="+", metavar="NAME", help="such as gaussian_noise (default: all)")
     add("--severities", nargs="+", type=int, metavar="N", help="1 to 5 (default: all)")

@@ -302,6 +302,8 @@ def test_script_says_in_one_line_what_is_wrong(evaluate, folder, tmp_path, capsy
         ((model, "--shifts", "snow", *out), 2, "snow"),
         ((model, "--corruptions", "fog", *out), 2, "fog"),
         ((model, "--foreign", "svhn", *out), 2, "svhn"),
+        ((model, "--classes", 1, *out), 2, "classes"),
+        ((model, "--classes", 5, *out), 1, "(5,)"),
         ((model, "--severities", 6, *out), 2, "6"),
         ((model, "--output", full), 1, "full"),
         ((model, "--export", full, *out), 1, "full"),
@@ -314,6 +316,30 @@ def test_script_says_in_one_line_what_is_wrong(evaluate, folder, tmp_path, capsy
         assert told in line
     assert not (tmp_path / "out").exists()
     assert [path.name for path in full.iterdir()] == ["precious.txt"]
+
+
+def test_classes_that_were_held_out_are_foreign(evaluate, folder, tmp_path):
+    """A model of the first six digits: the images of the other four are what it does not know."""
+    front = data.preprocessing(data.load("digits", folder)[0][0])
+    network = models.mlp((8, 8, 1), 6, hidden=(16,), preprocessing=front)
+    (tmp_path / "run").mkdir()
+    network.save(tmp_path / "run" / "model.keras")
+    record = {"dataset": "digits", "classes": 6}
+    (tmp_path / "run" / "settings.json").write_text(json.dumps(record))
+    assert evaluate(tmp_path / "run" / "model.keras", "--shifts", "foreign", "--samples", 4) == 0
+    rows = json.loads((tmp_path / "run" / "robustness" / "robustness.json").read_text())["rows"]
+    _, (images, labels) = data.load("digits", folder)
+    known, unknown = (images[labels < 6], labels[labels < 6]), images[labels >= 6]
+    scorer = Scorer(network, 4)
+    clean = scorer.score(known[0].astype("float32"), known[1])
+    assert [row["shift"] for row in rows] == ["clean", "foreign"]
+    assert rows[0]["images"] == len(known[1])
+    assert rows[0]["nll"] == pytest.approx(clean.summary()["nll"], rel=1e-4)
+    assert rows[1]["name"] == "held-out classes"
+    assert rows[1]["images"] == len(unknown)
+    entropy = scorer.score(unknown.astype("float32"), np.zeros(len(unknown), int)).entropy
+    expected = metrics.auroc(clean.entropy, entropy)
+    assert rows[1]["entropy_auroc"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_diverged_model_is_told(folder, tmp_path):

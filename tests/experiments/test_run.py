@@ -319,6 +319,19 @@ def test_a_deterministic_run_serves_what_it_predicts(run, tmp_path, data_dir):
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
+def test_a_run_of_some_classes_knows_no_others(run, tmp_path, data_dir):
+    small = {**SMALL, "posterior": "gaussian", "classes": 4, "limit": None}
+    metrics = run(Settings(**small), tmp_path / "run", keep_models=False)
+    (_, labels), (_, tested) = ibnn.data.load("digits", data_dir)
+    assert metrics["train_size"] == sum(labels < 4)
+    assert metrics["test_size"] == sum(tested < 4)
+    with np.load(tmp_path / "run" / "probabilities.npz") as found:
+        assert found["probabilities"].shape == (metrics["test_size"], 4)
+        assert found["labels"].max() == 3
+    card = (tmp_path / "run" / "MODEL_CARD.md").read_text()
+    assert "0, 1, 2, 3: logits" in " ".join(card.split())
+
+
 def test_dropout_without_a_posterior_is_mc_dropout(run, tmp_path):
     chosen = Settings(**SMALL | {"dropout": 0.3, "validation": 50})
     metrics = run(chosen, tmp_path / "run", keep_models=False)

@@ -1,6 +1,7 @@
 import dataclasses
 import importlib
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfp_ibnn.experiments import Settings, read_posteriors
-from tfp_ibnn.flows import Planar, Radial
+from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -29,6 +30,7 @@ NAMES = [
     "precision",
 ]
 COUNTS = [
+    "base_components",
     "components",
     "train_samples",
     "samples",
@@ -57,6 +59,10 @@ BAD = [
     *(("dropout", value) for value in (-0.1, 1, 1.5, None, *NO_NUMBERS)),
     *(("limit", value) for value in (0, -1, 1.5, *NO_NUMBERS)),
     ("pretrain_optimizer", "rmsprop"),
+    *(("flow_depth", value) for value in (0, -1, 1.5, *NO_NUMBERS)),
+    *(("classes", value) for value in (0, 1, 2.5, 10, 11, *NO_NUMBERS)),
+    *((name, value) for name in ("flow_layers", "deterministic_layers") for value in ("(", 3, [])),
+    *(("learn_prior_scale", value) for value in (None, "no", 2)),
     ("augment", "no"),
     ("posterior", None),
     ("posterior", 3),
@@ -156,9 +162,18 @@ def test_settings_survive_json():
 
 def test_a_record_of_the_first_runs_stays_valid():
     """Settings that came later are absent at their defaults, as they are in older records."""
-    later = {"warmup_epochs", "log_every"}
-    assert not later & set(Settings().as_dict())
-    assert later <= set(Settings(warmup_epochs=1, log_every=2).as_dict())
+    later = {
+        "warmup_epochs": 1,
+        "log_every": 2,
+        "deterministic_layers": "conv1",
+        "flow_layers": "conv2",
+        "flow_depth": 1,
+        "base_components": 2,
+        "learn_prior_scale": True,
+        "classes": 5,
+    }
+    assert not set(later) & set(Settings().as_dict())
+    assert set(later) <= set(Settings(**later).as_dict())
 
 
 def parsed(command):
@@ -201,14 +216,23 @@ FIELDS = {
     "precision": st.sampled_from(["float32", "mixed_bfloat16", "mixed_float16"]),
     "augment": st.sampled_from([None, True, False]),
     "components": st.integers(2, 9),
-    **{name: COUNT for name in COUNTS if name != "components"},
+    "base_components": st.integers(1, 9),
+    **{name: COUNT for name in COUNTS if "components" not in name},
     **{name: WHOLE_NUMBER for name in WHOLE if name != "validation"},
     **{name: NUMBER for name in (*POSITIVE, *NOT_NEGATIVE)},
     **{name: st.none() | NUMBER for name in OPTIONAL},
     "dropout": st.sampled_from([0.0, 0.05, 0.5]),
+    "flow_layers": st.sampled_from([None, "conv[2-7]", "fc1|fc2"]),
+    "flow_depth": st.none() | st.integers(1, 9),
+    "deterministic_layers": st.sampled_from([None, "conv1", "it's"]),
+    "learn_prior_scale": st.booleans(),
+    "classes": st.none() | st.integers(2, 9),
     "validation": st.integers(0, 9),
     "limit": st.none() | st.integers(10, 10**5),
 }
+
+
+OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
 
 
 def test_every_field_is_tried():
@@ -222,8 +246,43 @@ def test_the_command_gives_the_settings_back(options):
         longer = {name: warmup + options.get(name, 1) for name in ("epochs", "pretrain_epochs")}
         options = {**options, **longer}
         options["pretrain_epochs"] += 1
+    if options.get("posterior", "flow") not in ("flow", "none"):
+        options = {name: value for name, value in options.items() if name not in OF_FLOWS}
     chosen = Settings(**options)
     assert parsed(chosen.command()) == chosen
+
+
+@pytest.mark.parametrize("option", [{"flow_layers": "fc1"}, {"flow_depth": 2}])
+@pytest.mark.parametrize("posterior", ["gaussian", "mixture"])
+def test_what_is_of_flows_is_refused_without_any(posterior, option):
+    with pytest.raises(ValueError, match=f"`{next(iter(option))}` is of the posterior 'flow'"):
+        Settings(posterior=posterior, **option)
+
+
+def test_flows_go_where_they_are_told():
+    chosen = Settings(
+        model="vgg16",
+        flow_layers="conv[2-7]",
+        flow_depth=1,
+        base_components=3,
+        deterministic_layers="conv1",
+        learn_prior_scale=True,
+    )
+    early, rest = chosen.posteriors().items()
+    assert early[0] == "conv[2-7]"
+    assert sum(isinstance(flow, InvertibleConv1x1) for flow in early[1].flows) == 1
+    assert not rest[1].flows
+    assert re.fullmatch(rest[0], "conv10")
+    assert not re.fullmatch(rest[0], "conv1")
+    for _, posterior in (early, rest):
+        assert (posterior.components, posterior.shared_components) == (3, True)
+        assert posterior.learn_prior_scale
+
+
+def test_held_out_images_must_be_left_of_the_classes():
+    assert Settings(dataset="cifar10", classes=2, validation=9_999).validation == 9_999
+    with pytest.raises(ValueError, match="10000 training images"):
+        Settings(dataset="cifar10", classes=2, validation=10_000)
 
 
 @pytest.mark.parametrize("stage", ["epochs", "pretrain_epochs"])

@@ -187,6 +187,19 @@ def test_vgg16_converts_with_flows_where_the_report_has_them():
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("kind", models.POSTERIORS)
+@pytest.mark.parametrize("name", ["mlp", "lenet"])
+def test_some_layers_stay_deterministic(name, kind):
+    _, _, sto = converted(name, kind, deterministic="fc1|conv1")
+    found = {layer.name for layer in ibnn.stochastic_layers(sto)}
+    # Where the map has a flow it has one.
+    has_flow = name == "lenet" and kind == "flow"
+    assert ("fc1" in found) == has_flow
+    assert "conv1" not in found
+    assert "fc2" in found
+
+
+@pytest.mark.once
 def test_a_mixture_has_its_components():
     _, _, sto = converted("mlp", "mixture", components=3)
     assert {layer.posterior.components for layer in ibnn.stochastic_layers(sto)} == {3}
@@ -213,6 +226,9 @@ def test_a_mixture_has_its_components():
         (lambda: models.posterior_map("resnet", "flow"), "model.*resnet"),
         (lambda: models.posterior_map("lenet", "normal"), "kind.*normal"),
         (lambda: models.posterior_map("lenet", "gaussian", prior_scale=-1), "prior_scale"),
+        (lambda: models.posterior_map("lenet", "gaussian", layers="fc1"), "layers.*gaussian"),
+        (lambda: models.posterior_map("lenet", "mixture", depth=2), "depth.*mixture"),
+        (lambda: models.posterior_map("lenet", "flow", depth=0), "depth"),
         (lambda: models.posterior_map("lenet", "mixture", components=0), "components"),
     ],
 )

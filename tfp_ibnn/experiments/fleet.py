@@ -4,13 +4,15 @@ import concurrent.futures
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
 from tfp_ibnn import data
+from tfp_ibnn.experiments import robustness
+from tfp_ibnn.experiments.folder import RunError, read_record
 from tfp_ibnn.experiments.run import finished, run
 from tfp_ibnn.experiments.settings import Settings
 
@@ -25,6 +27,7 @@ def run_all(
     *,
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
+    shifts: Mapping[str, robustness.Settings] | None = None,
     say: Say = print,
 ) -> dict[str, dict[str, Any]]:
     """Train every run in a folder of its own; return what each measured, by name.
@@ -38,66 +41,85 @@ def run_all(
         jobs: processes at once. More than one pays where a run leaves the processor idle, as small
             networks do on a GPU.
         data_dir: where the data is cached.
+        shifts: what to evaluate runs on besides the test, by name. Their models are kept, and what
+            they measured holds the rows of `robustness.evaluate` as "robustness".
         say: called with lines of progress.
     """
-    folder = Path(folder)
-    found = {
-        name: metrics
+    folder, shifts = Path(folder), shifts or {}
+    tasks = {
+        name: Task(name, settings, folder / name, data_dir, shifts.get(name))
         for name, settings in runs.items()
-        if (metrics := finished(settings, folder / name)) is not None
     }
-    waiting = {name: settings for name, settings in runs.items() if name not in found}
-    for name, metrics in _each(waiting, folder, jobs, data_dir, say):
+    found = {name: metrics for name, task in tasks.items() if (metrics := task.result) is not None}
+    waiting = [task for name, task in tasks.items() if name not in found]
+    for name, metrics in _each(waiting, jobs, say):
         found[name] = metrics
         say(f"[{len(found)}/{len(runs)}] {_line(name, metrics)}")
     return {name: found[name] for name in runs}
 
 
-def _each(
-    runs: Mapping[str, Settings],
-    folder: Path,
-    jobs: int,
-    data_dir: str | os.PathLike | None,
-    say: Say,
-) -> Iterator[tuple[str, dict[str, Any]]]:
+class Task(NamedTuple):
+    """A run, and where it goes."""
+
+    name: str
+    settings: Settings
+    folder: Path
+    data_dir: str | os.PathLike | None = None
+    shifts: robustness.Settings | None = None
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What was measured, or None if there is something left to do."""
+        metrics = finished(self.settings, self.folder)
+        if metrics is None or self.shifts is None:
+            return metrics
+        path = self.folder / "robustness" / "robustness.json"
+        if not path.exists():
+            return None
+        record = read_record(path)
+        if record["options"] != self.shifts.as_dict():
+            raise RunError(f"{path} is of other shifts ({record['options']}).")
+        return {**metrics, "robustness": record["rows"]}
+
+    def run(self, say: Say | None = None) -> dict[str, Any]:
+        """Do what is left, and return what was measured."""
+        # TensorFlow counts the functions that it traces, and takes one for each run for a mistake.
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+        def speak(line: str) -> None:
+            if say is not None:
+                say(f"{self.name}: {line}")
+
+        options = {"data_dir": self.data_dir, "say": speak}
+        run(self.settings, self.folder, keep_models=self.shifts is not None, **options)
+        if self.shifts is not None:
+            model = self.folder / "model.keras"
+            robustness.evaluate(model, self.shifts, self.folder / "robustness", **options)
+        return self.result
+
+
+def _each(tasks: Sequence[Task], jobs: int, say: Say) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield names and measurements as the runs end."""
-    if min(jobs, len(runs)) <= 1:
-        for name, settings in runs.items():
+    if min(jobs, len(tasks)) <= 1:
+        for task in tasks:
             keras.utils.clear_session()
-            yield name, _one(name, settings, folder, data_dir, say)
+            yield task.name, task.run(say)
         return
-    for dataset in dict.fromkeys(settings.dataset for settings in runs.values()):
-        data.load(dataset, data_dir)  # once, before all processes would fetch it
+    # Once, before all processes would fetch it.
+    for dataset, data_dir in dict.fromkeys(
+        (task.settings.dataset, task.data_dir) for task in tasks
+    ):
+        data.load(dataset, data_dir)
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(runs)), mp_context=context) as pool:
-        tasks = {
-            pool.submit(_one, name, settings, folder, data_dir, None): name
-            for name, settings in runs.items()
-        }
+    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+        futures = {pool.submit(task.run): task.name for task in tasks}
         try:
-            for task in concurrent.futures.as_completed(tasks):
-                yield tasks[task], task.result()
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _one(
-    name: str,
-    settings: Settings,
-    folder: Path,
-    data_dir: str | os.PathLike | None,
-    say: Say | None,
-) -> dict[str, Any]:
-    # TensorFlow counts the functions that it traces, and takes one for each run to be a mistake.
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
-
-    def speak(line: str) -> None:
-        if say is not None:
-            say(f"{name}: {line}")
-
-    return run(settings, folder / name, data_dir, say=speak, keep_models=False)
 
 
 def _line(name: str, metrics: dict[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""Images of one dataset in the form that a model of another one takes."""
+"""Images that a model does not know: of another dataset, or of classes that were held out."""
 
 import numpy as np
 from PIL import Image
 
 from tfp_ibnn.data import DATASETS
 
-__all__ = ["FOREIGN", "from_bytes", "like", "to_bytes"]
+__all__ = ["FOREIGN", "by_class", "from_bytes", "like", "to_bytes"]
 
 FOREIGN: dict[str, tuple[str, ...]] = {
     "cifar10": ("fashion_mnist",),
@@ -49,6 +49,14 @@ def like(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
     else:
         images = np.stack([_resized(image, height, width) for image in images])
     return from_bytes(images, dataset)
+
+
+def by_class(
+    images: np.ndarray, labels: np.ndarray, classes: int
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return images and labels of the first so many classes, and those of the others."""
+    known = labels < classes
+    return (images[known], labels[known]), (images[~known], labels[~known])
 
 
 def to_bytes(images: np.ndarray, dataset: str) -> np.ndarray:

@@ -2,16 +2,14 @@
 
 import dataclasses
 import itertools
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfp_ibnn import _checks
+from tfp_ibnn.experiments.comparison import HELD_OUT, best, report_budget, row, shortened
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.settings import Settings
-from tfp_ibnn.experiments.summary import SCORES
 from tfp_ibnn.models import POSTERIORS
 
 __all__ = ["DATASETS", "METHODS", "candidates", "equal", "lenet", "report"]
@@ -23,9 +21,7 @@ METHODS = ("deterministic", "mc_dropout", "gaussian", "mixture", "flow")
 
 # The report's baselines: epochs of training.
 _BASELINE = {"fashion_mnist": 10, "cifar10": 20}
-_REPORT_DROPOUT = 0.2
 _EQUAL_EPOCHS = 60
-_HELD_OUT = 5_000
 
 # What a method has to offer against overfitting, weak to strong.
 _STRENGTHS = {
@@ -36,14 +32,7 @@ _STRENGTHS = {
 
 
 def report(dataset: str, seed: int) -> dict[str, Settings]:
-    """Return the runs with the report's epochs and rates, by method.
-
-    The baseline is trained by SGD at 0.002. All others begin with the same baseline training and
-    have 50 epochs of Adam more, the stochastic ones with a rate of their own for the posteriors,
-    noise for each position, the KL averaged over positions, the affine map first, and the prior
-    N(1, 0.5²). The report does not tell its rate of dropout, nor has it a mixture: there 0.2 and
-    four components are ours. "deterministic_continued" is the control that the report lacks.
-    """
+    """Return the runs with the report's epochs and rates, by method."""
     baseline = Settings(
         dataset=dataset,
         model="lenet",
@@ -55,32 +44,7 @@ def report(dataset: str, seed: int) -> dict[str, Settings]:
         evaluate_every=5,
         seed=seed,
     )
-    continued = dataclasses.replace(
-        baseline,
-        pretrain_epochs=baseline.epochs,
-        pretrain_optimizer="sgd",
-        pretrain_learning_rate=0.002,
-        epochs=50,
-        optimizer="adam",
-        learning_rate=2e-4,
-    )
-    stochastic = dataclasses.replace(
-        continued,
-        stochastic_learning_rate=2e-3,
-        noise="position",
-        kl_reduction="mean",
-        affine="first",
-        prior_scale=0.5,
-    )
-    return {
-        "deterministic": baseline,
-        "deterministic_continued": continued,
-        "mc_dropout": dataclasses.replace(continued, dropout=_REPORT_DROPOUT),
-        **{
-            method: dataclasses.replace(stochastic, posterior=method)
-            for method in ("gaussian", "mixture", "flow")
-        },
-    }
+    return report_budget(baseline)
 
 
 def candidates(dataset: str, method: str) -> dict[str, Settings]:
@@ -96,7 +60,7 @@ def candidates(dataset: str, method: str) -> dict[str, Settings]:
         posterior="none",
         epochs=_EQUAL_EPOCHS,
         batch_size=256,
-        validation=_HELD_OUT,
+        validation=HELD_OUT,
     )
     found = {}
     for rate, own in itertools.product(
@@ -150,7 +114,7 @@ def lenet(
         _checks.one_of("datasets", dataset, DATASETS)
     for method in methods:
         _checks.one_of("methods", method, METHODS)
-    shorten = _quick if quick else lambda settings: settings
+    shorten = shortened if quick else lambda settings: settings
     options = {"jobs": jobs, "data_dir": data_dir, "say": say}
 
     trials = {
@@ -168,54 +132,11 @@ def lenet(
     }
     # Together, so that no process waits while the last trials end.
     found = run_all(trials | runs, folder, **options)
-    tried = [_row(name, settings, found[name]) for name, settings in trials.items()]
+    tried = [row(name, settings, found[name]) for name, settings in trials.items()]
     chosen = best(trials, found)
     finals = {
         f"equal/{dataset}/{method}/seed{seed}": equal(chosen[dataset, method], seed)
         for (dataset, method), seed in itertools.product(chosen, seeds)
     }
     found |= run_all(finals, folder, **options)
-    return [_row(name, settings, found[name]) for name, settings in (runs | finals).items()], tried
-
-
-def best(
-    trials: Mapping[str, Settings], found: Mapping[str, dict[str, Any]]
-) -> dict[tuple[str, str], Settings]:
-    """Return for each data set and method the settings of the least held-out NLL."""
-    chosen: dict[tuple[str, str], str] = {}
-    for name in trials:
-        _, dataset, method, _ = name.split("/")
-        rival = chosen.setdefault((dataset, method), name)
-        if found[name]["nll"] < found[rival]["nll"] or math.isnan(found[rival]["nll"]):
-            chosen[dataset, method] = name
-    return {key: trials[name] for key, name in chosen.items()}
-
-
-def _row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, Any]:
-    budget, _, method, _ = Path(name).parts
-    keys = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
-    return {
-        "dataset": settings.dataset,
-        "model": settings.model,
-        "method": method,
-        "budget": budget,
-        "epochs": settings.pretrain_epochs + settings.epochs,
-        "seed": settings.seed,
-        **{key: metrics[key] for key in keys},
-        "training": dataclasses.replace(settings, seed=0).command(),
-    }
-
-
-def _quick(settings: Settings) -> Settings:
-    """Return settings for a look at whether all of it works; its scores mean nothing."""
-    return dataclasses.replace(
-        settings,
-        limit=300,
-        validation=100 if settings.validation else 0,
-        epochs=1,
-        pretrain_epochs=min(1, settings.pretrain_epochs),
-        evaluate_every=min(1, settings.evaluate_every),
-        evaluation_samples=2,
-        samples=4,
-        batch_size=100,
-    )
+    return [row(name, settings, found[name]) for name, settings in (runs | finals).items()], tried

@@ -40,7 +40,7 @@ def write_report(
             count=count,
             labels=labels,
             predictions=scores.mean,
-            class_names=data.DATASETS[metrics["options"]["dataset"]].classes,
+            class_names=_classes(metrics["options"]),
         )
         _save(chosen, folder / "images.png")
     _files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
@@ -77,7 +77,7 @@ This is {kind}, with {metrics["parameters"]:,} parameters.
 
 Images of {height} x {width} pixels and {channels} channel{"s" if channels > 1 else ""}, raw values
 from 0 to {dataset.maximum}; normalisation is part of the model. Out come the classes
-{", ".join(dataset.classes)}: logits from `model.keras`, and from `saved_model/`, if it is there,
+{", ".join(_classes(options))}: logits from `model.keras`, and from `saved_model/`, if it is there,
 averaged probabilities with their uncertainty.
 
     import keras, tfp_ibnn as ibnn
@@ -104,6 +104,10 @@ Seconds: {", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].
 |---|---|
 {settings}
 """
+
+
+def _classes(options: dict[str, Any]) -> tuple[str, ...]:
+    return data.DATASETS[options["dataset"]].classes[: options.get("classes")]
 
 
 def _use(metrics: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ Row = dict[str, Any]
 Say = Callable[[str], None]
 
 SHIFTS = ("clean", "corruptions", "rotations", "fgsm", "foreign")
+HELD_OUT = "held-out classes"
+"""Name of the foreign images that are of the model's own dataset."""
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {
     "auroc": metrics.auroc,
@@ -40,6 +42,8 @@ class Settings:
 
     Args:
         dataset: whose test images, those that the model was trained for.
+        classes: number of the first classes that the model knows; images of the others are foreign.
+            None is all.
         shifts: some of `SHIFTS`. Clean images are always measured: the others are compared with
             them.
         corruptions: names, see `ibnn.data.corrupt`.
@@ -53,6 +57,7 @@ class Settings:
     """
 
     dataset: str
+    classes: int | None = None
     shifts: Sequence[str] = SHIFTS
     corruptions: Sequence[str] = data.CORRUPTIONS
     severities: Sequence[int] = (1, 2, 3, 4, 5)
@@ -83,6 +88,10 @@ class Settings:
             if not values and name != "foreign":
                 raise ValueError(f"`{name}` must hold one value at least; got none.")
             object.__setattr__(self, name, values)
+        if self.classes is not None:
+            _checks.one_of(
+                "classes", self.classes, range(2, len(data.DATASETS[self.dataset].classes))
+            )
         _checks.positive_integer("samples", self.samples)
         if self.limit is not None:
             _checks.positive_integer("limit", self.limit)
@@ -94,13 +103,15 @@ class Settings:
             "corruptions": len(self.corruptions) * len(self.severities),
             "rotations": len(self.degrees),
             "fgsm": len(self.epsilons),
-            "foreign": len(self.foreign),
+            "foreign": len(self.foreign) + (self.classes is not None),
         }
         return 1 + sum(size for name, size in sizes.items() if name in self.shifts)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings, ready for JSON."""
         found = dataclasses.asdict(self)
+        if self.classes is None:
+            del found["classes"]  # as in the records of the first evaluations
         return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
 
@@ -143,7 +154,7 @@ def evaluate(
         DataError: if the data cannot be had.
     """
     path = Path(model)
-    network = read_model(path, settings.dataset)
+    network = read_model(path, settings.dataset, settings.classes)
     if export is not None:
         _check_export(Path(export), Path(output))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -216,10 +227,14 @@ def _evaluate(
     say: Say,
 ) -> dict[str, Any]:
     _, test = data.load(settings.dataset, data_dir)
-    test = tuple(part[: settings.limit] for part in test)
     others = {}
+    if settings.classes is not None:
+        test, (unknown, _) = foreign.by_class(*test, settings.classes)
+        if "foreign" in settings.shifts:
+            others[HELD_OUT] = unknown.astype("float32")
+    test = tuple(part[: settings.limit] for part in test)
     if "foreign" in settings.shifts:
-        if not settings.foreign:
+        if not (settings.foreign or others):
             say(f"No foreign data: there is no usual one for {settings.dataset}, name some.")
         for name in settings.foreign:
             _, (images, _) = data.load(name, data_dir)

@@ -20,6 +20,7 @@ from tfp_ibnn.checkpoint import Checkpoint
 from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.experiments.devices import Devices
 from tfp_ibnn.experiments.folder import RunError, RunFolder
+from tfp_ibnn.experiments.foreign import by_class
 from tfp_ibnn.experiments.provenance import provenance
 from tfp_ibnn.experiments.report import write_report
 from tfp_ibnn.experiments.saved import read_model
@@ -189,6 +190,9 @@ def _method(settings: Settings, scorer: Scorer) -> str:
 def _arrays(settings: Settings, data_dir: str | os.PathLike | None) -> tuple[Arrays, Arrays]:
     """Return what to train on and what to test on."""
     (x, y), test = data.load(settings.dataset, data_dir)
+    if settings.classes is not None:
+        (x, y), _ = by_class(x, y, settings.classes)
+        test, _ = by_class(*test, settings.classes)
     if settings.limit is not None:
         x, y = x[: settings.limit], y[: settings.limit]
         test = tuple(part[: settings.limit] for part in test)
@@ -199,7 +203,7 @@ def _arrays(settings: Settings, data_dir: str | os.PathLike | None) -> tuple[Arr
 
 def _network(settings: Settings, images: np.ndarray) -> keras.Model:
     if settings.pretrained is not None:
-        model = read_model(Path(settings.pretrained), settings.dataset)
+        model = read_model(Path(settings.pretrained), settings.dataset, settings.classes)
         if stochastic_layers(model):
             raise RunError(f"{settings.pretrained} has a posterior: give a deterministic network.")
         if settings.posterior in models.POSTERIORS and model.name != settings.network()[0]:
@@ -216,7 +220,7 @@ def _network(settings: Settings, images: np.ndarray) -> keras.Model:
     front = data.preprocessing(
         images, augment=settings.augments, padding=padding, seed=settings.seed
     )
-    classes = len(data.DATASETS[settings.dataset].classes)
+    classes = settings.classes or len(data.DATASETS[settings.dataset].classes)
     return getattr(models, name)(
         images.shape[1:], classes, preprocessing=front, dropout=settings.dropout, **options
     )

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -10,11 +11,17 @@ from tfp_ibnn import backend, data
 from tfp_ibnn._outputs import activation_of
 from tfp_ibnn.experiments.folder import RunError, read_record
 
-__all__ = ["dataset_of", "read_model"]
+__all__ = ["read_model", "trained_on"]
 
 
-def read_model(path: Path, dataset: str) -> keras.Model:
-    """Return a saved classifier of a dataset's images, ready to be scored, or raise RunError."""
+def read_model(path: Path, dataset: str, classes: int | None = None) -> keras.Model:
+    """Return a saved classifier of a dataset's images, ready to be scored, or raise RunError.
+
+    Args:
+        path: of the `.keras` file.
+        dataset: whose images it takes.
+        classes: number of the first classes that it knows; None is all.
+    """
     if not path.is_file():
         raise RunError(f"The model {path} does not exist.")
     try:
@@ -23,7 +30,7 @@ def read_model(path: Path, dataset: str) -> keras.Model:
         reason = [*str(error).strip().splitlines(), type(error).__name__][0]
         raise RunError(f"The model {path} cannot be read: {reason}") from error
     known = data.DATASETS[dataset]
-    expected = [(None, *known.image_shape)], [(None, len(known.classes))]
+    expected = [(None, *known.image_shape)], [(None, classes or len(known.classes))]
     shapes = [
         [tuple(part.shape) for part in getattr(model, side, None) or []]
         for side in ("inputs", "outputs")
@@ -43,17 +50,21 @@ def read_model(path: Path, dataset: str) -> keras.Model:
     return model
 
 
-def dataset_of(model: str | os.PathLike) -> str:
-    """Return the dataset that a model was trained on, by the `settings.json` beside it."""
+def trained_on(model: str | os.PathLike) -> dict[str, Any]:
+    """Return the dataset that a model was trained on, by the `settings.json` beside it.
+
+    Along with `dataset` comes `classes`, if it knows only some.
+    """
     path = Path(model).with_name("settings.json")
     if not Path(model).exists():
         raise RunError(f"The model {model} does not exist.")
     if not path.exists():
         raise RunError(f"There is no {path} that names the dataset of the model: say --dataset.")
-    name = read_record(path).get("dataset")
+    record = read_record(path)
+    name = record.get("dataset")
     if name not in data.DATASETS:
         raise RunError(f"{path} names no known dataset ({name!r}): say --dataset.")
-    return name
+    return {key: record[key] for key in ("dataset", "classes") if record.get(key) is not None}
 
 
 def _shapes(shapes: Sequence[tuple[int | None, ...]]) -> str:

@@ -19,6 +19,7 @@ SCHEDULES = ("constant", "cosine")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 _COUNTS = (
     "components",
+    "base_components",
     "train_samples",
     "samples",
     "epochs",
@@ -34,7 +35,16 @@ _WHOLE = (
     "evaluate_every",
     "seed",
 )
-_LATER = ("warmup_epochs", "log_every")
+_LATER = (
+    "warmup_epochs",
+    "log_every",
+    "deterministic_layers",
+    "flow_layers",
+    "flow_depth",
+    "base_components",
+    "learn_prior_scale",
+    "classes",
+)
 _WIDE_RESNET = re.compile(r"wide_resnet(?:_(\d+)_(\d+))?")
 
 
@@ -62,10 +72,15 @@ class Settings:
         noise: "channel" or "position".
         kl_reduction: "sum" or "mean" over positions.
         affine: "last", or "first", the original report's order.
+        deterministic_layers: pattern of layers that have no posterior, unless they have a flow.
+        flow_layers: pattern of the layers that have a flow, in place of the report's choice.
+        flow_depth: of each flow, see the recipes; None takes their own.
+        base_components: Gaussians under a flow; above 1, all layers share the component index.
         components: of a mixture.
         mean_spread: of the means of a mixture's components at the start; None takes the
             posterior's own.
         prior_scale: standard deviation of the prior.
+        learn_prior_scale: train the prior's scales along with the posteriors.
         initial_scale: of the posterior at the start; None takes the posterior's own.
         beta: weight of the KL.
         gamma: weight of the entropy.
@@ -91,6 +106,8 @@ class Settings:
         evaluation_samples: draws in these scores.
         log_every: write the checkpoint, and log the posteriors, every so many epochs and at the
             end. A run that is killed goes on from the last checkpoint.
+        classes: take only the first so many classes; the others are left to `evaluate`, as what
+            the model has never seen.
         limit: take only this many training images, and as many test images at most.
         precision: "float32", "mixed_bfloat16" or "mixed_float16".
         seed: of weights, noise, augmentation and order.
@@ -102,9 +119,14 @@ class Settings:
     noise: str = "channel"
     kl_reduction: str = "sum"
     affine: str = "last"
+    deterministic_layers: str | None = None
+    flow_layers: str | None = None
+    flow_depth: int | None = None
+    base_components: int = 1
     components: int = 4
     mean_spread: float | None = None
     prior_scale: float = 0.5
+    learn_prior_scale: bool = False
     initial_scale: float | None = None
     beta: float = 1.0
     gamma: float = 0.0
@@ -129,6 +151,7 @@ class Settings:
     evaluate_every: int = 0
     evaluation_samples: int = 16
     log_every: int = 1
+    classes: int | None = None
     limit: int | None = None
     precision: str = "float32"
     seed: int = 0
@@ -172,6 +195,19 @@ class Settings:
         if self.limit is not None:
             self._set("limit", _checks.positive_integer("limit", self.limit))
         _checks.one_of("augment", self.augment, (None, True, False))
+        _checks.one_of("learn_prior_scale", self.learn_prior_scale, (True, False))
+        if self.flow_depth is not None:
+            self._set("flow_depth", _checks.positive_integer("flow_depth", self.flow_depth))
+        for name in ("deterministic_layers", "flow_layers"):
+            _check_pattern(name, getattr(self, name))
+        if self.classes is not None:
+            known = len(data.DATASETS[self.dataset].classes)
+            if not 2 <= _checks.positive_integer("classes", self.classes) < known:
+                raise ValueError(
+                    f"`classes` must be at least 2 and leave some of {self.dataset}'s {known}; got "
+                    f"{self.classes!r}."
+                )
+            self._set("classes", int(self.classes))
         if self.pretrained is not None and self.pretrain_epochs:
             raise ValueError(
                 "`pretrained` and `pretrain_epochs` exclude each other: the network is read or "
@@ -186,10 +222,13 @@ class Settings:
                     f"the learning rate never comes up; got {self.warmup_epochs}."
                 )
         available = data.DATASETS[self.dataset].train_size
-        if self.validation >= min(available, self.limit or available):
+        if self.classes is not None:  # all datasets have about as many images of each class
+            available = available * self.classes // len(data.DATASETS[self.dataset].classes)
+        available = min(available, self.limit or available)
+        if self.validation >= available:
             raise ValueError(
-                f"`validation` must leave some of the {min(available, self.limit or available)} "
-                f"training images; got {self.validation}."
+                f"`validation` must leave some of the {available} training images; got "
+                f"{self.validation}."
             )
         if self.is_stochastic:
             self._check_file_options()
@@ -245,9 +284,18 @@ class Settings:
 
     def _check_file_options(self) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        for name in ("affine", "components", "initial_scale", "mean_spread"):
-            if self.posterior not in models.POSTERIORS and getattr(self, name) != defaults[name]:
+        of_flows = ("flow_layers", "flow_depth", "base_components")
+        in_files = (
+            *("affine", "components", "initial_scale", "mean_spread", "deterministic_layers"),
+            *of_flows,
+        )
+        is_file = self.posterior not in models.POSTERIORS
+        for name in in_files:
+            if is_file and getattr(self, name) != defaults[name]:
                 raise ValueError(f"`{name}` goes into the posterior file {self.posterior}.")
+        for name in of_flows:
+            if self.posterior != "flow" and getattr(self, name) != defaults[name]:
+                raise ValueError(f"`{name}` is of the posterior 'flow', not {self.posterior!r}.")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -255,6 +303,8 @@ class Settings:
     def posteriors(self) -> dict[str, Posterior]:
         """Return the posteriors of the layers, by pattern."""
         common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
+        if self.learn_prior_scale:
+            common["learn_prior_scale"] = True
         if self.posterior not in models.POSTERIORS:
             return read_posteriors(self.posterior, common)
         if self.initial_scale is not None:
@@ -265,6 +315,11 @@ class Settings:
                 common["mean_spread"] = self.mean_spread
         else:
             common["affine"] = self.affine
+        common["deterministic"] = self.deterministic_layers
+        if self.posterior == "flow":
+            common |= {"layers": self.flow_layers, "depth": self.flow_depth}
+        if self.base_components > 1:
+            common |= {"components": self.base_components, "shared_components": True}
         return models.posterior_map(self.network()[0], self.posterior, **common)
 
     def command(self) -> str:
@@ -277,8 +332,8 @@ class Settings:
             option = "--" + field.name.replace("_", "-")
             if field.name == "precision":
                 words += ["--mixed-precision", value.removeprefix("mixed_")]
-            elif field.name == "augment":
-                words.append(option if value else "--no-augment")
+            elif isinstance(value, bool):
+                words.append(option if value else option.replace("--", "--no-", 1))
             else:
                 words += [option, _shortest(value) if isinstance(value, float) else str(value)]
         return shlex.join(words)
@@ -295,6 +350,14 @@ class Settings:
             for name, value in dataclasses.asdict(self).items()
             if name not in _LATER or value != fields[name].default
         }
+
+
+def _check_pattern(name: str, value: Any) -> None:
+    try:
+        if value is not None:
+            re.compile(value)
+    except (TypeError, re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"`{name}` must be a regular expression; got {value!r}.") from error
 
 
 def _shortest(value: float) -> str:

@@ -31,9 +31,7 @@ def stochastic(
         noise: "channel" or "position".
         first: whether the first layer, `conv1`, is stochastic too.
     """
-    posteriors = models.posterior_map(network, kind)
-    if not first:
-        posteriors["(?!conv1$).*"] = posteriors.pop(".*")
+    posteriors = models.posterior_map(network, kind, deterministic=None if first else "conv1")
     plain = getattr(models, network)()
     return conversion.to_stochastic(plain, posteriors, TRAIN_SIZE, noise=noise)
 

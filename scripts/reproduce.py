@@ -2,18 +2,24 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
 
     toy2d    four clusters in the plane: flows of several lengths (figures 3 and 4)
     lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
-    all      both
+    vgg16    VGG16 on CIFAR-10 (figure 6), likewise, with corrupted and foreign images, and with one
+             thing changed at a time; it takes a GPU
+    all      toy2d and lenet, which need none
 
-Everything that an experiment needs is trained. The runs of lenet have folders below --runs, and
-what is there already is not trained again: the same command goes on after an interruption, and
-with more --seeds it adds those; another first seed or backend needs another --runs. toy2d takes
-minutes and starts over. The results go to results/EXPERIMENT/: summary.json (mean and standard
-deviation over the seeds), runs.json (every run) and figures.
+Everything that an experiment needs is trained. The runs of lenet and vgg16 have folders below
+--runs, and what is there already is not trained again: the same command goes on after an
+interruption, and with more --seeds it adds those; another first seed or backend needs another
+--runs. toy2d takes minutes and starts over. The results go to results/EXPERIMENT/: summary.json
+(mean and standard deviation over the seeds), runs.json (every run) and figures, of vgg16 also
+robustness.json and the test probabilities of every run.
 
 Examples:
     python scripts/reproduce.py toy2d
     python scripts/reproduce.py lenet --seeds 0 1 2 3 4 --backend jax --jobs 12
     python scripts/reproduce.py lenet --datasets cifar10 --methods deterministic flow \
+        --results outputs/part
+    python scripts/reproduce.py vgg16 --backend jax --jobs 6
+    python scripts/reproduce.py vgg16 --backend jax --parts equal --methods gaussian flow_last \
         --results outputs/part
     python scripts/reproduce.py all --quick
 """
@@ -42,7 +48,7 @@ def main(argv=None):
 
     # A broken pool: one of the processes was killed, for want of memory perhaps.
     errors = (experiments.RunError, data.DataError, CheckpointError, OSError, BrokenProcessPool)
-    names = list(EXPERIMENTS) if options.experiment == "all" else [options.experiment]
+    names = ["toy2d", "lenet"] if options.experiment == "all" else [options.experiment]
     for name in names:
         began = time.perf_counter()
         folder = Path(options.results) / name
@@ -86,7 +92,7 @@ def toy2d(options, folder):
 
 
 def lenet(options, folder):
-    from tfp_ibnn.experiments import lenet, lenet_figures, write_results
+    from tfp_ibnn.experiments import comparison_figures, lenet, write_results
 
     runs = Path(options.runs) / "lenet"
     rows, trials = lenet.lenet(
@@ -99,11 +105,48 @@ def lenet(options, folder):
         data_dir=options.data_dir,
         say=lambda line: print(line, flush=True),
     )
-    lenet_figures.save_figures(rows, runs, folder)
+    comparison_figures.save_figures(rows, runs, folder)
     return write_results(folder, rows, vars(options), trials=trials)
 
 
-EXPERIMENTS = {"toy2d": toy2d, "lenet": lenet}
+def vgg16(options, folder):
+    from tfp_ibnn.experiments import vgg16, vgg16_figures, vgg16_results
+
+    runs = Path(options.runs) / "vgg16"
+    results = vgg16.vgg16(
+        runs,
+        options.seeds,
+        parts=options.parts or vgg16.PARTS,
+        methods=options.methods or vgg16.METHODS,
+        quick=options.quick,
+        jobs=options.jobs,
+        data_dir=options.data_dir,
+        say=lambda line: print(line, flush=True),
+    )
+    vgg16_figures.save_figures(results, runs, folder)
+    return vgg16_results.write(folder, results, runs, vars(options))
+
+
+EXPERIMENTS = {"toy2d": toy2d, "lenet": lenet, "vgg16": vgg16}
+# As in the package, which cannot be imported before its backend is chosen.
+METHODS = {
+    "lenet": ("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
+    "vgg16": (
+        "deterministic",
+        "mc_dropout",
+        "gaussian",
+        "mixture_4",
+        "mixture_16",
+        "mixture_16_ibnn",
+        "flow_first",
+        "flow_last",
+        "flow_early",
+        "flow_over_mixture",
+        "gaussian_elbo",
+        "flow_elbo",
+    ),
+}
+PARTS = ("equal", "report", "half", "ablations")
 
 
 def progress(text):
@@ -111,20 +154,19 @@ def progress(text):
 
 
 def parse(argv):
+    methods = "\n".join(f"methods of {name}: {', '.join(all_)}" for name, all_ in METHODS.items())
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        epilog=methods,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))
     add("--seeds", type=int, nargs="+", help="default 0 1 2, or 0 with --quick")
     add("--quick", action="store_true", help="minutes, on few images; the numbers mean nothing")
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
-    add(
-        "--methods",
-        nargs="+",
-        choices=("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
-        help="of lenet",
-    )
+    add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")
+    add("--parts", nargs="+", choices=PARTS, help="of vgg16 (default: all)")
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
@@ -133,6 +175,9 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
+    known = METHODS["vgg16" if options.experiment == "vgg16" else "lenet"]
+    if unknown := set(options.methods or ()) - set(known):
+        parser.error(f"--methods must be some of {', '.join(known)}; got {', '.join(unknown)}")
     options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
     valid = all(0 <= seed < 2**31 for seed in options.seeds)
     if not valid or len(set(options.seeds)) < len(options.seeds):

@@ -7,7 +7,8 @@ rows have in common.
     <!-- end -->
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
-over the seeds, with their standard errors.
+over the seeds, with their standard errors; `cost` the parameters and the time. `ablations` and
+`shifts` are of experiments that have such.
 """
 
 import json
@@ -17,19 +18,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tfp_ibnn.experiments import summary
 
 __all__ = ["fill"]
 
-_TABLE = re.compile(
-    r"(<!-- (table|scores|paired): (\w+)([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL
-)
+_TABLE = re.compile(r"(<!-- (\w+): (\w+)([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _PAIRS = (
     ("deterministic", "mc_dropout"),
     ("deterministic", "gaussian"),
     ("deterministic", "mixture"),
     ("deterministic", "flow"),
     ("gaussian", "flow"),
+    ("gaussian", "mixture_4"),
+    ("gaussian", "mixture_16"),
+    ("gaussian", "mixture_16_ibnn"),
+    ("gaussian", "flow_first"),
+    ("gaussian", "flow_last"),
+    ("gaussian", "flow_early"),
+    ("gaussian", "flow_over_mixture"),
+    ("gaussian", "gaussian_elbo"),
+    ("gaussian_elbo", "flow_elbo"),
 )
 
 
@@ -44,6 +54,8 @@ def fill(text: str, results: str | os.PathLike) -> str:
     def table(match: re.Match) -> str:
         begin, kind, experiment, conditions, end = match.groups()
         wanted = dict(part.split("=") for part in conditions.split())
+        if kind not in _KINDS:
+            raise ValueError(f"{begin.strip()} is no kind of table: known are {', '.join(_KINDS)}.")
         return f"{begin}{_KINDS[kind](Path(results) / experiment, wanted)}\n{end}"
 
     return _TABLE.sub(table, text)
@@ -51,7 +63,7 @@ def fill(text: str, results: str | os.PathLike) -> str:
 
 def _rows(path: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
     content = json.loads(path.read_text(encoding="utf-8"))
-    rows = content if isinstance(content, list) else content["runs"]
+    rows = content if isinstance(content, list) else content.get("runs", content.get("rows"))
     rows = [row for row in rows if all(str(row[key]) == value for key, value in wanted.items())]
     if not rows:
         raise ValueError(f"{path} has no row with {wanted}.")
@@ -70,17 +82,91 @@ def _scores(folder: Path, wanted: dict[str, str]) -> str:
 def _paired(folder: Path, wanted: dict[str, str]) -> str:
     rows = _rows(folder / "runs.json", wanted)
     methods = {row["method"] for row in rows}
-    lines = ["| from | to | accuracy | NLL | ECE |", "|---|---|---|---|---|"]
+    lines = [["from", "to", "accuracy", "NLL", "ECE"]]
     for first, second in _PAIRS:
         if {first, second} <= methods:
             found = [summary.paired(rows, first, second, key) for key in ("accuracy", "nll", "ece")]
             cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
-            lines.append("| " + " | ".join([first, second, *cells]) + " |")
-    return "\n".join(lines)
+            lines.append([first, second, *cells])
+    return _markdown(lines)
+
+
+def _cost(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "runs.json", wanted)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    least = min(row["parameters"] for row in rows)
+    lines = [["method", "parameters", "more", "training (s)"]]
+    for method in methods:
+        found = [row for row in rows if row["method"] == method]
+        count = found[0]["parameters"]
+        seconds = np.mean([row["seconds"] for row in found])
+        lines.append([method, f"{count:,}", f"{count / least - 1:.2%}", f"{seconds:.0f}"])
+    return _markdown(lines)
+
+
+def _ablations(folder: Path, wanted: dict[str, str]) -> str:
+    content = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    keys = ("accuracy", "nll", "brier", "ece")
+    lines = [["changed", "accuracy", "NLL", "Brier", "ECE"]]
+    lines += [
+        [f"`{row['method']}`", *(f"{row[key]:.4f}" for key in keys)] for row in content["ablations"]
+    ]
+    return _markdown(lines)
+
+
+def _shifts(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "robustness.json", wanted)
+    columns = {
+        "clean": ("clean", (0,)),
+        "corrupted, 1 and 2": ("corruption", (1, 2)),
+        "3 and 4": ("corruption", (3, 4)),
+        "5": ("corruption", (5,)),
+        "rotated by 30°": ("rotation", (30,)),
+    }
+    lines = [["method", *columns]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for shift, levels in columns.values():
+            found = [
+                row
+                for row in rows
+                if (row["method"], row["shift"]) == (method, shift) and row["level"] in levels
+            ]
+            means = (np.mean([row[key] for row in found]) for key in ("accuracy", "nll", "ece"))
+            cells.append("{:.3f} / {:.3f} / {:.3f}".format(*means))
+        lines.append([method, *cells])
+    return _markdown(lines)
+
+
+def _foreign(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "robustness.json", {**wanted, "shift": "foreign"})
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    lines = [["method", *(name.replace("_", "-") for name in names)]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for name in names:
+            found = [row for row in rows if (row["method"], row["name"]) == (method, name)]
+            kinds = [[row[f"{kind}_auroc"] for row in found] for kind in ("entropy", "epistemic")]
+            cells.append(" / ".join("-" if None in kind else _spread(kind) for kind in kinds))
+        lines.append([method, *cells])
+    return _markdown(lines)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    head, *rest = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest])
 
 
 _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "table": _full,
     "scores": _scores,
     "paired": _paired,
+    "cost": _cost,
+    "ablations": _ablations,
+    "shifts": _shifts,
+    "foreign": _foreign,
 }

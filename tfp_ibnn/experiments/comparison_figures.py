@@ -1,32 +1,49 @@
-"""Figures of the LeNet experiment."""
+"""Figures of the comparisons of methods.
+
+Import it by name, as `tfp_ibnn.plots`: Matplotlib takes long to import.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tfp_ibnn import _files
 from tfp_ibnn.experiments.report import history
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, tidy
 
-__all__ = ["curves", "save_figures", "scores"]
+__all__ = ["NAMES", "curves", "methods_of", "save", "save_figures", "scores"]
+
+Row = dict[str, Any]
 
 _TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
-_NAMES = {
+NAMES = {
     "deterministic": "deterministic",
     "deterministic_continued": "deterministic, continued",
     "mc_dropout": "MC dropout",
     "gaussian": "Gaussian",
     "mixture": "mixture",
+    "mixture_4": "mixture of 4",
+    "mixture_16": "mixture of 16",
+    "mixture_16_ibnn": "mixture of 16, iBNN's recipe",
     "flow": "flow",
+    "flow_first": "flow, affine first",
+    "flow_last": "flow, affine last",
+    "flow_early": "flow in conv2 to conv7",
+    "flow_over_mixture": "flow over mixture of 4",
+    "gaussian_elbo": "Gaussian, ELBO",
+    "flow_elbo": "flow, ELBO",
 }
+"""What methods are called in figures, in the order in which they stand there."""
 
 
 def save_figures(
-    rows: Sequence[dict[str, Any]], runs: str | os.PathLike, folder: str | os.PathLike
+    rows: Sequence[Row], runs: str | os.PathLike, folder: str | os.PathLike
 ) -> list[Path]:
     """Draw `curves.png` and `scores.png` into a folder, and return their paths.
 
@@ -35,14 +52,19 @@ def save_figures(
         runs: the folder of the runs, whose logs the curves come from.
         folder: where to; it must exist.
     """
-    figures = {"curves.png": curves(rows, runs), "scores.png": scores(rows)}
+    return save({"curves.png": curves(rows, runs), "scores.png": scores(rows)}, folder)
+
+
+def save(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]:
+    """Write figures, by name, into a folder, and return their paths."""
     for name, figure in figures.items():
-        figure.savefig(Path(folder) / name, dpi=150)
+        with _files.replacing(Path(folder) / name) as temporary:
+            figure.savefig(temporary, dpi=150)
         plt.close(figure)
     return [Path(folder) / name for name in figures]
 
 
-def curves(rows: Sequence[dict[str, Any]], runs: str | os.PathLike) -> Figure:
+def curves(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
     """Draw test scores over the epochs with the report's budget (the report's figure 5).
 
     Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
@@ -58,7 +80,7 @@ def curves(rows: Sequence[dict[str, Any]], runs: str | os.PathLike) -> Figure:
         squeeze=False,
     )
     for line, dataset in zip(axes, datasets, strict=True):
-        for position, method in enumerate(_methods(rows)):
+        for position, method in enumerate(methods_of(rows)):
             found = [
                 history(Path(runs) / "report" / dataset / method / f"seed{row['seed']}")
                 for row in rows
@@ -70,7 +92,7 @@ def curves(rows: Sequence[dict[str, Any]], runs: str | os.PathLike) -> Figure:
                 ax.plot(
                     every * np.arange(1, len(values) + 1),
                     values,
-                    label=_NAMES[method],
+                    label=NAMES[method],
                     **_look(position),
                 )
         for ax, label in zip(line, keys.values(), strict=True):
@@ -81,30 +103,29 @@ def curves(rows: Sequence[dict[str, Any]], runs: str | os.PathLike) -> Figure:
     return figure
 
 
-def scores(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw accuracy, NLL and ECE of every method, one point a seed and a bar at their mean."""
-    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
-    budgets = list(dict.fromkeys(row["budget"] for row in rows))
+def scores(rows: Sequence[Row]) -> Figure:
+    """Draw accuracy, NLL and ECE of every method: a point a seed, their mean and standard error."""
+    parts: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        parts.setdefault((row["dataset"], row["budget"]), []).append(row)
+    heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
     figure, axes = plt.subplots(
-        len(datasets) * len(budgets),
+        len(parts),
         3,
-        figsize=(10.5, 0.4 + 2.2 * len(datasets) * len(budgets)),
+        figsize=(10.5, 0.3 + sum(heights)),
+        height_ratios=heights,
         layout="constrained",
         squeeze=False,
     )
-    cases = [(dataset, budget) for dataset in datasets for budget in budgets]
-    for line, (dataset, budget) in zip(axes, cases, strict=True):
-        here = [row for row in rows if (row["dataset"], row["budget"]) == (dataset, budget)]
-        methods = _methods(here)
-        for ax, key, label in zip(
-            line, ("accuracy", "nll", "ece"), ("accuracy", "NLL", "ECE"), strict=True
-        ):
+    keys = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+    for line, ((dataset, budget), part) in zip(axes, parts.items(), strict=True):
+        methods = methods_of(part)
+        for ax, (key, label) in zip(line, keys.items(), strict=True):
             for place, method in enumerate(methods):
-                values = [row[key] for row in here if row["method"] == method]
-                ax.plot(values, [place] * len(values), "o", ms=4, color=COLORS[0], alpha=0.6)
-                ax.plot([np.mean(values)] * 2, [place - 0.3, place + 0.3], lw=2, color=COLORS[1])
+                values = [row[key] for row in part if row["method"] == method]
+                _spread(ax, place, values)
             ax.set(xlabel=label, ylim=(len(methods) - 0.5, -0.5))
-            ax.set_yticks(range(len(methods)), [_NAMES[method] for method in methods])
+            ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
             ax.label_outer(remove_inner_ticks=True)
             ax.xaxis.label.set_visible(True)
             ax.tick_params(labelbottom=True)
@@ -113,8 +134,19 @@ def scores(rows: Sequence[dict[str, Any]]) -> Figure:
     return figure
 
 
-def _methods(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return [name for name in _NAMES if any(row["method"] == name for row in rows)]
+def _spread(ax: Axes, place: float, values: Sequence[float]) -> None:
+    """Draw the values of the seeds, their mean, and the standard error of that."""
+    mean = np.mean(values)
+    ax.plot(values, [place] * len(values), "o", ms=4, color=COLORS[0], alpha=0.5)
+    ax.plot([mean] * 2, [place - 0.3, place + 0.3], lw=2, color=COLORS[1])
+    if len(values) > 1:
+        error = np.std(values, ddof=1) / len(values) ** 0.5
+        ax.errorbar(mean, place, xerr=error, color=COLORS[1], capsize=3)
+
+
+def methods_of(rows: Sequence[Row]) -> list[str]:
+    """Return the methods that there are rows of, in the order of `NAMES`."""
+    return [name for name in NAMES if any(row["method"] == name for row in rows)]
 
 
 def _look(position: int) -> dict[str, Any]:

@@ -1,0 +1,260 @@
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.experiments.test_reproduce import check, made_images
+from tfp_ibnn import data
+from tfp_ibnn.experiments import Scores, fleet, vgg16, vgg16_figures, vgg16_results
+from tfp_ibnn.experiments.run import identity
+
+pytestmark = pytest.mark.once
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
+SEEDS = [3, 4, 5]
+IMAGES = 400
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    return {method: next(iter(found.values())) for method, found in vgg16.candidates().items()}
+
+
+# The plan.
+
+
+def test_trials_do_not_see_what_they_are_scored_on():
+    for found in vgg16.candidates().values():
+        assert len(found) == len(set(found.values())) >= 2
+        assert {settings.validation for settings in found.values()} == {5000}
+
+
+def test_every_method_has_one_budget(chosen):
+    runs = vgg16.equal(chosen, seed=7)
+    assert set(runs) == set(vgg16.METHODS)
+    for settings in runs.values():
+        assert (settings.validation, settings.seed, settings.pretrain_epochs) == (0, 7, 0)
+        assert (settings.epochs, settings.batch_size, settings.samples) == (100, 128, 128)
+
+
+def test_posteriors_differ_in_nothing_else(chosen):
+    """Else a difference in the results could be that of something that was tuned."""
+    runs = vgg16.equal(chosen, seed=0)
+    of_posteriors = {
+        *("posterior", "affine", "components", "mean_spread", "initial_scale"),
+        *("flow_layers", "base_components"),
+    }
+    for first, second in (
+        *(("gaussian", method) for method in vgg16.METHODS if "flow" in method),
+        ("gaussian", "mixture_4"),
+        ("gaussian", "mixture_16"),
+        ("gaussian_elbo", "flow_elbo"),
+    ):
+        if second == "flow_elbo" and first == "gaussian":
+            continue
+        one, other = (dataclasses.asdict(runs[name]) for name in (first, second))
+        assert {key for key in one if one[key] != other[key]} <= of_posteriors, second
+
+
+def test_an_ablation_changes_what_it_says():
+    runs = vgg16.ablations(seed=1)
+    base = dataclasses.asdict(runs.pop("reference"))
+    assert base["validation"] == 5000
+    for name, settings in runs.items():
+        changed = {
+            key: value for key, value in dataclasses.asdict(settings).items() if value != base[key]
+        }
+        told = dict(part.split("=", 1) for part in name.split(","))
+        assert {
+            key: f"{value:g}" if isinstance(value, float) else str(value)
+            for key, value in changed.items()
+        } == told
+
+
+def test_half_of_the_classes_is_held_out(chosen):
+    for name, settings in vgg16.final_runs(chosen, [0], ["half"]).items():
+        assert settings.classes == 5
+        assert vgg16.shifts_of(name).classes == 5
+        assert "foreign" in vgg16.shifts_of(name).shifts
+
+
+def test_parts_and_methods_narrow_what_is_run(chosen):
+    assert not vgg16.first_runs([0], [])
+    assert {name.split("/")[0] for name in vgg16.first_runs([0], ["equal"])} == {"trials"}
+    found = vgg16.final_runs(chosen, [0, 1], ["equal"], ["gaussian"])
+    assert list(found) == ["equal/cifar10/gaussian/seed0", "equal/cifar10/gaussian/seed1"]
+
+
+@pytest.mark.parametrize("option", [{"parts": ["all"]}, {"methods": ["flow"]}])
+def test_unknown_parts_and_methods_are_named(tmp_path, option):
+    with pytest.raises(ValueError, match="`(parts|methods)` must be one of"):
+        vgg16.vgg16(tmp_path, [0], **option)
+
+
+def test_the_script_knows_the_same_names(script):
+    assert script.METHODS["vgg16"] == vgg16.METHODS
+    assert script.PARTS == vgg16.PARTS
+    from tfp_ibnn.experiments import lenet
+
+    assert script.METHODS["lenet"] == lenet.METHODS
+
+
+# The results, of runs that are made up: they are finished, so nothing is trained.
+
+
+def made_up(rng, classes=10):
+    labels = rng.integers(0, classes, IMAGES)
+    logits = rng.normal(size=(IMAGES, classes)) + 3 * np.eye(classes)[labels]
+    mean = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    return Scores(mean, rng.uniform(0, 0.1, IMAGES), labels, 128)
+
+
+def finish(folder, name, settings):
+    """Write what a finished run leaves."""
+    rng = np.random.default_rng([settings.seed, *name.encode()])
+    scores = made_up(rng, settings.classes or 10)
+    path = folder / name
+    path.mkdir(parents=True)
+    known = {"parameters": 10**6, "backend": "jax", "hardware": "none", "versions": {}}
+    metrics = {**scores.summary(), **known, "python": "3", "seconds": {"training": 5.0}}
+    (path / "settings.json").write_text(json.dumps(identity(settings)))
+    (path / "metrics.json").write_text(json.dumps(metrics))
+    np.savez_compressed(path / "probabilities.npz", **scores.arrays())
+    names = ["loss", "accuracy", *(["nll", "kl"] if settings.is_stochastic else [])]
+    names += [f"test_{key}" for key in ("accuracy", "nll", "ece")]
+    rows = [[str(epoch), *("0.5" for _ in names)] for epoch in (1, 2)]
+    lines = [["epoch", *names], *rows]
+    (path / "training.csv").write_text("\n".join(map(",".join, lines)))
+    if (shifts := vgg16.shifts_of(name)) is not None:
+        (path / "robustness").mkdir()
+        record = {"options": shifts.as_dict(), "rows": shifted(rng, shifts)}
+        (path / "robustness" / "robustness.json").write_text(json.dumps(record))
+
+
+def shifted(rng, shifts):
+    labelled = [("clean", "", 0)]
+    if "corruptions" in shifts.shifts:
+        labelled += [("corruption", "contrast", level) for level in shifts.severities]
+        labelled += [("rotation", "", level) for level in shifts.degrees]
+    rows = [
+        {"shift": shift, "name": name, "level": level, "images": 5}
+        | {key: float(rng.uniform()) for key in ("accuracy", "nll", "brier", "ece")}
+        for shift, name, level in labelled
+    ]
+    foreign = [*shifts.foreign, *(["held-out classes"] if shifts.classes else [])]
+    rows += [
+        {"shift": "foreign", "name": name, "level": None, "images": 5}
+        | {"entropy_auroc": float(rng.uniform()), "epistemic_auroc": None}
+        for name in foreign
+    ]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, chosen):
+    folder = tmp_path_factory.mktemp("runs")
+    first = vgg16.first_runs(SEEDS)
+    for name, settings in first.items():
+        finish(folder, name, settings)
+    found = {
+        name: json.loads((folder / name / "metrics.json").read_text())
+        for name in first
+        if name.startswith("trials/")
+    }
+    trials = {name: first[name] for name in found}
+    for name, settings in vgg16.final_runs(vgg16.choose(trials, found), SEEDS).items():
+        finish(folder, name, settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(runs):
+    return vgg16.vgg16(runs, SEEDS, say=print)
+
+
+def test_finished_runs_are_gathered(results):
+    assert len(results.rows) == len(SEEDS) * (len(vgg16.METHODS) + 5 + 5)
+    assert len(results.trials) == sum(map(len, vgg16.candidates().values()))
+    assert len(results.ablations) == len(vgg16.ablations(0))
+    assert {row["budget"] for row in results.robustness} == {"equal", "half"}
+    assert {row["seed"] for row in results.robustness} == set(SEEDS)
+
+
+def test_settings_of_the_least_held_out_nll_are_trained(results):
+    for method in ("gaussian", "mc_dropout", "deterministic"):
+        tried = [row for row in results.trials if row["method"] == method]
+        best = min(tried, key=lambda row: row["nll"])
+        (final,) = {
+            row["training"]
+            for row in results.rows
+            if (row["budget"], row["method"]) == ("equal", method)
+        }
+        assert final == best["training"].replace(" --validation 5000", "")
+
+
+def test_results_hold_what_any_score_needs(results, runs, tmp_path):
+    table = vgg16_results.write(tmp_path, results, runs, {})
+    assert check(tmp_path) == json.loads(json.dumps(table))
+    assert all(len(row["seeds"]) == 3 for row in table)
+    for row in results.rows:
+        name = f"{row['budget']}-{row['method']}-seed{row['seed']}.npz"
+        with np.load(tmp_path / "probabilities" / name) as found:
+            assert found["probabilities"].dtype == "float16"
+            again = Scores(found["probabilities"].astype("float64"), None, found["labels"], 1)
+        summary = again.summary()
+        assert summary["accuracy"] == row["accuracy"]
+        assert summary["nll"] == pytest.approx(row["nll"], abs=1e-3)
+        assert summary["ece"] == pytest.approx(row["ece"], abs=2e-3)
+    shifts = json.loads((tmp_path / "robustness.json").read_text())
+    assert len(shifts["rows"]) == len(results.robustness)
+
+
+def test_every_figure_is_drawn(results, runs, tmp_path):
+    paths = vgg16_figures.save_figures(results, runs, tmp_path)
+    assert {path.name for path in paths} == {
+        *("scores.png", "reliability.png", "training.png", "robustness.png", "foreign.png"),
+        "curves.png",
+    }
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
+    (name, settings), *_ = vgg16.final_runs(chosen, [9], ["equal"], ["gaussian"]).items()
+    finish(tmp_path, name, settings)
+    other = dataclasses.replace(vgg16.SHIFTS, limit=10)
+    with pytest.raises(vgg16.robustness.RunError, match="other shifts"):
+        fleet.run_all({name: settings}, tmp_path, shifts={name: other})
+
+
+# All of it, on a small network.
+
+
+@pytest.mark.slow
+def test_a_quick_run(script, tmp_path, monkeypatch):
+    for name in ("_BASE", "_GAUSSIAN"):
+        small = dataclasses.replace(getattr(vgg16, name), model="lenet", precision="float32")
+        monkeypatch.setattr(vgg16, name, small)
+    monkeypatch.setattr(data, "load", made_images)
+    arguments = ["vgg16", "--quick", "--seeds", "0"]
+    arguments += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert script.main(arguments) == 0
+    table = check(tmp_path / "results" / "vgg16")
+    assert {row["method"] for row in table if row["budget"] == "equal"} == set(vgg16.METHODS)
+    rows = json.loads((tmp_path / "results" / "vgg16" / "robustness.json").read_text())["rows"]
+    assert {row["name"] for row in rows if row["budget"] == "half"} >= {"held-out classes"}
+
+    # A second time nothing is trained.
+    monkeypatch.setattr(fleet, "run", None)
+    assert script.main(arguments) == 0

@@ -1,0 +1,207 @@
+"""Figures of the VGG16 experiment.
+
+Import it by name, as `tfp_ibnn.plots`: Matplotlib takes long to import.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfp_ibnn.experiments.comparison_figures import NAMES, curves, methods_of, save, scores
+from tfp_ibnn.experiments.report import history
+from tfp_ibnn.experiments.vgg16 import Results
+from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, line, tidy
+
+__all__ = ["foreign", "reliability", "robustness", "save_figures", "training"]
+
+Row = dict[str, Any]
+
+_SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+_BINS = 12
+
+
+def save_figures(
+    results: Results, runs: str | os.PathLike, folder: str | os.PathLike
+) -> list[Path]:
+    """Draw what there are results of into a folder, and return the paths.
+
+    Args:
+        results: of `vgg16`.
+        runs: the folder of the runs, whose logs and probabilities are drawn.
+        folder: where to; it must exist.
+    """
+    equal = [row for row in results.rows if row["budget"] == "equal"]
+    figures = {}
+    if equal:
+        shifted = [row for row in results.robustness if row["budget"] == "equal"]
+        figures |= {
+            "scores.png": scores(equal),
+            "reliability.png": reliability(equal, runs),
+            "training.png": training(equal, runs),
+            "robustness.png": robustness(shifted),
+        }
+    if any(row["shift"] == "foreign" for row in results.robustness):
+        figures["foreign.png"] = foreign(results.robustness)
+    if any(row["budget"] == "report" for row in results.rows):
+        figures["curves.png"] = curves(results.rows, runs)
+    return save(figures, folder)
+
+
+def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
+    """Draw by how much accuracy exceeds confidence, in bins of equally many test images.
+
+    The images of all seeds are taken together. Of images that are nearly certain there are many:
+    the axis of confidence shows the share of doubt, 1 - confidence, on a logarithmic scale.
+    """
+    methods = methods_of(rows)
+    columns = min(4, len(methods))
+    lines = -(-len(methods) // columns)
+    figure, axes = plt.subplots(
+        lines,
+        columns,
+        figsize=(0.5 + 2.5 * columns, 0.4 + 2.2 * lines),
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    for ax, method in zip(axes.flat, methods, strict=False):
+        confidence, correct = _confidences(rows, runs, method)
+        parts = np.array_split(np.argsort(confidence), _BINS)
+        doubt = [max(1 - confidence[part].mean(), 1e-4) for part in parts]
+        gap = [correct[part].mean() - confidence[part].mean() for part in parts]
+        error = [max(correct[part].std(), 1e-3) / len(part) ** 0.5 for part in parts]
+        ax.axhline(0, color="0.6", lw=1)
+        ax.errorbar(doubt, gap, error, color=COLORS[0], marker="o", ms=3, lw=1.2, capsize=2)
+        ax.set_title(NAMES[method], fontsize=9)
+        ax.set_xscale("log")
+        tidy(ax, "both")
+    for ax in axes.flat[len(methods) :]:
+        ax.set_visible(False)
+    axes[0, 0].invert_xaxis()
+    figure.supxlabel("1 - confidence (more certain to the right)", fontsize=10)
+    figure.supylabel("accuracy - confidence", fontsize=10)
+    return figure
+
+
+def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
+    """Draw NLL and accuracy on training images, and the KL, over the epochs; means of the seeds."""
+    keys = {"nll": "NLL in training", "accuracy": "accuracy in training", "kl": "KL (nats)"}
+    figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.9), layout="constrained")
+    for position, method in enumerate(methods_of(rows)):
+        found = [history(_folder(runs, row)) for row in rows if row["method"] == method]
+        for ax, key in zip(axes, keys, strict=True):
+            # A deterministic network's loss is its NLL, and it has no KL.
+            logged = [one.get(key, one["loss"] if key == "nll" else None) for one in found]
+            if logged[0] is not None:
+                values = np.mean(logged, axis=0)
+                epochs = np.arange(1, len(values) + 1)
+                ax.plot(epochs, values, label=NAMES[method], lw=1.3, **line(position))
+    for ax, label in zip(axes, keys.values(), strict=True):
+        ax.set(xlabel="epoch", ylabel=label)
+        epochs_below(ax)
+        tidy(ax, "y")
+    axes[0].set_yscale("log")
+    axes[2].set_yscale("log")
+    _legend_below(figure, axes[0])
+    return figure
+
+
+def robustness(rows: Sequence[Row]) -> Figure:
+    """Draw accuracy, NLL and ECE against the strength of corruptions and rotations.
+
+    Means over the seeds and, of corruptions, over their kinds.
+    """
+    kinds = {"corruption": "severity of the corruption", "rotation": "rotation (degrees)"}
+    figure, axes = plt.subplots(len(kinds), 3, figsize=(10.5, 6.6), layout="constrained")
+    for line_of_axes, (kind, label) in zip(axes, kinds.items(), strict=True):
+        for ax, (key, score) in zip(line_of_axes, _SCORES.items(), strict=True):
+            for position, method in enumerate(methods_of(rows)):
+                levels, values = _by_level(rows, method, kind, key)
+                ax.plot(levels, values, label=NAMES[method], **_look(position))
+            ax.set(xlabel=label, ylabel=score, xticks=levels)
+            tidy(ax, "y")
+    _legend_below(figure, axes[0, 0])
+    return figure
+
+
+def foreign(rows: Sequence[Row]) -> Figure:
+    """Draw how well each uncertainty tells foreign images from known ones, by AUROC."""
+    rows = [row for row in rows if row["shift"] == "foreign"]
+    # Those of models that know half of the classes are another matter.
+    cases = list(dict.fromkeys((row["budget"], row["name"]) for row in rows))
+    kinds = {"entropy_auroc": "entropy", "epistemic_auroc": "epistemic"}
+    parts = [[row for row in rows if (row["budget"], row["name"]) == case] for case in cases]
+    methods = methods_of(rows)
+    figure, axes = plt.subplots(
+        1,
+        len(cases),
+        figsize=(1.8 + 3.0 * len(cases), 1.2 + 0.32 * len(methods)),
+        sharey=True,
+        layout="constrained",
+        squeeze=False,
+    )
+    for ax, (budget, name), part in zip(axes[0], cases, parts, strict=True):
+        for position, (key, label) in enumerate(kinds.items()):
+            means = {
+                place: np.mean([row[key] for row in part if row["method"] == method])
+                for place, method in enumerate(methods)
+                if any(row["method"] == method and row[key] is not None for row in part)
+            }
+            offset = 0.12 * (2 * position - 1)
+            ax.plot(
+                list(means.values()),
+                [place + offset for place in means],
+                MARKERS[position],
+                color=COLORS[position],
+                label=label,
+            )
+        known = " (5 classes known)" if budget == "half" else ""
+        ax.set_title(f"{name.replace('_', '-')}{known}", fontsize=10)
+        ax.set(xlabel="AUROC", ylim=(len(methods) - 0.5, -0.5))
+        ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
+        tidy(ax, "x")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _confidences(
+    rows: Sequence[Row], runs: str | os.PathLike, method: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the confidence of each test image, of all seeds, and whether it is right."""
+    confidence, correct = [], []
+    for row in rows:
+        if row["method"] == method:
+            with np.load(_folder(runs, row) / "probabilities.npz") as found:
+                probabilities = found["probabilities"].astype("float64")
+                confidence.append(probabilities.max(axis=1))
+                correct.append(probabilities.argmax(axis=1) == found["labels"])
+    return np.concatenate(confidence), np.concatenate(correct).astype("float64")
+
+
+def _by_level(
+    rows: Sequence[Row], method: str, kind: str, key: str
+) -> tuple[list[float], list[float]]:
+    """Return the levels of a shift, 0 for clean images, and the mean score at each."""
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        if row["method"] == method and row["shift"] in ("clean", kind):
+            found.setdefault(row["level"], []).append(row[key])
+    return sorted(found), [float(np.mean(found[level])) for level in sorted(found)]
+
+
+def _folder(runs: str | os.PathLike, row: Row) -> Path:
+    return Path(runs) / row["budget"] / row["dataset"] / row["method"] / f"seed{row['seed']}"
+
+
+def _look(position: int) -> dict[str, Any]:
+    return {**line(position), "marker": MARKERS[position % len(MARKERS)], "ms": 4, "lw": 1.2}
+
+
+def _legend_below(figure: Figure, ax: Any) -> None:
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)

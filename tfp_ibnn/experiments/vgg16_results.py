@@ -1,0 +1,52 @@
+"""What the VGG16 experiment leaves in its folder of results."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfp_ibnn import _files
+from tfp_ibnn.experiments.results import write_results
+from tfp_ibnn.experiments.vgg16 import SHIFTS, Results
+
+__all__ = ["write"]
+
+
+def write(
+    folder: str | os.PathLike, results: Results, runs: str | os.PathLike, options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Write `summary.json`, `runs.json`, `robustness.json` and probabilities; return the summary.
+
+    The probabilities of each run go to `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with
+    the labels and the epistemic uncertainty.
+
+    Args:
+        folder: of the results; it must exist.
+        results: of `vgg16`.
+        runs: the folder of the runs.
+        options: of the command.
+    """
+    folder, runs = Path(folder), Path(runs)
+    (folder / "probabilities").mkdir(exist_ok=True)
+    for row in results.rows:
+        budget, method, seed = row["budget"], row["method"], f"seed{row['seed']}"
+        with np.load(runs / budget / row["dataset"] / method / seed / "probabilities.npz") as found:
+            arrays = {
+                "probabilities": found["probabilities"].astype("float16"),
+                "epistemic": found["epistemic"].astype("float16"),
+                "labels": found["labels"].astype("uint8"),
+            }
+        path = folder / "probabilities" / f"{budget}-{method}-{seed}.npz"
+        with _files.replacing(path) as temporary:
+            np.savez_compressed(temporary, **arrays)
+    if results.robustness:
+        content = {"options": SHIFTS.as_dict(), "rows": list(map(_rounded, results.robustness))}
+        _files.write_json(folder / "robustness.json", content)
+    return write_results(
+        folder, results.rows, options, trials=results.trials, ablations=results.ablations
+    )
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(v, 5) if isinstance(v, float) else v for key, v in row.items()}

@@ -119,10 +119,13 @@ def vgg16(options, folder):
         parts=options.parts or vgg16.PARTS,
         methods=options.methods or vgg16.METHODS,
         quick=options.quick,
+        train=not options.finished,
         jobs=options.jobs,
         data_dir=options.data_dir,
         say=lambda line: print(line, flush=True),
     )
+    if results.missing:
+        print(f"Not run: {', '.join(results.missing)}")
     vgg16_figures.save_figures(results, runs, folder)
     return vgg16_results.write(folder, results, runs, vars(options))
 
@@ -142,6 +145,7 @@ METHODS = {
         "flow_last",
         "flow_early",
         "flow_over_mixture",
+        "gaussian_fixed",
         "gaussian_elbo",
         "flow_elbo",
     ),
@@ -166,6 +170,7 @@ def parse(argv):
     add("--quick", action="store_true", help="minutes, on few images; the numbers mean nothing")
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")
+    add("--finished", action="store_true", help="of vgg16: train nothing, show what is finished")
     add("--parts", nargs="+", choices=PARTS, help="of vgg16 (default: all)")
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")

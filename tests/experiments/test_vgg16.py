@@ -1,6 +1,7 @@
 import dataclasses
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from tests.experiments.test_reproduce import check, made_images
 from tfp_ibnn import data
-from tfp_ibnn.experiments import Scores, fleet, vgg16, vgg16_figures, vgg16_results
+from tfp_ibnn.experiments import RunError, Scores, fleet, vgg16, vgg16_figures, vgg16_results
 from tfp_ibnn.experiments.run import identity
 
 pytestmark = pytest.mark.once
@@ -191,6 +192,21 @@ def test_finished_runs_are_gathered(results):
     assert {row["seed"] for row in results.robustness} == set(SEEDS)
 
 
+def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    gone = "equal/cifar10/flow_last/seed4"
+    shutil.rmtree(folder / gone)
+    results = vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+    assert results.missing == [gone]
+    assert len(results.rows) == len(SEEDS) * len(vgg16.METHODS) - 1
+    vgg16_figures.save_figures(results, folder, tmp_path)
+    trial = next(iter(vgg16.first_runs(SEEDS, ["equal"])))
+    shutil.rmtree(folder / trial)
+    with pytest.raises(RunError, match=f"{trial} is not finished"):
+        vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+
+
 def test_settings_of_the_least_held_out_nll_are_trained(results):
     for method in ("gaussian", "mc_dropout", "deterministic"):
         tried = [row for row in results.trials if row["method"] == method]
@@ -234,7 +250,7 @@ def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
     (name, settings), *_ = vgg16.final_runs(chosen, [9], ["equal"], ["gaussian"]).items()
     finish(tmp_path, name, settings)
     other = dataclasses.replace(vgg16.SHIFTS, limit=10)
-    with pytest.raises(vgg16.robustness.RunError, match="other shifts"):
+    with pytest.raises(RunError, match="other shifts"):
         fleet.run_all({name: settings}, tmp_path, shifts={name: other})
 
 

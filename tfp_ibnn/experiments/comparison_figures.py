@@ -36,6 +36,7 @@ NAMES = {
     "flow_last": "flow, affine last",
     "flow_early": "flow in conv2 to conv7",
     "flow_over_mixture": "flow over mixture of 4",
+    "gaussian_fixed": "Gaussian, fixed at the prior",
     "gaussian_elbo": "Gaussian, ELBO",
     "flow_elbo": "flow, ELBO",
 }

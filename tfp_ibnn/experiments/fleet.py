@@ -28,6 +28,7 @@ def run_all(
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
     shifts: Mapping[str, robustness.Settings] | None = None,
+    train: bool = True,
     say: Say = print,
 ) -> dict[str, dict[str, Any]]:
     """Train every run in a folder of its own; return what each measured, by name.
@@ -43,6 +44,7 @@ def run_all(
         data_dir: where the data is cached.
         shifts: what to evaluate runs on besides the test, by name. Their models are kept, and what
             they measured holds the rows of `robustness.evaluate` as "robustness".
+        train: run what is not finished; else only what is finished is returned.
         say: called with lines of progress.
     """
     folder, shifts = Path(folder), shifts or {}
@@ -51,11 +53,11 @@ def run_all(
         for name, settings in runs.items()
     }
     found = {name: metrics for name, task in tasks.items() if (metrics := task.result) is not None}
-    waiting = [task for name, task in tasks.items() if name not in found]
+    waiting = [task for name, task in tasks.items() if train and name not in found]
     for name, metrics in _each(waiting, jobs, say):
         found[name] = metrics
         say(f"[{len(found)}/{len(runs)}] {_line(name, metrics)}")
-    return {name: found[name] for name in runs}
+    return {name: found[name] for name in runs if name in found}
 
 
 class Task(NamedTuple):

@@ -38,6 +38,7 @@ _PAIRS = (
     ("gaussian", "flow_last"),
     ("gaussian", "flow_early"),
     ("gaussian", "flow_over_mixture"),
+    ("gaussian", "gaussian_fixed"),
     ("gaussian", "gaussian_elbo"),
     ("gaussian_elbo", "flow_elbo"),
 )

@@ -9,6 +9,7 @@ from tfp_ibnn import _checks
 from tfp_ibnn.experiments import robustness
 from tfp_ibnn.experiments.comparison import HELD_OUT, best, report_budget, row, shortened
 from tfp_ibnn.experiments.fleet import run_all
+from tfp_ibnn.experiments.folder import RunError
 from tfp_ibnn.experiments.settings import Settings
 
 __all__ = [
@@ -41,6 +42,7 @@ METHODS = (
     "flow_last",
     "flow_early",
     "flow_over_mixture",
+    "gaussian_fixed",
     "gaussian_elbo",
     "flow_elbo",
 )
@@ -90,6 +92,8 @@ class Results(NamedTuple):
     """One for each change, scored on held-out training images."""
     robustness: list[dict[str, Any]]
     """One for each run and set of shifted images."""
+    missing: list[str]
+    """Names of runs that are not finished."""
 
 
 def candidates() -> dict[str, dict[str, Settings]]:
@@ -130,6 +134,8 @@ def equal(chosen: Mapping[str, Settings], seed: int) -> dict[str, Settings]:
         gaussian, posterior="mixture", initial_scale=gaussian.prior_scale, mean_spread=0.1
     )
     flow = dataclasses.replace(gaussian, posterior="flow")
+    # The colours of the first layer alone would suffer from noise that cannot shrink.
+    fixed = dataclasses.replace(gaussian, deterministic_layers="conv1", **_fixed(gaussian))
     elbo = dataclasses.replace(gaussian, beta=1.0, stochastic_learning_rate=0.1)
     return own | {
         "mixture_4": mixture,
@@ -139,9 +145,15 @@ def equal(chosen: Mapping[str, Settings], seed: int) -> dict[str, Settings]:
         "flow_last": flow,
         "flow_early": dataclasses.replace(flow, flow_layers="conv[2-7]"),
         "flow_over_mixture": dataclasses.replace(flow, base_components=4),
+        "gaussian_fixed": fixed,
         "gaussian_elbo": elbo,
         "flow_elbo": dataclasses.replace(elbo, posterior="flow", affine="first"),
     }
+
+
+def _fixed(settings: Settings) -> dict[str, Any]:
+    """Return changes by which the posterior starts at the prior and stays there."""
+    return {"stochastic_learning_rate": 1e-12, "initial_scale": settings.prior_scale}
 
 
 def _final(settings: Settings, seed: int) -> Settings:
@@ -198,7 +210,7 @@ def ablations(seed: int) -> dict[str, Settings]:
     base = dataclasses.replace(
         _GAUSSIAN, epochs=60, samples=64, validation=HELD_OUT, log_every=1000, seed=seed
     )
-    fixed = {"stochastic_learning_rate": 1e-12, "initial_scale": base.prior_scale}
+    fixed = _fixed(base)
     flow = {"posterior": "flow"}
     changes: list[dict[str, Any]] = [
         {},
@@ -296,6 +308,7 @@ def vgg16(
     parts: Sequence[str] = PARTS,
     methods: Sequence[str] = METHODS,
     quick: bool = False,
+    train: bool = True,
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
     say: Say = print,
@@ -311,9 +324,13 @@ def vgg16(
         parts: some of `PARTS`.
         methods: some of `METHODS`, of the equal budgets and the half of the classes.
         quick: a few steps on a few images, to see that all of it works.
+        train: run what is not finished; else it is left out, and named in the results.
         jobs: processes at once.
         data_dir: where the data is cached.
         say: called with lines of progress.
+
+    Raises:
+        RunError: if nothing is to be trained, and not even the trials are finished.
     """
     for part in parts:
         _checks.one_of("parts", part, PARTS)
@@ -328,26 +345,32 @@ def vgg16(
             new = {name: shortened(settings) for name, settings in _some(new).items()}
             shifts = {name: _shortened_shifts(wanted) for name, wanted in shifts.items()}
         runs.update(new)
-        found.update(run_all(new, folder, jobs=jobs, data_dir=data_dir, shifts=shifts, say=say))
+        options = {"jobs": jobs, "data_dir": data_dir, "train": train, "say": say}
+        found.update(run_all(new, folder, shifts=shifts, **options))
 
     take(first_runs(seeds, parts))
     if {"equal", "half"} & set(parts):
+        if unknown := [name for name in runs if name.startswith("trials/") and name not in found]:
+            raise RunError(f"What to train is not known: {unknown[0]} is not finished.")
         take(final_runs(choose(runs, found), seeds, parts, methods))
 
     def rows(*budgets: str) -> list[dict[str, Any]]:
         return [
             {**row(name, settings, found[name]), "seconds": found[name]["seconds"]["training"]}
             for name, settings in runs.items()
-            if name.split("/")[0] in budgets
+            if name in found and name.split("/")[0] in budgets
         ]
 
     shifted = [
         {"budget": budget, "method": method, "seed": runs[name].seed, **measured}
-        for name in runs
+        for name in found
         for budget, _, method, _ in [name.split("/")]
         for measured in found[name].get("robustness", ())
     ]
-    return Results(rows("equal", "report", "half"), rows("trials"), rows("ablations"), shifted)
+    missing = [name for name in runs if name not in found]
+    return Results(
+        rows("equal", "report", "half"), rows("trials"), rows("ablations"), shifted, missing
+    )
 
 
 def _some(runs: Mapping[str, Settings]) -> dict[str, Settings]:

@@ -43,9 +43,8 @@ def write(
     if results.robustness:
         content = {"options": SHIFTS.as_dict(), "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)
-    return write_results(
-        folder, results.rows, options, trials=results.trials, ablations=results.ablations
-    )
+    more = {"trials": results.trials, "ablations": results.ablations, "missing": results.missing}
+    return write_results(folder, results.rows, options, **more)
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

@@ -143,14 +143,13 @@ METHODS = {
         "mixture_16_ibnn",
         "flow_first",
         "flow_last",
-        "flow_early",
         "flow_over_mixture",
         "gaussian_fixed",
         "gaussian_elbo",
         "flow_elbo",
     ),
 }
-PARTS = ("equal", "report", "half", "ablations")
+PARTS = ("equal", "long", "report", "half", "ablations")
 
 
 def progress(text):

@@ -11,6 +11,7 @@ from tests.experiments.test_reproduce import check, made_images
 from tfp_ibnn import data
 from tfp_ibnn.experiments import RunError, Scores, fleet, vgg16, vgg16_figures, vgg16_results
 from tfp_ibnn.experiments.run import identity
+from tfp_ibnn.experiments.tables import fill
 
 pytestmark = pytest.mark.once
 
@@ -86,8 +87,9 @@ def test_an_ablation_changes_what_it_says():
 def test_half_of_the_classes_is_held_out(chosen):
     for name, settings in vgg16.final_runs(chosen, [0], ["half"]).items():
         assert settings.classes == 5
-        assert vgg16.shifts_of(name).classes == 5
-        assert "foreign" in vgg16.shifts_of(name).shifts
+        shifts = vgg16.evaluations_of(name)["robustness"]
+        assert shifts.classes == 5
+        assert "foreign" in shifts.shifts
 
 
 def test_parts_and_methods_narrow_what_is_run(chosen):
@@ -137,10 +139,10 @@ def finish(folder, name, settings):
     rows = [[str(epoch), *("0.5" for _ in names)] for epoch in (1, 2)]
     lines = [["epoch", *names], *rows]
     (path / "training.csv").write_text("\n".join(map(",".join, lines)))
-    if (shifts := vgg16.shifts_of(name)) is not None:
-        (path / "robustness").mkdir()
+    for evaluation, shifts in vgg16.evaluations_of(name).items():
+        (path / evaluation).mkdir()
         record = {"options": shifts.as_dict(), "rows": shifted(rng, shifts)}
-        (path / "robustness" / "robustness.json").write_text(json.dumps(record))
+        (path / evaluation / "robustness.json").write_text(json.dumps(record))
 
 
 def shifted(rng, shifts):
@@ -185,9 +187,10 @@ def results(runs):
 
 
 def test_finished_runs_are_gathered(results):
-    assert len(results.rows) == len(SEEDS) * (len(vgg16.METHODS) + 5 + 5)
+    assert len(results.rows) == len(SEEDS) * (len(vgg16.METHODS) + 2 + 5 + 5)
     assert len(results.trials) == sum(map(len, vgg16.candidates().values()))
     assert len(results.ablations) == len(vgg16.ablations(0))
+    assert [row["samples"] for row in results.draws] == list(vgg16.DRAWS)
     assert {row["budget"] for row in results.robustness} == {"equal", "half"}
     assert {row["seed"] for row in results.robustness} == set(SEEDS)
 
@@ -236,6 +239,27 @@ def test_results_hold_what_any_score_needs(results, runs, tmp_path):
     assert len(shifts["rows"]) == len(results.robustness)
 
 
+KINDS = ("table", "scores", "paired", "cost", "ablations", "draws", "shifts", "foreign")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_table_can_be_filled(results, runs, tmp_path, kind):
+    (tmp_path / "vgg16").mkdir()
+    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+    condition = "" if kind in ("ablations", "draws") else " budget=equal"
+    filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", tmp_path)
+    lines = filled.splitlines()[1:-1]
+    assert len({line.count("|") for line in lines}) == 1
+    expected = {"ablations": len(results.ablations), "draws": len(vgg16.DRAWS)}
+    if kind != "paired":
+        assert len(lines) - 2 == expected.get(kind, len(vgg16.METHODS))
+
+
+def test_an_unknown_table_is_named(tmp_path):
+    with pytest.raises(ValueError, match="tables: vgg16 .* known are table"):
+        fill("<!-- tables: vgg16 budget=equal -->\n<!-- end -->", tmp_path)
+
+
 def test_every_figure_is_drawn(results, runs, tmp_path):
     paths = vgg16_figures.save_figures(results, runs, tmp_path)
     assert {path.name for path in paths} == {
@@ -249,9 +273,9 @@ def test_every_figure_is_drawn(results, runs, tmp_path):
 def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
     (name, settings), *_ = vgg16.final_runs(chosen, [9], ["equal"], ["gaussian"]).items()
     finish(tmp_path, name, settings)
-    other = dataclasses.replace(vgg16.SHIFTS, limit=10)
-    with pytest.raises(RunError, match="other shifts"):
-        fleet.run_all({name: settings}, tmp_path, shifts={name: other})
+    other = {"robustness": dataclasses.replace(vgg16.SHIFTS, limit=10)}
+    with pytest.raises(RunError, match="another evaluation"):
+        fleet.run_all({name: settings}, tmp_path, evaluations={name: other})
 
 
 # All of it, on a small network.
@@ -263,11 +287,12 @@ def test_a_quick_run(script, tmp_path, monkeypatch):
         small = dataclasses.replace(getattr(vgg16, name), model="lenet", precision="float32")
         monkeypatch.setattr(vgg16, name, small)
     monkeypatch.setattr(data, "load", made_images)
-    arguments = ["vgg16", "--quick", "--seeds", "0"]
+    methods = ["deterministic", "gaussian", "flow_last"]
+    arguments = ["vgg16", "--quick", "--seeds", "0", "--methods", *methods]
     arguments += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert script.main(arguments) == 0
     table = check(tmp_path / "results" / "vgg16")
-    assert {row["method"] for row in table if row["budget"] == "equal"} == set(vgg16.METHODS)
+    assert {row["method"] for row in table if row["budget"] == "equal"} == set(methods)
     rows = json.loads((tmp_path / "results" / "vgg16" / "robustness.json").read_text())["rows"]
     assert {row["name"] for row in rows if row["budget"] == "half"} >= {"held-out classes"}
 

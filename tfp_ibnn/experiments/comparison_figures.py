@@ -34,7 +34,6 @@ NAMES = {
     "flow": "flow",
     "flow_first": "flow, affine first",
     "flow_last": "flow, affine last",
-    "flow_early": "flow in conv2 to conv7",
     "flow_over_mixture": "flow over mixture of 4",
     "gaussian_fixed": "Gaussian, fixed at the prior",
     "gaussian_elbo": "Gaussian, ELBO",

@@ -18,6 +18,7 @@ from tfp_ibnn.experiments.settings import Settings
 
 __all__ = ["run_all"]
 
+Evaluations = Mapping[str, robustness.Settings]
 Say = Callable[[str], None]
 
 
@@ -27,7 +28,7 @@ def run_all(
     *,
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
-    shifts: Mapping[str, robustness.Settings] | None = None,
+    evaluations: Mapping[str, Evaluations] | None = None,
     train: bool = True,
     say: Say = print,
 ) -> dict[str, dict[str, Any]]:
@@ -42,14 +43,15 @@ def run_all(
         jobs: processes at once. More than one pays where a run leaves the processor idle, as small
             networks do on a GPU.
         data_dir: where the data is cached.
-        shifts: what to evaluate runs on besides the test, by name. Their models are kept, and what
-            they measured holds the rows of `robustness.evaluate` as "robustness".
+        evaluations: what to evaluate the model of a run on besides the test, by the run's name and
+            that of a folder in the run's. Such models are kept, and what the run measured holds the
+            rows of `robustness.evaluate` as "evaluations".
         train: run what is not finished; else only what is finished is returned.
         say: called with lines of progress.
     """
-    folder, shifts = Path(folder), shifts or {}
+    folder, evaluations = Path(folder), evaluations or {}
     tasks = {
-        name: Task(name, settings, folder / name, data_dir, shifts.get(name))
+        name: Task(name, settings, folder / name, evaluations.get(name, {}), data_dir)
         for name, settings in runs.items()
     }
     found = {name: metrics for name, task in tasks.items() if (metrics := task.result) is not None}
@@ -66,22 +68,17 @@ class Task(NamedTuple):
     name: str
     settings: Settings
     folder: Path
+    evaluations: Evaluations
     data_dir: str | os.PathLike | None = None
-    shifts: robustness.Settings | None = None
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What was measured, or None if there is something left to do."""
         metrics = finished(self.settings, self.folder)
-        if metrics is None or self.shifts is None:
-            return metrics
-        path = self.folder / "robustness" / "robustness.json"
-        if not path.exists():
+        if metrics is None:
             return None
-        record = read_record(path)
-        if record["options"] != self.shifts.as_dict():
-            raise RunError(f"{path} is of other shifts ({record['options']}).")
-        return {**metrics, "robustness": record["rows"]}
+        rows = {name: self._rows(name, settings) for name, settings in self.evaluations.items()}
+        return None if None in rows.values() else {**metrics, "evaluations": rows}
 
     def run(self, say: Say | None = None) -> dict[str, Any]:
         """Do what is left, and return what was measured."""
@@ -93,11 +90,22 @@ class Task(NamedTuple):
                 say(f"{self.name}: {line}")
 
         options = {"data_dir": self.data_dir, "say": speak}
-        run(self.settings, self.folder, keep_models=self.shifts is not None, **options)
-        if self.shifts is not None:
-            model = self.folder / "model.keras"
-            robustness.evaluate(model, self.shifts, self.folder / "robustness", **options)
+        run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
+        for name, settings in self.evaluations.items():
+            if self._rows(name, settings) is None:
+                model = self.folder / "model.keras"
+                robustness.evaluate(model, settings, self.folder / name, **options)
         return self.result
+
+    def _rows(self, name: str, settings: robustness.Settings) -> list[dict[str, Any]] | None:
+        """Return what an evaluation found, or None if it is not finished."""
+        path = self.folder / name / "robustness.json"
+        if not path.exists():
+            return None
+        record = read_record(path)
+        if record["options"] != settings.as_dict():
+            raise RunError(f"{path} is of another evaluation: choose another folder for the runs.")
+        return record["rows"]
 
 
 def _each(tasks: Sequence[Task], jobs: int, say: Say) -> Iterator[tuple[str, dict[str, Any]]]:

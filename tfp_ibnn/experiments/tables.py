@@ -7,8 +7,9 @@ rows have in common.
     <!-- end -->
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
-over the seeds, with their standard errors; `cost` the parameters and the time. `ablations` and
-`shifts` are of experiments that have such.
+over the seeds, with their standard errors; `cost` the parameters and the time. Of experiments that
+have such there are `ablations`, `draws`, `shifts` (accuracy, NLL and ECE on shifted images) and
+`foreign` (AUROC of the total and of the epistemic uncertainty).
 """
 
 import json
@@ -36,7 +37,6 @@ _PAIRS = (
     ("gaussian", "mixture_16_ibnn"),
     ("gaussian", "flow_first"),
     ("gaussian", "flow_last"),
-    ("gaussian", "flow_early"),
     ("gaussian", "flow_over_mixture"),
     ("gaussian", "gaussian_fixed"),
     ("gaussian", "gaussian_elbo"),
@@ -63,12 +63,16 @@ def fill(text: str, results: str | os.PathLike) -> str:
 
 
 def _rows(path: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = _content(path)
     rows = content if isinstance(content, list) else content.get("runs", content.get("rows"))
     rows = [row for row in rows if all(str(row[key]) == value for key, value in wanted.items())]
     if not rows:
         raise ValueError(f"{path} has no row with {wanted}.")
     return rows
+
+
+def _content(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _full(folder: Path, wanted: dict[str, str]) -> str:
@@ -106,12 +110,20 @@ def _cost(folder: Path, wanted: dict[str, str]) -> str:
 
 
 def _ablations(folder: Path, wanted: dict[str, str]) -> str:
-    content = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
+    rows = _content(folder / "runs.json")["ablations"]
+    return _single(rows, "changed", lambda row: f"`{row['method']}`")
+
+
+def _draws(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _content(folder / "runs.json")["draws"]
+    return _single(rows, "draws", lambda row: str(row["samples"]))
+
+
+def _single(rows: list[dict[str, Any]], title: str, name: Callable[[dict[str, Any]], str]) -> str:
+    """Return a table of single runs."""
     keys = ("accuracy", "nll", "brier", "ece")
-    lines = [["changed", "accuracy", "NLL", "Brier", "ECE"]]
-    lines += [
-        [f"`{row['method']}`", *(f"{row[key]:.4f}" for key in keys)] for row in content["ablations"]
-    ]
+    lines = [[title, "accuracy", "NLL", "Brier", "ECE"]]
+    lines += [[name(row), *(f"{row[key]:.4f}" for key in keys)] for row in rows]
     return _markdown(lines)
 
 
@@ -168,6 +180,7 @@ _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "paired": _paired,
     "cost": _cost,
     "ablations": _ablations,
+    "draws": _draws,
     "shifts": _shifts,
     "foreign": _foreign,
 }

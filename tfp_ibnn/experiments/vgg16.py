@@ -13,6 +13,7 @@ from tfp_ibnn.experiments.folder import RunError
 from tfp_ibnn.experiments.settings import Settings
 
 __all__ = [
+    "DRAWS",
     "METHODS",
     "PARTS",
     "SHIFTS",
@@ -21,11 +22,12 @@ __all__ = [
     "candidates",
     "choose",
     "equal",
+    "evaluations_of",
     "final_runs",
     "first_runs",
     "half",
+    "long",
     "report",
-    "shifts_of",
     "vgg16",
 ]
 
@@ -40,15 +42,17 @@ METHODS = (
     "mixture_16_ibnn",
     "flow_first",
     "flow_last",
-    "flow_early",
     "flow_over_mixture",
     "gaussian_fixed",
     "gaussian_elbo",
     "flow_elbo",
 )
 
-PARTS = ("equal", "report", "half", "ablations")
-"""Equal budgets; the report's; half of the classes held out; one change at a time."""
+PARTS = ("equal", "long", "report", "half", "ablations")
+"""Equal budgets; three times as long; the report's; half of the classes; one change at a time."""
+
+DRAWS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of draws that the unchanged ablation is tested with."""
 
 SHIFTS = robustness.Settings(
     dataset="cifar10",
@@ -60,7 +64,9 @@ SHIFTS = robustness.Settings(
 )
 """What the models of equal budgets are evaluated on, besides the test."""
 
+_NEEDS_TRIALS = {"equal", "long", "half"}
 _CLASSES = 5
+_LONG = ("gaussian", "deterministic")
 _HALF = ("deterministic", "mc_dropout", "gaussian", "mixture_4", "flow_last")
 
 # The report does not say for how long its baseline was trained.
@@ -90,6 +96,8 @@ class Results(NamedTuple):
     """One for each run by which settings were chosen."""
     ablations: list[dict[str, Any]]
     """One for each change, scored on held-out training images."""
+    draws: list[dict[str, Any]]
+    """One for each number of draws, of the unchanged ablation on the test images."""
     robustness: list[dict[str, Any]]
     """One for each run and set of shifted images."""
     missing: list[str]
@@ -143,7 +151,6 @@ def equal(chosen: Mapping[str, Settings], seed: int) -> dict[str, Settings]:
         "mixture_16_ibnn": _ibnn(seed),
         "flow_first": dataclasses.replace(flow, affine="first"),
         "flow_last": flow,
-        "flow_early": dataclasses.replace(flow, flow_layers="conv[2-7]"),
         "flow_over_mixture": dataclasses.replace(flow, base_components=4),
         "gaussian_fixed": fixed,
         "gaussian_elbo": elbo,
@@ -177,6 +184,12 @@ def _ibnn(seed: int) -> Settings:
         weight_decay=0.005,
         seed=seed,
     )
+
+
+def long(chosen: Mapping[str, Settings], seed: int) -> dict[str, Settings]:
+    """Return runs of 300 epochs, as long as those of arXiv 2010.13498, by method."""
+    runs = equal(chosen, seed)
+    return {method: dataclasses.replace(runs[method], epochs=300) for method in _LONG}
 
 
 def report(seed: int) -> dict[str, Settings]:
@@ -248,7 +261,7 @@ def _label(change: Mapping[str, Any]) -> str:
 def first_runs(seeds: Sequence[int], parts: Sequence[str] = PARTS) -> dict[str, Settings]:
     """Return the runs that do not wait for others, by name: trials, report and ablations."""
     found = {}
-    if {"equal", "half"} & set(parts):
+    if _NEEDS_TRIALS & set(parts):
         found |= {
             f"trials/cifar10/{method}/{name}": dataclasses.replace(settings, seed=seeds[0])
             for method, choices in candidates().items()
@@ -274,8 +287,8 @@ def final_runs(
     parts: Sequence[str] = PARTS,
     methods: Sequence[str] = METHODS,
 ) -> dict[str, Settings]:
-    """Return the runs with chosen settings, by name: equal budgets, and half of the classes."""
-    makers = {"equal": equal, "half": half}
+    """Return the runs with chosen settings, by name: equal budgets, long, half of the classes."""
+    makers = {"equal": equal, "long": long, "half": half}
     return {
         f"{part}/cifar10/{method}/seed{seed}": made[method]
         for part, make in makers.items()
@@ -295,10 +308,18 @@ def choose(
     return {method: settings for (_, method), settings in best(trials, found).items()}
 
 
-def shifts_of(name: str) -> robustness.Settings | None:
-    """Return what a run is evaluated on besides the test, if anything."""
-    known_only = dataclasses.replace(SHIFTS, classes=_CLASSES, shifts=("clean", "foreign"))
-    return {"equal": SHIFTS, "half": known_only}.get(name.split("/")[0])
+def evaluations_of(name: str) -> dict[str, robustness.Settings]:
+    """Return what a run is evaluated on besides the test, by the name of a folder."""
+    budget, _, method, _ = name.split("/")
+    if budget == "equal":
+        return {"robustness": SHIFTS}
+    if budget == "half":
+        shifts = ("clean", "foreign")
+        return {"robustness": dataclasses.replace(SHIFTS, classes=_CLASSES, shifts=shifts)}
+    if (budget, method) == ("ablations", "reference"):
+        clean = dataclasses.replace(SHIFTS, shifts=("clean",), limit=None)
+        return {f"draws{count}": dataclasses.replace(clean, samples=count) for count in DRAWS}
+    return {}
 
 
 def vgg16(
@@ -340,16 +361,16 @@ def vgg16(
     found: dict[str, dict[str, Any]] = {}
 
     def take(new: dict[str, Settings]) -> None:
-        shifts = {name: wanted for name in new if (wanted := shifts_of(name)) is not None}
+        new = _shortened(new) if quick else new
+        evaluations = {name: evaluations_of(name) for name in new}
         if quick:
-            new = {name: shortened(settings) for name, settings in _some(new).items()}
-            shifts = {name: _shortened_shifts(wanted) for name, wanted in shifts.items()}
-        runs.update(new)
+            evaluations = {name: _shortened_evaluations(of) for name, of in evaluations.items()}
         options = {"jobs": jobs, "data_dir": data_dir, "train": train, "say": say}
-        found.update(run_all(new, folder, shifts=shifts, **options))
+        runs.update(new)
+        found.update(run_all(new, folder, evaluations=evaluations, **options))
 
     take(first_runs(seeds, parts))
-    if {"equal", "half"} & set(parts):
+    if _NEEDS_TRIALS & set(parts):
         if unknown := [name for name in runs if name.startswith("trials/") and name not in found]:
             raise RunError(f"What to train is not known: {unknown[0]} is not finished.")
         take(final_runs(choose(runs, found), seeds, parts, methods))
@@ -361,20 +382,27 @@ def vgg16(
             if name in found and name.split("/")[0] in budgets
         ]
 
-    shifted = [
-        {"budget": budget, "method": method, "seed": runs[name].seed, **measured}
-        for name in found
-        for budget, _, method, _ in [name.split("/")]
-        for measured in found[name].get("robustness", ())
-    ]
-    missing = [name for name in runs if name not in found]
+    shifted, draws = [], []
+    for name, metrics in found.items():
+        budget, _, method, _ = name.split("/")
+        known = {"budget": budget, "method": method, "seed": runs[name].seed}
+        for folder_name, measured in metrics["evaluations"].items():
+            if folder_name == "robustness":
+                shifted += [known | one for one in measured]
+            else:
+                draws += [known | {"samples": int(folder_name.removeprefix("draws"))} | measured[0]]
     return Results(
-        rows("equal", "report", "half"), rows("trials"), rows("ablations"), shifted, missing
+        rows=rows("equal", "long", "report", "half"),
+        trials=rows("trials"),
+        ablations=rows("ablations"),
+        draws=draws,
+        robustness=shifted,
+        missing=[name for name in runs if name not in found],
     )
 
 
-def _some(runs: Mapping[str, Settings]) -> dict[str, Settings]:
-    """Return all runs, but of the trials one a method, and of the ablations two."""
+def _shortened(runs: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Return all runs in small, but of the trials one a method, and of the ablations two."""
     found: dict[str, Settings] = {}
     count: dict[str, int] = {}
     for name, settings in runs.items():
@@ -382,10 +410,15 @@ def _some(runs: Mapping[str, Settings]) -> dict[str, Settings]:
         group = f"{budget}/{method}" if budget == "trials" else budget
         count[group] = count.get(group, 0) + 1
         if count[group] <= {"trials": 1, "ablations": 2}.get(budget, len(runs)):
-            found[name] = settings
+            found[name] = shortened(settings)
     return found
 
 
-def _shortened_shifts(shifts: robustness.Settings) -> robustness.Settings:
-    few = {"corruptions": shifts.corruptions[:1], "degrees": (90,), "foreign": ("mnist",)}
-    return dataclasses.replace(shifts, **few, limit=100, samples=2)
+def _shortened_evaluations(
+    evaluations: Mapping[str, robustness.Settings],
+) -> dict[str, robustness.Settings]:
+    few = {"corruptions": SHIFTS.corruptions[:1], "degrees": (90,), "foreign": ("mnist",)}
+    return {
+        name: dataclasses.replace(settings, **few, limit=100, samples=min(2, settings.samples))
+        for name, settings in evaluations.items()
+    }

@@ -43,7 +43,7 @@ def write(
     if results.robustness:
         content = {"options": SHIFTS.as_dict(), "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)
-    more = {"trials": results.trials, "ablations": results.ablations, "missing": results.missing}
+    more = {name: getattr(results, name) for name in ("trials", "ablations", "draws", "missing")}
     return write_results(folder, results.rows, options, **more)
 
 

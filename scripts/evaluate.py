@@ -38,14 +38,12 @@ def main(argv=None):
     from tfp_ibnn import data, experiments
     from tfp_ibnn.experiments import robustness
     from tfp_ibnn.experiments.robustness_table import table
-    from tfp_ibnn.experiments.saved import trained_on
 
     errors = (experiments.RunError, data.DataError, OSError)
     # What was not given is the library's own default.
     options = {name: value for name, value in options.items() if value is not None}
     try:
-        if "dataset" not in options:
-            options = {**trained_on(model), **options}
+        options = {**beside(model, options.get("dataset")), **options}
         settings = robustness.Settings(**options)
     except errors as error:
         return fail(error, code=1)
@@ -57,6 +55,20 @@ def main(argv=None):
         return fail(error, code=1)
     print(f"\n{table(record['rows'])}\n\nWritten to {output}.")
     return 0
+
+
+def beside(model, dataset):
+    """Return what settings.json beside a model says of its data, if it is of this dataset."""
+    from tfp_ibnn.experiments import RunError
+    from tfp_ibnn.experiments.saved import trained_on
+
+    try:
+        known = trained_on(model)
+    except RunError:
+        if dataset is None:
+            raise
+        return {}
+    return known if dataset in (None, known["dataset"]) else {}
 
 
 def parse(argv):

@@ -2,8 +2,9 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
 
     toy2d    four clusters in the plane: flows of several lengths (figures 3 and 4)
     lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
-    vgg16    VGG16 on CIFAR-10 (figure 6), likewise, with corrupted and foreign images, and with one
-             thing changed at a time; it takes a GPU
+    vgg16    VGG16 on CIFAR-10 (figure 6); it takes a GPU. Its parts: equal, all methods for 100
+             epochs, with corrupted and foreign images; long, 300 epochs; report, the report's
+             budget; half, with half of the classes held out; ablations, one change at a time
     all      toy2d and lenet, which need none
 
 Everything that an experiment needs is trained. The runs of lenet and vgg16 have folders below
@@ -110,7 +111,7 @@ def lenet(options, folder):
 
 
 def vgg16(options, folder):
-    from tfp_ibnn.experiments import vgg16, vgg16_figures, vgg16_results
+    from tfp_ibnn.experiments import RunError, vgg16, vgg16_figures, vgg16_results
 
     runs = Path(options.runs) / "vgg16"
     results = vgg16.vgg16(
@@ -124,8 +125,10 @@ def vgg16(options, folder):
         data_dir=options.data_dir,
         say=lambda line: print(line, flush=True),
     )
-    if results.missing:
-        print(f"Not run: {', '.join(results.missing)}")
+    for name in results.missing:
+        print(name)
+    if not any((results.rows, results.ablations, results.draws)):
+        raise RunError(f"{runs} holds no finished run.")
     vgg16_figures.save_figures(results, runs, folder)
     return vgg16_results.write(folder, results, runs, vars(options))
 
@@ -144,7 +147,8 @@ METHODS = {
         "flow_first",
         "flow_last",
         "flow_over_mixture",
-        "gaussian_fixed",
+        "gaussian_inner",
+        "fixed_inner",
         "gaussian_elbo",
         "flow_elbo",
     ),
@@ -179,7 +183,15 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
-    known = METHODS["vgg16" if options.experiment == "vgg16" else "lenet"]
+    is_vgg16 = options.experiment == "vgg16"
+    for name, wrong in (
+        ("--finished", options.finished and not is_vgg16),
+        ("--parts", options.parts and not is_vgg16),
+        ("--datasets", options.datasets and is_vgg16),
+    ):
+        if wrong:
+            parser.error(f"{name} is not of {options.experiment}")
+    known = METHODS["vgg16" if is_vgg16 else "lenet"]
     if unknown := set(options.methods or ()) - set(known):
         parser.error(f"--methods must be some of {', '.join(known)}; got {', '.join(unknown)}")
     options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])

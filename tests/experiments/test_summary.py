@@ -7,7 +7,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import experiments
-from tfp_ibnn.experiments import RunError, Settings, fleet, lenet, summary
+from tfp_ibnn.experiments import RunError, Settings, comparison, fleet, lenet, summary
 
 pytestmark = pytest.mark.once
 
@@ -141,7 +141,17 @@ def trials(*scores):
     ],
 )
 def test_the_best_has_the_least_nll(scores, index):
-    assert lenet.best(*trials(*scores))["cifar10", "flow"].seed == index
+    settings, found = trials(*scores)
+    assert comparison.best(settings, found)["cifar10", "flow"].seed == index
+
+
+def test_a_trial_that_failed_is_not_chosen():
+    settings, found = trials(0.1, 0.3, 0.2)
+    names = list(settings)
+    del found[names[0]]
+    assert comparison.best(settings, found)["cifar10", "flow"].seed == 2
+    with pytest.raises(RunError, match="No trial of flow on cifar10"):
+        comparison.best(settings, {})
 
 
 @pytest.mark.parametrize("dataset", lenet.DATASETS)

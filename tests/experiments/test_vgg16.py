@@ -7,10 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tfp_ibnn as ibnn
 from tests.experiments.test_reproduce import check, made_images
 from tfp_ibnn import data
-from tfp_ibnn.experiments import RunError, Scores, fleet, vgg16, vgg16_figures, vgg16_results
-from tfp_ibnn.experiments.run import identity
+from tfp_ibnn.experiments import (
+    RunError,
+    Scores,
+    Settings,
+    fleet,
+    vgg16,
+    vgg16_figures,
+    vgg16_results,
+)
+from tfp_ibnn.experiments import vgg16_plan as plan
+from tfp_ibnn.experiments.run import _network, _stochastic, identity
 from tfp_ibnn.experiments.tables import fill
 
 pytestmark = pytest.mark.once
@@ -30,21 +40,21 @@ def script():
 
 @pytest.fixture(scope="module")
 def chosen():
-    return {method: next(iter(found.values())) for method, found in vgg16.candidates().items()}
+    return {method: next(iter(found.values())) for method, found in plan.candidates().items()}
 
 
 # The plan.
 
 
 def test_trials_do_not_see_what_they_are_scored_on():
-    for found in vgg16.candidates().values():
+    for found in plan.candidates().values():
         assert len(found) == len(set(found.values())) >= 2
         assert {settings.validation for settings in found.values()} == {5000}
 
 
 def test_every_method_has_one_budget(chosen):
-    runs = vgg16.equal(chosen, seed=7)
-    assert set(runs) == set(vgg16.METHODS)
+    runs = plan.equal(chosen, seed=7)
+    assert set(runs) == set(plan.METHODS)
     for settings in runs.values():
         assert (settings.validation, settings.seed, settings.pretrain_epochs) == (0, 7, 0)
         assert (settings.epochs, settings.batch_size, settings.samples) == (100, 128, 128)
@@ -52,25 +62,45 @@ def test_every_method_has_one_budget(chosen):
 
 def test_posteriors_differ_in_nothing_else(chosen):
     """Else a difference in the results could be that of something that was tuned."""
-    runs = vgg16.equal(chosen, seed=0)
+    runs = plan.equal(chosen, seed=0)
     of_posteriors = {
         *("posterior", "affine", "components", "mean_spread", "initial_scale"),
         *("flow_layers", "base_components"),
     }
-    for first, second in (
-        *(("gaussian", method) for method in vgg16.METHODS if "flow" in method),
-        ("gaussian", "mixture_4"),
-        ("gaussian", "mixture_16"),
-        ("gaussian_elbo", "flow_elbo"),
-    ):
-        if second == "flow_elbo" and first == "gaussian":
-            continue
-        one, other = (dataclasses.asdict(runs[name]) for name in (first, second))
-        assert {key for key in one if one[key] != other[key]} <= of_posteriors, second
+    pairs = [("gaussian", name) for name in runs if name.startswith(("flow", "mixture"))]
+    pairs.remove(("gaussian", "mixture_16_ibnn"))  # a recipe of its own
+    pairs.remove(("gaussian", "flow_elbo"))
+    for first, second in [*pairs, ("gaussian_elbo", "flow_elbo")]:
+        assert different(runs[first], runs[second]) <= of_posteriors, second
+    assert different(runs["gaussian"], runs["gaussian_inner"]) == {"deterministic_layers"}
+    fixed = {"stochastic_learning_rate", "initial_scale"}
+    assert different(runs["gaussian_inner"], runs["fixed_inner"]) == fixed
+
+
+def different(one, other):
+    one, other = dataclasses.asdict(one), dataclasses.asdict(other)
+    return {key for key in one if one[key] != other[key]}
+
+
+def small(settings):
+    """The same of a network that is built in no time."""
+    return dataclasses.replace(settings, model="lenet", precision="float32")
+
+
+@pytest.mark.parametrize("method", plan.METHODS)
+def test_every_method_can_be_built(chosen, method):
+    settings = small(plan.equal(chosen, seed=0)[method])
+    (images, _), _ = made_images("cifar10")
+    layers = ibnn.stochastic_layers(_stochastic(_network(settings, images), settings, 100))
+    expected = {"deterministic": 0, "mc_dropout": 0, "gaussian_inner": 4, "fixed_inner": 4}
+    assert len(layers) == expected.get(method, 5)
+    assert any(getattr(layer.posterior, "flows", ()) for layer in layers) == ("flow" in method)
+    several = {"mixture_4": 4, "flow_over_mixture": 4, "mixture_16": 16, "mixture_16_ibnn": 16}
+    assert {layer.posterior.components for layer in layers} <= {several.get(method, 1)}
 
 
 def test_an_ablation_changes_what_it_says():
-    runs = vgg16.ablations(seed=1)
+    runs = plan.ablations(seed=1)
     base = dataclasses.asdict(runs.pop("reference"))
     assert base["validation"] == 5000
     for name, settings in runs.items():
@@ -85,18 +115,22 @@ def test_an_ablation_changes_what_it_says():
 
 
 def test_half_of_the_classes_is_held_out(chosen):
-    for name, settings in vgg16.final_runs(chosen, [0], ["half"]).items():
+    for name, settings in plan.runs_of("half", [0], chosen=chosen).items():
         assert settings.classes == 5
-        shifts = vgg16.evaluations_of(name)["robustness"]
+        shifts = plan.evaluations_of(name)["robustness"]
         assert shifts.classes == 5
         assert "foreign" in shifts.shifts
 
 
-def test_parts_and_methods_narrow_what_is_run(chosen):
-    assert not vgg16.first_runs([0], [])
-    assert {name.split("/")[0] for name in vgg16.first_runs([0], ["equal"])} == {"trials"}
-    found = vgg16.final_runs(chosen, [0, 1], ["equal"], ["gaussian"])
+def test_methods_narrow_what_is_run(chosen):
+    assert {name.split("/")[2] for name in plan.trials(0, ["flow_last"])} == {"gaussian"}
+    assert {name.split("/")[2] for name in plan.trials(0, ["mc_dropout"])} == {"mc_dropout"}
+    found = plan.runs_of("equal", [0, 1], ["gaussian"], chosen)
     assert list(found) == ["equal/cifar10/gaussian/seed0", "equal/cifar10/gaussian/seed1"]
+    only = {"deterministic": chosen["deterministic"]}
+    assert set(plan.runs_of("half", [0], ["deterministic"], only)) == {
+        "half/cifar10/deterministic/seed0"
+    }
 
 
 @pytest.mark.parametrize("option", [{"parts": ["all"]}, {"methods": ["flow"]}])
@@ -106,8 +140,8 @@ def test_unknown_parts_and_methods_are_named(tmp_path, option):
 
 
 def test_the_script_knows_the_same_names(script):
-    assert script.METHODS["vgg16"] == vgg16.METHODS
-    assert script.PARTS == vgg16.PARTS
+    assert script.METHODS["vgg16"] == plan.METHODS
+    assert script.PARTS == plan.PARTS
     from tfp_ibnn.experiments import lenet
 
     assert script.METHODS["lenet"] == lenet.METHODS
@@ -130,6 +164,7 @@ def finish(folder, name, settings):
     path = folder / name
     path.mkdir(parents=True)
     known = {"parameters": 10**6, "backend": "jax", "hardware": "none", "versions": {}}
+    known["options"] = settings.as_dict()
     metrics = {**scores.summary(), **known, "python": "3", "seconds": {"training": 5.0}}
     (path / "settings.json").write_text(json.dumps(identity(settings)))
     (path / "metrics.json").write_text(json.dumps(metrics))
@@ -139,7 +174,7 @@ def finish(folder, name, settings):
     rows = [[str(epoch), *("0.5" for _ in names)] for epoch in (1, 2)]
     lines = [["epoch", *names], *rows]
     (path / "training.csv").write_text("\n".join(map(",".join, lines)))
-    for evaluation, shifts in vgg16.evaluations_of(name).items():
+    for evaluation, shifts in plan.evaluations_of(name).items():
         (path / evaluation).mkdir()
         record = {"options": shifts.as_dict(), "rows": shifted(rng, shifts)}
         (path / evaluation / "robustness.json").write_text(json.dumps(record))
@@ -167,17 +202,14 @@ def shifted(rng, shifts):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, chosen):
     folder = tmp_path_factory.mktemp("runs")
-    first = vgg16.first_runs(SEEDS)
-    for name, settings in first.items():
+    trials = plan.trials(SEEDS[0])
+    for name, settings in trials.items():
         finish(folder, name, settings)
-    found = {
-        name: json.loads((folder / name / "metrics.json").read_text())
-        for name in first
-        if name.startswith("trials/")
-    }
-    trials = {name: first[name] for name in found}
-    for name, settings in vgg16.final_runs(vgg16.choose(trials, found), SEEDS).items():
-        finish(folder, name, settings)
+    found = {name: json.loads((folder / name / "metrics.json").read_text()) for name in trials}
+    for part in plan.PARTS:
+        best = plan.choose(trials, found)
+        for name, settings in plan.runs_of(part, SEEDS, chosen=best).items():
+            finish(folder, name, settings)
     return folder
 
 
@@ -187,10 +219,10 @@ def results(runs):
 
 
 def test_finished_runs_are_gathered(results):
-    assert len(results.rows) == len(SEEDS) * (len(vgg16.METHODS) + 2 + 5 + 5)
-    assert len(results.trials) == sum(map(len, vgg16.candidates().values()))
-    assert len(results.ablations) == len(vgg16.ablations(0))
-    assert [row["samples"] for row in results.draws] == list(vgg16.DRAWS)
+    assert len(results.rows) == len(SEEDS) * (len(plan.METHODS) + 2 + 5 + 5)
+    assert len(results.trials) == sum(map(len, plan.candidates().values()))
+    assert len(results.ablations) == len(plan.ablations(0))
+    assert [row["samples"] for row in results.draws] == list(plan.DRAWS)
     assert {row["budget"] for row in results.robustness} == {"equal", "half"}
     assert {row["seed"] for row in results.robustness} == set(SEEDS)
 
@@ -198,16 +230,41 @@ def test_finished_runs_are_gathered(results):
 def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
     folder = tmp_path / "runs"
     shutil.copytree(runs, folder)
-    gone = "equal/cifar10/flow_last/seed4"
+    gone, tested = (f"equal/cifar10/flow_last/seed{seed}" for seed in SEEDS[:2])
     shutil.rmtree(folder / gone)
+    (folder / tested / "robustness" / "robustness.json").unlink()
     results = vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
-    assert results.missing == [gone]
-    assert len(results.rows) == len(SEEDS) * len(vgg16.METHODS) - 1
+    assert results.missing == [f"{gone}: not run", f"{tested}/robustness: not run"]
+    assert len(results.rows) == len(SEEDS) * len(plan.METHODS) - 1
     vgg16_figures.save_figures(results, folder, tmp_path)
-    trial = next(iter(vgg16.first_runs(SEEDS, ["equal"])))
-    shutil.rmtree(folder / trial)
-    with pytest.raises(RunError, match=f"{trial} is not finished"):
+    for trial in plan.trials(SEEDS[0], ["deterministic"]):
+        shutil.rmtree(folder / trial)
+    with pytest.raises(RunError, match="No trial of deterministic"):
         vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+
+
+def test_a_model_that_is_gone_cannot_be_evaluated(runs, chosen, tmp_path):
+    name = f"equal/cifar10/flow_last/seed{SEEDS[0]}"
+    shutil.copytree(runs / name, tmp_path / name)
+    (tmp_path / name / "robustness" / "robustness.json").unlink()
+    settings = Settings(**json.loads((tmp_path / name / "metrics.json").read_text())["options"])
+    with pytest.raises(RunError, match=r"1 of 1 runs failed. .*model.keras is gone"):
+        fleet.run_all(
+            {name: settings}, tmp_path, evaluations={name: plan.evaluations_of(name)}, say=print
+        )
+
+
+def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
+    seeds = [str(seed) for seed in SEEDS]
+    command = ["vgg16", "--finished", "--seeds", *seeds, "--results", str(tmp_path / "results")]
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(runs, tmp_path / "runs" / "vgg16")
+    assert script.main([*command, "--runs", str(tmp_path / "runs"), "--parts", "ablations"]) == 0
+    record = json.loads((tmp_path / "results" / "vgg16" / "runs.json").read_text())
+    assert len(record["ablations"]) == len(plan.ablations(0))
+    capsys.readouterr()
+    assert script.main([*command, "--runs", str(tmp_path / "none"), "--parts", "report"]) == 1
+    assert "no finished run" in capsys.readouterr().err
 
 
 def test_settings_of_the_least_held_out_nll_are_trained(results):
@@ -239,6 +296,17 @@ def test_results_hold_what_any_score_needs(results, runs, tmp_path):
     assert len(shifts["rows"]) == len(results.robustness)
 
 
+@pytest.mark.parametrize("kind", ["paired", "shifts", "foreign"])
+def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, kind):
+    (tmp_path / "vgg16").mkdir()
+    few = [row for row in results.rows if row["budget"] == "half" and row["seed"] == SEEDS[0]]
+    shifted = [row for row in results.robustness if row["seed"] == SEEDS[0]]
+    vgg16_results.write(
+        tmp_path / "vgg16", results._replace(rows=few, robustness=shifted), runs, {}
+    )
+    assert "nan" not in fill(f"<!-- {kind}: vgg16 budget=half -->\n<!-- end -->", tmp_path)
+
+
 KINDS = ("table", "scores", "paired", "cost", "ablations", "draws", "shifts", "foreign")
 
 
@@ -250,9 +318,9 @@ def test_every_table_can_be_filled(results, runs, tmp_path, kind):
     filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", tmp_path)
     lines = filled.splitlines()[1:-1]
     assert len({line.count("|") for line in lines}) == 1
-    expected = {"ablations": len(results.ablations), "draws": len(vgg16.DRAWS)}
+    expected = {"ablations": len(results.ablations), "draws": len(plan.DRAWS)}
     if kind != "paired":
-        assert len(lines) - 2 == expected.get(kind, len(vgg16.METHODS))
+        assert len(lines) - 2 == expected.get(kind, len(plan.METHODS))
 
 
 def test_an_unknown_table_is_named(tmp_path):
@@ -271,9 +339,9 @@ def test_every_figure_is_drawn(results, runs, tmp_path):
 
 
 def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
-    (name, settings), *_ = vgg16.final_runs(chosen, [9], ["equal"], ["gaussian"]).items()
+    (name, settings), *_ = plan.runs_of("equal", [9], ["gaussian"], chosen).items()
     finish(tmp_path, name, settings)
-    other = {"robustness": dataclasses.replace(vgg16.SHIFTS, limit=10)}
+    other = {"robustness": dataclasses.replace(plan.SHIFTS, limit=10)}
     with pytest.raises(RunError, match="another evaluation"):
         fleet.run_all({name: settings}, tmp_path, evaluations={name: other})
 
@@ -284,8 +352,7 @@ def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
 @pytest.mark.slow
 def test_a_quick_run(script, tmp_path, monkeypatch):
     for name in ("_BASE", "_GAUSSIAN"):
-        small = dataclasses.replace(getattr(vgg16, name), model="lenet", precision="float32")
-        monkeypatch.setattr(vgg16, name, small)
+        monkeypatch.setattr(plan, name, small(getattr(plan, name)))
     monkeypatch.setattr(data, "load", made_images)
     methods = ["deterministic", "gaussian", "flow_last"]
     arguments = ["vgg16", "--quick", "--seeds", "0", "--methods", *methods]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfp_ibnn.experiments.folder import RunError
 from tfp_ibnn.experiments.settings import Settings
 from tfp_ibnn.experiments.summary import SCORES
 
@@ -23,11 +24,12 @@ _REPORT_DROPOUT = 0.2
 def report_budget(baseline: Settings) -> dict[str, Settings]:
     """Return the runs with the report's epochs and rates, by method.
 
-    The baseline is trained by SGD. All others begin with the same baseline training and have 50
-    epochs of Adam more, the stochastic ones with a rate of their own for the posteriors, noise for
-    each position, the KL averaged over positions, the affine map first, and the prior N(1, 0.5²).
-    The report does not tell its rate of dropout, nor has it a mixture: there 0.2 and four
-    components are ours. "deterministic_continued" is the control that the report lacks.
+    The baseline is trained by SGD. All others begin with such a training, MC dropout under dropout,
+    and have 50 epochs of Adam more; the stochastic ones with a rate of their own for the
+    posteriors, noise for each position, the KL averaged over positions, the affine map first, and
+    the prior N(1, 0.5²). The report does not tell its rate of dropout, nor has it a mixture: there
+    0.2 and four components are ours. "deterministic_continued" is the control that the report
+    lacks.
 
     Args:
         baseline: settings of the deterministic network.
@@ -63,14 +65,27 @@ def report_budget(baseline: Settings) -> dict[str, Settings]:
 def best(
     trials: Mapping[str, Settings], found: Mapping[str, dict[str, Any]]
 ) -> dict[tuple[str, str], Settings]:
-    """Return for each dataset and method the settings of the least held-out NLL."""
-    chosen: dict[tuple[str, str], str] = {}
+    """Return for each dataset and method the settings of the least held-out NLL.
+
+    Args:
+        trials: settings by name.
+        found: what the trials that did not fail measured, by name.
+
+    Raises:
+        RunError: if all trials of a method failed.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
     for name in trials:
         _, dataset, method, _ = name.split("/")
-        rival = chosen.setdefault((dataset, method), name)
-        if found[name]["nll"] < found[rival]["nll"] or math.isnan(found[rival]["nll"]):
-            chosen[dataset, method] = name
-    return {key: trials[name] for key, name in chosen.items()}
+        groups.setdefault((dataset, method), []).append(name)
+    chosen = {}
+    for (dataset, method), names in groups.items():
+        scores = {name: found[name]["nll"] for name in names if name in found}
+        finite = {name: nll for name, nll in scores.items() if not math.isnan(nll)}
+        if not finite:
+            raise RunError(f"No trial of {method} on {dataset} is finished: what to choose?")
+        chosen[dataset, method] = trials[min(finite, key=finite.get)]
+    return chosen
 
 
 def row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +112,7 @@ def shortened(settings: Settings) -> Settings:
         validation=100 if settings.validation else 0,
         epochs=1,
         kl_warmup=min(1, settings.kl_warmup),
+        warmup_epochs=0,
         pretrain_epochs=min(1, settings.pretrain_epochs),
         evaluate_every=min(1, settings.evaluate_every),
         evaluation_samples=2,

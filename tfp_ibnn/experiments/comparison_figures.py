@@ -35,7 +35,8 @@ NAMES = {
     "flow_first": "flow, affine first",
     "flow_last": "flow, affine last",
     "flow_over_mixture": "flow over mixture of 4",
-    "gaussian_fixed": "Gaussian, fixed at the prior",
+    "gaussian_inner": "Gaussian but in conv1",
+    "fixed_inner": "fixed noise but in conv1",
     "gaussian_elbo": "Gaussian, ELBO",
     "flow_elbo": "flow, ELBO",
 }
@@ -65,7 +66,7 @@ def save(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]
 
 
 def curves(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
-    """Draw test scores over the epochs with the report's budget (the report's figure 5).
+    """Draw test scores over the epochs with the report's budget (the report's figures 5 and 6).
 
     Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
     """

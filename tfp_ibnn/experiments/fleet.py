@@ -30,12 +30,14 @@ def run_all(
     data_dir: str | os.PathLike | None = None,
     evaluations: Mapping[str, Evaluations] | None = None,
     train: bool = True,
+    missing: dict[str, str] | None = None,
     say: Say = print,
 ) -> dict[str, dict[str, Any]]:
     """Train every run in a folder of its own; return what each measured, by name.
 
     Runs that are finished already are not repeated, and unfinished ones are taken up, so that the
-    same call goes on after an interruption.
+    same call goes on after an interruption. A run that fails does not keep the others from being
+    run.
 
     Args:
         runs: name to settings. A name may have slashes.
@@ -46,19 +48,41 @@ def run_all(
         evaluations: what to evaluate the model of a run on besides the test, by the run's name and
             that of a folder in the run's. Such models are kept, and what the run measured holds the
             rows of `robustness.evaluate` as "evaluations".
-        train: run what is not finished; else only what is finished is returned.
+        train: run what is not finished; else only what is finished is returned, with those
+            evaluations that are.
+        missing: gets the names of what was not run or failed, and why. None raises for a failure,
+            when all others are finished.
         say: called with lines of progress.
+
+    Raises:
+        RunError: if a folder belongs to something else; or if a run failed, see `missing`.
     """
     folder, evaluations = Path(folder), evaluations or {}
     tasks = {
         name: Task(name, settings, folder / name, evaluations.get(name, {}), data_dir)
         for name, settings in runs.items()
     }
-    found = {name: metrics for name, task in tasks.items() if (metrics := task.result) is not None}
+    found, failed = {}, {}
+    for name, task in tasks.items():
+        if (metrics := task.measured()) is not None and not (train and task.left(metrics)):
+            found[name] = metrics
     waiting = [task for name, task in tasks.items() if train and name not in found]
-    for name, metrics in _each(waiting, jobs, say):
-        found[name] = metrics
-        say(f"[{len(found)}/{len(runs)}] {_line(name, metrics)}")
+    for name, outcome in _each(waiting, jobs, say):
+        if isinstance(outcome, RunError):
+            failed[name] = str(outcome)
+            say(f"{name} failed: {outcome}")
+            continue
+        found[name] = outcome
+        say(f"[{len(found)}/{len(runs)}] {_line(name, outcome)}")
+    if missing is not None:
+        for name, task in tasks.items():
+            if name not in found:
+                missing[name] = failed.get(name, "not run")
+            else:
+                missing |= {f"{name}/{part}": "not run" for part in task.left(found[name])}
+    elif failed:
+        name, why = next(iter(failed.items()))
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")
     return {name: found[name] for name in runs if name in found}
 
 
@@ -71,14 +95,18 @@ class Task(NamedTuple):
     evaluations: Evaluations
     data_dir: str | os.PathLike | None = None
 
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """What was measured, or None if there is something left to do."""
+    def measured(self) -> dict[str, Any] | None:
+        """Return what the finished run measured, with the evaluations that are finished."""
         metrics = finished(self.settings, self.folder)
         if metrics is None:
             return None
         rows = {name: self._rows(name, settings) for name, settings in self.evaluations.items()}
-        return None if None in rows.values() else {**metrics, "evaluations": rows}
+        done = {name: found for name, found in rows.items() if found is not None}
+        return {**metrics, "evaluations": done}
+
+    def left(self, metrics: dict[str, Any]) -> list[str]:
+        """Return the evaluations that are not finished."""
+        return [name for name in self.evaluations if name not in metrics["evaluations"]]
 
     def run(self, say: Say | None = None) -> dict[str, Any]:
         """Do what is left, and return what was measured."""
@@ -91,11 +119,12 @@ class Task(NamedTuple):
 
         options = {"data_dir": self.data_dir, "say": speak}
         run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
-        for name, settings in self.evaluations.items():
-            if self._rows(name, settings) is None:
-                model = self.folder / "model.keras"
-                robustness.evaluate(model, settings, self.folder / name, **options)
-        return self.result
+        for name in self.left(self.measured()):
+            model = self.folder / "model.keras"
+            if not model.exists():
+                raise RunError(f"{model} is gone: to evaluate the run, remove its folder first.")
+            robustness.evaluate(model, self.evaluations[name], self.folder / name, **options)
+        return self.measured()
 
     def _rows(self, name: str, settings: robustness.Settings) -> list[dict[str, Any]] | None:
         """Return what an evaluation found, or None if it is not finished."""
@@ -108,28 +137,42 @@ class Task(NamedTuple):
         return record["rows"]
 
 
-def _each(tasks: Sequence[Task], jobs: int, say: Say) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield names and measurements as the runs end."""
+def _each(
+    tasks: Sequence[Task], jobs: int, say: Say
+) -> Iterator[tuple[str, dict[str, Any] | RunError]]:
+    """Yield names and measurements, or errors, as the runs end."""
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
             keras.utils.clear_session()
-            yield task.name, task.run(say)
+            yield task.name, _outcome(task, say)
         return
     # Once, before all processes would fetch it.
-    for dataset, data_dir in dict.fromkeys(
-        (task.settings.dataset, task.data_dir) for task in tasks
-    ):
-        data.load(dataset, data_dir)
+    for name, data_dir in dict.fromkeys(pair for task in tasks for pair in _datasets(task)):
+        data.load(name, data_dir)
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        futures = {pool.submit(task.run): task.name for task in tasks}
+        futures = {pool.submit(_outcome, task): task.name for task in tasks}
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _outcome(task: Task, say: Say | None = None) -> dict[str, Any] | RunError:
+    try:
+        return task.run(say)
+    except RunError as error:
+        return error
+
+
+def _datasets(task: Task) -> list[tuple[str, str | os.PathLike | None]]:
+    names = [task.settings.dataset]
+    for settings in task.evaluations.values():
+        names += settings.foreign if "foreign" in settings.shifts else []
+    return [(name, task.data_dir) for name in names]
 
 
 def _line(name: str, metrics: dict[str, Any]) -> str:

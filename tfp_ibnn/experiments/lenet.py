@@ -9,6 +9,7 @@ from typing import Any
 from tfp_ibnn import _checks
 from tfp_ibnn.experiments.comparison import HELD_OUT, best, report_budget, row, shortened
 from tfp_ibnn.experiments.fleet import run_all
+from tfp_ibnn.experiments.folder import RunError
 from tfp_ibnn.experiments.settings import Settings
 from tfp_ibnn.models import POSTERIORS
 
@@ -131,7 +132,10 @@ def lenet(
         if method.removesuffix("_continued") in methods
     }
     # Together, so that no process waits while the last trials end.
-    found = run_all(trials | runs, folder, **options)
+    missing: dict[str, str] = {}
+    found = run_all(trials | runs, folder, missing=missing, **options)
+    for name in runs.keys() & missing.keys():  # a trial may fail: there are others
+        raise RunError(f"{name}: {missing[name]}")
     tried = [row(name, settings, found[name]) for name, settings in trials.items()]
     chosen = best(trials, found)
     finals = {

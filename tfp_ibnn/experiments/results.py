@@ -28,7 +28,8 @@ def write_results(
     """
     record = provenance(options)
     # A run that tells where it was made was made there, not where the table is.
-    record = {key: value for key, value in record.items() if key not in rows[0]}
+    known = rows[0] if rows else {}
+    record = {key: value for key, value in record.items() if key not in known}
     common = {key: record[key] for key in ("command", "backend", "hardware") if key in record}
     table = summary.summarise(rows, **common)
     _files.write_json(Path(folder) / "summary.json", table)

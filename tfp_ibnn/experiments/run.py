@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -230,6 +231,9 @@ def _stochastic(model: keras.Model, settings: Settings, train_size: int) -> kera
     """Return a copy with the posteriors of the settings, or the model itself without any."""
     if not settings.is_stochastic:
         return model
+    plain = settings.deterministic_layers
+    if plain is not None and not any(re.fullmatch(plain, layer.name) for layer in model.layers):
+        raise ValueError(f"`deterministic_layers` {plain!r} matches no layer of {model.name}.")
     return to_stochastic(
         model,
         settings.posteriors(),

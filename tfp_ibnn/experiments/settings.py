@@ -195,7 +195,10 @@ class Settings:
         if self.limit is not None:
             self._set("limit", _checks.positive_integer("limit", self.limit))
         _checks.one_of("augment", self.augment, (None, True, False))
-        _checks.one_of("learn_prior_scale", self.learn_prior_scale, (True, False))
+        self._set(
+            "learn_prior_scale",
+            bool(_checks.one_of("learn_prior_scale", self.learn_prior_scale, (True, False))),
+        )
         if self.flow_depth is not None:
             self._set("flow_depth", _checks.positive_integer("flow_depth", self.flow_depth))
         for name in ("deterministic_layers", "flow_layers"):

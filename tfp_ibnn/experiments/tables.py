@@ -31,6 +31,7 @@ _PAIRS = (
     ("deterministic", "gaussian"),
     ("deterministic", "mixture"),
     ("deterministic", "flow"),
+    ("mc_dropout", "gaussian"),
     ("gaussian", "flow"),
     ("gaussian", "mixture_4"),
     ("gaussian", "mixture_16"),
@@ -38,7 +39,9 @@ _PAIRS = (
     ("gaussian", "flow_first"),
     ("gaussian", "flow_last"),
     ("gaussian", "flow_over_mixture"),
-    ("gaussian", "gaussian_fixed"),
+    ("mixture_4", "flow_over_mixture"),
+    ("gaussian", "gaussian_inner"),
+    ("gaussian_inner", "fixed_inner"),
     ("gaussian", "gaussian_elbo"),
     ("gaussian_elbo", "flow_elbo"),
 )
@@ -86,21 +89,25 @@ def _scores(folder: Path, wanted: dict[str, str]) -> str:
 
 def _paired(folder: Path, wanted: dict[str, str]) -> str:
     rows = _rows(folder / "runs.json", wanted)
-    methods = {row["method"] for row in rows}
-    lines = [["from", "to", "accuracy", "NLL", "ECE"]]
+    lines = [["from", "to", "seeds", "accuracy", "NLL", "ECE"]]
     for first, second in _PAIRS:
-        if {first, second} <= methods:
+        common = set.intersection(*(_seeds(rows, method) for method in (first, second)))
+        if len(common) > 1:
             found = [summary.paired(rows, first, second, key) for key in ("accuracy", "nll", "ece")]
             cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
-            lines.append([first, second, *cells])
+            lines.append([first, second, str(len(common)), *cells])
     return _markdown(lines)
+
+
+def _seeds(rows: list[dict[str, Any]], method: str) -> set[int]:
+    return {row["seed"] for row in rows if row["method"] == method}
 
 
 def _cost(folder: Path, wanted: dict[str, str]) -> str:
     rows = _rows(folder / "runs.json", wanted)
     methods = list(dict.fromkeys(row["method"] for row in rows))
     least = min(row["parameters"] for row in rows)
-    lines = [["method", "parameters", "more", "training (s)"]]
+    lines = [["method", "parameters", "more", "training beside other runs (s)"]]
     for method in methods:
         found = [row for row in rows if row["method"] == method]
         count = found[0]["parameters"]
@@ -145,8 +152,10 @@ def _shifts(folder: Path, wanted: dict[str, str]) -> str:
                 for row in rows
                 if (row["method"], row["shift"]) == (method, shift) and row["level"] in levels
             ]
-            means = (np.mean([row[key] for row in found]) for key in ("accuracy", "nll", "ece"))
-            cells.append("{:.3f} / {:.3f} / {:.3f}".format(*means))
+            means = [
+                np.mean([row[key] for row in found] or 0) for key in ("accuracy", "nll", "ece")
+            ]
+            cells.append(" / ".join(f"{mean:.3f}" for mean in means) if found else "-")
         lines.append([method, *cells])
     return _markdown(lines)
 
@@ -166,7 +175,8 @@ def _foreign(folder: Path, wanted: dict[str, str]) -> str:
 
 
 def _spread(values: list[float]) -> str:
-    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+    deviation = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{deviation}"
 
 
 def _markdown(lines: list[list[str]]) -> str:

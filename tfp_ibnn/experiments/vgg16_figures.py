@@ -75,7 +75,9 @@ def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
         parts = np.array_split(np.argsort(confidence), _BINS)
         doubt = [max(1 - confidence[part].mean(), 1e-4) for part in parts]
         gap = [correct[part].mean() - confidence[part].mean() for part in parts]
-        error = [max(correct[part].std(), 1e-3) / len(part) ** 0.5 for part in parts]
+        # The seeds share their images, which count once.
+        images = len(confidence) / sum(row["method"] == method for row in rows)
+        error = [max(correct[part].std(), 1e-3) / (images / _BINS) ** 0.5 for part in parts]
         ax.axhline(0, color="0.6", lw=1)
         ax.errorbar(doubt, gap, error, color=COLORS[0], marker="o", ms=3, lw=1.2, capsize=2)
         ax.set_title(NAMES[method], fontsize=9)

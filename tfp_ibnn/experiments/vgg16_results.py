@@ -8,9 +8,13 @@ import numpy as np
 
 from tfp_ibnn import _files
 from tfp_ibnn.experiments.results import write_results
-from tfp_ibnn.experiments.vgg16 import SHIFTS, Results
+from tfp_ibnn.experiments.vgg16 import Results
+from tfp_ibnn.experiments.vgg16_plan import evaluations_of
 
 __all__ = ["write"]
+
+# The least above 0 in float16: the NLL of a probability of 0 is none.
+_LEAST = float(np.finfo("float16").smallest_subnormal)
 
 
 def write(
@@ -33,7 +37,7 @@ def write(
         budget, method, seed = row["budget"], row["method"], f"seed{row['seed']}"
         with np.load(runs / budget / row["dataset"] / method / seed / "probabilities.npz") as found:
             arrays = {
-                "probabilities": found["probabilities"].astype("float16"),
+                "probabilities": np.maximum(found["probabilities"], _LEAST).astype("float16"),
                 "epistemic": found["epistemic"].astype("float16"),
                 "labels": found["labels"].astype("uint8"),
             }
@@ -41,7 +45,10 @@ def write(
         with _files.replacing(path) as temporary:
             np.savez_compressed(temporary, **arrays)
     if results.robustness:
-        content = {"options": SHIFTS.as_dict(), "rows": list(map(_rounded, results.robustness))}
+        budgets = dict.fromkeys(row["budget"] for row in results.robustness)
+        shifts = {budget: evaluations_of(f"{budget}/cifar10/-/-") for budget in budgets}
+        options_of = {budget: found["robustness"].as_dict() for budget, found in shifts.items()}
+        content = {"options": options_of, "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)
     more = {name: getattr(results, name) for name in ("trials", "ablations", "draws", "missing")}
     return write_results(folder, results.rows, options, **more)

@@ -332,6 +332,13 @@ def test_a_run_of_some_classes_knows_no_others(run, tmp_path, data_dir):
     assert "0, 1, 2, 3: logits" in " ".join(card.split())
 
 
+def test_layers_that_are_to_stay_deterministic_must_exist(run, tmp_path):
+    small = {**SMALL, "posterior": "gaussian", "deterministic_layers": "Fc1"}
+    with pytest.raises(RunError, match="`deterministic_layers` 'Fc1' matches no layer of mlp"):
+        run(Settings(**small), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_dropout_without_a_posterior_is_mc_dropout(run, tmp_path):
     chosen = Settings(**SMALL | {"dropout": 0.3, "validation": 50})
     metrics = run(chosen, tmp_path / "run", keep_models=False)

@@ -7,7 +7,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import experiments
-from tfp_ibnn.experiments import RunError, Settings, comparison, fleet, lenet, summary
+from tfp_ibnn.experiments import RunError, Settings, comparison, fleet, lenet, robustness, summary
 
 pytestmark = pytest.mark.once
 
@@ -213,6 +213,39 @@ def test_an_error_in_one_run_surfaces(tmp_path, data_dir):
     with pytest.raises(RunError, match="diverged"):
         fleet.run_all({"bad": bad, "c": SETTINGS}, tmp_path, data_dir=data_dir, say=print)
     assert not (tmp_path / "bad" / "metrics.json").exists()
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path, data_dir):
+    bad = dataclasses.replace(SETTINGS, learning_rate=1e30)
+    runs = {"bad": bad, "good": SETTINGS}
+    said, missing = [], {}
+    found = fleet.run_all(runs, tmp_path, data_dir=data_dir, missing=missing, say=said.append)
+    assert list(found) == ["good"]
+    assert "diverged" in missing.pop("bad")
+    assert not missing
+    assert any(line.startswith("bad failed: ") for line in said)
+    with pytest.raises(RunError, match="1 of 2 runs failed. bad: .*diverged"):
+        fleet.run_all(runs, tmp_path, data_dir=data_dir, say=said.append)
+
+
+def test_an_evaluation_is_part_of_the_run(tmp_path, data_dir, monkeypatch):
+    """One that broke off is taken up without training anew."""
+    shifts = robustness.Settings(dataset="digits", shifts=["rotations"], degrees=[90], samples=2)
+    options = {"data_dir": data_dir, "evaluations": {"a": {"turned": shifts}}, "say": print}
+    evaluate = robustness.evaluate
+
+    def broken(*args, **kwargs):
+        raise RunError("the power is gone")
+
+    monkeypatch.setattr(robustness, "evaluate", broken)
+    with pytest.raises(RunError, match="the power is gone"):
+        fleet.run_all({"a": SETTINGS}, tmp_path, **options)
+    monkeypatch.setattr(robustness, "evaluate", evaluate)
+    before = (tmp_path / "a" / "metrics.json").read_bytes()
+    found = fleet.run_all({"a": SETTINGS}, tmp_path, **options)
+    assert [row["shift"] for row in found["a"]["evaluations"]["turned"]] == ["clean", "rotation"]
+    assert (tmp_path / "a" / "metrics.json").read_bytes() == before
+    assert fleet.run_all({"a": SETTINGS}, tmp_path, **options) == found
 
 
 def test_a_run_of_other_settings_stops_all(tmp_path, data_dir):

@@ -94,6 +94,7 @@ def test_the_text_is_a_table():
     assert all(line.count("|") == 7 for line in lines)
     nll = table[0]["nll"]
     assert f"{nll['mean']:.4f} ± {nll['std']:.4f}" in lines[2]
+    assert "±" not in lines[3]  # one seed has no spread
 
 
 def test_paired_differences_are_numpys():

@@ -66,7 +66,7 @@ def markdown(
     columns: Sequence[str] = ("method",),
     scores: Sequence[str] = SCORES,
 ) -> str:
-    """Return rows of a summary as a Markdown table, `mean ± std`.
+    """Return rows of a summary as a Markdown table, `mean ± std`, or the score of a single seed.
 
     Args:
         table: rows from `summarise`.
@@ -76,7 +76,11 @@ def markdown(
     head = [*columns, *(_TITLES[key] for key in scores)]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in table:
-        cells = [f"{row[key]['mean']:.4f} ± {row[key]['std']:.4f}" for key in scores]
+        several = len(row["seeds"]) > 1
+        cells = [
+            f"{row[key]['mean']:.4f}" + (f" ± {row[key]['std']:.4f}" if several else "")
+            for key in scores
+        ]
         lines.append("| " + " | ".join([*(str(row[key]) for key in columns), *cells]) + " |")
     return "\n".join(lines)
 

@@ -79,7 +79,9 @@ def _content(path: Path) -> Any:
 
 
 def _full(folder: Path, wanted: dict[str, str]) -> str:
-    return summary.markdown(_rows(folder / "summary.json", wanted), ("method", "epochs"))
+    rows = _rows(folder / "summary.json", wanted)
+    counted = [{**row, "runs": len(row["seeds"])} for row in rows]
+    return summary.markdown(counted, ("method", "epochs", "runs"))
 
 
 def _scores(folder: Path, wanted: dict[str, str]) -> str:

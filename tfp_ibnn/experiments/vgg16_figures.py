@@ -23,6 +23,10 @@ Row = dict[str, Any]
 
 _SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _BINS = 12
+_DRAWN = (
+    *("deterministic", "mc_dropout", "gaussian", "fixed_inner"),
+    *("mixture_16", "mixture_16_ibnn", "flow_last"),
+)
 
 
 def save_figures(
@@ -83,8 +87,9 @@ def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
         ax.set_title(NAMES[method], fontsize=9)
         ax.set_xscale("log")
         tidy(ax, "both")
-    for ax in axes.flat[len(methods) :]:
-        ax.set_visible(False)
+    for empty in range(len(methods), axes.size):
+        axes.flat[empty].set_visible(False)
+        axes.flat[empty - columns].tick_params(labelbottom=True)
     axes[0, 0].invert_xaxis()
     figure.supxlabel("1 - confidence (more certain to the right)", fontsize=10)
     figure.supylabel("accuracy - confidence", fontsize=10)
@@ -117,8 +122,10 @@ def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
 def robustness(rows: Sequence[Row]) -> Figure:
     """Draw accuracy, NLL and ECE against the strength of corruptions and rotations.
 
-    Means over the seeds and, of corruptions, over their kinds.
+    Means over the seeds and, of corruptions, over their kinds. Methods that would lie upon others
+    are left out.
     """
+    rows = [row for row in rows if row["method"] in _DRAWN]
     kinds = {"corruption": "severity of the corruption", "rotation": "rotation (degrees)"}
     figure, axes = plt.subplots(len(kinds), 3, figsize=(10.5, 6.6), layout="constrained")
     for line_of_axes, (kind, label) in zip(axes, kinds.items(), strict=True):

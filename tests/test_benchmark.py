@@ -189,6 +189,7 @@ def test_exit_status_says_whether_it_is_worse(script, monkeypatch, tmp_path, cap
     assert "none.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_short_form_runs(tmp_path):
     """It is worse only at twice the stored ratios, so that a busy machine does not matter."""

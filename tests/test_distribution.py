@@ -407,6 +407,7 @@ def metrics_of(folder):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_the_script_trains_on_replicas(script, data_dir, tmp_path, capsys):
     words = [*command(NOISY, data_dir), "--output", tmp_path / "run"]
     assert "Written to" in output_of(start(*words, "--devices", 2))

@@ -66,7 +66,10 @@ def full(digits):
 
 
 # On JAX, bfloat16 is what GPUs and TPUs are given.
-@pytest.mark.parametrize("half", [HALVES[0], pytest.param(HALVES[1], marks=pytest.mark.once)])
+@pytest.mark.parametrize(
+    "half",
+    [HALVES[0], pytest.param(HALVES[1], marks=[pytest.mark.once, pytest.mark.slow])],
+)
 def test_agrees_with_full_precision_and_trains_without_nan(half, policy, full, digits):
     start, trained, known = full
     assert known["accuracy"] > 0.8

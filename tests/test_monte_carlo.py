@@ -131,7 +131,14 @@ def network(shape, units, *last):
     return set_weights(keras.Model(inputs, hidden), size=1.0)
 
 
-@pytest.fixture(scope="module", params=HEADS)
+# On JAX every third is enough: what is computed from the draws is the same code.
+SOME_ON_JAX = [
+    name if place % 3 == 0 else pytest.param(name, marks=pytest.mark.once)
+    for place, name in enumerate(HEADS)
+]
+
+
+@pytest.fixture(scope="module", params=SOME_ON_JAX)
 def head(request):
     """A name, a model, options, inputs, raw draws (S, N, ..., units)."""
     shape, units, last, options, *_ = HEADS[request.param]
@@ -490,7 +497,14 @@ def kind(request):
     return request.param, model, x, options, reference
 
 
-@pytest.mark.parametrize(("batch_size", "chunk_size"), [(1, 256), (7, 7), (256, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "chunk_size"),
+    [
+        pytest.param(1, 256, marks=pytest.mark.once),
+        (7, 7),
+        pytest.param(256, 1, marks=pytest.mark.once),
+    ],
+)
 def test_a_seed_gives_one_answer_in_batches_and_chunks_of_any_size(kind, batch_size, chunk_size):
     """Not compiled on TensorFlow, unlike the reference."""
     _, model, x, options, reference = kind

@@ -386,6 +386,7 @@ np.save(sys.argv[3], model.signatures["serve"](image=tf.constant(images))["mean"
 """
 
 
+@pytest.mark.slow
 def test_exported_model_predicts_alike_without_this_package(
     evaluate, folder, predicted, examples, tmp_path
 ):

@@ -319,6 +319,7 @@ def test_a_deterministic_run_serves_what_it_predicts(run, tmp_path, data_dir):
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.once
 def test_a_run_of_some_classes_knows_no_others(run, tmp_path, data_dir):
     small = {**SMALL, "posterior": "gaussian", "classes": 4, "limit": None}
     metrics = run(Settings(**small), tmp_path / "run", keep_models=False)
@@ -332,6 +333,7 @@ def test_a_run_of_some_classes_knows_no_others(run, tmp_path, data_dir):
     assert "0, 1, 2, 3: logits" in " ".join(card.split())
 
 
+@pytest.mark.once
 def test_layers_that_are_to_stay_deterministic_must_exist(run, tmp_path):
     small = {**SMALL, "posterior": "gaussian", "deterministic_layers": "Fc1"}
     with pytest.raises(RunError, match="`deterministic_layers` 'Fc1' matches no layer of mlp"):

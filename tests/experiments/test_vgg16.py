@@ -292,6 +292,10 @@ def test_results_hold_what_any_score_needs(results, runs, tmp_path):
         assert summary["accuracy"] == row["accuracy"]
         assert summary["nll"] == pytest.approx(row["nll"], abs=1e-3)
         assert summary["ece"] == pytest.approx(row["ece"], abs=2e-3)
+    # Of fewer runs, nothing else stays behind.
+    few = results._replace(rows=results.rows[:2])
+    vgg16_results.write(tmp_path, few, runs, {})
+    assert len(list((tmp_path / "probabilities").iterdir())) == 2
     shifts = json.loads((tmp_path / "robustness.json").read_text())
     assert len(shifts["rows"]) == len(results.robustness)
 

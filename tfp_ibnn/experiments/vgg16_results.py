@@ -23,7 +23,7 @@ def write(
     """Write `summary.json`, `runs.json`, `robustness.json` and probabilities; return the summary.
 
     The probabilities of each run go to `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with
-    the labels and the epistemic uncertainty.
+    the labels and the epistemic uncertainty. Those of other runs, from a call before, are removed.
 
     Args:
         folder: of the results; it must exist.
@@ -33,6 +33,7 @@ def write(
     """
     folder, runs = Path(folder), Path(runs)
     (folder / "probabilities").mkdir(exist_ok=True)
+    old = set((folder / "probabilities").glob("*-*-seed*.npz"))
     for row in results.rows:
         budget, method, seed = row["budget"], row["method"], f"seed{row['seed']}"
         with np.load(runs / budget / row["dataset"] / method / seed / "probabilities.npz") as found:
@@ -44,6 +45,9 @@ def write(
         path = folder / "probabilities" / f"{budget}-{method}-{seed}.npz"
         with _files.replacing(path) as temporary:
             np.savez_compressed(temporary, **arrays)
+        old.discard(path)
+    for path in old:
+        path.unlink()
     if results.robustness:
         budgets = dict.fromkeys(row["budget"] for row in results.robustness)
         shifts = {budget: evaluations_of(f"{budget}/cifar10/-/-") for budget in budgets}

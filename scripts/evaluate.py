@@ -81,7 +81,7 @@ def parse(argv):
     add(
         "--classes",
         type=int,
-        help="that it knows, if not all: the first so many (default: likewise)",
+        help="the first so many that it knows, if not all (default: what settings.json says)",
     )
     add("--shifts", nargs="+", metavar="SHIFT", help="some of those above (default: all)")
     add("--corruptions", nargs="+", metavar="NAME", help="such as gaussian_noise (default: all)")

@@ -168,6 +168,28 @@ def test_every_method_may_choose_from_as_many(dataset):
             assert (final.validation, final.seed) == (0, 4)
 
 
+def test_a_trial_of_lenet_may_fail(tmp_path, monkeypatch):
+    """The others are chosen from; a run of the table may not."""
+    names = dict.fromkeys((*summary.SCORES, "samples", "parameters", "backend"), 0.5)
+    names |= dict.fromkeys(("hardware", "versions", "python"), "x")
+    lost = "rate0.02-weight_decay0/"
+
+    def pretend(runs, folder, missing=None, **options):
+        gone = [name for name in runs if lost in f"{name}/"]
+        if missing is not None:
+            missing |= dict.fromkeys(gone, "diverged")
+        return {name: names for name in runs if name not in gone}
+
+    monkeypatch.setattr(lenet, "run_all", pretend)
+    options = {"datasets": ["cifar10"], "methods": ["deterministic"]}
+    rows, tried = lenet.lenet(tmp_path, [0], **options)
+    assert len(tried) == 5
+    assert {row["budget"] for row in rows} == {"report", "equal"}
+    lost = "report/cifar10/deterministic/"
+    with pytest.raises(RunError, match="report/cifar10/deterministic/seed0: diverged"):
+        lenet.lenet(tmp_path, [0], **options)
+
+
 def test_the_reports_runs_have_its_budget():
     found = lenet.report("cifar10", 2)
     assert set(lenet.METHODS) | {"deterministic_continued"} == set(found)

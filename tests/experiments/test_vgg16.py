@@ -115,7 +115,9 @@ def test_an_ablation_changes_what_it_says():
 
 
 def test_half_of_the_classes_is_held_out(chosen):
-    for name, settings in plan.runs_of("half", [0], chosen=chosen).items():
+    runs = plan.runs_of("half", [0], chosen=chosen)
+    assert len(runs) == 5
+    for name, settings in runs.items():
         assert settings.classes == 5
         shifts = plan.evaluations_of(name)["robustness"]
         assert shifts.classes == 5

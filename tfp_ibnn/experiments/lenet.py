@@ -136,7 +136,7 @@ def lenet(
     found = run_all(trials | runs, folder, missing=missing, **options)
     for name in runs.keys() & missing.keys():  # a trial may fail: there are others
         raise RunError(f"{name}: {missing[name]}")
-    tried = [row(name, settings, found[name]) for name, settings in trials.items()]
+    tried = [row(name, trials[name], found[name]) for name in trials if name in found]
     chosen = best(trials, found)
     finals = {
         f"equal/{dataset}/{method}/seed{seed}": equal(chosen[dataset, method], seed)

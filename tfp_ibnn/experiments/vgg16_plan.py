@@ -92,8 +92,8 @@ def candidates() -> dict[str, dict[str, Settings]]:
     """Return the settings to choose from, by method.
 
     Those of the Gaussian are for all posteriors: what differs between them then is the posterior.
-    The learning rates, and where mixtures start, were settled before, by shorter trials on the
-    same held-out images that are not part of this.
+    The learning rates, and where mixtures start, were settled before, by trials on the same
+    held-out images that are not part of this.
     """
     base = dataclasses.replace(_BASE, validation=HELD_OUT)
     gaussian = dataclasses.replace(_GAUSSIAN, validation=HELD_OUT)

@@ -507,6 +507,13 @@ def test_pattern_that_converts_nothing(pattern):
     assert "conv1, conv11, fc1, head" in str(caught.value)
 
 
+def test_nothing_need_be_left_for_the_rest():
+    posteriors = {"conv.*|fc.*|head": ibnn.NormalPlanar1d(), ".*": ibnn.NormalAffine()}
+    copy = to_stochastic(patterned(), posteriors)
+    found = [copy.get_layer(name).posterior for name in ("conv1", "conv11", "fc1", "head")]
+    assert all(len(posterior.flows) > 1 for posterior in found)
+
+
 def test_model_without_convertible_layers():
     model = keras.Sequential([keras.Input((4,)), layers.ReLU()])
     with pytest.raises(ValueError, match="can be converted: none"):

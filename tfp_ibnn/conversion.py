@@ -44,6 +44,9 @@ _SILENT = (
     layers.SpectralNormalization,
 )
 
+# The pattern of all layers that other patterns leave, which may be none.
+_REST = ".*"
+
 
 def to_stochastic(
     model: keras.Model,
@@ -65,7 +68,8 @@ def to_stochastic(
         model: a built Functional or Sequential model, trained or not.
         posterior: a template for all layers, or a mapping from patterns of layer names
             (`re.fullmatch`, the first match wins) to templates. Layers that match no pattern stay
-            deterministic, and a pattern passes over layers that cannot be converted.
+            deterministic, and a pattern passes over layers that cannot be converted. Each must
+            convert some layer, but for ".*", which others may leave nothing to.
         train_size: number of training examples, over which the KL is spread.
         noise: "channel" or "position", see `Stochastic`.
         kl_reduction: "sum" or "mean" over positions, see `Stochastic`.
@@ -172,7 +176,7 @@ class _Templates:
     """Finds the posterior for a layer by its name, and knows what was found."""
 
     def __init__(self, posterior: Posterior | Mapping[str, Posterior]) -> None:
-        mapping = {".*": posterior} if isinstance(posterior, Posterior) else posterior
+        mapping = {_REST: posterior} if isinstance(posterior, Posterior) else posterior
         if not isinstance(mapping, Mapping) or not mapping:
             raise ValueError(
                 "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
@@ -214,8 +218,9 @@ class _Templates:
 
     def check_all_used(self) -> None:
         """Raise for a pattern that converted nothing; warn of layers that were passed over."""
+        nothing_left = {_REST} if self.converted else set()
         for pattern in self._mapping:
-            if pattern not in self._used:
+            if pattern not in self._used | nothing_left:
                 raise ValueError(
                     f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers "
                     f"that can be converted: {', '.join(self._convertible) or 'none'}. (It must "

@@ -14,6 +14,7 @@ from tfp_ibnn.experiments import (
     RunError,
     Scores,
     Settings,
+    afterwards,
     fleet,
     vgg16,
     vgg16_figures,
@@ -302,7 +303,46 @@ def test_results_hold_what_any_score_needs(results, runs, tmp_path):
     assert len(shifts["rows"]) == len(results.robustness)
 
 
-@pytest.mark.parametrize("kind", ["paired", "shifts", "foreign"])
+def test_temperatures_are_of_the_held_out_images(results, runs):
+    for method in ("deterministic", "mc_dropout", "gaussian"):
+        mine = [row for row in results.scaled if row["method"] == method]
+        assert [row["seed"] for row in mine] == SEEDS
+        (temperature,) = {row["temperature"] for row in mine}
+        trials = [row["nll"] for row in results.trials if row["method"] == method]
+        name = list(plan.candidates()[method])[int(np.argmin(trials))]
+        held_out = runs / "trials" / "cifar10" / method / name
+        tried = np.linspace(0.2, 2, 361)
+        best = tried[np.argmin([tempered(held_out, t)[0] for t in tried])]
+        assert temperature == pytest.approx(best, abs=0.01)
+        for row in mine:
+            nll, accuracy = tempered(
+                afterwards.folder_of({**row, "dataset": "cifar10"}, runs), best
+            )
+            assert row["nll"] == pytest.approx(nll, abs=1e-3)
+            assert row["accuracy"] == accuracy
+
+
+def tempered(folder, temperature):
+    """NLL and accuracy of a run at a temperature."""
+    with np.load(folder / "probabilities.npz") as found:
+        powers = found["probabilities"].astype("float64") ** (1 / temperature)
+        labels = found["labels"]
+    mean = powers / powers.sum(axis=1, keepdims=True)
+    return -np.log(mean[np.arange(len(mean)), labels]).mean(), np.mean(mean.argmax(1) == labels)
+
+
+def test_an_ensemble_is_the_mean_of_the_seeds(results, runs):
+    assert [row["method"] for row in results.averaged] == list(plan.METHODS)
+    row = results.averaged[0]
+    folders = [runs / "equal" / "cifar10" / row["method"] / f"seed{seed}" for seed in SEEDS]
+    means = [np.load(folder / "probabilities.npz")["probabilities"] for folder in folders]
+    labels = np.load(folders[0] / "probabilities.npz")["labels"]
+    mean = np.mean(means, axis=0)
+    assert row["nll"] == pytest.approx(-np.log(mean[np.arange(len(mean)), labels]).mean(), rel=1e-5)
+    assert row["seeds"] == SEEDS
+
+
+@pytest.mark.parametrize("kind", ["paired", "shifts", "foreign", "afterwards"])
 def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, kind):
     (tmp_path / "vgg16").mkdir()
     few = [row for row in results.rows if row["budget"] == "half" and row["seed"] == SEEDS[0]]
@@ -313,7 +353,10 @@ def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, 
     assert "nan" not in fill(f"<!-- {kind}: vgg16 budget=half -->\n<!-- end -->", tmp_path)
 
 
-KINDS = ("table", "scores", "paired", "cost", "ablations", "draws", "shifts", "foreign")
+KINDS = (
+    *("table", "scores", "paired", "cost", "ablations", "draws", "shifts", "foreign"),
+    "afterwards",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

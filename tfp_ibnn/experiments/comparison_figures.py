@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from tfp_ibnn import _files
 from tfp_ibnn.experiments.report import history
-from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, tidy
+from tfp_ibnn.plots.style import COLORS, epochs_below, marked, tidy
 
-__all__ = ["NAMES", "curves", "methods_of", "save", "save_figures", "scores"]
+__all__ = ["NAMES", "curves", "methods_of", "save", "save_figures", "scores", "standard_error"]
 
 Row = dict[str, Any]
 
@@ -94,7 +94,7 @@ def curves(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
                     every * np.arange(1, len(values) + 1),
                     values,
                     label=NAMES[method],
-                    **_look(position),
+                    **marked(position),
                 )
         for ax, label in zip(line, keys.values(), strict=True):
             ax.set(xlabel="epochs after the baseline", ylabel=label, title=_TITLES[dataset])
@@ -140,15 +140,14 @@ def _spread(ax: Axes, place: float, values: Sequence[float]) -> None:
     mean = np.mean(values)
     ax.plot(values, [place] * len(values), "o", ms=4, color=COLORS[0], alpha=0.5)
     ax.plot([mean] * 2, [place - 0.3, place + 0.3], lw=2, color=COLORS[1])
-    if len(values) > 1:
-        error = np.std(values, ddof=1) / len(values) ** 0.5
-        ax.errorbar(mean, place, xerr=error, color=COLORS[1], capsize=3)
+    ax.errorbar(mean, place, xerr=standard_error(values), color=COLORS[1], capsize=3)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean, or None if there is but one value."""
+    return float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
     """Return the methods that there are rows of, in the order of `NAMES`."""
     return [name for name in NAMES if any(row["method"] == name for row in rows)]
-
-
-def _look(position: int) -> dict[str, Any]:
-    return {"color": COLORS[position], "marker": MARKERS[position], "ms": 4, "lw": 1.5}

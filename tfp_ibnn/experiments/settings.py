@@ -45,6 +45,8 @@ _LATER = (
     "learn_prior_scale",
     "classes",
 )
+_OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
+_NO_FILES = ("none", *models.POSTERIORS)
 _WIDE_RESNET = re.compile(r"wide_resnet(?:_(\d+)_(\d+))?")
 
 
@@ -233,8 +235,8 @@ class Settings:
                 f"`validation` must leave some of the {available} training images; got "
                 f"{self.validation}."
             )
+        self._check_posterior_options()
         if self.is_stochastic:
-            self._check_file_options()
             self.posteriors()
 
     @property
@@ -285,19 +287,14 @@ class Settings:
                 f"`model` {self.model!r} does not go with {self.dataset}: {error}"
             ) from error
 
-    def _check_file_options(self) -> None:
+    def _check_posterior_options(self) -> None:
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        of_flows = ("flow_layers", "flow_depth", "base_components")
-        in_files = (
-            *("affine", "components", "initial_scale", "mean_spread", "deterministic_layers"),
-            *of_flows,
-        )
-        is_file = self.posterior not in models.POSTERIORS
-        for name in in_files:
-            if is_file and getattr(self, name) != defaults[name]:
+        changed = [name for name in defaults if getattr(self, name) != defaults[name]]
+        in_files = ("affine", "components", "initial_scale", "mean_spread", "deterministic_layers")
+        for name in changed:
+            if name in (*in_files, *_OF_FLOWS) and self.posterior not in _NO_FILES:
                 raise ValueError(f"`{name}` goes into the posterior file {self.posterior}.")
-        for name in of_flows:
-            if self.posterior != "flow" and getattr(self, name) != defaults[name]:
+            if name in _OF_FLOWS and self.posterior != "flow":
                 raise ValueError(f"`{name}` is of the posterior 'flow', not {self.posterior!r}.")
 
     def _set(self, name: str, value: Any) -> None:

@@ -8,8 +8,9 @@ rows have in common.
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
 over the seeds, with their standard errors; `cost` the parameters and the time. Of experiments that
-have such there are `ablations`, `draws`, `shifts` (accuracy, NLL and ECE on shifted images) and
-`foreign` (AUROC of the total and of the epistemic uncertainty).
+have such there are `ablations`, `draws`, `shifts` (accuracy, NLL and ECE on shifted images),
+`foreign` (AUROC of the total and of the epistemic uncertainty), and `afterwards` (NLL and ECE of
+predictions as they are, at a temperature, and averaged over the seeds).
 """
 
 import json
@@ -29,6 +30,7 @@ _TABLE = re.compile(r"(<!-- (\w+): (\w+)([^>]*?) -->\n).*?(<!-- end -->)", re.DO
 _PAIRS = (
     ("deterministic", "mc_dropout"),
     ("deterministic", "gaussian"),
+    ("deterministic", "fixed_inner"),
     ("deterministic", "mixture"),
     ("deterministic", "flow"),
     ("mc_dropout", "gaussian"),
@@ -176,6 +178,26 @@ def _foreign(folder: Path, wanted: dict[str, str]) -> str:
     return _markdown(lines)
 
 
+def _afterwards(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "runs.json", wanted)
+    more = {name: _content(folder / "runs.json")[name] for name in ("scaled", "averaged")}
+    lines = [["method", "as it is", "temperature", "at the temperature", "seeds averaged"]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = {name: [row for row in of if row["method"] == method] for name, of in more.items()}
+        temperature = f"{mine['scaled'][0]['temperature']:.2f}" if mine["scaled"] else "-"
+        alone = [row for row in rows if row["method"] == method]
+        lines.append(
+            [method, _means(alone), temperature, _means(mine["scaled"]), _means(mine["averaged"])]
+        )
+    return _markdown(lines)
+
+
+def _means(rows: list[dict[str, Any]]) -> str:
+    """Return mean NLL and ECE."""
+    means = [f"{np.mean([row[key] for row in rows]):.4f}" for key in ("nll", "ece") if rows]
+    return " / ".join(means) or "-"
+
+
 def _spread(values: list[float]) -> str:
     deviation = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{deviation}"
@@ -195,4 +217,5 @@ _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "draws": _draws,
     "shifts": _shifts,
     "foreign": _foreign,
+    "afterwards": _afterwards,
 }

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfp_ibnn import _checks
 from tfp_ibnn.experiments import vgg16_plan as plan
+from tfp_ibnn.experiments.afterwards import averaged, scaled
 from tfp_ibnn.experiments.comparison import row
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.settings import Settings
@@ -30,6 +32,10 @@ class Results(NamedTuple):
     """One for each number of draws, of one model on the test images."""
     robustness: list[Row]
     """One for each run and set of shifted images."""
+    scaled: list[Row]
+    """One for each run of a method that has trials, at a temperature fitted to the best of them."""
+    averaged: list[Row]
+    """One for each method: the mean prediction of its seeds."""
     missing: list[str]
     """What was not run, or failed: names of runs, and of their evaluations."""
 
@@ -83,16 +89,24 @@ def vgg16(
         runs.update(new)
         found.update(run_all(new, folder, evaluations=evaluations, missing=missing, **options))
 
-    chosen = {}
+    chosen, held_out = {}, {}
     if set(plan.NEEDS_TRIALS) & set(parts):
         trials = plan.trials(seeds[0], methods)
         take(trials)
         chosen = plan.choose({name: runs[name] for name in trials if name in runs}, found)
+        held_out = {
+            method: Path(folder) / name
+            for method, settings in chosen.items()
+            for name in trials
+            if runs.get(name) == settings
+        }
     everything: dict[str, Settings] = {}
     for part in parts:
         everything |= plan.runs_of(part, seeds, methods, chosen)
     take(everything)
-    return _results(runs, found, missing)
+    results = _results(runs, found, missing)
+    rows = [row for row in results.rows if row["budget"] == "equal"]
+    return results._replace(scaled=scaled(rows, folder, held_out), averaged=averaged(rows, folder))
 
 
 def _results(
@@ -123,5 +137,7 @@ def _results(
         ablations=rows.get("ablations", []),
         draws=draws,
         robustness=shifted,
+        scaled=[],
+        averaged=[],
         missing=[f"{name}: {why}" for name, why in missing.items()],
     )

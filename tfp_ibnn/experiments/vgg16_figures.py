@@ -12,10 +12,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_ibnn.experiments.comparison_figures import NAMES, curves, methods_of, save, scores
+from tfp_ibnn.experiments.afterwards import folder_of, predictions
+from tfp_ibnn.experiments.comparison_figures import (
+    NAMES,
+    curves,
+    methods_of,
+    save,
+    scores,
+    standard_error,
+)
 from tfp_ibnn.experiments.report import history
 from tfp_ibnn.experiments.vgg16 import Results
-from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, line, tidy
+from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, line, marked, tidy
 
 __all__ = ["foreign", "reliability", "robustness", "save_figures", "training"]
 
@@ -101,7 +109,7 @@ def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
     keys = {"nll": "NLL in training", "accuracy": "accuracy in training", "kl": "KL (nats)"}
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.9), layout="constrained")
     for position, method in enumerate(methods_of(rows)):
-        found = [history(_folder(runs, row)) for row in rows if row["method"] == method]
+        found = [history(folder_of(row, runs)) for row in rows if row["method"] == method]
         for ax, key in zip(axes, keys, strict=True):
             # A deterministic network's loss is its NLL, and it has no KL.
             logged = [one.get(key, one["loss"] if key == "nll" else None) for one in found]
@@ -132,7 +140,7 @@ def robustness(rows: Sequence[Row]) -> Figure:
         for ax, (key, score) in zip(line_of_axes, _SCORES.items(), strict=True):
             for position, method in enumerate(methods_of(rows)):
                 levels, values = _by_level(rows, method, kind, key)
-                ax.plot(levels, values, label=NAMES[method], **_look(position))
+                ax.plot(levels, values, label=NAMES[method], **marked(position))
             ax.set(xlabel=label, ylabel=score, xticks=levels)
             tidy(ax, "y")
     _legend_below(figure, axes[0, 0])
@@ -140,7 +148,10 @@ def robustness(rows: Sequence[Row]) -> Figure:
 
 
 def foreign(rows: Sequence[Row]) -> Figure:
-    """Draw how well each uncertainty tells foreign images from known ones, by AUROC."""
+    """Draw how well each uncertainty tells foreign images from known ones, by AUROC.
+
+    Means over the seeds, and their standard errors.
+    """
     rows = [row for row in rows if row["shift"] == "foreign"]
     # Those of models that know half of the classes are another matter.
     cases = list(dict.fromkeys((row["budget"], row["name"]) for row in rows))
@@ -157,25 +168,27 @@ def foreign(rows: Sequence[Row]) -> Figure:
     )
     for ax, (budget, name), part in zip(axes[0], cases, parts, strict=True):
         for position, (key, label) in enumerate(kinds.items()):
-            means = {
-                place: np.mean([row[key] for row in part if row["method"] == method])
-                for place, method in enumerate(methods)
-                if any(row["method"] == method and row[key] is not None for row in part)
-            }
-            offset = 0.12 * (2 * position - 1)
-            ax.plot(
-                list(means.values()),
-                [place + offset for place in means],
-                MARKERS[position],
-                color=COLORS[position],
-                label=label,
-            )
+            for place, method in enumerate(methods):
+                values = [row[key] for row in part if row["method"] == method]
+                if values and None not in values:
+                    ax.errorbar(
+                        np.mean(values),
+                        place + 0.14 * (2 * position - 1),
+                        xerr=standard_error(values),
+                        fmt=MARKERS[position],
+                        ms=4,
+                        capsize=2,
+                        color=COLORS[position],
+                        label=label,
+                    )
         known = " (5 classes known)" if budget == "half" else ""
         ax.set_title(f"{name.replace('_', '-')}{known}", fontsize=10)
         ax.set(xlabel="AUROC", ylim=(len(methods) - 0.5, -0.5))
         ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
         tidy(ax, "x")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -186,10 +199,9 @@ def _confidences(
     confidence, correct = [], []
     for row in rows:
         if row["method"] == method:
-            with np.load(_folder(runs, row) / "probabilities.npz") as found:
-                probabilities = found["probabilities"].astype("float64")
-                confidence.append(probabilities.max(axis=1))
-                correct.append(probabilities.argmax(axis=1) == found["labels"])
+            mean, labels = predictions(folder_of(row, runs))
+            confidence.append(mean.max(axis=1))
+            correct.append(mean.argmax(axis=1) == labels)
     return np.concatenate(confidence), np.concatenate(correct).astype("float64")
 
 
@@ -202,14 +214,6 @@ def _by_level(
         if row["method"] == method and row["shift"] in ("clean", kind):
             found.setdefault(row["level"], []).append(row[key])
     return sorted(found), [float(np.mean(found[level])) for level in sorted(found)]
-
-
-def _folder(runs: str | os.PathLike, row: Row) -> Path:
-    return Path(runs) / row["budget"] / row["dataset"] / row["method"] / f"seed{row['seed']}"
-
-
-def _look(position: int) -> dict[str, Any]:
-    return {**line(position), "marker": MARKERS[position % len(MARKERS)], "ms": 4, "lw": 1.2}
 
 
 def _legend_below(figure: Figure, ax: Any) -> None:

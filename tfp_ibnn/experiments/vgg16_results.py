@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfp_ibnn import _files
+from tfp_ibnn.experiments.afterwards import folder_of
 from tfp_ibnn.experiments.results import write_results
 from tfp_ibnn.experiments.vgg16 import Results
 from tfp_ibnn.experiments.vgg16_plan import evaluations_of
@@ -36,7 +37,7 @@ def write(
     old = set((folder / "probabilities").glob("*-*-seed*.npz"))
     for row in results.rows:
         budget, method, seed = row["budget"], row["method"], f"seed{row['seed']}"
-        with np.load(runs / budget / row["dataset"] / method / seed / "probabilities.npz") as found:
+        with np.load(folder_of(row, runs) / "probabilities.npz") as found:
             arrays = {
                 "probabilities": np.maximum(found["probabilities"], _LEAST).astype("float16"),
                 "epistemic": found["epistemic"].astype("float16"),
@@ -54,7 +55,8 @@ def write(
         options_of = {budget: found["robustness"].as_dict() for budget, found in shifts.items()}
         content = {"options": options_of, "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)
-    more = {name: getattr(results, name) for name in ("trials", "ablations", "draws", "missing")}
+    names = ("trials", "ablations", "draws", "scaled", "averaged", "missing")
+    more = {name: getattr(results, name) for name in names}
     return write_results(folder, results.rows, options, **more)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "MARKERS",
     "epochs_below",
     "line",
+    "marked",
     "new_axes",
     "pale",
     "tidy",
@@ -32,6 +33,11 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 def line(position: int) -> dict[str, Any]:
     """Return the colour and line style of one of several curves."""
     return {"color": COLORS[position % len(COLORS)], "ls": LINES[position % len(LINES)]}
+
+
+def marked(position: int) -> dict[str, Any]:
+    """Return the look of one of several curves through few points."""
+    return {**line(position), "marker": MARKERS[position % len(MARKERS)], "ms": 4, "lw": 1.3}
 
 
 def pale(color: Any, whiteness: Any) -> np.ndarray:

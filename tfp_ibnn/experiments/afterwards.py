@@ -1,0 +1,82 @@
+"""What finished predictions give without more training: a temperature, and averages over seeds."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn.experiments.scoring import Scores
+from tfp_ibnn.experiments.summary import SCORES
+from tfp_ibnn.metrics import TemperatureScaling
+
+__all__ = ["averaged", "folder_of", "predictions", "scaled"]
+
+Row = dict[str, Any]
+
+
+def scaled(
+    rows: Sequence[Row], runs: str | os.PathLike, held_out: Mapping[str, str | os.PathLike]
+) -> list[Row]:
+    """Return the scores of each run when its predictions have a temperature.
+
+    Args:
+        rows: one a run.
+        runs: the folder of the runs.
+        held_out: the folder of a run of each method that was scored on images which it had not
+            seen. Its temperature is that of all runs of the method; others are left out.
+    """
+    found = []
+    for method, folder in held_out.items():
+        model = TemperatureScaling(_as_they_are(predictions(folder)[0]), from_logits=False)
+        model.fit(*predictions(folder))
+        for row in rows:
+            if row["method"] == method:
+                mean, labels = predictions(folder_of(row, runs))
+                scores = _scores(model.predict(mean, batch_size=len(mean), verbose=0), labels)
+                known = {key: row[key] for key in ("budget", "method", "seed")}
+                found.append({**known, "temperature": float(model.temperature), **scores})
+    return found
+
+
+def averaged(rows: Sequence[Row], runs: str | os.PathLike) -> list[Row]:
+    """Return the scores of each method's ensemble: the mean prediction of its seeds.
+
+    Args:
+        rows: one a run.
+        runs: the folder of the runs.
+    """
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["budget"], row["method"]), []).append(row)
+    found = []
+    for (budget, method), group in groups.items():
+        if len(group) > 1:
+            each = [predictions(folder_of(row, runs)) for row in group]
+            scores = _scores(np.mean([mean for mean, _ in each], axis=0), each[0][1])
+            seeds = [row["seed"] for row in group]
+            found.append({"budget": budget, "method": method, "seeds": seeds, **scores})
+    return found
+
+
+def folder_of(row: Row, runs: str | os.PathLike) -> Path:
+    """Return the folder of a run."""
+    return Path(runs) / row["budget"] / row["dataset"] / row["method"] / f"seed{row['seed']}"
+
+
+def predictions(folder: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class probabilities of a finished run, (images, classes), and the labels."""
+    with np.load(Path(folder) / "probabilities.npz") as found:
+        return found["probabilities"].astype("float64"), found["labels"].astype("int32")
+
+
+def _as_they_are(probabilities: np.ndarray) -> keras.Model:
+    inputs = keras.Input(probabilities.shape[1:])
+    return keras.Model(inputs, keras.layers.Identity()(inputs))
+
+
+def _scores(mean: np.ndarray, labels: np.ndarray) -> Row:
+    found = Scores(mean, np.zeros(len(mean)), labels, 1).summary()
+    return {key: found[key] for key in SCORES}

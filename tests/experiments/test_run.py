@@ -421,6 +421,19 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
             run(chosen, tmp_path / "run", say=lines.append, keep_models=False)
         assert not any("going on" in line for line in lines)
         assert not (tmp_path / "run" / "metrics.json").exists()
+        assert "diverged" in (tmp_path / "run" / "failure.txt").read_text()
+
+
+def test_a_failure_is_forgotten_when_the_run_is_finished(tmp_path):
+    folder = experiments.RunFolder(tmp_path / "run", {"seed": 0})
+    folder.fail(RunError("not ours yet"))
+    assert not folder.path.exists()
+    folder.claim()
+    folder.fail(RunError("no luck"))
+    assert experiments.RunFolder(folder.path, {"seed": 0}).failure == "no luck"
+    folder.finish({"nll": 1.0})
+    assert (folder.failure, folder.metrics) == (None, {"nll": 1.0})
+    folder.release()
 
 
 # Killed runs.

@@ -247,6 +247,8 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, data_dir):
     assert "diverged" in missing.pop("bad")
     assert not missing
     assert any(line.startswith("bad failed: ") for line in said)
+    fleet.run_all(runs, tmp_path, train=False, missing=missing)
+    assert "diverged" in missing["bad"]
     with pytest.raises(RunError, match="1 of 2 runs failed. bad: .*diverged"):
         fleet.run_all(runs, tmp_path, data_dir=data_dir, say=said.append)
 

@@ -12,8 +12,8 @@ import keras
 
 from tfp_ibnn import data
 from tfp_ibnn.experiments import robustness
-from tfp_ibnn.experiments.folder import RunError, read_record
-from tfp_ibnn.experiments.run import finished, run
+from tfp_ibnn.experiments.folder import RunError, RunFolder, read_record
+from tfp_ibnn.experiments.run import finished, identity, run
 from tfp_ibnn.experiments.settings import Settings
 
 __all__ = ["run_all"]
@@ -77,7 +77,7 @@ def run_all(
     if missing is not None:
         for name, task in tasks.items():
             if name not in found:
-                missing[name] = failed.get(name, "not run")
+                missing[name] = failed.get(name) or task.failure() or "not run"
             else:
                 missing |= {f"{name}/{part}": "not run" for part in task.left(found[name])}
     elif failed:
@@ -103,6 +103,10 @@ class Task(NamedTuple):
         rows = {name: self._rows(name, settings) for name, settings in self.evaluations.items()}
         done = {name: found for name, found in rows.items() if found is not None}
         return {**metrics, "evaluations": done}
+
+    def failure(self) -> str | None:
+        """Return why the run failed when it was last tried."""
+        return RunFolder(self.folder, identity(self.settings)).failure
 
     def left(self, metrics: dict[str, Any]) -> list[str]:
         """Return the evaluations that are not finished."""

@@ -70,6 +70,25 @@ class RunFolder:
         path = self.path / "metrics.json"
         return read_record(path) if path.exists() else None
 
+    def fail(self, error: RunError) -> None:
+        """Keep why the run failed, for whoever looks at the folder; if it is this run's own."""
+        if self._lock is not None:
+            self._failure.write_text(f"{error}\n", encoding="utf-8")
+
+    def finish(self, metrics: dict[str, Any]) -> None:
+        """Write `metrics.json`, which makes the run finished."""
+        _files.write_json(self.path / "metrics.json", metrics)
+        self._failure.unlink(missing_ok=True)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run failed when it was last tried, or None."""
+        return self._failure.read_text(encoding="utf-8").strip() if self._failure.exists() else None
+
+    @property
+    def _failure(self) -> Path:
+        return self.path / "failure.txt"
+
     @property
     def _record(self) -> Path:
         return self.path / "settings.json"

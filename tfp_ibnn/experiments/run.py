@@ -54,9 +54,9 @@ def run(
 
     The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
     a checkpoint every `log_every` epochs; at the end `metrics.json`, `probabilities.npz`, figures,
-    the model as `model.keras` and as a SavedModel, and a model card. If the folder holds an
-    unfinished run of these settings, it is taken up where it stopped; if a finished one, nothing is
-    done.
+    the model as `model.keras` and as a SavedModel, and a model card; or `failure.txt`, which says
+    why it failed. If the folder holds an unfinished run of these settings, it is taken up where it
+    stopped; if a finished one, nothing is done.
 
     Args:
         settings: what to do.
@@ -87,6 +87,9 @@ def run(
     keras.config.set_dtype_policy(settings.precision)
     try:
         return _run(settings, folder, data_dir, say, keep_models, devices)
+    except RunError as error:
+        folder.fail(error)
+        raise
     finally:
         folder.release()
         keras.config.set_dtype_policy(policy)
@@ -463,7 +466,7 @@ def _write(
             scorer.model.save(temporary)
         metrics["saved_model"] = _export(scorer, folder / "saved_model", say)
     write_report(folder.path, metrics, scores, test)
-    _files.write_json(folder / "metrics.json", metrics)
+    folder.finish(metrics)
     for stage in ("pretraining", "training"):
         (folder / f"{stage}.npz").unlink(missing_ok=True)
 

@@ -35,8 +35,8 @@ NAMES = {
     "flow_first": "flow, affine first",
     "flow_last": "flow, affine last",
     "flow_over_mixture": "flow over mixture of 4",
-    "gaussian_inner": "Gaussian but in conv1",
-    "fixed_inner": "fixed noise but in conv1",
+    "gaussian_inner": "Gaussian, none in conv1",
+    "fixed_inner": "fixed noise, none in conv1",
     "gaussian_elbo": "Gaussian, ELBO",
     "flow_elbo": "flow, ELBO",
 }

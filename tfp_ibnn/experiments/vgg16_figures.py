@@ -31,9 +31,10 @@ Row = dict[str, Any]
 
 _SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _BINS = 12
+# Of curves that lie upon each other one is enough.
 _DRAWN = (
-    *("deterministic", "mc_dropout", "gaussian", "fixed_inner"),
-    *("mixture_16", "mixture_16_ibnn", "flow_last"),
+    *("deterministic", "mc_dropout", "gaussian", "mixture_16", "mixture_16_ibnn", "flow_last"),
+    *("fixed_inner", "gaussian_elbo"),
 )
 
 
@@ -71,12 +72,12 @@ def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
     the axis of confidence shows the share of doubt, 1 - confidence, on a logarithmic scale.
     """
     methods = methods_of(rows)
-    columns = min(4, len(methods))
+    columns = min(5, len(methods))
     lines = -(-len(methods) // columns)
     figure, axes = plt.subplots(
         lines,
         columns,
-        figsize=(0.5 + 2.5 * columns, 0.4 + 2.2 * lines),
+        figsize=(0.5 + 2.3 * columns, 0.4 + 2.1 * lines),
         sharex=True,
         sharey=True,
         layout="constrained",
@@ -105,7 +106,11 @@ def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
 
 
 def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
-    """Draw NLL and accuracy on training images, and the KL, over the epochs; means of the seeds."""
+    """Draw NLL and accuracy on training images, and the KL, over the epochs; means of the seeds.
+
+    A KL below a tenth of a nat is left out: it is that of a posterior which stays at the prior.
+    """
+    rows = [row for row in rows if row["method"] in _DRAWN]
     keys = {"nll": "NLL in training", "accuracy": "accuracy in training", "kl": "KL (nats)"}
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.9), layout="constrained")
     for position, method in enumerate(methods_of(rows)):
@@ -123,6 +128,7 @@ def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
         tidy(ax, "y")
     axes[0].set_yscale("log")
     axes[2].set_yscale("log")
+    axes[2].set_ylim(bottom=0.1)
     _legend_below(figure, axes[0])
     return figure
 
@@ -130,8 +136,7 @@ def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
 def robustness(rows: Sequence[Row]) -> Figure:
     """Draw accuracy, NLL and ECE against the strength of corruptions and rotations.
 
-    Means over the seeds and, of corruptions, over their kinds. Methods that would lie upon others
-    are left out.
+    Means over the seeds and, of corruptions, over their kinds.
     """
     rows = [row for row in rows if row["method"] in _DRAWN]
     kinds = {"corruption": "severity of the corruption", "rotation": "rotation (degrees)"}
@@ -150,13 +155,15 @@ def robustness(rows: Sequence[Row]) -> Figure:
 def foreign(rows: Sequence[Row]) -> Figure:
     """Draw how well each uncertainty tells foreign images from known ones, by AUROC.
 
-    Means over the seeds, and their standard errors.
+    Means over the seeds, and their standard errors. Models that know half of the classes are shown
+    for those images only that the others do not find foreign: their other classes.
     """
     rows = [row for row in rows if row["shift"] == "foreign"]
-    # Those of models that know half of the classes are another matter.
-    cases = list(dict.fromkeys((row["budget"], row["name"]) for row in rows))
+    equal = {row["name"] for row in rows if row["budget"] == "equal"}
+    rows = [row for row in rows if row["budget"] == "equal" or row["name"] not in equal]
+    cases = list(dict.fromkeys(row["name"] for row in rows))
     kinds = {"entropy_auroc": "entropy", "epistemic_auroc": "epistemic"}
-    parts = [[row for row in rows if (row["budget"], row["name"]) == case] for case in cases]
+    parts = [[row for row in rows if row["name"] == case] for case in cases]
     methods = methods_of(rows)
     figure, axes = plt.subplots(
         1,
@@ -166,7 +173,7 @@ def foreign(rows: Sequence[Row]) -> Figure:
         layout="constrained",
         squeeze=False,
     )
-    for ax, (budget, name), part in zip(axes[0], cases, parts, strict=True):
+    for ax, name, part in zip(axes[0], cases, parts, strict=True):
         for position, (key, label) in enumerate(kinds.items()):
             for place, method in enumerate(methods):
                 values = [row[key] for row in part if row["method"] == method]
@@ -181,8 +188,7 @@ def foreign(rows: Sequence[Row]) -> Figure:
                         color=COLORS[position],
                         label=label,
                     )
-        known = " (5 classes known)" if budget == "half" else ""
-        ax.set_title(f"{name.replace('_', '-')}{known}", fontsize=10)
+        ax.set_title(name.replace("_", "-"), fontsize=10)
         ax.set(xlabel="AUROC", ylim=(len(methods) - 0.5, -0.5))
         ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
         tidy(ax, "x")

@@ -1,18 +1,19 @@
 r"""Repeat the original report's experiments, with seeds, and write their tables and figures.
 
     toy2d    four clusters in the plane: flows of several lengths (figures 3 and 4)
+    frozen   digits: flows against a Gaussian, where the network is trained as well and where not
     lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
     vgg16    VGG16 on CIFAR-10 (figure 6); it takes a GPU. Its parts: equal, all methods for 100
              epochs, with corrupted and foreign images; long, 300 epochs; report, the report's
              budget; half, with half of the classes held out; ablations, one change at a time
-    all      toy2d and lenet, which need none
+    all      toy2d, frozen and lenet, which need none
 
 Everything that an experiment needs is trained. The runs of lenet and vgg16 have folders below
 --runs, and what is there already is not trained again: the same command goes on after an
 interruption, and with more --seeds it adds those; another first seed or backend needs another
---runs. toy2d takes minutes and starts over. The results go to results/EXPERIMENT/: summary.json
-(mean and standard deviation over the seeds), runs.json (every run) and figures, of vgg16 also
-robustness.json and the test probabilities of every run.
+--runs. toy2d and frozen take minutes a seed and start over. The results go to
+results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds), runs.json (every
+run) and figures, of vgg16 also robustness.json and the test probabilities of every run.
 
 Examples:
     python scripts/reproduce.py toy2d
@@ -49,7 +50,7 @@ def main(argv=None):
 
     # A broken pool: one of the processes was killed, for want of memory perhaps.
     errors = (experiments.RunError, data.DataError, CheckpointError, OSError, BrokenProcessPool)
-    names = ["toy2d", "lenet"] if options.experiment == "all" else [options.experiment]
+    names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
     for name in names:
         began = time.perf_counter()
         folder = Path(options.results) / name
@@ -89,6 +90,22 @@ def toy2d(options, folder):
     print()
     toy2d_figures.save_figures(results, folder)
     rows = [row for result in results for row in result.rows]
+    return write_results(folder, rows, vars(options))
+
+
+def frozen(options, folder):
+    from tfp_ibnn.experiments import frozen, frozen_figures, write_results
+
+    settings = frozen.Settings.quick() if options.quick else frozen.Settings()
+    rows = []
+    for seed in options.seeds:
+        rows += frozen.run(
+            seed,
+            settings,
+            data_dir=options.data_dir,
+            say=lambda line: print(line, flush=True),
+        )
+    frozen_figures.save_figures(rows, folder)
     return write_results(folder, rows, vars(options))
 
 
@@ -133,7 +150,7 @@ def vgg16(options, folder):
     return vgg16_results.write(folder, results, runs, vars(options))
 
 
-EXPERIMENTS = {"toy2d": toy2d, "lenet": lenet, "vgg16": vgg16}
+EXPERIMENTS = {"toy2d": toy2d, "frozen": frozen, "lenet": lenet, "vgg16": vgg16}
 # As in the package, which cannot be imported before its backend is chosen.
 METHODS = {
     "lenet": ("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
@@ -170,7 +187,7 @@ def parse(argv):
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))
     add("--seeds", type=int, nargs="+", help="default 0 1 2, or 0 with --quick")
-    add("--quick", action="store_true", help="minutes, on few images; the numbers mean nothing")
+    add("--quick", action="store_true", help="on few images: minutes, 20 for vgg16; only a try")
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")
     add("--finished", action="store_true", help="of vgg16: train nothing, show what is finished")

@@ -93,6 +93,7 @@ def parse(argv):
     add("--epochs", type=int, default=50, help="of training (default 50)")
     add("--pretrain-epochs", type=int, default=0, help="of the deterministic network before")
     add("--pretrained", help="deterministic network to start from, a .keras file")
+    add("--freeze-network", action="store_true", help="then train nothing but the posteriors")
     add("--train-samples", type=int, default=1, help="draws for each training example")
     add("--samples", type=int, default=128, help="draws at test time (default 128)")
     add("--optimizer", default="nesterov", help="nesterov, sgd or adam (default nesterov)")

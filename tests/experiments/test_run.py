@@ -21,6 +21,7 @@ from tests.layer_checklist import numpy
 from tfp_ibnn import experiments
 from tfp_ibnn.checkpoint import CheckpointError
 from tfp_ibnn.experiments import RunError, Settings
+from tfp_ibnn.experiments.run import _network, _stochastic
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -422,6 +423,15 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
         assert not any("going on" in line for line in lines)
         assert not (tmp_path / "run" / "metrics.json").exists()
         assert "diverged" in (tmp_path / "run" / "failure.txt").read_text()
+
+
+def test_a_frozen_network_leaves_its_posteriors_to_train():
+    frozen = {"posterior": "gaussian", "pretrain_epochs": 1, "freeze_network": True}
+    chosen = Settings(**SMALL | frozen)
+    (images, _), _ = ibnn.data.load("digits")
+    model = _stochastic(_network(chosen, images), chosen, 100)
+    assert model.trainable_weights
+    assert all("/posterior/" in weight.path for weight in model.trainable_weights)
 
 
 def test_a_failure_is_forgotten_when_the_run_is_finished(tmp_path):

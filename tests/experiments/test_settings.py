@@ -62,7 +62,11 @@ BAD = [
     *(("flow_depth", value) for value in (0, -1, 1.5, *NO_NUMBERS)),
     *(("classes", value) for value in (0, 1, 2.5, 10, 11, *NO_NUMBERS)),
     *((name, value) for name in ("flow_layers", "deterministic_layers") for value in ("(", 3, [])),
-    *(("learn_prior_scale", value) for value in (None, "no", 2)),
+    *(
+        (name, value)
+        for name in ("learn_prior_scale", "freeze_network")
+        for value in (None, "no", 2)
+    ),
     ("augment", "no"),
     ("posterior", None),
     ("posterior", 3),
@@ -170,10 +174,11 @@ def test_a_record_of_the_first_runs_stays_valid():
         "flow_depth": 1,
         "base_components": 2,
         "learn_prior_scale": True,
+        "freeze_network": True,
         "classes": 5,
     }
     assert not set(later) & set(Settings().as_dict())
-    assert set(later) <= set(Settings(**later).as_dict())
+    assert set(later) <= set(Settings(**later, pretrain_epochs=2).as_dict())
 
 
 def parsed(command):
@@ -226,6 +231,7 @@ FIELDS = {
     "flow_depth": st.none() | st.integers(1, 9),
     "deterministic_layers": st.sampled_from([None, "conv1", "it's"]),
     "learn_prior_scale": st.booleans(),
+    "freeze_network": st.booleans(),
     "classes": st.none() | st.integers(2, 9),
     "validation": st.integers(0, 9),
     "limit": st.none() | st.integers(10, 10**5),
@@ -248,8 +254,16 @@ def test_the_command_gives_the_settings_back(options):
         options["pretrain_epochs"] += 1
     if options.get("posterior", "flow") != "flow":
         options = {name: value for name, value in options.items() if name not in OF_FLOWS}
+    if not options.get("pretrain_epochs") or options.get("posterior") == "none":
+        options = {name: value for name, value in options.items() if name != "freeze_network"}
     chosen = Settings(**options)
     assert parsed(chosen.command()) == chosen
+
+
+@pytest.mark.parametrize("options", [{}, {"posterior": "none", "pretrain_epochs": 1}])
+def test_what_is_frozen_must_be_trained_and_leave_something(options):
+    with pytest.raises(ValueError, match="needs a `posterior`, and `pretrained`"):
+        Settings(freeze_network=True, **options)
 
 
 @pytest.mark.parametrize("option", [{"flow_layers": "fc1"}, {"flow_depth": 2}])

@@ -17,7 +17,16 @@ from tfp_ibnn import _files
 from tfp_ibnn.experiments.report import history
 from tfp_ibnn.plots.style import COLORS, epochs_below, marked, tidy
 
-__all__ = ["NAMES", "curves", "methods_of", "save", "save_figures", "scores", "standard_error"]
+__all__ = [
+    "NAMES",
+    "curves",
+    "methods_of",
+    "save",
+    "save_figures",
+    "scores",
+    "spread",
+    "standard_error",
+]
 
 Row = dict[str, Any]
 
@@ -35,6 +44,9 @@ NAMES = {
     "flow_first": "flow, affine first",
     "flow_last": "flow, affine last",
     "flow_over_mixture": "flow over mixture of 4",
+    "flow_planar": "planar flows",
+    "flow_iaf": "autoregressive flow",
+    "flow_sylvester": "Sylvester flows",
     "gaussian_inner": "Gaussian, none in conv1",
     "fixed_inner": "fixed noise, none in conv1",
     "gaussian_elbo": "Gaussian, ELBO",
@@ -124,7 +136,7 @@ def scores(rows: Sequence[Row]) -> Figure:
         for ax, (key, label) in zip(line, keys.items(), strict=True):
             for place, method in enumerate(methods):
                 values = [row[key] for row in part if row["method"] == method]
-                _spread(ax, place, values)
+                spread(ax, place, values)
             ax.set(xlabel=label, ylim=(len(methods) - 0.5, -0.5))
             ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
             ax.label_outer(remove_inner_ticks=True)
@@ -135,8 +147,8 @@ def scores(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _spread(ax: Axes, place: float, values: Sequence[float]) -> None:
-    """Draw the values of the seeds, their mean, and the standard error of that."""
+def spread(ax: Axes, place: float, values: Sequence[float]) -> None:
+    """Draw the values of the seeds at a height, their mean, and the standard error of that."""
     mean = np.mean(values)
     ax.plot(values, [place] * len(values), "o", ms=4, color=COLORS[0], alpha=0.5)
     ax.plot([mean] * 2, [place - 0.3, place + 0.3], lw=2, color=COLORS[1])

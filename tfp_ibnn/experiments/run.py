@@ -29,7 +29,7 @@ from tfp_ibnn.experiments.scanned import can_scan, scanned
 from tfp_ibnn.experiments.scoring import Scorer, Scores
 from tfp_ibnn.experiments.settings import Settings, Stage
 from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
-from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.layers import freeze, stochastic_layers
 from tfp_ibnn.training import KLAnnealing, PosteriorLog, two_speed
 
 __all__ = ["finished", "identity", "run"]
@@ -237,7 +237,7 @@ def _stochastic(model: keras.Model, settings: Settings, train_size: int) -> kera
     plain = settings.deterministic_layers
     if plain is not None and not any(re.fullmatch(plain, layer.name) for layer in model.layers):
         raise ValueError(f"`deterministic_layers` {plain!r} matches no layer of {model.name}.")
-    return to_stochastic(
+    copy = to_stochastic(
         model,
         settings.posteriors(),
         train_size,
@@ -246,6 +246,9 @@ def _stochastic(model: keras.Model, settings: Settings, train_size: int) -> kera
         train_samples=settings.train_samples,
         seed=settings.seed,
     )
+    if settings.freeze_network:
+        freeze(copy, "deterministic")
+    return copy
 
 
 def _fit(

@@ -43,6 +43,7 @@ _LATER = (
     "flow_depth",
     "base_components",
     "learn_prior_scale",
+    "freeze_network",
     "classes",
 )
 _OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
@@ -92,6 +93,7 @@ class Settings:
         epochs: of training, after the pretraining.
         pretrain_epochs: of the deterministic network.
         pretrained: `.keras` file of a trained deterministic network.
+        freeze_network: train nothing but the posteriors of the network that was trained or read.
         optimizer: "sgd" (momentum 0.9), "nesterov" or "adam".
         pretrain_optimizer: None takes `optimizer`.
         learning_rate: of the network's weights.
@@ -138,6 +140,7 @@ class Settings:
     epochs: int = 50
     pretrain_epochs: int = 0
     pretrained: str | None = None
+    freeze_network: bool = False
     optimizer: str = "nesterov"
     pretrain_optimizer: str | None = None
     learning_rate: float = 0.02
@@ -197,10 +200,8 @@ class Settings:
         if self.limit is not None:
             self._set("limit", _checks.positive_integer("limit", self.limit))
         _checks.one_of("augment", self.augment, (None, True, False))
-        self._set(
-            "learn_prior_scale",
-            bool(_checks.one_of("learn_prior_scale", self.learn_prior_scale, (True, False))),
-        )
+        for name in ("learn_prior_scale", "freeze_network"):
+            self._set(name, bool(_checks.one_of(name, getattr(self, name), (True, False))))
         if self.flow_depth is not None:
             self._set("flow_depth", _checks.positive_integer("flow_depth", self.flow_depth))
         for name in ("deterministic_layers", "flow_layers"):
@@ -217,6 +218,12 @@ class Settings:
             raise ValueError(
                 "`pretrained` and `pretrain_epochs` exclude each other: the network is read or "
                 "trained."
+            )
+        trained = self.pretrained is not None or self.pretrain_epochs
+        if self.freeze_network and not (trained and self.is_stochastic):
+            raise ValueError(
+                "`freeze_network` leaves posteriors to train, of a network that is trained: it "
+                "needs a `posterior`, and `pretrained` or `pretrain_epochs`."
             )
         if self.pretrained is not None and (self.dropout or self.augment is not None):
             raise ValueError("The `pretrained` network has its own `dropout` and `augment`.")

@@ -8,9 +8,10 @@ rows have in common.
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
 over the seeds, with their standard errors; `cost` the parameters and the time. Of experiments that
-have such there are `ablations`, `draws`, `shifts` (accuracy, NLL and ECE on shifted images),
-`foreign` (AUROC of the total and of the epistemic uncertainty), and `afterwards` (NLL and ECE of
-predictions as they are, at a temperature, and averaged over the seeds).
+have such there are `objective` (the negative ELBO), `ablations`, `draws`, `shifts` (accuracy, NLL
+and ECE on shifted images), `foreign` (AUROC of the total and of the epistemic uncertainty), and
+`afterwards` (NLL and ECE of predictions as they are, at a temperature, and averaged over the
+seeds).
 """
 
 import json
@@ -42,6 +43,9 @@ _PAIRS = (
     ("gaussian", "flow_last"),
     ("gaussian", "flow_over_mixture"),
     ("mixture_4", "flow_over_mixture"),
+    ("gaussian", "flow_planar"),
+    ("gaussian", "flow_iaf"),
+    ("gaussian", "flow_sylvester"),
     ("gaussian", "gaussian_inner"),
     ("gaussian_inner", "fixed_inner"),
     ("gaussian", "gaussian_elbo"),
@@ -100,6 +104,22 @@ def _paired(folder: Path, wanted: dict[str, str]) -> str:
             found = [summary.paired(rows, first, second, key) for key in ("accuracy", "nll", "ece")]
             cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
             lines.append([first, second, str(len(common)), *cells])
+    return _markdown(lines)
+
+
+def _objective(folder: Path, wanted: dict[str, str]) -> str:
+    rows = [row for row in _rows(folder / "runs.json", wanted) if "objective" in row]
+    lines = [["method", "negative ELBO (nats)", "KL (nats)", "minus the Gaussian's ELBO"]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        means = [
+            np.mean([row[key] for row in rows if row["method"] == method])
+            for key in ("objective", "kl")
+        ]
+        more = "-"
+        if method != "gaussian" and len(_seeds(rows, method)) > 1:
+            change = summary.paired(rows, "gaussian", method, "objective")
+            more = f"{change['mean']:+.2f} ± {change['error']:.2f}"
+        lines.append([method, *(f"{mean:.2f}" for mean in means), more])
     return _markdown(lines)
 
 
@@ -213,6 +233,7 @@ _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "scores": _scores,
     "paired": _paired,
     "cost": _cost,
+    "objective": _objective,
     "ablations": _ablations,
     "draws": _draws,
     "shifts": _shifts,

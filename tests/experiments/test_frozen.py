@@ -1,0 +1,92 @@
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+
+import tfp_ibnn as ibnn
+from tests.experiments.test_reproduce import check
+from tests.layer_checklist import numpy
+from tfp_ibnn.experiments import frozen, frozen_figures, write_results
+from tfp_ibnn.experiments.tables import fill
+
+pytestmark = pytest.mark.once
+
+
+class OnlyGaussian(frozen.Settings):
+    def posteriors(self):
+        return {"gaussian": super().posteriors()["gaussian"]}
+
+
+SMALL = OnlyGaussian(**dataclasses.asdict(frozen.Settings.quick()))
+
+
+def test_every_budget_has_every_method():
+    rows = frozen.run(0, SMALL, say=print)
+    epochs = {(row["budget"], row["method"]): row["epochs"] for row in rows}
+    assert len(epochs) == len(rows) == 2 * 2
+    assert epochs.pop(("frozen", "deterministic")) == 2
+    assert set(epochs.values()) == {4}
+    for row in rows:
+        assert ("objective" in row) == (row["method"] != "deterministic")
+        if "objective" in row:
+            assert row["objective"] > row["kl"] > 0
+
+
+def test_posteriors_start_alike():
+    found = frozen.Settings().posteriors()
+    assert list(found) == ["gaussian", "flow_planar", "flow_iaf", "flow_sylvester"]
+    for posterior in found.values():
+        assert (posterior.prior_scale, posterior.initial_scale) == (0.5, 0.1)
+
+
+@pytest.mark.parametrize("budget", frozen.BUDGETS)
+def test_what_is_frozen_stays(budget):
+    (x, y), _ = frozen._split(0, 100, None)
+    keras.utils.set_random_seed(0)
+    start = ibnn.models.mlp(x.shape[1:], hidden=(4,))
+    fresh = ibnn.to_stochastic(start, SMALL.posteriors()["gaussian"], 100)
+    model, _ = frozen._Training(0, SMALL, x, y).model(start, budget, "gaussian")
+    for name in ("fc1", "fc2"):
+        before, after = fresh.get_layer(name), model.get_layer(name)
+        same = np.array_equal(numpy(before.layer.kernel), numpy(after.layer.kernel))
+        assert same == (budget == "frozen")
+        moved = [
+            not np.array_equal(numpy(old), numpy(new))
+            for old, new in zip(
+                before.posterior.trainable_weights, after.posterior.trainable_weights, strict=True
+            )
+        ]
+        assert moved == [True, True]
+
+
+def test_seeds_choose_other_images_and_test_on_the_rest():
+    (first, _), (rest, labels) = frozen._split(0, 100, None)
+    (second, _), _ = frozen._split(1, 100, None)
+    assert len(first) + len(rest) == 1797 == 100 + len(labels)
+    assert not np.array_equal(first, second)
+
+
+def test_tables_and_figure(tmp_path):
+    rng = np.random.default_rng(0)
+    numbers = ("accuracy", "nll", "brier", "ece", "objective", "kl")
+    rows = [
+        {"dataset": "digits", "model": "mlp", "method": method, "budget": budget, "epochs": 4}
+        | {"samples": 4, "seed": seed, **{key: float(rng.uniform()) for key in numbers}}
+        for budget in frozen.BUDGETS
+        for seed in (3, 4, 5)
+        for method in frozen.Settings().posteriors()
+    ]
+    (tmp_path / "frozen").mkdir()
+    write_results(tmp_path / "frozen", rows, {})
+    assert len(check(tmp_path / "frozen")) == 8
+    table = fill("<!-- objective: frozen budget=joint -->\n<!-- end -->", tmp_path).splitlines()
+    assert len(table) == 2 + 2 + 4
+    gaussian, planar = (
+        np.array([r["objective"] for r in rows if (r["budget"], r["method"]) == ("joint", method)])
+        for method in ("gaussian", "flow_planar")
+    )
+    error = np.std(planar - gaussian, ddof=1) / 3**0.5
+    assert table[4].endswith(f"| {np.mean(planar - gaussian):+.2f} ± {error:.2f} |")
+    (path,) = frozen_figures.save_figures(rows, tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,9 +1,9 @@
 """Tables in Markdown files, filled from the results they show.
 
 A table stands between two comments. The first says which one it is: an experiment, and what its
-rows have in common.
+rows have in common, or may have.
 
-    <!-- table: lenet dataset=cifar10 budget=equal -->
+    <!-- table: lenet dataset=cifar10 budget=equal method=gaussian,flow -->
     <!-- end -->
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
@@ -74,7 +74,11 @@ def fill(text: str, results: str | os.PathLike) -> str:
 def _rows(path: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
     content = _content(path)
     rows = content if isinstance(content, list) else content.get("runs", content.get("rows"))
-    rows = [row for row in rows if all(str(row[key]) == value for key, value in wanted.items())]
+    rows = [
+        row
+        for row in rows
+        if all(str(row[key]) in value.split(",") for key, value in wanted.items())
+    ]
     if not rows:
         raise ValueError(f"{path} has no row with {wanted}.")
     return rows

@@ -161,7 +161,8 @@ def test_everything_quickly(script, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "load", made_images)
     folders = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert script.main(["all", "--quick", "--seeds", "0", *folders]) == 0
-    check(tmp_path / "results" / "toy2d")
+    for name in ("toy2d", "frozen"):
+        check(tmp_path / "results" / name)
     table = check(tmp_path / "results" / "lenet")
     assert {row["method"] for row in table if row["budget"] == "equal"} == set(lenet.METHODS)
     assert all(row["seeds"] == [0] for row in table)

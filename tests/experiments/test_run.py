@@ -21,7 +21,6 @@ from tests.layer_checklist import numpy
 from tfp_ibnn import experiments
 from tfp_ibnn.checkpoint import CheckpointError
 from tfp_ibnn.experiments import RunError, Settings
-from tfp_ibnn.experiments.run import _network, _stochastic
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -425,25 +424,33 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
         assert "diverged" in (tmp_path / "run" / "failure.txt").read_text()
 
 
-def test_a_frozen_network_leaves_its_posteriors_to_train():
-    frozen = {"posterior": "gaussian", "pretrain_epochs": 1, "freeze_network": True}
-    chosen = Settings(**SMALL | frozen)
-    (images, _), _ = ibnn.data.load("digits")
-    model = _stochastic(_network(chosen, images), chosen, 100)
-    assert model.trainable_weights
-    assert all("/posterior/" in weight.path for weight in model.trainable_weights)
+def test_a_frozen_network_stays_as_it_is(run, tmp_path):
+    network = ibnn.models.mlp((8, 8, 1), hidden=(8,))
+    network.save(tmp_path / "network.keras")
+    frozen = {"posterior": "gaussian", "freeze_network": True, "weight_decay": 0.1}
+    chosen = Settings(**SMALL | frozen, pretrained=str(tmp_path / "network.keras"))
+    run(chosen, tmp_path / "run")
+    trained = keras.models.load_model(tmp_path / "run" / "model.keras")
+    assert all("/posterior/" in weight.path for weight in trained.trainable_weights)
+    for name in ("fc1", "fc2"):
+        layer = trained.get_layer(name)
+        before, after = network.get_layer(name).get_weights(), layer.layer.get_weights()
+        assert all(map(np.array_equal, before, after))
+        assert not np.allclose(layer.posterior.distribution().sample(5, seed=1), 1, atol=1e-3)
 
 
-def test_a_failure_is_forgotten_when_the_run_is_finished(tmp_path):
+def test_a_failure_is_forgotten_when_the_run_is_tried_again(tmp_path):
     folder = experiments.RunFolder(tmp_path / "run", {"seed": 0})
     folder.fail(RunError("not ours yet"))
     assert not folder.path.exists()
     folder.claim()
     folder.fail(RunError("no luck"))
-    assert experiments.RunFolder(folder.path, {"seed": 0}).failure == "no luck"
-    folder.finish({"nll": 1.0})
-    assert (folder.failure, folder.metrics) == (None, {"nll": 1.0})
     folder.release()
+    again = experiments.RunFolder(folder.path, {"seed": 0})
+    assert again.failure == "no luck"
+    again.claim()
+    assert again.failure is None
+    again.release()
 
 
 # Killed runs.

@@ -228,6 +228,10 @@ def test_finished_runs_are_gathered(results):
     assert [row["samples"] for row in results.draws] == list(plan.DRAWS)
     assert {row["budget"] for row in results.robustness} == {"equal", "half"}
     assert {row["seed"] for row in results.robustness} == set(SEEDS)
+    for row in results.rows:
+        stochastic = row["method"] not in ("deterministic", "deterministic_continued", "mc_dropout")
+        assert ("train_kl" in row) == stochastic
+        assert row["train_nll"] == 0.5
 
 
 def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
@@ -244,6 +248,11 @@ def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
         shutil.rmtree(folder / trial)
     with pytest.raises(RunError, match="No trial of deterministic"):
         vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+
+
+def test_why_a_run_is_missing_needs_no_folder(tmp_path):
+    gone = Settings(pretrained=str(tmp_path / "none.keras"))
+    assert fleet.Task("a", gone, tmp_path / "a", {}).failure() is None
 
 
 def test_a_model_that_is_gone_cannot_be_evaluated(runs, chosen, tmp_path):
@@ -370,6 +379,22 @@ def test_every_table_can_be_filled(results, runs, tmp_path, kind):
     expected = {"ablations": len(results.ablations), "draws": len(plan.DRAWS)}
     if kind != "paired":
         assert len(lines) - 2 == expected.get(kind, len(plan.METHODS))
+
+
+def test_nothing_of_other_budgets_is_in_a_table(results, runs, tmp_path):
+    (tmp_path / "vgg16").mkdir()
+    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+    filled = fill("<!-- afterwards: vgg16 budget=half -->\n<!-- end -->", tmp_path)
+    assert all(line.endswith("| - | - | - |") for line in filled.splitlines()[3:-1])
+
+
+def test_a_misspelt_method_is_named(results, runs, tmp_path):
+    (tmp_path / "vgg16").mkdir()
+    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+    comment = "<!-- scores: vgg16 budget=equal method={} -->\n<!-- end -->"
+    assert len(fill(comment.format("gaussian,flow_last"), tmp_path).splitlines()) == 2 + 2 + 2
+    with pytest.raises(ValueError, match="method flow_lost"):
+        fill(comment.format("gaussian,flow_lost"), tmp_path)
 
 
 def test_an_unknown_table_is_named(tmp_path):

@@ -106,6 +106,8 @@ class Task(NamedTuple):
 
     def failure(self) -> str | None:
         """Return why the run failed when it was last tried."""
+        if not self.folder.exists():
+            return None
         return RunFolder(self.folder, identity(self.settings)).failure
 
     def left(self, metrics: dict[str, Any]) -> list[str]:

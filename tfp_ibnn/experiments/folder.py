@@ -54,6 +54,7 @@ class RunFolder:
             raise RunError(f"{self.path} is in use: somebody else is at this run.")
         self._check_same()  # it may have been claimed since it was looked at
         _files.remove_leftovers(self.path)
+        self._failure.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let others have the folder."""
@@ -73,12 +74,7 @@ class RunFolder:
     def fail(self, error: RunError) -> None:
         """Keep why the run failed, for whoever looks at the folder; if it is this run's own."""
         if self._lock is not None:
-            self._failure.write_text(f"{error}\n", encoding="utf-8")
-
-    def finish(self, metrics: dict[str, Any]) -> None:
-        """Write `metrics.json`, which makes the run finished."""
-        _files.write_json(self.path / "metrics.json", metrics)
-        self._failure.unlink(missing_ok=True)
+            _files.write_text(self._failure, f"{error}\n")
 
     @property
     def failure(self) -> str | None:

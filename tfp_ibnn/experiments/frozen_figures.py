@@ -29,7 +29,7 @@ def differences(rows: Sequence[Row]) -> Figure:
     """Draw by how much flows differ from the Gaussian: every seed, the mean, its standard error."""
     found = {(row["budget"], row["method"], row["seed"]): row for row in rows}
     flows = [method for method in methods_of(rows) if method.startswith("flow")]
-    keys = {"objective": "negative ELBO (nats)", "nll": "NLL of the test images"}
+    keys = {"negative_elbo": "negative ELBO (nats)", "nll": "NLL of the test images"}
     titles = {"frozen": "network as it was", "joint": "network trained as well"}
     figure, axes = plt.subplots(
         len(keys), len(BUDGETS), figsize=(8.5, 4.6), sharex="row", layout="constrained"

@@ -54,8 +54,8 @@ def run(
 
     The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
     a checkpoint every `log_every` epochs; at the end `metrics.json`, `probabilities.npz`, figures,
-    the model as `model.keras` and as a SavedModel, and a model card; or `failure.txt`, which says
-    why it failed. If the folder holds an unfinished run of these settings, it is taken up where it
+    the model as `model.keras` and as a SavedModel, and a model card; or `failure.txt`, if
+    training fails. If the folder holds an unfinished run of these settings, it is taken up where it
     stopped; if a finished one, nothing is done.
 
     Args:
@@ -469,7 +469,7 @@ def _write(
             scorer.model.save(temporary)
         metrics["saved_model"] = _export(scorer, folder / "saved_model", say)
     write_report(folder.path, metrics, scores, test)
-    folder.finish(metrics)
+    _files.write_json(folder / "metrics.json", metrics)
     for stage in ("pretraining", "training"):
         (folder / f"{stage}.npz").unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ rows have in common, or may have.
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
 over the seeds, with their standard errors; `cost` the parameters and the time. Of experiments that
-have such there are `objective` (the negative ELBO), `ablations`, `draws`, `shifts` (accuracy, NLL
+have such there are `elbo` (the negative ELBO), `ablations`, `draws`, `shifts` (accuracy, NLL
 and ECE on shifted images), `foreign` (AUROC of the total and of the epistemic uncertainty), and
 `afterwards` (NLL and ECE of predictions as they are, at a temperature, and averaged over the
 seeds).
@@ -74,14 +74,19 @@ def fill(text: str, results: str | os.PathLike) -> str:
 def _rows(path: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
     content = _content(path)
     rows = content if isinstance(content, list) else content.get("runs", content.get("rows"))
-    rows = [
+    found = _matching(rows, wanted)
+    for key, value in wanted.items():
+        if absent := set(value.split(",")) - {str(row[key]) for row in found}:
+            raise ValueError(f"{path} has no row of {wanted} with {key} {', '.join(absent)}.")
+    return found
+
+
+def _matching(rows: list[dict[str, Any]], wanted: dict[str, str]) -> list[dict[str, Any]]:
+    return [
         row
         for row in rows
-        if all(str(row[key]) in value.split(",") for key, value in wanted.items())
+        if all(str(row[key]) in value.split(",") for key, value in wanted.items() if key in row)
     ]
-    if not rows:
-        raise ValueError(f"{path} has no row with {wanted}.")
-    return rows
 
 
 def _content(path: Path) -> Any:
@@ -111,19 +116,16 @@ def _paired(folder: Path, wanted: dict[str, str]) -> str:
     return _markdown(lines)
 
 
-def _objective(folder: Path, wanted: dict[str, str]) -> str:
-    rows = [row for row in _rows(folder / "runs.json", wanted) if "objective" in row]
-    lines = [["method", "negative ELBO (nats)", "KL (nats)", "minus the Gaussian's ELBO"]]
+def _elbo(folder: Path, wanted: dict[str, str]) -> str:
+    rows = [row for row in _rows(folder / "runs.json", wanted) if "negative_elbo" in row]
+    lines = [["method", "negative ELBO (nats)", "change from the Gaussian"]]
     for method in dict.fromkeys(row["method"] for row in rows):
-        means = [
-            np.mean([row[key] for row in rows if row["method"] == method])
-            for key in ("objective", "kl")
-        ]
-        more = "-"
-        if method != "gaussian" and len(_seeds(rows, method)) > 1:
-            change = summary.paired(rows, "gaussian", method, "objective")
-            more = f"{change['mean']:+.2f} ± {change['error']:.2f}"
-        lines.append([method, *(f"{mean:.2f}" for mean in means), more])
+        mean = np.mean([row["negative_elbo"] for row in rows if row["method"] == method])
+        cell = "-"
+        if method != "gaussian" and len(_seeds(rows, method) & _seeds(rows, "gaussian")) > 1:
+            change = summary.paired(rows, "gaussian", method, "negative_elbo")
+            cell = f"{change['mean']:+.2f} ± {change['error']:.2f}"
+        lines.append([method, f"{mean:.2f}", cell])
     return _markdown(lines)
 
 
@@ -203,16 +205,17 @@ def _foreign(folder: Path, wanted: dict[str, str]) -> str:
 
 
 def _afterwards(folder: Path, wanted: dict[str, str]) -> str:
-    rows = _rows(folder / "runs.json", wanted)
-    more = {name: _content(folder / "runs.json")[name] for name in ("scaled", "averaged")}
-    lines = [["method", "as it is", "temperature", "at the temperature", "seeds averaged"]]
+    rows, content = _rows(folder / "runs.json", wanted), _content(folder / "runs.json")
+    head = ["method", "seeds", "as it is", "temperature", "at the temperature", "seeds averaged"]
+    lines = [head]
     for method in dict.fromkeys(row["method"] for row in rows):
-        mine = {name: [row for row in of if row["method"] == method] for name, of in more.items()}
-        temperature = f"{mine['scaled'][0]['temperature']:.2f}" if mine["scaled"] else "-"
-        alone = [row for row in rows if row["method"] == method]
-        lines.append(
-            [method, _means(alone), temperature, _means(mine["scaled"]), _means(mine["averaged"])]
+        alone, scaled, averaged = (
+            [row for row in _matching(all_, wanted) if row["method"] == method]
+            for all_ in (rows, content["scaled"], content["averaged"])
         )
+        temperature = f"{scaled[0]['temperature']:.2f}" if scaled else "-"
+        cells = [_means(alone), temperature, _means(scaled), _means(averaged)]
+        lines.append([method, str(len(alone)), *cells])
     return _markdown(lines)
 
 
@@ -237,7 +240,7 @@ _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "scores": _scores,
     "paired": _paired,
     "cost": _cost,
-    "objective": _objective,
+    "elbo": _elbo,
     "ablations": _ablations,
     "draws": _draws,
     "shifts": _shifts,

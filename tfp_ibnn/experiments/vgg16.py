@@ -10,6 +10,7 @@ from tfp_ibnn.experiments import vgg16_plan as plan
 from tfp_ibnn.experiments.afterwards import averaged, scaled
 from tfp_ibnn.experiments.comparison import row
 from tfp_ibnn.experiments.fleet import run_all
+from tfp_ibnn.experiments.report import history
 from tfp_ibnn.experiments.settings import Settings
 from tfp_ibnn.experiments.vgg16_plan import METHODS, PARTS
 
@@ -104,13 +105,16 @@ def vgg16(
     for part in parts:
         everything |= plan.runs_of(part, seeds, methods, chosen)
     take(everything)
-    results = _results(runs, found, missing)
+    results = _results(folder, runs, found, missing)
     rows = [row for row in results.rows if row["budget"] == "equal"]
     return results._replace(scaled=scaled(rows, folder, held_out), averaged=averaged(rows, folder))
 
 
 def _results(
-    runs: Mapping[str, Settings], found: Mapping[str, Row], missing: Mapping[str, str]
+    folder: str | os.PathLike,
+    runs: Mapping[str, Settings],
+    found: Mapping[str, Row],
+    missing: Mapping[str, str],
 ) -> Results:
     rows: dict[str, list[Row]] = {}
     shifted, draws = [], []
@@ -120,7 +124,12 @@ def _results(
         budget, _, method, _ = name.split("/")
         stages = found[name]["seconds"]
         seconds = sum(stages.get(stage, 0.0) for stage in ("pretraining", "training"))
-        rows.setdefault(budget, []).append({**row(name, settings, found[name]), "seconds": seconds})
+        logged = history(Path(folder) / name)
+        last = {key: values[-1] for key, values in logged.items() if values}
+        more = {"seconds": seconds, "train_nll": last.get("nll", last["loss"])}
+        if "kl" in last:
+            more["train_kl"] = last["kl"]
+        rows.setdefault(budget, []).append(row(name, settings, found[name]) | more)
         known = {"budget": budget, "method": method, "seed": settings.seed}
         for evaluation, measured in found[name]["evaluations"].items():
             if budget == "draws":

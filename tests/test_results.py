@@ -73,3 +73,28 @@ def test_scores_can_be_computed_again_from_the_probabilities():
         assert again["nll"] == pytest.approx(run["nll"], abs=5e-4)
         assert again["brier"] == pytest.approx(run["brier"], abs=5e-4)
         assert again["ece"] == pytest.approx(run["ece"], abs=1e-3)
+
+
+def test_ensembles_and_temperatures_can_be_computed_again():
+    folder = RESULTS / "vgg16"
+    record = json.loads((folder / "runs.json").read_text())
+
+    def stored(row, seed):
+        name = f"{row['budget']}-{row['method']}-seed{seed}.npz"
+        with np.load(folder / "probabilities" / name) as found:
+            return found["probabilities"].astype("float64"), found["labels"]
+
+    assert {row["method"] for row in record["scaled"]} >= {"deterministic", "gaussian"}
+    for row in record["averaged"]:
+        each = [stored(row, seed) for seed in row["seeds"]]
+        mean = np.mean([mean for mean, _ in each], axis=0)
+        again = Scores(mean, None, each[0][1], 1).summary()
+        assert again["nll"] == pytest.approx(row["nll"], abs=5e-4)
+        assert again["ece"] == pytest.approx(row["ece"], abs=1e-3)
+    for row in record["scaled"]:
+        mean, labels = stored(row, row["seed"])
+        powers = mean ** (1 / row["temperature"])
+        again = Scores(powers / powers.sum(axis=1, keepdims=True), None, labels, 1).summary()
+        # What float16 has cut off weighs more at a temperature above 1.
+        assert again["nll"] == pytest.approx(row["nll"], abs=3e-3)
+        assert again["accuracy"] == pytest.approx(row["accuracy"], abs=2e-4)

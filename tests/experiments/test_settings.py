@@ -262,7 +262,7 @@ def test_the_command_gives_the_settings_back(options):
 
 @pytest.mark.parametrize("options", [{}, {"posterior": "none", "pretrain_epochs": 1}])
 def test_what_is_frozen_must_be_trained_and_leave_something(options):
-    with pytest.raises(ValueError, match="needs a `posterior`, and `pretrained`"):
+    with pytest.raises(ValueError, match="it needs a `posterior`, and `pretrained`"):
         Settings(freeze_network=True, **options)
 
 

@@ -222,8 +222,8 @@ class Settings:
         trained = self.pretrained is not None or self.pretrain_epochs
         if self.freeze_network and not (trained and self.is_stochastic):
             raise ValueError(
-                "`freeze_network` trains nothing but the posteriors of a trained network: it needs a "
-                "`posterior`, and `pretrained` or `pretrain_epochs`."
+                "`freeze_network` trains nothing but the posteriors of a trained network: it needs "
+                "a `posterior`, and `pretrained` or `pretrain_epochs`."
             )
         if self.pretrained is not None and (self.dropout or self.augment is not None):
             raise ValueError("The `pretrained` network has its own `dropout` and `augment`.")

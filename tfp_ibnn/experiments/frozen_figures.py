@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tfp_ibnn.experiments.comparison_figures import NAMES, methods_of, save, spread
 from tfp_ibnn.experiments.frozen import BUDGETS
@@ -47,6 +48,7 @@ def differences(rows: Sequence[Row]) -> Figure:
             ax.set(xlabel=f"{label}, minus the Gaussian's", ylim=(len(flows) - 0.5, -0.5))
             ax.set_yticks(range(len(flows)), [NAMES[method] for method in flows])
             ax.tick_params(labelbottom=True, labelleft=budget == BUDGETS[0])
+            ax.xaxis.set_major_locator(MaxNLocator(5))
             ax.set_title(titles[budget], fontsize=10)
             tidy(ax, "x")
     return figure

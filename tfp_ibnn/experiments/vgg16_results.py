@@ -10,7 +10,7 @@ from tfp_ibnn import _files
 from tfp_ibnn.experiments.afterwards import folder_of
 from tfp_ibnn.experiments.results import write_results
 from tfp_ibnn.experiments.vgg16 import Results
-from tfp_ibnn.experiments.vgg16_plan import evaluations_of
+from tfp_ibnn.experiments.vgg16_plan import evaluations_of, quick_evaluations
 
 __all__ = ["write"]
 
@@ -52,6 +52,8 @@ def write(
     if results.robustness:
         budgets = dict.fromkeys(row["budget"] for row in results.robustness)
         shifts = {budget: evaluations_of(f"{budget}/cifar10/-/-") for budget in budgets}
+        if options.get("quick"):
+            shifts = {budget: quick_evaluations(found) for budget, found in shifts.items()}
         options_of = {budget: found["robustness"].as_dict() for budget, found in shifts.items()}
         content = {"options": options_of, "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)

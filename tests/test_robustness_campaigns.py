@@ -47,11 +47,14 @@ def worker(tmp_path_factory):
     worker.close()
 
 
+# These take long, and other tests kill runs and attack the server.
+LONG = ("interrupted writing", "HTTP server")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        # Runs that are killed take long, and other tests kill some.
-        pytest.param(name, marks=pytest.mark.slow if name == "interrupted writing" else [])
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else [])
         for name in harness.CAMPAIGNS
     ],
 )

@@ -438,9 +438,8 @@ def broken_off(data_dir, tmp_path_factory):
 
 
 @on_jax
-@pytest.mark.parametrize(
-    "flag", [pytest.param("--devices", marks=pytest.mark.slow), "--distributed"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--devices", "--distributed"])
 def test_the_script_goes_on_with_others(broken_off, data_dir, tmp_path, flag):
     """A run of one device goes on with two, and ends where it would have ended by itself."""
     whole, copy, expected = broken_off

@@ -47,8 +47,8 @@ def worker(tmp_path_factory):
     worker.close()
 
 
-# These take long, and other tests kill runs and attack the server.
-LONG = ("interrupted writing", "HTTP server")
+# These take long, and other tests kill runs, attack the server and damage files.
+LONG = ("interrupted writing", "HTTP server", "keras files")
 
 
 @pytest.mark.parametrize(

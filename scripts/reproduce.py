@@ -187,7 +187,11 @@ def parse(argv):
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))
     add("--seeds", type=int, nargs="+", help="default 0 1 2, or 0 with --quick")
-    add("--quick", action="store_true", help="on few images: minutes, 20 for vgg16; only a try")
+    add(
+        "--quick",
+        action="store_true",
+        help="a try, with numbers that mean nothing: minutes, 20 of vgg16",
+    )
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")
     add("--finished", action="store_true", help="of vgg16: train nothing, show what is finished")

@@ -30,8 +30,8 @@ def scaled(
     """
     found = []
     for method, folder in held_out.items():
-        model = TemperatureScaling(_as_they_are(predictions(folder)[0]), from_logits=False)
-        model.fit(*predictions(folder))
+        mean, labels = predictions(folder)
+        model = TemperatureScaling(_as_they_are(mean), from_logits=False).fit(mean, labels)
         for row in rows:
             if row["method"] == method:
                 mean, labels = predictions(folder_of(row, runs))
@@ -73,6 +73,7 @@ def predictions(folder: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_they_are(probabilities: np.ndarray) -> keras.Model:
+    """Return a classifier that takes predictions for its inputs."""
     inputs = keras.Input(probabilities.shape[1:])
     return keras.Model(inputs, keras.layers.Identity()(inputs))
 

@@ -537,6 +537,20 @@ def test_freeze_reaches_the_own_weights_of_layers_with_sublayers():
     assert [weight.name for weight in model.trainable_weights] == ["shift", "raw_scale"]
 
 
+def test_freeze_keeps_the_statistics_of_batch_normalization():
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.BatchNormalization(), ibnn.StochasticDense(2, train_size=N)]
+    )
+    normalization = model.layers[0]
+    for stops in (False, True):
+        if stops:
+            ibnn.freeze(model, "deterministic")
+        before = values(normalization.weights)
+        fit(model)
+        assert all(unchanged(before, values(normalization.weights))) == stops
+        assert len(before) == 4
+
+
 def test_freeze_names_the_parts():
     with pytest.raises(ValueError, match="`part` must be one of 'stochastic', 'deterministic'"):
         ibnn.freeze(mlp(), "posterior")

@@ -1,5 +1,6 @@
 """What it takes to repeat a run."""
 
+import contextlib
 import os
 import platform
 import shlex
@@ -8,12 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import tfp_ibnn
 from tfp_ibnn import backend
 
 __all__ = ["provenance"]
 
 _PACKAGES = (
-    "tfp_ibnn",
     "keras",
     "tensorflow",
     "jax",
@@ -38,7 +39,7 @@ def provenance(options: dict[str, Any]) -> dict[str, Any]:
         "options": options,
         "command": command(),
         "backend": backend.NAME,
-        "versions": {name: version for name in _PACKAGES if (version := _installed(name))},
+        "versions": {"tfp_ibnn": tfp_ibnn.__version__, **_versions()},
         "python": platform.python_version(),
         "hardware": hardware(),
     }
@@ -58,8 +59,10 @@ def hardware() -> str:
     return "; ".join([*backend.accelerators(), cores])
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    """Return those of the packages that are installed."""
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from tfp_ibnn.experiments._markdown import markdown_table
+
 __all__ = ["table"]
 
 Row = dict[str, Any]
@@ -32,7 +34,7 @@ def table(rows: Sequence[Row]) -> str:
         kinds = ("entropy", "epistemic")
         cells = [_foreign(row, kind, rows[0]) for row in strangers for kind in kinds]
         tables.append([head, *cells])
-    return "\n\n".join(map(_markdown, tables))
+    return "\n\n".join(markdown_table(cells, aligned=True) for cells in tables)
 
 
 def _averaged(rows: Sequence[Row]) -> list[Row]:
@@ -69,15 +71,3 @@ def _foreign(row: Row, kind: str, clean: Row) -> list[str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _markdown(cells: Sequence[Sequence[str]]) -> str:
-    """Return a table whose columns are aligned; the first row is its head."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    words = [
-        [cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in row]
-        for row in (enumerate(zip(line, widths, strict=True)) for line in cells)
-    ]
-    lines = ["| " + " | ".join(line) + " |" for line in words]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])

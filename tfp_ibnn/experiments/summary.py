@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from tfp_ibnn.experiments._markdown import markdown_table
+
 __all__ = ["SCORES", "markdown", "paired", "summarise"]
 
 SCORES = ("accuracy", "nll", "brier", "ece")
@@ -73,16 +75,15 @@ def markdown(
         columns: keys that stand before the scores.
         scores: some of `SCORES`.
     """
-    head = [*columns, *(_TITLES[key] for key in scores)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = [[*columns, *(_TITLES[key] for key in scores)]]
     for row in table:
         several = len(row["seeds"]) > 1
         cells = [
             f"{row[key]['mean']:.4f}" + (f" ± {row[key]['std']:.4f}" if several else "")
             for key in scores
         ]
-        lines.append("| " + " | ".join([*(str(row[key]) for key in columns), *cells]) + " |")
-    return "\n".join(lines)
+        lines.append([*(str(row[key]) for key in columns), *cells])
+    return markdown_table(lines)
 
 
 def paired(

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tfp_ibnn.experiments import summary
+from tfp_ibnn.experiments._markdown import markdown_table
 
 __all__ = ["fill"]
 
@@ -113,7 +114,7 @@ def _paired(folder: Path, wanted: dict[str, str]) -> str:
             found = [summary.paired(rows, first, second, key) for key in ("accuracy", "nll", "ece")]
             cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
             lines.append([first, second, str(len(common)), *cells])
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _elbo(folder: Path, wanted: dict[str, str]) -> str:
@@ -126,7 +127,7 @@ def _elbo(folder: Path, wanted: dict[str, str]) -> str:
             change = summary.paired(rows, "gaussian", method, "negative_elbo")
             cell = f"{change['mean']:+.2f} ± {change['error']:.2f}"
         lines.append([method, f"{mean:.2f}", cell])
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _seeds(rows: list[dict[str, Any]], method: str) -> set[int]:
@@ -143,7 +144,7 @@ def _cost(folder: Path, wanted: dict[str, str]) -> str:
         count = found[0]["parameters"]
         seconds = np.mean([row["seconds"] for row in found])
         lines.append([method, f"{count:,}", f"{count / least - 1:.2%}", f"{seconds:.0f}"])
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _ablations(folder: Path, wanted: dict[str, str]) -> str:
@@ -161,7 +162,7 @@ def _single(rows: list[dict[str, Any]], title: str, name: Callable[[dict[str, An
     keys = ("accuracy", "nll", "brier", "ece")
     lines = [[title, "accuracy", "NLL", "Brier", "ECE"]]
     lines += [[name(row), *(f"{row[key]:.4f}" for key in keys)] for row in rows]
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _shifts(folder: Path, wanted: dict[str, str]) -> str:
@@ -187,7 +188,7 @@ def _shifts(folder: Path, wanted: dict[str, str]) -> str:
             ]
             cells.append(" / ".join(f"{mean:.3f}" for mean in means) if found else "-")
         lines.append([method, *cells])
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _foreign(folder: Path, wanted: dict[str, str]) -> str:
@@ -201,7 +202,7 @@ def _foreign(folder: Path, wanted: dict[str, str]) -> str:
             kinds = [[row[f"{kind}_auroc"] for row in found] for kind in ("entropy", "epistemic")]
             cells.append(" / ".join("-" if None in kind else _spread(kind) for kind in kinds))
         lines.append([method, *cells])
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _afterwards(folder: Path, wanted: dict[str, str]) -> str:
@@ -216,7 +217,7 @@ def _afterwards(folder: Path, wanted: dict[str, str]) -> str:
         temperature = f"{scaled[0]['temperature']:.2f}" if scaled else "-"
         cells = [_means(alone), temperature, _means(scaled), _means(averaged)]
         lines.append([method, str(len(alone)), *cells])
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _means(rows: list[dict[str, Any]]) -> str:
@@ -228,11 +229,6 @@ def _means(rows: list[dict[str, Any]]) -> str:
 def _spread(values: list[float]) -> str:
     deviation = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{deviation}"
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    head, *rest = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest])
 
 
 _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfp_ibnn import _files
+from tfp_ibnn.experiments._markdown import markdown_table
 from tfp_ibnn.experiments.provenance import provenance
 
 __all__ = [
@@ -87,20 +88,14 @@ def line(found: Row) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return rows as a Markdown table."""
-    lines = ["| | target | measured | median | |", "|---|---|---|---|---|"]
+    lines = [["", "target", "measured", "median", ""]]
     for found in rows:
         measured = _number(found["ratio"], found)
         if found["noise"]:
             measured += f" ± {_number(found['noise'], found)}"
-        cells = (
-            found["label"],
-            _target(found),
-            measured,
-            _number(found["median"], found),
-            _verdict(found),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        median = _number(found["median"], found)
+        lines.append([found["label"], _target(found), measured, median, _verdict(found)])
+    return markdown_table(lines)
 
 
 def write(path: str | os.PathLike, rows: Sequence[Row], options: dict[str, Any]) -> None:

@@ -70,9 +70,9 @@ def main(argv=None):
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
     from tfp_ibnn import _files
-    from tfp_ibnn.experiments.tables import fill
+    from tfp_ibnn.experiments.tables import PAGES, fill
 
-    for path in (Path("README.md"), Path("results/README.md")):
+    for path in map(Path, PAGES):
         try:
             _files.write_text(path, fill(path.read_text(encoding="utf-8"), "results"))
         except (OSError, ValueError) as error:

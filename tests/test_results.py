@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tfp_ibnn.experiments import Scores
-from tfp_ibnn.experiments.tables import fill
+from tfp_ibnn.experiments.tables import PAGES, fill
 
 pytestmark = pytest.mark.once
 
@@ -14,7 +14,7 @@ RESULTS = ROOT / "results"
 SUMMARIES = sorted(RESULTS.glob("*/summary.json"))
 
 
-@pytest.mark.parametrize("name", ["README.md", "results/README.md"])
+@pytest.mark.parametrize("name", PAGES)
 def test_tables_are_those_of_the_results(name):
     text = (ROOT / name).read_text()
     assert text.count("<!-- end -->") >= 1

@@ -8,10 +8,10 @@ rows have in common, or may have.
 
 `scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
 over the seeds, with their standard errors; `cost` the parameters and the time. Of experiments that
-have such there are `elbo` (the negative ELBO), `ablations`, `draws`, `shifts` (accuracy, NLL
-and ECE on shifted images), `foreign` (AUROC of the total and of the epistemic uncertainty), and
-`afterwards` (NLL and ECE of predictions as they are, at a temperature, and averaged over the
-seeds).
+have such there are `elbo` (the negative ELBO), `kl` (NLL, ECE and the KL that training ends with),
+`ablations`, `draws`, `shifts` (accuracy, NLL and ECE on shifted images), `foreign` (AUROC of the
+total and of the epistemic uncertainty), and `afterwards` (NLL and ECE of predictions as they are,
+at a temperature, and averaged over the seeds).
 """
 
 import json
@@ -26,7 +26,10 @@ import numpy as np
 from tfp_ibnn.experiments import summary
 from tfp_ibnn.experiments._markdown import markdown_table
 
-__all__ = ["fill"]
+__all__ = ["PAGES", "fill"]
+
+PAGES = ("README.md", "results/README.md", "docs/choosing.md")
+"""Texts of the repository that have such tables."""
 
 _TABLE = re.compile(r"(<!-- (\w+): (\w+)([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _PAIRS = (
@@ -131,6 +134,17 @@ def _elbo(folder: Path, wanted: dict[str, str]) -> str:
             change = summary.paired(rows, "gaussian", method, "negative_elbo")
             cell = f"{change['mean']:+.2f} ± {change['error']:.2f}"
         lines.append([method, f"{mean:.2f}", cell])
+    return markdown_table(lines)
+
+
+def _kl(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "runs.json", wanted)
+    lines = [["method", "NLL", "ECE", "KL in the end (nats)"]]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        found = [row for row in rows if row["method"] == method]
+        scores = [f"{np.mean([row[key] for row in found]):.3f}" for key in ("nll", "ece")]
+        kls = [row["train_kl"] for row in found if "train_kl" in row]
+        lines.append([method, *scores, f"{np.mean(kls):,.0f}" if kls else "-"])
     return markdown_table(lines)
 
 
@@ -241,6 +255,7 @@ _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "paired": _paired,
     "cost": _cost,
     "elbo": _elbo,
+    "kl": _kl,
     "ablations": _ablations,
     "draws": _draws,
     "shifts": _shifts,

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import experiments
@@ -111,6 +112,30 @@ def test_a_pair_needs_two_seeds():
     rows = [row(0, method="a"), row(0, method="b"), row(1, method="a")]
     with pytest.raises(ValueError, match="'a' and 'b'"):
         summary.paired(rows, "a", "b", "nll")
+
+
+def test_margins_of_two_methods_are_those_of_the_t_test():
+    rng = np.random.default_rng(0)
+    groups = {"a": rng.normal(0, 1, 4), "b": rng.normal(1, 1, 6)}
+    interval = stats.ttest_ind(groups["b"], groups["a"]).confidence_interval(0.95)
+    assert summary.margins(groups)["b"] == pytest.approx((interval.high - interval.low) / 2)
+
+
+def test_margins_cover_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(1)
+    covered = []
+    for _ in range(2000):
+        groups = {
+            name: rng.normal(0, 2, size) for name, size in {"a": 3, "b": 3, "c": 2, "d": 1}.items()
+        }
+        margins = summary.margins(groups)
+        covered += [abs(groups[name].mean() - groups["a"].mean()) < margins[name] for name in "bcd"]
+    assert 0.94 < np.mean(covered) < 0.96
+
+
+def test_margins_need_two_seeds_of_some_method():
+    with pytest.raises(ValueError, match="two seeds"):
+        summary.margins({"a": [1.0], "b": [2.0]})
 
 
 def test_results_are_written_whole(tmp_path):

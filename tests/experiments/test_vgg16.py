@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.special
 
 import tfp_ibnn as ibnn
 from tests.experiments.test_reproduce import check, made_images
@@ -222,9 +223,9 @@ def results(runs):
 
 
 def test_finished_runs_are_gathered(results):
-    assert len(results.rows) == len(SEEDS) * (len(plan.METHODS) + 2 + 5 + 5)
+    assert len(results.rows) == len(SEEDS) * (len(plan.METHODS) + 3 + 5 + 5)
     assert len(results.trials) == sum(map(len, plan.candidates().values()))
-    assert len(results.ablations) == len(plan.ablations(0))
+    assert len(results.ablations) == len(plan.ablations(0)) + 1  # the reference again
     assert [row["samples"] for row in results.draws] == list(plan.DRAWS)
     assert {row["budget"] for row in results.robustness} == {"equal", "half"}
     assert {row["seed"] for row in results.robustness} == set(SEEDS)
@@ -273,7 +274,7 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
     shutil.copytree(runs, tmp_path / "runs" / "vgg16")
     assert script.main([*command, "--runs", str(tmp_path / "runs"), "--parts", "ablations"]) == 0
     record = json.loads((tmp_path / "results" / "vgg16" / "runs.json").read_text())
-    assert len(record["ablations"]) == len(plan.ablations(0))
+    assert len(record["ablations"]) == len(plan.ablations(0)) + 1
     capsys.readouterr()
     assert script.main([*command, "--runs", str(tmp_path / "none"), "--parts", "report"]) == 1
     assert "no finished run" in capsys.readouterr().err
@@ -331,6 +332,26 @@ def test_temperatures_are_of_the_held_out_images(results, runs):
             assert row["accuracy"] == accuracy
 
 
+def test_crosswise_temperatures_know_no_image_they_are_used_on(tmp_path):
+    # The even images are underconfident, the odd right; each half gets the other's temperature.
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (4000, 3))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    logits[::2] /= 2
+    row = {"budget": "equal", "dataset": "cifar10", "method": "a", "seed": 0}
+    folder = afterwards.folder_of(row, tmp_path)
+    folder.mkdir(parents=True)
+    probabilities = scipy.special.softmax(logits, axis=1)
+    np.savez(folder / "probabilities.npz", probabilities=probabilities, labels=labels)
+    (found,) = afterwards.crosswise([row], tmp_path)
+    assert found["crosswise"]
+    assert found["temperature"] == pytest.approx((0.5 + 1) / 2, abs=0.04)
+    swapped = logits.copy()
+    swapped[1::2] /= 0.5
+    log = scipy.special.log_softmax(swapped, axis=1)
+    assert found["nll"] == pytest.approx(-log[np.arange(4000), labels].mean(), abs=0.02)
+
+
 def tempered(folder, temperature):
     """NLL and accuracy of a run at a temperature."""
     with np.load(folder / "probabilities.npz") as found:
@@ -363,8 +384,8 @@ def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, 
 
 
 KINDS = (
-    *("table", "scores", "paired", "cost", "ablations", "draws", "shifts", "foreign"),
-    "afterwards",
+    *("table", "scores", "paired", "pooled", "cost", "kl", "ablations", "draws"),
+    *("shifts", "foreign", "pooled_shifts", "afterwards"),
 )
 
 
@@ -373,6 +394,8 @@ def test_every_table_can_be_filled(results, runs, tmp_path, kind):
     (tmp_path / "vgg16").mkdir()
     vgg16_results.write(tmp_path / "vgg16", results, runs, {})
     condition = "" if kind in ("ablations", "draws") else " budget=equal"
+    if kind.startswith("pooled"):
+        condition += f" method={','.join(plan.METHODS)}"
     filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", tmp_path)
     lines = filled.splitlines()[1:-1]
     assert len({line.count("|") for line in lines}) == 1
@@ -397,9 +420,37 @@ def test_a_misspelt_method_is_named(results, runs, tmp_path):
         fill(comment.format("gaussian,flow_lost"), tmp_path)
 
 
-def test_an_unknown_table_is_named(tmp_path):
-    with pytest.raises(ValueError, match="tables: vgg16 .* known are table"):
-        fill("<!-- tables: vgg16 budget=equal -->\n<!-- end -->", tmp_path)
+@pytest.mark.parametrize(
+    ("comments", "says"),
+    [
+        ("<!-- tables: vgg16 budget=equal -->\n<!-- end -->", "tables: vgg16 .* known are table"),
+        ("<!-- table: vgg16 equal -->\n<!-- end -->", "form key=value"),
+        ("<!-- table: vgg16 bugdet=equal -->\n<!-- end -->", "with bugdet equal"),
+        ("<!-- draws: vgg16 method=other -->\n<!-- end -->", "with method other"),
+        ("<!-- pooled: vgg16 budget=equal -->\n<!-- end -->", "need methods"),
+        ("<!-- draws: vgg16 -->\ntext\n<!-- draws: vgg16 -->\n<!-- end -->", "1 have no end"),
+        ("<!-- draws: vgg16 -->\ntext", "1 have no end"),
+    ],
+)
+def test_a_comment_that_is_wrong_is_refused(results, runs, tmp_path, comments, says):
+    (tmp_path / "vgg16").mkdir()
+    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+    with pytest.raises(ValueError, match=says):
+        fill(comments, tmp_path)
+
+
+def test_differences_are_those_of_the_means(results, runs, tmp_path):
+    (tmp_path / "vgg16").mkdir()
+    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+    comment = "<!-- pooled: vgg16 budget=equal method=gaussian,deterministic -->\n<!-- end -->"
+    _, head, _, first, second, _ = fill(comment, tmp_path).splitlines()
+    place = head.split(" | ").index("NLL")
+    means = [
+        np.mean([row["nll"] for row in results.rows if (row["budget"], row["method"]) == wanted])
+        for wanted in (("equal", "gaussian"), ("equal", "deterministic"))
+    ]
+    assert first.split(" | ")[place] == f"{means[0]:.4f}"
+    assert second.split(" | ")[place].startswith(f"{means[1] - means[0]:+.4f} ± ")
 
 
 def test_every_figure_is_drawn(results, runs, tmp_path):

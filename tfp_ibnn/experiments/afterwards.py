@@ -12,7 +12,7 @@ from tfp_ibnn.experiments.scoring import Scores
 from tfp_ibnn.experiments.summary import SCORES
 from tfp_ibnn.metrics import TemperatureScaling
 
-__all__ = ["averaged", "folder_of", "predictions", "scaled"]
+__all__ = ["averaged", "crosswise", "folder_of", "predictions", "scaled"]
 
 Row = dict[str, Any]
 
@@ -30,14 +30,36 @@ def scaled(
     """
     found = []
     for method, folder in held_out.items():
-        mean, labels = predictions(folder)
-        model = TemperatureScaling(_as_they_are(mean), from_logits=False).fit(mean, labels)
+        model = _temperature(*predictions(folder))
         for row in rows:
             if row["method"] == method:
                 mean, labels = predictions(folder_of(row, runs))
                 scores = _scores(model.predict(mean, batch_size=len(mean), verbose=0), labels)
-                known = {key: row[key] for key in ("budget", "method", "seed")}
-                found.append({**known, "temperature": float(model.temperature), **scores})
+                found.append(_scaled(row, float(model.temperature), False, scores))
+    return found
+
+
+def crosswise(rows: Sequence[Row], runs: str | os.PathLike) -> list[Row]:
+    """Return the scores of each run when halves of its predictions have each other's temperature.
+
+    That is for methods without a run on held-out images: every second test image is scored at the
+    temperature fitted to the others, and these at the temperature fitted to those.
+
+    Args:
+        rows: one a run.
+        runs: the folder of the runs.
+    """
+    found = []
+    for row in rows:
+        mean, labels = predictions(folder_of(row, runs))
+        at_temperature, temperatures = np.empty_like(mean), []
+        for mine in (0, 1):
+            model = _temperature(mean[1 - mine :: 2], labels[1 - mine :: 2])
+            temperatures.append(float(model.temperature))
+            half = mean[mine::2]
+            at_temperature[mine::2] = model.predict(half, batch_size=len(half), verbose=0)
+        scores = _scores(at_temperature, labels)
+        found.append(_scaled(row, float(np.mean(temperatures)), True, scores))
     return found
 
 
@@ -70,6 +92,15 @@ def predictions(folder: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
     """Return the class probabilities of a finished run, (images, classes), and the labels."""
     with np.load(Path(folder) / "probabilities.npz") as found:
         return found["probabilities"].astype("float64"), found["labels"].astype("int32")
+
+
+def _temperature(mean: np.ndarray, labels: np.ndarray) -> TemperatureScaling:
+    return TemperatureScaling(_as_they_are(mean), from_logits=False).fit(mean, labels)
+
+
+def _scaled(row: Row, temperature: float, crosswise: bool, scores: Row) -> Row:
+    known = {key: row[key] for key in ("budget", "method", "seed")}
+    return {**known, "temperature": temperature, "crosswise": crosswise, **scores}
 
 
 def _as_they_are(probabilities: np.ndarray) -> keras.Model:

@@ -1,13 +1,14 @@
 """Tables of an experiment: mean and standard deviation over the seeds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from tfp_ibnn.experiments._markdown import markdown_table
 
-__all__ = ["SCORES", "markdown", "paired", "summarise"]
+__all__ = ["SCORES", "margins", "markdown", "paired", "summarise"]
 
 SCORES = ("accuracy", "nll", "brier", "ece")
 """What every row of a table has."""
@@ -110,6 +111,27 @@ def paired(
         raise ValueError(f"{first!r} and {second!r} need at least two seeds in common.")
     error = float(np.std(changes, ddof=1)) / len(changes) ** 0.5
     return {"mean": float(np.mean(changes)), "error": error, "seeds": len(changes)}
+
+
+def margins(groups: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return for each method by how much its distance from the first one's mean is uncertain.
+
+    That is half of a 95 % interval for the difference of two means. The variance is taken to be the
+    same for all methods, and estimated from all: a few seeds of two methods say little of it.
+
+    Args:
+        groups: the score of each seed, by method; some method has two or more.
+    """
+    freedom = sum(len(values) - 1 for values in groups.values())
+    if not freedom:
+        raise ValueError("A variance takes at least two seeds of some method.")
+    squares = sum(np.var(values) * len(values) for values in groups.values())
+    scale = (squares / freedom) ** 0.5 * stats.t.ppf(0.975, freedom)
+    first = len(next(iter(groups.values())))
+    return {
+        method: float(scale * (1 / len(values) + 1 / first) ** 0.5)
+        for method, values in groups.items()
+    }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -1,17 +1,23 @@
 """Tables in Markdown files, filled from the results they show.
 
-A table stands between two comments. The first says which one it is: an experiment, and what its
-rows have in common, or may have.
+A table stands between two comments. The first says which one it is: an experiment, and conditions
+on its rows, in which commas separate alternatives.
 
     <!-- table: lenet dataset=cifar10 budget=equal method=gaussian,flow -->
     <!-- end -->
 
-`scores` in place of `table` leaves out the Brier score; `paired` gives differences between methods
-over the seeds, with their standard errors; `cost` the parameters and the time. Of experiments that
-have such there are `elbo` (the negative ELBO), `kl` (NLL, ECE and the KL that training ends with),
-`ablations`, `draws`, `shifts` (accuracy, NLL and ECE on shifted images), `foreign` (AUROC of the
-total and of the epistemic uncertainty), and `afterwards` (NLL and ECE of predictions as they are,
-at a temperature, and averaged over the seeds).
+The kinds of tables:
+
+- `table`, all scores, means and standard deviations over the seeds; `scores`, without Brier.
+- `paired`: differences between methods over the seeds, with their standard errors.
+- `pooled`: differences from the first method that is named, with 95 % margins from the variance of
+  all that are; `pooled_shifts`, the same on shifted and foreign images.
+- `cost`: parameters and time.
+- `elbo`: the negative ELBO. `kl`: NLL, ECE, and the KL with which training ends.
+- `ablations` and `draws`: single runs.
+- `shifts`: accuracy, NLL and ECE on shifted images. `foreign`: AUROC of the total and of the
+  epistemic uncertainty.
+- `afterwards`: NLL and ECE of predictions as they are, at a temperature, averaged over the seeds.
 """
 
 import json
@@ -31,7 +37,8 @@ __all__ = ["PAGES", "fill"]
 PAGES = ("README.md", "results/README.md", "docs/choosing.md")
 """Texts of the repository that have such tables."""
 
-_TABLE = re.compile(r"(<!-- (\w+): (\w+)([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BEGIN = r"<!-- (\w+): (\w+)([^>]*?) -->\n"
+_TABLE = re.compile(rf"({_BEGIN})(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
 _PAIRS = (
     ("deterministic", "mc_dropout"),
     ("deterministic", "gaussian"),
@@ -55,6 +62,7 @@ _PAIRS = (
     ("gaussian", "flow_iaf"),
     ("gaussian", "flow_sylvester"),
     ("gaussian", "gaussian_inner"),
+    ("gaussian", "fixed_inner"),
     ("gaussian_inner", "fixed_inner"),
     ("gaussian", "gaussian_elbo"),
     ("gaussian_elbo", "flow_elbo"),
@@ -71,20 +79,25 @@ def fill(text: str, results: str | os.PathLike) -> str:
 
     def table(match: re.Match) -> str:
         begin, kind, experiment, conditions, end = match.groups()
-        wanted = dict(part.split("=") for part in conditions.split())
         if kind not in _KINDS:
             raise ValueError(f"{begin.strip()} is no kind of table: known are {', '.join(_KINDS)}.")
+        if not all(re.fullmatch("[^=]+=[^=]+", part) for part in conditions.split()):
+            raise ValueError(f"Conditions have the form key=value, not as in {begin.strip()}.")
+        wanted = dict(part.split("=") for part in conditions.split())
         return f"{begin}{_KINDS[kind](Path(results) / experiment, wanted)}\n{end}"
 
-    return _TABLE.sub(table, text)
+    filled, count = _TABLE.subn(table, text)
+    if begun := len(re.findall(_BEGIN, text)) - count:
+        raise ValueError(f"Of {begun + count} tables {begun} have no end.")
+    return filled
 
 
-def _rows(path: Path, wanted: dict[str, str]) -> list[dict[str, Any]]:
+def _rows(path: Path, wanted: dict[str, str], part: str = "runs") -> list[dict[str, Any]]:
     content = _content(path)
-    rows = content if isinstance(content, list) else content.get("runs", content.get("rows"))
+    rows = content if isinstance(content, list) else content.get(part, content.get("rows"))
     found = _matching(rows, wanted)
     for key, value in wanted.items():
-        if absent := set(value.split(",")) - {str(row[key]) for row in found}:
+        if absent := set(value.split(",")) - {str(row.get(key)) for row in found}:
             raise ValueError(f"{path} has no row of {wanted} with {key} {', '.join(absent)}.")
     return found
 
@@ -95,6 +108,13 @@ def _matching(rows: list[dict[str, Any]], wanted: dict[str, str]) -> list[dict[s
         for row in rows
         if all(str(row[key]) in value.split(",") for key, value in wanted.items() if key in row)
     ]
+
+
+def _named(wanted: dict[str, str]) -> list[str]:
+    """Return the methods in the order in which a comment names them."""
+    if "method" not in wanted:
+        raise ValueError("Differences need methods, method=first,second: those from the first.")
+    return wanted["method"].split(",")
 
 
 def _content(path: Path) -> Any:
@@ -121,6 +141,62 @@ def _paired(folder: Path, wanted: dict[str, str]) -> str:
             found = [summary.paired(rows, first, second, key) for key in ("accuracy", "nll", "ece")]
             cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
             lines.append([first, second, str(len(common)), *cells])
+    return markdown_table(lines)
+
+
+def _pooled(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "runs.json", wanted)
+    columns = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece"}
+    return _differences(
+        {
+            title: {
+                method: [row[key] for row in rows if row["method"] == method]
+                for method in _named(wanted)
+            }
+            for title, key in columns.items()
+        },
+        digits=4,
+    )
+
+
+def _pooled_shifts(folder: Path, wanted: dict[str, str]) -> str:
+    rows = _rows(folder / "robustness.json", wanted)
+    columns = {
+        "corrupted: accuracy": ("accuracy", "shift", "corruption"),
+        "corrupted: NLL": ("nll", "shift", "corruption"),
+        "rotated: accuracy": ("accuracy", "shift", "rotation"),
+        "rotated: NLL": ("nll", "shift", "rotation"),
+        "AUROC: held-out classes": ("entropy_auroc", "name", "held-out classes"),
+        "AUROC: fashion-mnist": ("entropy_auroc", "name", "fashion_mnist"),
+        "AUROC: mnist": ("entropy_auroc", "name", "mnist"),
+    }
+    values = {}
+    for title, (score, key, value) in columns.items():
+        if not any(row[key] == value for row in rows):
+            continue
+        values[title] = {}
+        for method in _named(wanted):
+            found = [row for row in rows if (row["method"], row[key]) == (method, value)]
+            values[title][method] = [
+                float(np.mean([row[score] for row in found if row["seed"] == seed]))
+                for seed in sorted(_seeds(found, method))
+            ]
+    return _differences(values, digits=3)
+
+
+def _differences(columns: dict[str, dict[str, list[float]]], digits: int) -> str:
+    """Return a table of the first method's means, and how far the others' are from them."""
+    lines = [["method", *columns]]
+    first, *others = next(iter(columns.values()))
+    means = {title: np.mean(groups[first]) for title, groups in columns.items()}
+    lines.append([first, *(f"{mean:.{digits}f}" for mean in means.values())])
+    for method in others:
+        cells = [
+            f"{np.mean(groups[method]) - means[title]:+.{digits}f}"
+            f" ± {summary.margins(groups)[method]:.{digits}f}"
+            for title, groups in columns.items()
+        ]
+        lines.append([method, *cells])
     return markdown_table(lines)
 
 
@@ -155,7 +231,7 @@ def _seeds(rows: list[dict[str, Any]], method: str) -> set[int]:
 def _cost(folder: Path, wanted: dict[str, str]) -> str:
     rows = _rows(folder / "runs.json", wanted)
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    least = min(row["parameters"] for row in rows)
+    least = min(row["parameters"] for row in rows if row["method"] == "deterministic")
     lines = [["method", "parameters", "more", "training beside other runs (s)"]]
     for method in methods:
         found = [row for row in rows if row["method"] == method]
@@ -166,12 +242,12 @@ def _cost(folder: Path, wanted: dict[str, str]) -> str:
 
 
 def _ablations(folder: Path, wanted: dict[str, str]) -> str:
-    rows = _content(folder / "runs.json")["ablations"]
+    rows = _rows(folder / "runs.json", wanted, "ablations")
     return _single(rows, "changed", lambda row: f"`{row['method']}`")
 
 
 def _draws(folder: Path, wanted: dict[str, str]) -> str:
-    rows = _content(folder / "runs.json")["draws"]
+    rows = _rows(folder / "runs.json", wanted, "draws")
     return _single(rows, "draws", lambda row: str(row["samples"]))
 
 
@@ -232,7 +308,9 @@ def _afterwards(folder: Path, wanted: dict[str, str]) -> str:
             [row for row in _matching(all_, wanted) if row["method"] == method]
             for all_ in (rows, content["scaled"], content["averaged"])
         )
-        temperature = f"{scaled[0]['temperature']:.2f}" if scaled else "-"
+        temperature = f"{np.mean([row['temperature'] for row in scaled]):.2f}" if scaled else "-"
+        if any(row["crosswise"] for row in scaled):
+            temperature += ", crosswise"
         cells = [_means(alone), temperature, _means(scaled), _means(averaged)]
         lines.append([method, str(len(alone)), *cells])
     return markdown_table(lines)
@@ -253,6 +331,8 @@ _KINDS: dict[str, Callable[[Path, dict[str, str]], str]] = {
     "table": _full,
     "scores": _scores,
     "paired": _paired,
+    "pooled": _pooled,
+    "pooled_shifts": _pooled_shifts,
     "cost": _cost,
     "elbo": _elbo,
     "kl": _kl,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tfp_ibnn import _checks
 from tfp_ibnn.experiments import vgg16_plan as plan
-from tfp_ibnn.experiments.afterwards import averaged, scaled
+from tfp_ibnn.experiments.afterwards import averaged, crosswise, scaled
 from tfp_ibnn.experiments.comparison import row
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.report import history
@@ -107,7 +107,11 @@ def vgg16(
     take(everything)
     results = _results(folder, runs, found, missing)
     rows = [row for row in results.rows if row["budget"] == "equal"]
-    return results._replace(scaled=scaled(rows, folder, held_out), averaged=averaged(rows, folder))
+    others = [row for row in rows if row["method"] not in held_out]
+    return results._replace(
+        scaled=scaled(rows, folder, held_out) + crosswise(others, folder),
+        averaged=averaged(rows, folder),
+    )
 
 
 def _results(
@@ -143,7 +147,11 @@ def _results(
             one for budget in ("equal", "long", "report", "half") for one in rows.get(budget, [])
         ],
         trials=rows.get("trials", []),
-        ablations=rows.get("ablations", []),
+        # The model of the draws is a second run of the reference; both come first.
+        ablations=sorted(
+            [*rows.get("ablations", []), *rows.get("draws", [])],
+            key=lambda row: row["method"] != "reference",
+        ),
         draws=draws,
         robustness=shifted,
         scaled=[],

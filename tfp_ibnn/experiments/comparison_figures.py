@@ -109,9 +109,10 @@ def curves(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
                     **marked(position),
                 )
         for ax, label in zip(line, keys.values(), strict=True):
-            ax.set(xlabel="epochs after the baseline", ylabel=label, title=_TITLES[dataset])
+            ax.set(xlabel="epochs after the baseline", ylabel=label)
             epochs_below(ax)
             tidy(ax, "y")
+        line[0].set_title(_TITLES[dataset], loc="left", fontsize=10)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
 
@@ -142,6 +143,7 @@ def scores(rows: Sequence[Row]) -> Figure:
             ax.label_outer(remove_inner_ticks=True)
             ax.xaxis.label.set_visible(True)
             ax.tick_params(labelbottom=True)
+            ax.locator_params(axis="x", nbins=5)
             tidy(ax, "x")
         line[0].set_title(f"{_TITLES[dataset]}, budget: {budget}", loc="left", fontsize=10)
     return figure

@@ -8,11 +8,11 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
              budget; half, with half of the classes held out; ablations, one change at a time
     all      toy2d, frozen and lenet, which need none
 
-Everything that an experiment needs is trained. The runs of lenet and vgg16 have folders below
---runs, and what is there already is not trained again: the same command goes on after an
-interruption, and with more --seeds it adds those; another first seed or backend needs another
---runs. toy2d and frozen take minutes a seed and start over. The results go to
-results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds), runs.json (every
+Everything that an experiment needs is trained. The runs of lenet and vgg16, and seeds of frozen,
+have folders below --runs, and what is there already is not trained again: the same command goes on
+after an interruption, and with more --seeds it adds those; another backend, or another first seed
+of lenet and vgg16, needs another --runs. toy2d takes minutes a seed and starts over. The results go
+to results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds), runs.json (every
 run) and figures, of vgg16 also robustness.json and the test probabilities of every run.
 
 Examples:
@@ -99,7 +99,8 @@ def frozen(options, folder):
     settings = frozen.Settings.quick() if options.quick else frozen.Settings()
     rows = []
     for seed in options.seeds:
-        rows += frozen.run(
+        rows += frozen.run_kept(
+            Path(options.runs) / "frozen" / f"seed{seed}",
             seed,
             settings,
             data_dir=options.data_dir,

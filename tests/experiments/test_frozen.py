@@ -7,7 +7,7 @@ import pytest
 import tfp_ibnn as ibnn
 from tests.experiments.test_reproduce import check
 from tests.layer_checklist import numpy
-from tfp_ibnn.experiments import frozen, frozen_figures, write_results
+from tfp_ibnn.experiments import RunError, frozen, frozen_figures, write_results
 from tfp_ibnn.experiments.tables import fill
 
 pytestmark = pytest.mark.once
@@ -21,9 +21,9 @@ class OnlyGaussian(frozen.Settings):
 SMALL = OnlyGaussian(**dataclasses.asdict(frozen.Settings.quick()))
 
 
-def test_every_budget_has_every_method(monkeypatch):
+def test_every_budget_has_every_method(monkeypatch, tmp_path):
     monkeypatch.setattr(frozen, "_PASSES", 2)
-    rows = frozen.run(0, SMALL, say=print)
+    rows = frozen.run_kept(tmp_path / "seed0", 0, SMALL, say=print)
     epochs = {(row["budget"], row["method"]): row["epochs"] for row in rows}
     assert len(epochs) == len(rows) == 2 * 2
     assert epochs.pop(("frozen", "deterministic")) == 2
@@ -32,6 +32,19 @@ def test_every_budget_has_every_method(monkeypatch):
         assert ("negative_elbo" in row) == (row["method"] != "deterministic")
         # At the start, log 10 nats for each of 100 images, and the KL of a narrow posterior.
         assert 150 < row.get("negative_elbo", 200) < 400
+        assert row["backend"] == ibnn.backend.NAME
+
+    # A seed that is finished is not trained again, and is not taken for another.
+    monkeypatch.delattr(frozen, "run")
+    assert frozen.run_kept(tmp_path / "seed0", 0, SMALL, say=print) == rows
+    other = dataclasses.replace(SMALL, prior_scale=0.4)
+    with pytest.raises(RunError, match=r"holds another run \(prior_scale 0.5, not 0.4\)"):
+        frozen.run_kept(tmp_path / "seed0", 0, other, say=print)
+
+
+def test_some_images_must_be_left_to_test_on():
+    with pytest.raises(ValueError, match="leave some of 1797"):
+        frozen.run(0, dataclasses.replace(SMALL, images=1797))
 
 
 def test_posteriors_start_alike():

@@ -19,8 +19,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_ibnn import _checks, data
+from tfp_ibnn import _checks, _files, data
 from tfp_ibnn.conversion import to_stochastic
+from tfp_ibnn.experiments.folder import RunFolder
+from tfp_ibnn.experiments.provenance import provenance
 from tfp_ibnn.experiments.scoring import Scorer
 from tfp_ibnn.experiments.summary import SCORES
 from tfp_ibnn.layers import freeze, stochastic_layers
@@ -34,10 +36,11 @@ from tfp_ibnn.posteriors import (
 )
 from tfp_ibnn.training import two_speed
 
-__all__ = ["BUDGETS", "Settings", "run"]
+__all__ = ["BUDGETS", "Settings", "run", "run_kept"]
 
 BUDGETS = ("frozen", "joint")
 
+Row = dict[str, Any]
 Say = Callable[[str], None]
 
 # Passes over the training images by which the ELBO is estimated, each with its own noise.
@@ -95,13 +98,51 @@ class Settings:
         return cls(images=100, hidden=(8,), pretrain_epochs=2, epochs=2, samples=4)
 
 
+def run_kept(
+    folder: str | os.PathLike,
+    seed: int,
+    settings: Settings | None = None,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    say: Say = print,
+) -> list[Row]:
+    """Do as `run`, and keep the rows in a folder; if they are there, return them.
+
+    Args:
+        folder: of this seed.
+        seed: see `run`.
+        settings: see `run`.
+        data_dir: see `run`.
+        say: see `run`.
+
+    Raises:
+        RunError: if the folder belongs to something else.
+    """
+    settings = settings or Settings()
+    identity = {**dataclasses.asdict(settings), "hidden": list(settings.hidden), "seed": seed}
+    kept = RunFolder(folder, identity)
+    if (found := kept.metrics) is not None:
+        say(f"seed {seed} is finished in {folder}")
+        return found["rows"]
+    kept.claim()
+    try:
+        made = provenance({})
+        where = {key: made[key] for key in ("backend", "hardware", "versions", "python")}
+        rows = run(seed, settings, data_dir=data_dir, say=say)
+        rows = [{**row, **where} for row in rows]
+        _files.write_json(kept / "metrics.json", {"rows": rows})
+    finally:
+        kept.release()
+    return rows
+
+
 def run(
     seed: int,
     settings: Settings | None = None,
     *,
     data_dir: str | os.PathLike | None = None,
     say: Say = print,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Train and score all models of one seed; return a row for each.
 
     Those of posteriors have `negative_elbo`, of all training images and in nats, estimated by many
@@ -160,6 +201,8 @@ def _split(
     """Return images and labels to train and to test on, chosen anew for each seed."""
     parts = data.load("digits", data_dir)
     x, y = (np.concatenate(both) for both in zip(*parts, strict=True))
+    if images >= len(x):
+        raise ValueError(f"`images` must leave some of {len(x)} to test on; got {images}.")
     order = np.random.default_rng(seed).permutation(len(x))
     train, test = order[:images], order[images:]
     return (x[train], y[train]), (x[test], y[test])

@@ -173,7 +173,8 @@ def finish(folder, name, settings):
     (path / "settings.json").write_text(json.dumps(identity(settings)))
     (path / "metrics.json").write_text(json.dumps(metrics))
     np.savez_compressed(path / "probabilities.npz", **scores.arrays())
-    names = ["loss", "accuracy", *(["nll", "kl"] if settings.is_stochastic else [])]
+    stochastic = ["nll", "kl", "conv1/kl", "conv1/z_std", "conv2/kl", "conv2/z_std"]
+    names = ["loss", "accuracy", *(stochastic if settings.is_stochastic else [])]
     names += [f"test_{key}" for key in ("accuracy", "nll", "ece")]
     rows = [[str(epoch), *("0.5" for _ in names)] for epoch in (1, 2)]
     lines = [["epoch", *names], *rows]
@@ -232,6 +233,7 @@ def test_finished_runs_are_gathered(results):
     for row in results.rows:
         stochastic = row["method"] not in ("deterministic", "deterministic_continued", "mc_dropout")
         assert ("train_kl" in row) == stochastic
+        assert row.get("z_std") == ({"conv1": 0.5, "conv2": 0.5} if stochastic else None)
         assert row["train_nll"] == 0.5
 
 
@@ -457,7 +459,7 @@ def test_every_figure_is_drawn(results, runs, tmp_path):
     paths = vgg16_figures.save_figures(results, runs, tmp_path)
     assert {path.name for path in paths} == {
         *("scores.png", "reliability.png", "training.png", "robustness.png", "foreign.png"),
-        "curves.png",
+        *("curves.png", "posteriors.png"),
     }
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -133,6 +133,11 @@ def _results(
         more = {"seconds": seconds, "train_nll": last.get("nll", last["loss"])}
         if "kl" in last:
             more["train_kl"] = last["kl"]
+            more["z_std"] = {
+                key.removesuffix("/z_std"): round(value, 4)
+                for key, value in last.items()
+                if key.endswith("/z_std")
+            }
         rows.setdefault(budget, []).append(row(name, settings, found[name]) | more)
         known = {"budget": budget, "method": method, "seed": settings.seed}
         for evaluation, measured in found[name]["evaluations"].items():

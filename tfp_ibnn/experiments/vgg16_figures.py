@@ -25,7 +25,7 @@ from tfp_ibnn.experiments.report import history
 from tfp_ibnn.experiments.vgg16 import Results
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, line, marked, tidy
 
-__all__ = ["foreign", "reliability", "robustness", "save_figures", "training"]
+__all__ = ["foreign", "posteriors", "reliability", "robustness", "save_figures", "training"]
 
 Row = dict[str, Any]
 
@@ -33,6 +33,8 @@ _SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _BINS = 12
 # Of curves that lie upon each other two are enough.
 _DRAWN = "deterministic mc_dropout gaussian mixture_16_ibnn flow_last gaussian_elbo".split()
+# With the same prior; iBNN's mixture has means that lie far apart.
+_POSTERIORS = "gaussian mixture_16 flow_last gaussian_elbo flow_elbo".split()
 
 
 def save_figures(
@@ -53,6 +55,7 @@ def save_figures(
             "scores.png": scores(equal),
             "reliability.png": reliability(equal, runs),
             "training.png": training(equal, runs),
+            "posteriors.png": posteriors(equal),
             "robustness.png": robustness(shifted),
         }
     if any(row["shift"] == "foreign" for row in results.robustness):
@@ -124,6 +127,22 @@ def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
     axes[2].set_yscale("log")
     axes[2].set_ylim(bottom=1)
     _legend_below(figure, axes[0])
+    return figure
+
+
+def posteriors(rows: Sequence[Row]) -> Figure:
+    """Draw the standard deviation of z that each layer ends with; means of the seeds."""
+    rows = [row for row in rows if row["method"] in _POSTERIORS and row.get("z_std")]
+    figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
+    for position, method in enumerate(methods_of(rows)):
+        found = [row["z_std"] for row in rows if row["method"] == method]
+        # A layer may have no noise.
+        values = {layer: np.mean([one[layer] for one in found]) for layer in found[0]}
+        ax.plot(list(values), list(values.values()), label=NAMES[method], **marked(position))
+    ax.set(ylabel="standard deviation of z", ylim=(0, None))
+    ax.tick_params(axis="x", rotation=45)
+    tidy(ax, "y")
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
     return figure
 
 

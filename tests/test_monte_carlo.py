@@ -499,7 +499,11 @@ def kind(request):
 
 @pytest.mark.parametrize(
     ("batch_size", "chunk_size"),
-    [(7, 7), pytest.param(1, 1, marks=pytest.mark.once)],
+    [
+        pytest.param(1, 256, marks=pytest.mark.once),
+        (7, 7),
+        pytest.param(256, 1, marks=pytest.mark.once),
+    ],
 )
 def test_a_seed_gives_one_answer_in_batches_and_chunks_of_any_size(kind, batch_size, chunk_size):
     """Not compiled on TensorFlow, unlike the reference."""

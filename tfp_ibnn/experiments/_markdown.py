@@ -1,4 +1,4 @@
-"""Markdown."""
+"""Tables in Markdown."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ def markdown_table(cells: Sequence[Sequence[str]], *, aligned: bool = False) -> 
     """Return rows of cells, of which the first is the head, as a Markdown table.
 
     Args:
-        cells: as many in each row.
+        cells: the same number in each row.
         aligned: pad the columns, for a terminal; the first is flush left, the others right.
     """
     rule = ["---"] * len(cells[0])

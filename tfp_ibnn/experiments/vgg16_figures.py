@@ -55,9 +55,10 @@ def save_figures(
             "scores.png": scores(equal),
             "reliability.png": reliability(equal, runs),
             "training.png": training(equal, runs),
-            "posteriors.png": posteriors(equal),
             "robustness.png": robustness(shifted),
         }
+    if any(row["method"] in _POSTERIORS for row in equal):
+        figures["posteriors.png"] = posteriors(equal)
     if any(row["shift"] == "foreign" for row in results.robustness):
         figures["foreign.png"] = foreign(results.robustness)
     if any(row["budget"] == "report" for row in results.rows):
@@ -132,11 +133,10 @@ def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
 
 def posteriors(rows: Sequence[Row]) -> Figure:
     """Draw the standard deviation of z that each layer ends with; means of the seeds."""
-    rows = [row for row in rows if row["method"] in _POSTERIORS and row.get("z_std")]
+    rows = [row for row in rows if row["method"] in _POSTERIORS]
     figure, ax = plt.subplots(figsize=(8, 3.2), layout="constrained")
     for position, method in enumerate(methods_of(rows)):
         found = [row["z_std"] for row in rows if row["method"] == method]
-        # A layer may have no noise.
         values = {layer: np.mean([one[layer] for one in found]) for layer in found[0]}
         ax.plot(list(values), list(values.values()), label=NAMES[method], **marked(position))
     ax.set(ylabel="standard deviation of z", ylim=(0, None))

@@ -48,7 +48,7 @@ def worker(tmp_path_factory):
 
 
 # These take long, and other tests kill runs, attack the server and damage files.
-LONG = ("interrupted writing", "HTTP server", "keras files")
+LONG = ("interrupted writing", "HTTP server", "keras files", "checkpoints")
 
 
 @pytest.mark.parametrize(

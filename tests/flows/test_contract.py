@@ -81,6 +81,7 @@ def test_inverse_carries_gradients_to_the_weights(float64, name):
         close(one, other, 1e-8)
 
 
+@pytest.mark.once
 @every_flow
 @pytest.mark.parametrize("lead", [(), (1,), (2, 1, 3)])
 def test_any_leading_shape_equals_a_loop(float64, name, lead):

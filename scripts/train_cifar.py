@@ -52,6 +52,9 @@ def main(argv=None):
         experiments.run(settings, output, data_dir, devices=devices)
     except (experiments.RunError, data.DataError, CheckpointError, OSError) as error:
         return devices.abort(fail(error, code=1))
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr)
+        return devices.abort(130)
     except BaseException:
         if devices.shard[1] > 1:  # the others would wait for this process
             traceback.print_exc()

@@ -139,6 +139,15 @@ def test_bad_options_exit_2(script, capsys, arguments):
     assert "error:" in capsys.readouterr().err
 
 
+def test_an_interruption_is_told_in_a_line(script, tmp_path, monkeypatch, capsys):
+    def interrupted(options, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(script.EXPERIMENTS, "toy2d", interrupted)
+    assert script.main(["toy2d", "--results", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.strip().startswith("interrupted; the same command")
+
+
 def test_a_quick_look_does_not_touch_the_results(script):
     quick, real = script.parse(["lenet", "--quick"]), script.parse(["lenet"])
     assert (real.runs, real.results) == ("outputs/reproduce", "results")

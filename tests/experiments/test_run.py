@@ -560,3 +560,13 @@ def test_a_folder_that_was_claimed_meanwhile_is_left(tmp_path):
     early.release()
     with pytest.raises(RunError, match="holds another run"):
         late.claim()
+
+
+@pytest.mark.once
+def test_an_interruption_is_told_in_a_line(script, tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiments, "run", interrupted)
+    assert script.main(["--output", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err.strip().startswith("interrupted; the same command")

@@ -27,6 +27,7 @@ Examples:
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -45,8 +46,12 @@ def main(argv=None):
     if options.jobs > 1:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-    from tfp_ibnn import data, experiments
-    from tfp_ibnn.checkpoint import CheckpointError
+    try:
+        from tfp_ibnn import data, experiments
+        from tfp_ibnn.checkpoint import CheckpointError
+    except ModuleNotFoundError as error:
+        print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
+        return 2
 
     # A broken pool: one of the processes was killed, for want of memory perhaps.
     errors = (experiments.RunError, data.DataError, CheckpointError, OSError, BrokenProcessPool)
@@ -54,6 +59,13 @@ def main(argv=None):
     for name in names:
         began = time.perf_counter()
         folder = Path(options.results) / name
+        if (lost := what_is_lost(folder, options)) and not options.force:
+            print(
+                f"error: {folder} holds results of other {lost}, which these would replace: choose "
+                "another --results, or say --force.",
+                file=sys.stderr,
+            )
+            return 1
         try:
             folder.mkdir(parents=True, exist_ok=True)
             table = EXPERIMENTS[name](options, folder)
@@ -68,6 +80,25 @@ def main(argv=None):
     if options.results == "results":
         fill_tables()
     return 0
+
+
+def what_is_lost(folder, options):
+    """Name an option by which results that are there know more than these will, or None."""
+    try:
+        before = json.loads((folder / "runs.json").read_text(encoding="utf-8"))["options"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return "kinds"
+    if options.quick and not before.get("quick"):
+        return "settings, without --quick"
+    if set(before.get("seeds", ())) - set(options.seeds):
+        return "--seeds"
+    for name in ("datasets", "methods", "parts"):
+        now, then = getattr(options, name), before.get(name)
+        if now and (not then or set(then) - set(now)):
+            return f"--{name}"
+    return None
 
 
 def fill_tables():
@@ -203,6 +234,7 @@ def parse(argv):
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add("--force", action="store_true", help="replace results of other seeds, methods and the like")
     add("--runs", help="folder of the runs (default outputs/reproduce, or outputs/quick/runs)")
     add("--results", help="folder of the results (default results, or outputs/quick/results)")
     options = parser.parse_args(argv)
@@ -212,7 +244,8 @@ def parse(argv):
     for name, wrong in (
         ("--finished", options.finished and not is_vgg16),
         ("--parts", options.parts and not is_vgg16),
-        ("--datasets", options.datasets and is_vgg16),
+        ("--datasets", options.datasets and options.experiment not in ("lenet", "all")),
+        ("--methods", options.methods and options.experiment not in (*METHODS, "all")),
     ):
         if wrong:
             parser.error(f"{name} is not of {options.experiment}")

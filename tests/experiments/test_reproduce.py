@@ -175,3 +175,34 @@ def test_everything_quickly(script, tmp_path, monkeypatch):
     table = check(tmp_path / "results" / "lenet")
     assert {row["method"] for row in table if row["budget"] == "equal"} == set(lenet.METHODS)
     assert all(row["seeds"] == [0] for row in table)
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "lost"),
+    [
+        ({"seeds": [0, 1, 2]}, ["--seeds", "0", "1"], "--seeds"),
+        ({"seeds": [0]}, ["--quick"], "without --quick"),
+        ({"seeds": [0, 1]}, ["--methods", "gaussian"], "--methods"),
+        ({"seeds": [0], "methods": ["gaussian"]}, ["--methods", "flow"], "--methods"),
+        ({"seeds": [0, 1], "methods": ["flow"]}, ["--methods", "flow", "gaussian"], None),
+        ({"seeds": [0, 1]}, [], None),
+        ({"seeds": [0, 1], "quick": True}, [], None),
+    ],
+)
+def test_results_that_know_more_are_not_replaced(script, tmp_path, capsys, before, arguments, lost):
+    folder = tmp_path / "lenet"
+    folder.mkdir()
+    (folder / "runs.json").write_text(json.dumps({"options": before}))
+    common = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    options = script.parse(["lenet", *arguments, *common])
+    assert (lost or "None") in str(script.what_is_lost(folder, options))
+    if lost:
+        assert script.main(["lenet", *arguments, *common]) == 1
+        assert "--force" in capsys.readouterr().err
+        assert json.loads((folder / "runs.json").read_text()) == {"options": before}
+
+
+def test_what_is_no_result_is_not_replaced(script, tmp_path):
+    (tmp_path / "runs.json").write_text("my thesis")
+    assert script.what_is_lost(tmp_path, script.parse(["lenet"])) == "kinds"
+    assert script.what_is_lost(tmp_path / "none", script.parse(["lenet"])) is None

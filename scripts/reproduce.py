@@ -56,7 +56,9 @@ def main(argv=None):
     # A broken pool: one of the processes was killed, for want of memory perhaps.
     errors = (experiments.RunError, data.DataError, CheckpointError, OSError, BrokenProcessPool)
     names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
+    given = options.seeds
     for name in names:
+        options.seeds = given or ([0] if options.quick else list(SEEDS[name]))
         began = time.perf_counter()
         folder = Path(options.results) / name
         if (lost := what_is_lost(folder, options)) and not options.force:
@@ -185,6 +187,8 @@ def vgg16(options, folder):
     return vgg16_results.write(folder, results, runs, vars(options))
 
 
+# Of the results that are kept.
+SEEDS = {"toy2d": range(5), "frozen": range(10, 20), "lenet": range(5), "vgg16": range(3)}
 EXPERIMENTS = {"toy2d": toy2d, "frozen": frozen, "lenet": lenet, "vgg16": vgg16}
 # As in the package, which cannot be imported before its backend is chosen.
 METHODS = {
@@ -221,7 +225,9 @@ def parse(argv):
     )
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))
-    add("--seeds", type=int, nargs="+", help="default 0 1 2, or 0 with --quick")
+    add(
+        "--seeds", type=int, nargs="+", help="default: those of the kept results, or 0 with --quick"
+    )
     add(
         "--quick",
         action="store_true",
@@ -252,9 +258,9 @@ def parse(argv):
     known = METHODS["vgg16" if is_vgg16 else "lenet"]
     if unknown := set(options.methods or ()) - set(known):
         parser.error(f"--methods must be some of {', '.join(known)}; got {', '.join(unknown)}")
-    options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
-    valid = all(0 <= seed < 2**31 for seed in options.seeds)
-    if not valid or len(set(options.seeds)) < len(options.seeds):
+    seeds = options.seeds or ()
+    valid = all(0 <= seed < 2**31 for seed in seeds)
+    if not valid or len(set(seeds)) < len(seeds):
         parser.error(f"--seeds must differ and be at least 0 and below 2**31; got {options.seeds}")
     # A quick look never replaces results.
     options.runs = options.runs or ("outputs/quick/runs" if options.quick else "outputs/reproduce")

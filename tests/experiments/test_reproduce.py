@@ -80,6 +80,7 @@ def test_a_quick_run(script, tmp_path, monkeypatch, capsys):
 
     # The trials were made with the first seed: another first seed needs another folder.
     arguments[arguments.index("--seeds") + 1] = "2"
+    arguments.append("--force")
     capsys.readouterr()
     assert script.main(arguments) == 1
     message = capsys.readouterr().err
@@ -195,6 +196,7 @@ def test_results_that_know_more_are_not_replaced(script, tmp_path, capsys, befor
     (folder / "runs.json").write_text(json.dumps({"options": before}))
     common = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
     options = script.parse(["lenet", *arguments, *common])
+    options.seeds = options.seeds or [0, 1]
     assert (lost or "None") in str(script.what_is_lost(folder, options))
     if lost:
         assert script.main(["lenet", *arguments, *common]) == 1
@@ -206,3 +208,12 @@ def test_what_is_no_result_is_not_replaced(script, tmp_path):
     (tmp_path / "runs.json").write_text("my thesis")
     assert script.what_is_lost(tmp_path, script.parse(["lenet"])) == "kinds"
     assert script.what_is_lost(tmp_path / "none", script.parse(["lenet"])) is None
+
+
+@pytest.mark.parametrize("name", ["toy2d", "frozen", "lenet", "vgg16"])
+def test_the_default_seeds_are_those_of_the_kept_results(script, name):
+    record = json.loads((SCRIPT.parents[1] / "results" / name / "runs.json").read_text())
+    assert sorted({row["seed"] for row in record["runs"]}) == list(script.SEEDS[name])
+    options = script.parse([name])
+    options.seeds = list(script.SEEDS[name])
+    assert script.what_is_lost(SCRIPT.parents[1] / "results" / name, options) is None

@@ -278,7 +278,8 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
     record = json.loads((tmp_path / "results" / "vgg16" / "runs.json").read_text())
     assert len(record["ablations"]) == len(plan.ablations(0)) + 1
     capsys.readouterr()
-    assert script.main([*command, "--runs", str(tmp_path / "none"), "--parts", "report"]) == 1
+    other = ["--runs", str(tmp_path / "none"), "--parts", "report", "--force"]
+    assert script.main([*command, *other]) == 1
     assert "no finished run" in capsys.readouterr().err
 
 

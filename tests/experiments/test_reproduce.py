@@ -146,7 +146,7 @@ def test_an_interruption_is_told_in_a_line(script, tmp_path, monkeypatch, capsys
 
     monkeypatch.setitem(script.EXPERIMENTS, "toy2d", interrupted)
     assert script.main(["toy2d", "--results", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.strip().startswith("interrupted; the same command")
+    assert capsys.readouterr().err.strip().startswith("interrupted; what is finished")
 
 
 def test_a_quick_look_does_not_touch_the_results(script):

@@ -75,7 +75,7 @@ def main(argv=None):
             print(f"error: {error}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("\ninterrupted; what is finished below --runs is not trained again", file=sys.stderr)
+            print("\ninterrupted; what is finished in --runs stays", file=sys.stderr)
             return 130
         print(f"\n{experiments.markdown(table, COLUMNS)}\n")
         print(f"{name}: {time.perf_counter() - began:.0f} s, written to {folder}")

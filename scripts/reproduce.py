@@ -11,9 +11,11 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
 Everything that an experiment needs is trained. The runs of lenet and vgg16, and seeds of frozen,
 have folders below --runs, and what is there already is not trained again: the same command goes on
 after an interruption, and with more --seeds it adds those; another backend, or another first seed
-of lenet and vgg16, needs another --runs. toy2d takes minutes a seed and starts over. The results go
-to results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds), runs.json (every
-run) and figures, of vgg16 also robustness.json and the test probabilities of every run.
+of lenet and vgg16, needs another --runs. toy2d takes minutes a seed and starts over. The
+results go to results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds),
+runs.json (every run) and figures, of vgg16 also robustness.json and the test probabilities of every
+run. With --add vgg16 trains only what its results do not hold, though the folders of those runs be
+gone, and adds it to them.
 
 Examples:
     python scripts/reproduce.py toy2d
@@ -23,6 +25,7 @@ Examples:
     python scripts/reproduce.py vgg16 --backend jax --jobs 6
     python scripts/reproduce.py vgg16 --backend jax --parts equal --methods gaussian flow_last \
         --results outputs/part
+    python scripts/reproduce.py vgg16 --backend jax --parts long --seeds 3 4 --add
     python scripts/reproduce.py all --quick
 """
 
@@ -87,13 +90,15 @@ def main(argv=None):
 def what_is_lost(folder, options):
     """Name an option by which results that are there know more than these will, or None."""
     try:
-        before = json.loads((folder / "runs.json").read_text(encoding="utf-8"))["options"]
+        before = dict(json.loads((folder / "runs.json").read_text(encoding="utf-8"))["options"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         return "kinds"
     if options.quick and not before.get("quick"):
         return "settings, without --quick"
+    if options.add:
+        return "settings, with --quick" if before.get("quick") and not options.quick else None
     if set(before.get("seeds", ())) - set(options.seeds):
         return "--seeds"
     for name in ("datasets", "methods", "parts"):
@@ -168,6 +173,7 @@ def vgg16(options, folder):
     from tfp_ibnn.experiments import RunError, vgg16, vgg16_figures, vgg16_results
 
     runs = Path(options.runs) / "vgg16"
+    kept = options.add and (folder / "runs.json").exists()
     results = vgg16.vgg16(
         runs,
         options.seeds,
@@ -177,6 +183,7 @@ def vgg16(options, folder):
         train=not options.finished,
         jobs=options.jobs,
         data_dir=options.data_dir,
+        kept=vgg16_results.read(folder) if kept else None,
         say=lambda line: print(line, flush=True),
     )
     for name in results.missing:
@@ -184,7 +191,19 @@ def vgg16(options, folder):
     if not any((results.rows, results.ablations, results.draws)):
         raise RunError(f"{runs} holds no finished run.")
     vgg16_figures.save_figures(results, runs, folder)
-    return vgg16_results.write(folder, results, runs, vars(options))
+    return vgg16_results.write(folder, results, runs, recorded(options, folder))
+
+
+def recorded(options, folder):
+    """Return the options that tell what the results hold, with what these are added to."""
+    now = dict(vars(options))
+    if options.add and (folder / "runs.json").exists():
+        before = json.loads((folder / "runs.json").read_text(encoding="utf-8"))["options"]
+        now["seeds"] = sorted({*before["seeds"], *now["seeds"]})
+        for name in ("methods", "parts"):
+            both = before.get(name) and now[name]  # None is all of them
+            now[name] = sorted({*before[name], *now[name]}) if both else None
+    return now
 
 
 # Of the results that are kept.
@@ -240,6 +259,7 @@ def parse(argv):
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add("--add", action="store_true", help="of vgg16: add to the results that are there")
     add("--force", action="store_true", help="replace results of other seeds, methods and the like")
     add("--runs", help="folder of the runs (default outputs/reproduce, or outputs/quick/runs)")
     add("--results", help="folder of the results (default results, or outputs/quick/results)")
@@ -250,6 +270,7 @@ def parse(argv):
     for name, wrong in (
         ("--finished", options.finished and not is_vgg16),
         ("--parts", options.parts and not is_vgg16),
+        ("--add", options.add and not is_vgg16),
         ("--datasets", options.datasets and options.experiment not in ("lenet", "all")),
         ("--methods", options.methods and options.experiment not in (*METHODS, "all")),
     ):

@@ -128,6 +128,7 @@ def has_figures(folder):
         ["vgg16", "--methods", "flow"],
         ["vgg16", "--parts", "all"],
         ["vgg16", "--datasets", "cifar10"],
+        ["lenet", "--add"],
         ["lenet", "--backend", "torch"],
         ["lenet", "--unknown"],
     ],
@@ -204,9 +205,25 @@ def test_results_that_know_more_are_not_replaced(script, tmp_path, capsys, befor
         assert json.loads((folder / "runs.json").read_text()) == {"options": before}
 
 
+@pytest.mark.parametrize(
+    ("quick", "arguments", "lost"),
+    [
+        (False, ["--seeds", "5"], "None"),
+        (False, ["--parts", "long"], "None"),
+        (False, ["--quick"], "without --quick"),
+        (True, [], "with --quick"),
+    ],
+)
+def test_what_is_added_to_is_not_lost(script, tmp_path, quick, arguments, lost):
+    (tmp_path / "runs.json").write_text(json.dumps({"options": {"seeds": [0], "quick": quick}}))
+    options = script.parse(["vgg16", "--add", *arguments])
+    assert lost in str(script.what_is_lost(tmp_path, options))
+
+
 def test_what_is_no_result_is_not_replaced(script, tmp_path):
-    (tmp_path / "runs.json").write_text("my thesis")
-    assert script.what_is_lost(tmp_path, script.parse(["lenet"])) == "kinds"
+    for content in ("my thesis", "[]", '{"options": 3}'):
+        (tmp_path / "runs.json").write_text(content)
+        assert script.what_is_lost(tmp_path, script.parse(["lenet"])) == "kinds"
     assert script.what_is_lost(tmp_path / "none", script.parse(["lenet"])) is None
 
 

@@ -283,6 +283,97 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
     assert "no finished run" in capsys.readouterr().err
 
 
+# Runs that are added to results whose own runs are gone.
+
+
+def test_what_is_kept_is_not_run_again(results, runs, tmp_path, monkeypatch):
+    vgg16_results.write(tmp_path, results, runs, {})
+    kept = vgg16_results.read(tmp_path)
+    monkeypatch.setattr(fleet, "run", None)
+    again = vgg16.vgg16(tmp_path / "none", SEEDS, kept=kept)
+    for name in kept._fields:
+        assert getattr(again, name) == getattr(kept, name), name
+
+
+def test_new_runs_join_those_that_are_kept(results, runs, tmp_path):
+    """Runs of all kinds are taken away, and come back from folders that hold nothing else."""
+    vgg16_results.write(tmp_path, results, runs, {})
+    taken = [f"long/cifar10/{method}/seed{SEEDS[1]}" for method in ("deterministic", "flow_last")]
+    taken += [f"ablations/cifar10/epochs=120/seed{SEEDS[0]}"]
+    taken += [f"equal/cifar10/gaussian/seed{SEEDS[2]}"]
+    kept = without(vgg16_results.read(tmp_path), taken)
+    for name in taken[:3]:
+        shutil.copytree(runs / name, tmp_path / "new" / name)
+    found = vgg16.vgg16(tmp_path / "new", SEEDS, kept=kept, train=False)
+    assert found.missing == [f"{taken[3]}: not run"]
+    whole = without(results, taken[3:])
+    assert found.rows == whole.rows
+    assert found.ablations == whole.ablations
+    shutil.copytree(runs / taken[3], tmp_path / "new" / taken[3])
+    found = vgg16.vgg16(tmp_path / "new", SEEDS, kept=found, train=False)
+    assert found.missing == []
+    assert found.rows == results.rows
+
+    def shifts(results):
+        names = ("budget", "method", "seed", "shift", "name", "level")
+        return sorted(str([row[name] for name in names]) for row in results.robustness)
+
+    assert shifts(found) == shifts(results)
+    # No trial's predictions are there to fit a temperature to.
+    last = [row for row in found.scaled if (row["method"], row["seed"]) == ("gaussian", SEEDS[2])]
+    assert [row["crosswise"] for row in last] == [True]
+    assert len(found.scaled) == len(results.scaled)
+
+
+def without(results, names):
+    def stays(row):
+        seed = row.get("seed")
+        return f"{row['budget']}/cifar10/{row['method']}/seed{seed}" not in names
+
+    lists = {
+        name: list(filter(stays, getattr(results, name)))
+        for name in ("rows", "ablations", "robustness", "scaled")
+    }
+    return results._replace(**lists, missing=[f"{name}: not run" for name in names])
+
+
+def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "_GAUSSIAN", dataclasses.replace(plan._GAUSSIAN, batch_size=64))
+    found = vgg16.vgg16(tmp_path, SEEDS, parts=["ablations"], kept=results, train=False)
+    assert len(found.missing) == len(plan.ablations(0)) + 1
+
+
+def test_adding_by_the_script(script, results, runs, tmp_path, capsys):
+    folder = tmp_path / "results" / "vgg16"
+    folder.mkdir(parents=True)
+    options = {"seeds": SEEDS, "methods": None, "parts": None}
+    vgg16_results.write(folder, results, runs, options)
+    vgg16_figures.save_figures(results, runs, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    probabilities = {path: path.read_bytes() for path in (folder / "probabilities").iterdir()}
+    finish(tmp_path / "runs" / "vgg16", *next(iter(plan.runs_of("report", [9]).items())))
+    command = ["vgg16", "--finished", "--parts", "report", "--seeds", "9"]
+    command += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert script.main(command) == 1  # that would replace the others
+    assert "--force" in capsys.readouterr().err
+    assert script.main([*command, "--add"]) == 0
+    record = json.loads((folder / "runs.json").read_text())
+    assert len(record["runs"]) == len(results.rows) + 1
+    assert record["options"]["seeds"] == [*SEEDS, 9]
+    assert record["options"]["parts"] is None
+    for name in ("training.png", "reliability.png", "curves.png"):  # drawn from folders
+        assert (folder / name).read_bytes() == before[name]
+    added = set((folder / "probabilities").iterdir()) - set(probabilities)
+    assert [path.name for path in added] == ["report-deterministic-seed9.npz"]
+    assert all(path.read_bytes() == content for path, content in probabilities.items())
+
+
+def test_results_of_something_else_are_not_added_to(tmp_path):
+    (tmp_path / "runs.json").write_text(json.dumps({"runs": [], "trials": []}))
+    with pytest.raises(RunError, match="something else: without 'ablations'"):
+        vgg16_results.read(tmp_path)
+
+
 def test_settings_of_the_least_held_out_nll_are_trained(results):
     for method in ("gaussian", "mc_dropout", "deterministic"):
         tried = [row for row in results.trials if row["method"] == method]

@@ -13,7 +13,7 @@ from tfp_ibnn.experiments.folder import RunError
 from tfp_ibnn.experiments.settings import Settings
 from tfp_ibnn.experiments.summary import SCORES
 
-__all__ = ["HELD_OUT", "best", "report_budget", "row", "shortened"]
+__all__ = ["HELD_OUT", "best", "planned", "report_budget", "row", "shortened"]
 
 HELD_OUT = 5_000
 """Training images that trials do not see, and are scored on."""
@@ -90,8 +90,13 @@ def best(
 
 def row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a run in the tables of `summarise`."""
-    budget, _, method, _ = Path(name).parts
     keys = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
+    return planned(name, settings) | {key: metrics[key] for key in keys}
+
+
+def planned(name: str, settings: Settings) -> dict[str, Any]:
+    """Return what is known of such a row before the run; "training" is its command, for seed 0."""
+    budget, _, method, _ = Path(name).parts
     return {
         "dataset": settings.dataset,
         "model": settings.model,
@@ -99,7 +104,6 @@ def row(name: str, settings: Settings, metrics: dict[str, Any]) -> dict[str, Any
         "budget": budget,
         "epochs": settings.pretrain_epochs + settings.epochs,
         "seed": settings.seed,
-        **{key: metrics[key] for key in keys},
         "training": dataclasses.replace(settings, seed=0).command(),
     }
 

@@ -3,42 +3,22 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfp_ibnn import _checks
 from tfp_ibnn.experiments import vgg16_plan as plan
 from tfp_ibnn.experiments.afterwards import averaged, crosswise, scaled
-from tfp_ibnn.experiments.comparison import row
+from tfp_ibnn.experiments.comparison import planned, row
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.report import history
 from tfp_ibnn.experiments.settings import Settings
 from tfp_ibnn.experiments.vgg16_plan import METHODS, PARTS
+from tfp_ibnn.experiments.vgg16_results import Results, joined
 
-__all__ = ["METHODS", "PARTS", "Results", "vgg16"]
+__all__ = ["METHODS", "PARTS", "vgg16"]
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
-
-
-class Results(NamedTuple):
-    """What the experiment found."""
-
-    rows: list[Row]
-    """One for each run of the table, see `summary.summarise`."""
-    trials: list[Row]
-    """One for each run by which settings were chosen."""
-    ablations: list[Row]
-    """One for each change, scored on held-out training images."""
-    draws: list[Row]
-    """One for each number of draws, of one model on the test images."""
-    robustness: list[Row]
-    """One for each run and set of shifted images."""
-    scaled: list[Row]
-    """One for each run of a method that has trials, at a temperature fitted to the best of them."""
-    averaged: list[Row]
-    """One for each method: the mean prediction of its seeds."""
-    missing: list[str]
-    """What was not run, or failed: names of runs, and of their evaluations."""
 
 
 def vgg16(
@@ -51,13 +31,14 @@ def vgg16(
     train: bool = True,
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
+    kept: Results | None = None,
     say: Say = print,
 ) -> Results:
     """Run the experiment.
 
     Settings are chosen by the NLL of 5,000 training images that the trials did not see, with the
-    first seed. Then each method is trained on all training images with every seed, and tested once.
-    A run that diverges is named as missing, and the others go on.
+    first seed, or that of the trials in `kept`. Then each method is trained on all training images
+    with every seed, and tested once. A run that diverges is named as missing, and the others go on.
 
     Args:
         folder: for the runs; what is there already is not run again.
@@ -68,6 +49,8 @@ def vgg16(
         train: run what is not finished; else it is left out, and named as missing.
         jobs: processes at once.
         data_dir: where the data is cached.
+        kept: what was found before. Runs that it has are not run again, whether or not their
+            folders are still there, and are part of what is returned.
         say: called with lines of progress.
 
     Raises:
@@ -80,6 +63,8 @@ def vgg16(
     runs: dict[str, Settings] = {}
     found: dict[str, Row] = {}
     missing: dict[str, str] = {}
+    known: dict[str, Row] = {}
+    before = {_key(row): row for row in (*kept.rows, *kept.trials, *kept.ablations)} if kept else {}
 
     def take(new: Mapping[str, Settings]) -> None:
         evaluations = {name: plan.evaluations_of(name) for name in new}
@@ -88,18 +73,23 @@ def vgg16(
             evaluations = {name: plan.quick_evaluations(of) for name, of in evaluations.items()}
         options = {"jobs": jobs, "data_dir": data_dir, "train": train, "say": say}
         runs.update(new)
-        found.update(run_all(new, folder, evaluations=evaluations, missing=missing, **options))
+        keys = {name: _key(planned(name, settings)) for name, settings in new.items()}
+        known.update({name: before[key] for name, key in keys.items() if key in before})
+        left = {name: settings for name, settings in new.items() if name not in known}
+        found.update(run_all(left, folder, evaluations=evaluations, missing=missing, **options))
 
     chosen, held_out = {}, {}
     if set(plan.NEEDS_TRIALS) & set(parts):
-        trials = plan.trials(seeds[0], methods)
+        first = kept.trials[0]["seed"] if kept and kept.trials else seeds[0]
+        trials = plan.trials(first, methods)
         take(trials)
-        chosen = plan.choose({name: runs[name] for name in trials if name in runs}, found)
+        tried = {name: runs[name] for name in trials if name in runs}
+        chosen = plan.choose(tried, known | found)
         held_out = {
             method: Path(folder) / name
             for method, settings in chosen.items()
-            for name in trials
-            if runs.get(name) == settings
+            for name in tried
+            if name in found and runs[name] == settings
         }
     everything: dict[str, Settings] = {}
     for part in parts:
@@ -108,10 +98,15 @@ def vgg16(
     results = _results(folder, runs, found, missing)
     rows = [row for row in results.rows if row["budget"] == "equal"]
     others = [row for row in rows if row["method"] not in held_out]
-    return results._replace(
+    results = results._replace(
         scaled=scaled(rows, folder, held_out) + crosswise(others, folder),
         averaged=averaged(rows, folder),
     )
+    return joined(results, kept, list(everything)) if kept else results
+
+
+def _key(row: Row) -> tuple:
+    return tuple(row[key] for key in ("budget", "method", "seed", "training"))
 
 
 def _results(

@@ -22,7 +22,7 @@ from tfp_ibnn.experiments.comparison_figures import (
     standard_error,
 )
 from tfp_ibnn.experiments.report import history
-from tfp_ibnn.experiments.vgg16 import Results
+from tfp_ibnn.experiments.vgg16_results import Results
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, line, marked, tidy
 
 __all__ = ["foreign", "posteriors", "reliability", "robustness", "save_figures", "training"]
@@ -42,27 +42,30 @@ def save_figures(
 ) -> list[Path]:
     """Draw what there are results of into a folder, and return the paths.
 
+    Figures from logs and probabilities are not drawn if folders of their runs are gone.
+
     Args:
         results: of `vgg16`.
         runs: the folder of the runs, whose logs and probabilities are drawn.
         folder: where to; it must exist.
     """
     equal = [row for row in results.rows if row["budget"] == "equal"]
+    reported = [row for row in results.rows if row["budget"] == "report"]
     figures = {}
     if equal:
         shifted = [row for row in results.robustness if row["budget"] == "equal"]
+        figures |= {"scores.png": scores(equal), "robustness.png": robustness(shifted)}
+    if equal and _are_there(equal, runs):
         figures |= {
-            "scores.png": scores(equal),
             "reliability.png": reliability(equal, runs),
             "training.png": training(equal, runs),
-            "robustness.png": robustness(shifted),
         }
     if any(row["method"] in _POSTERIORS for row in equal):
         figures["posteriors.png"] = posteriors(equal)
     if any(row["shift"] == "foreign" for row in results.robustness):
         figures["foreign.png"] = foreign(results.robustness)
-    if any(row["budget"] == "report" for row in results.rows):
-        figures["curves.png"] = curves(results.rows, runs)
+    if reported and _are_there(reported, runs):
+        figures["curves.png"] = curves(reported, runs)
     return save(figures, folder)
 
 
@@ -209,6 +212,10 @@ def foreign(rows: Sequence[Row]) -> Figure:
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(unique.values(), unique, loc="outside lower center", ncols=2)
     return figure
+
+
+def _are_there(rows: Sequence[Row], runs: str | os.PathLike) -> bool:
+    return all(folder_of(row, runs).exists() for row in rows)
 
 
 def _confidences(

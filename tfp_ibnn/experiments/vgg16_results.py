@@ -1,21 +1,56 @@
 """What the VGG16 experiment leaves in its folder of results."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfp_ibnn import _files
 from tfp_ibnn.experiments.afterwards import folder_of
+from tfp_ibnn.experiments.folder import RunError, read_record
 from tfp_ibnn.experiments.results import write_results
-from tfp_ibnn.experiments.vgg16 import Results
-from tfp_ibnn.experiments.vgg16_plan import evaluations_of, quick_evaluations
+from tfp_ibnn.experiments.vgg16_plan import PARTS, evaluations_of, quick_evaluations
 
-__all__ = ["write"]
+__all__ = ["Results", "joined", "read", "write"]
+
+Row = dict[str, Any]
 
 # The least above 0 in float16: the NLL of a probability of 0 is none.
 _LEAST = float(np.finfo("float16").smallest_subnormal)
+_ENTRIES = ("trials", "ablations", "draws", "scaled", "averaged", "missing")
+# By what the rows of each kind are told apart.
+_KEYS = {
+    "rows": ("budget", "method", "seed"),
+    "trials": ("method", "seed", "training"),
+    "ablations": ("budget", "method", "seed"),
+    "draws": ("method", "seed", "samples"),
+    "robustness": ("budget", "method", "seed", "shift", "name", "level"),
+    "scaled": ("budget", "method", "seed"),
+    "averaged": ("budget", "method"),
+}
+
+
+class Results(NamedTuple):
+    """What the experiment found."""
+
+    rows: list[Row]
+    """One for each run of the table, see `summary.summarise`."""
+    trials: list[Row]
+    """One for each run by which settings were chosen."""
+    ablations: list[Row]
+    """One for each change, scored on held-out training images."""
+    draws: list[Row]
+    """One for each number of draws, of one model on the test images."""
+    robustness: list[Row]
+    """One for each run and set of shifted images."""
+    scaled: list[Row]
+    """One for each run of a method that has trials, at a temperature fitted to the best of them."""
+    averaged: list[Row]
+    """One for each method: the mean prediction of its seeds."""
+    missing: list[str]
+    """What was not run, or failed: names of runs, and of their evaluations."""
 
 
 def write(
@@ -24,7 +59,8 @@ def write(
     """Write `summary.json`, `runs.json`, `robustness.json` and probabilities; return the summary.
 
     The probabilities of each run go to `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with
-    the labels and the epistemic uncertainty. Those of other runs, from a call before, are removed.
+    the labels and the epistemic uncertainty. Those of other runs, from a call before, are removed;
+    those of runs whose folders are gone stay.
 
     Args:
         folder: of the results; it must exist.
@@ -37,13 +73,16 @@ def write(
     old = set((folder / "probabilities").glob("*-*-seed*.npz"))
     for row in results.rows:
         budget, method, seed = row["budget"], row["method"], f"seed{row['seed']}"
-        with np.load(folder_of(row, runs) / "probabilities.npz") as found:
+        path = folder / "probabilities" / f"{budget}-{method}-{seed}.npz"
+        if not (source := folder_of(row, runs) / "probabilities.npz").exists() and path in old:
+            old.discard(path)  # of a run whose folder is gone
+            continue
+        with np.load(source) as found:
             arrays = {
                 "probabilities": np.maximum(found["probabilities"], _LEAST).astype("float16"),
                 "epistemic": found["epistemic"].astype("float16"),
                 "labels": found["labels"].astype("uint8"),
             }
-        path = folder / "probabilities" / f"{budget}-{method}-{seed}.npz"
         with _files.replacing(path) as temporary:
             np.savez_compressed(temporary, **arrays)
         old.discard(path)
@@ -57,9 +96,57 @@ def write(
         options_of = {budget: found["robustness"].as_dict() for budget, found in shifts.items()}
         content = {"options": options_of, "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)
-    names = ("trials", "ablations", "draws", "scaled", "averaged", "missing")
-    more = {name: getattr(results, name) for name in names}
+    more = {name: getattr(results, name) for name in _ENTRIES}
     return write_results(folder, results.rows, options, **more)
+
+
+def read(folder: str | os.PathLike) -> Results:
+    """Return what `write` left in a folder.
+
+    Raises:
+        RunError: if that cannot be read.
+    """
+    folder = Path(folder)
+    record = read_record(folder / "runs.json")
+    shifts = folder / "robustness.json"
+    try:
+        return Results(
+            rows=record["runs"],
+            robustness=read_record(shifts)["rows"] if shifts.exists() else [],
+            **{name: record[name] for name in _ENTRIES},
+        )
+    except KeyError as error:
+        raise RunError(f"{folder} holds results of something else: without {error}.") from error
+
+
+def joined(new: Results, kept: Results, order: Sequence[str]) -> Results:
+    """Return all of two results; of what both have, the new.
+
+    Args:
+        new: some results.
+        kept: those before.
+        order: names of runs, as they shall stand in the tables; those of other parts stand as they
+            did.
+    """
+    lists = {}
+    for name, keys in _KEYS.items():
+        rows = (*getattr(kept, name), *getattr(new, name))
+        lists[name] = list({tuple(row[key] for key in keys): row for row in rows}.values())
+    places = {name: place for place, name in enumerate(order)}
+
+    def place(row: Row) -> int:
+        return places.get(_name(row), len(places))
+
+    lists["rows"].sort(key=lambda row: (PARTS.index(row["budget"]), place(row)))
+    lists["ablations"].sort(key=lambda row: (row["method"] != "reference", place(row)))
+    known = {_name(row) for row in (*lists["rows"], *lists["ablations"])}
+    told = {line.split(": ")[0] for line in new.missing}
+    still = [line for line in kept.missing if line.split(": ")[0] not in known | told]
+    return Results(**lists, missing=[*new.missing, *still])
+
+
+def _name(row: Row) -> str:
+    return f"{row['budget']}/{row['dataset']}/{row['method']}/seed{row['seed']}"
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

@@ -343,6 +343,12 @@ def test_settings_read_the_file(tmp_path):
     assert float(found["fc1"].get_config()["beta"]) == 0.5
 
 
+@pytest.mark.parametrize("name", ["fow", "Flow", "", "no/such.json", "a" * 5000, "\0"])
+def test_what_is_neither_a_posterior_nor_a_file_is_told_with_the_names(name):
+    with pytest.raises(ValueError, match="`posterior` must be 'none', 'gaussian', 'flow', 'mix"):
+        Settings(posterior=name)
+
+
 def affine(**arguments):
     return {".*": {"posterior": "NormalAffine", **arguments}}
 

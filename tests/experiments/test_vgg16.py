@@ -251,6 +251,8 @@ def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
         shutil.rmtree(folder / trial)
     with pytest.raises(RunError, match="No trial of deterministic"):
         vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+    with pytest.raises(RunError, match="nothing holds none of the trials"):
+        vgg16.vgg16(tmp_path / "nothing", SEEDS, parts=["equal"], train=False)
 
 
 def test_why_a_run_is_missing_needs_no_folder(tmp_path):

@@ -83,7 +83,9 @@ def best(
         scores = {name: found[name]["nll"] for name in names if name in found}
         finite = {name: nll for name, nll in scores.items() if not math.isnan(nll)}
         if not finite:
-            raise RunError(f"No trial of {method} on {dataset} is finished: what to choose?")
+            raise RunError(
+                f"No trial of {method} on {dataset} is finished, by which its settings are chosen."
+            )
         chosen[dataset, method] = trials[min(finite, key=finite.get)]
     return chosen
 

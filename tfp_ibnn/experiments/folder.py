@@ -36,9 +36,7 @@ class RunFolder:
         if self._record.exists():
             self._check_same()
         elif self.path.exists() and not self._is_empty():
-            raise RunError(
-                f"{self.path} holds something that is no run: choose another output folder."
-            )
+            raise RunError(f"{self.path} holds something that is no run: choose another folder.")
 
     def claim(self) -> None:
         """Make the folder this run's own; it may be already.
@@ -101,9 +99,7 @@ class RunFolder:
             listed = ", ".join(
                 f"{name} {found.get(name)!r}, not {identity.get(name)!r}" for name in names[:4]
             )
-            raise RunError(
-                f"{self.path} holds another run ({listed}): choose another output folder."
-            )
+            raise RunError(f"{self.path} holds another run ({listed}): choose another folder.")
 
 
 def read_record(path: Path) -> dict[str, Any]:

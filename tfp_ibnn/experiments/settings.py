@@ -1,6 +1,7 @@
 """The settings of one training run, checked before anything is done."""
 
 import dataclasses
+import os
 import re
 import shlex
 from typing import Any, NamedTuple
@@ -313,6 +314,12 @@ class Settings:
         if self.learn_prior_scale:
             common["learn_prior_scale"] = True
         if self.posterior not in models.POSTERIORS:
+            if not os.path.exists(self.posterior):
+                known = ", ".join(repr(name) for name in ("none", *models.POSTERIORS))
+                raise ValueError(
+                    f"`posterior` must be {known}, or the path of a JSON file; there is no file "
+                    f"{self.posterior!r}."
+                )
             return read_posteriors(self.posterior, common)
         if self.initial_scale is not None:
             common["initial_scale"] = self.initial_scale

@@ -10,6 +10,7 @@ from tfp_ibnn.experiments import vgg16_plan as plan
 from tfp_ibnn.experiments.afterwards import averaged, crosswise, scaled
 from tfp_ibnn.experiments.comparison import planned, row
 from tfp_ibnn.experiments.fleet import run_all
+from tfp_ibnn.experiments.folder import RunError
 from tfp_ibnn.experiments.report import history
 from tfp_ibnn.experiments.settings import Settings
 from tfp_ibnn.experiments.vgg16_plan import METHODS, PARTS
@@ -84,6 +85,8 @@ def vgg16(
         trials = plan.trials(first, methods)
         take(trials)
         tried = {name: runs[name] for name in trials if name in runs}
+        if not train and not known.keys() | found.keys():
+            raise RunError(f"{folder} holds none of the trials by which settings are chosen.")
         chosen = plan.choose(tried, known | found)
         held_out = {
             method: Path(folder) / name

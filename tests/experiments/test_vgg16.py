@@ -304,10 +304,11 @@ def test_new_runs_join_those_that_are_kept(results, runs, tmp_path):
     taken += [f"ablations/cifar10/epochs=120/seed{SEEDS[0]}"]
     taken += [f"equal/cifar10/gaussian/seed{SEEDS[2]}"]
     kept = without(vgg16_results.read(tmp_path), taken)
+    kept.missing[-1] = f"{taken[3]}: diverged: too fast"
     for name in taken[:3]:
         shutil.copytree(runs / name, tmp_path / "new" / name)
     found = vgg16.vgg16(tmp_path / "new", SEEDS, kept=kept, train=False)
-    assert found.missing == [f"{taken[3]}: not run"]
+    assert found.missing == [f"{taken[3]}: diverged: too fast"]
     whole = without(results, taken[3:])
     assert found.rows == whole.rows
     assert found.ablations == whole.ablations

@@ -16,7 +16,10 @@ from tfp_ibnn.experiments.folder import RunError, RunFolder, read_record
 from tfp_ibnn.experiments.run import finished, identity, run
 from tfp_ibnn.experiments.settings import Settings
 
-__all__ = ["run_all"]
+__all__ = ["NOT_RUN", "run_all"]
+
+NOT_RUN = "not run"
+"""Why something is missing that was not tried."""
 
 Evaluations = Mapping[str, robustness.Settings]
 Say = Callable[[str], None]
@@ -77,9 +80,9 @@ def run_all(
     if missing is not None:
         for name, task in tasks.items():
             if name not in found:
-                missing[name] = failed.get(name) or task.failure() or "not run"
+                missing[name] = failed.get(name) or task.failure() or NOT_RUN
             else:
-                missing |= {f"{name}/{part}": "not run" for part in task.left(found[name])}
+                missing |= {f"{name}/{part}": NOT_RUN for part in task.left(found[name])}
     elif failed:
         name, why = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")

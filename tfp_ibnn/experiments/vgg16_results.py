@@ -9,6 +9,7 @@ import numpy as np
 
 from tfp_ibnn import _files
 from tfp_ibnn.experiments.afterwards import folder_of
+from tfp_ibnn.experiments.fleet import NOT_RUN
 from tfp_ibnn.experiments.folder import RunError, read_record
 from tfp_ibnn.experiments.results import write_results
 from tfp_ibnn.experiments.vgg16_plan import PARTS, evaluations_of, quick_evaluations
@@ -140,9 +141,11 @@ def joined(new: Results, kept: Results, order: Sequence[str]) -> Results:
     lists["rows"].sort(key=lambda row: (PARTS.index(row["budget"]), place(row)))
     lists["ablations"].sort(key=lambda row: (row["method"] != "reference", place(row)))
     known = {_name(row) for row in (*lists["rows"], *lists["ablations"])}
-    told = {line.split(": ")[0] for line in new.missing}
-    still = [line for line in kept.missing if line.split(": ")[0] not in known | told]
-    return Results(**lists, missing=[*new.missing, *still])
+    reasons, told = (dict(line.split(": ", 1) for line in one.missing) for one in (kept, new))
+    # Why it once failed says more than that it was not tried again.
+    reasons |= {name: why for name, why in told.items() if why != NOT_RUN or name not in reasons}
+    missing = [f"{name}: {why}" for name, why in reasons.items() if name not in known]
+    return Results(**lists, missing=missing)
 
 
 def _name(row: Row) -> str:

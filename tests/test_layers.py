@@ -80,6 +80,11 @@ def data(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
+def distinct_rows(outputs):
+    """Rows that differ by more than rounding, which may depend on a row's place in the batch."""
+    return len(np.unique(outputs.round(5), axis=0))
+
+
 def values(weights):
     return [numpy(weight.value).copy() for weight in weights]
 
@@ -384,7 +389,7 @@ def test_set_noise_reaches_compiled_functions(name):
     def predict():
         return model.predict(x, verbose=0)
 
-    assert np.unique(predict(), axis=0).shape[0] == 6
+    assert distinct_rows(predict()) == 6
     ibnn.set_noise(model, on=False)
     off = predict()
     np.testing.assert_allclose(off, np.broadcast_to(off[:1], off.shape), rtol=1e-6)
@@ -393,7 +398,7 @@ def test_set_noise_reaches_compiled_functions(name):
         hidden = numpy(layer.layer(hidden * numpy(layer.posterior.mean())))
     np.testing.assert_allclose(off, hidden, rtol=1e-4, atol=1e-5)
     ibnn.set_noise(model, on=True)
-    assert np.unique(predict(), axis=0).shape[0] == 6
+    assert distinct_rows(predict()) == 6
     ibnn.set_noise(model, on=False)
     np.testing.assert_array_equal(predict(), off)
 
@@ -403,8 +408,8 @@ def test_noise_off_from_the_first_trace_can_be_switched_on():
     x = np.tile(data(1, 4), (6, 1))
     with ibnn.noise_off(model):
         off = model.predict(x, verbose=0)
-    assert np.unique(off, axis=0).shape[0] == 1
-    assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 6
+    assert distinct_rows(off) == 1
+    assert distinct_rows(model.predict(x, verbose=0)) == 6
 
 
 def test_no_kl_without_noise():
@@ -440,13 +445,13 @@ def test_set_noise_reaches_nested_models():
     model = keras.Model(inputs, identity()(inner(identity()(inputs))))
     assert len(ibnn.stochastic_layers(model)) == 4
     x = np.tile(data(1, 4), (6, 1))
-    assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 6
+    assert distinct_rows(model.predict(x, verbose=0)) == 6
     with ibnn.noise_off(model):
-        assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 1
+        assert distinct_rows(model.predict(x, verbose=0)) == 1
     with ibnn.noise_off(inner):
-        assert np.unique(inner.predict(x, verbose=0), axis=0).shape[0] == 1
-        assert np.unique(model.predict(x, verbose=0), axis=0).shape[0] == 6
-    assert np.unique(inner.predict(x, verbose=0), axis=0).shape[0] == 6
+        assert distinct_rows(inner.predict(x, verbose=0)) == 1
+        assert distinct_rows(model.predict(x, verbose=0)) == 6
+    assert distinct_rows(inner.predict(x, verbose=0)) == 6
 
 
 def test_shared_layer_is_listed_once():

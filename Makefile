@@ -8,6 +8,10 @@ VENV_JAX := .venv-jax
 TF := $(VENV)/.installed
 JAX := $(VENV_JAX)/.installed
 
+# The environments are installed without bytecode. Each module's is written when it is first imported,
+# even where that is switched off: else every process would compile TensorFlow and Keras anew.
+export PYTHONDONTWRITEBYTECODE =
+
 # Two test processes with one computing thread each, so that they do not fight for the cores.
 QUIET := TF_CPP_MIN_LOG_LEVEL=2 MPLBACKEND=Agg
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 NPROC=1

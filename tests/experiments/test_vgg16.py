@@ -243,16 +243,17 @@ def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
     gone, tested = (f"equal/cifar10/flow_last/seed{seed}" for seed in SEEDS[:2])
     shutil.rmtree(folder / gone)
     (folder / tested / "robustness" / "robustness.json").unlink()
-    results = vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+    wanted = {"parts": ["equal"], "methods": ["deterministic", "gaussian", "flow_last"]}
+    results = vgg16.vgg16(folder, SEEDS, **wanted, train=False)
     assert results.missing == [f"{gone}: not run", f"{tested}/robustness: not run"]
-    assert len(results.rows) == len(SEEDS) * len(plan.METHODS) - 1
+    assert len(results.rows) == len(SEEDS) * 3 - 1
     vgg16_figures.save_figures(results, folder, tmp_path)
     for trial in plan.trials(SEEDS[0], ["deterministic"]):
         shutil.rmtree(folder / trial)
     with pytest.raises(RunError, match="No trial of deterministic"):
-        vgg16.vgg16(folder, SEEDS, parts=["equal"], train=False)
+        vgg16.vgg16(folder, SEEDS, **wanted, train=False)
     with pytest.raises(RunError, match="nothing holds none of the trials"):
-        vgg16.vgg16(tmp_path / "nothing", SEEDS, parts=["equal"], train=False)
+        vgg16.vgg16(tmp_path / "nothing", SEEDS, **wanted, train=False)
 
 
 def test_why_a_run_is_missing_needs_no_folder(tmp_path):
@@ -344,6 +345,13 @@ def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_GAUSSIAN", dataclasses.replace(plan._GAUSSIAN, batch_size=64))
     found = vgg16.vgg16(tmp_path, SEEDS, parts=["ablations"], kept=results, train=False)
     assert len(found.missing) == len(plan.ablations(0)) + 1
+    assert found.ablations == found.draws == []
+    assert found.rows == results.rows
+    monkeypatch.setattr(plan, "_BASE", dataclasses.replace(plan._BASE, batch_size=64))
+    wanted = {"parts": ["report"], "seeds": SEEDS[1:2], "kept": results, "train": False}
+    found = vgg16.vgg16(tmp_path, **wanted)
+    assert len(found.missing) == 5
+    assert len(found.rows) == len(results.rows) - 5
 
 
 def test_adding_by_the_script(script, results, runs, tmp_path, capsys):

@@ -34,7 +34,7 @@ def scaled(
         for row in rows:
             if row["method"] == method:
                 mean, labels = predictions(folder_of(row, runs))
-                scores = _scores(model.predict(mean, batch_size=len(mean), verbose=0), labels)
+                scores = _scores(_predict(model, mean), labels)
                 found.append(_scaled(row, float(model.temperature), False, scores))
     return found
 
@@ -56,8 +56,7 @@ def crosswise(rows: Sequence[Row], runs: str | os.PathLike) -> list[Row]:
         for mine in (0, 1):
             model = _temperature(mean[1 - mine :: 2], labels[1 - mine :: 2])
             temperatures.append(float(model.temperature))
-            half = mean[mine::2]
-            at_temperature[mine::2] = model.predict(half, batch_size=len(half), verbose=0)
+            at_temperature[mine::2] = _predict(model, mean[mine::2])
         scores = _scores(at_temperature, labels)
         found.append(_scaled(row, float(np.mean(temperatures)), True, scores))
     return found
@@ -96,6 +95,10 @@ def predictions(folder: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
 
 def _temperature(mean: np.ndarray, labels: np.ndarray) -> TemperatureScaling:
     return TemperatureScaling(_as_they_are(mean), from_logits=False).fit(mean, labels)
+
+
+def _predict(model: keras.Model, mean: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(model(mean))
 
 
 def _scaled(row: Row, temperature: float, crosswise: bool, scores: Row) -> Row:

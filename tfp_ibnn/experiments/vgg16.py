@@ -105,7 +105,8 @@ def vgg16(
         scaled=scaled(rows, folder, held_out) + crosswise(others, folder),
         averaged=averaged(rows, folder),
     )
-    return joined(results, kept, list(everything)) if kept else results
+    changed = everything.keys() - known.keys()
+    return joined(results, kept, list(everything), changed) if kept else results
 
 
 def _key(row: Row) -> tuple:

@@ -1,7 +1,7 @@
 """What the VGG16 experiment leaves in its folder of results."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ def read(folder: str | os.PathLike) -> Results:
         raise RunError(f"{folder} holds results of something else: without {error}.") from error
 
 
-def joined(new: Results, kept: Results, order: Sequence[str]) -> Results:
+def joined(new: Results, kept: Results, order: Sequence[str], changed: Container[str]) -> Results:
     """Return all of two results; of what both have, the new.
 
     Args:
@@ -128,10 +128,16 @@ def joined(new: Results, kept: Results, order: Sequence[str]) -> Results:
         kept: those before.
         order: names of runs, as they shall stand in the tables; those of other parts stand as they
             did.
+        changed: names of runs which `kept` has with other settings, if at all; it loses them.
     """
+
+    def stays(row: Row) -> bool:
+        seeds = row["seeds"] if "seeds" in row else [row["seed"]]
+        return not any(_name({**row, "seed": seed}) in changed for seed in seeds)
+
     lists = {}
     for name, keys in _KEYS.items():
-        rows = (*getattr(kept, name), *getattr(new, name))
+        rows = (*filter(stays, getattr(kept, name)), *getattr(new, name))
         lists[name] = list({tuple(row[key] for key in keys): row for row in rows}.values())
     places = {name: place for place, name in enumerate(order)}
 
@@ -149,7 +155,7 @@ def joined(new: Results, kept: Results, order: Sequence[str]) -> Results:
 
 
 def _name(row: Row) -> str:
-    return f"{row['budget']}/{row['dataset']}/{row['method']}/seed{row['seed']}"
+    return f"{row['budget']}/cifar10/{row['method']}/seed{row['seed']}"
 
 
 def _rounded(row: dict[str, Any]) -> dict[str, Any]:

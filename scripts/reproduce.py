@@ -190,8 +190,9 @@ def vgg16(options, folder):
         print(name)
     if not any((results.rows, results.ablations, results.draws)):
         raise RunError(f"{runs} holds no finished run.")
+    table = vgg16_results.write(folder, results, runs, recorded(options, folder))
     vgg16_figures.save_figures(results, runs, folder)
-    return vgg16_results.write(folder, results, runs, recorded(options, folder))
+    return table
 
 
 def recorded(options, folder):
@@ -250,7 +251,7 @@ def parse(argv):
     add(
         "--quick",
         action="store_true",
-        help="a try, with numbers that mean nothing: minutes, 20 of vgg16",
+        help="a try, with numbers that mean nothing: minutes; of vgg16 an hour or more",
     )
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")

@@ -143,6 +143,7 @@ def test_fit_finds_the_evidence(train_samples):
     assert abs(s / scale - 1) < 0.1
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("train_size", [N // 2, 2 * N])
 def test_a_wrong_train_size_misses_the_evidence(train_size):
     gap, measured, _ = gaps(train_size)
@@ -246,6 +247,7 @@ def test_estimated_term_is_the_mean_over_draws(float64, kind):
     np.testing.assert_allclose(float(layer.losses[0]), expected, rtol=1e-6)
 
 
+@pytest.mark.once
 def test_report_of_nll_and_kl_adds_up_to_the_loss():
     inputs = keras.Input((1,))
     layer = linear(ibnn.NormalAffine(initial_scale=0.1), N, 1)

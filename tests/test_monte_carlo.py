@@ -512,6 +512,7 @@ def test_a_seed_gives_one_answer_in_batches_and_chunks_of_any_size(kind, batch_s
     same(predict(mc, x, batch_size=batch_size), reference)
 
 
+@pytest.mark.once
 def test_a_seed_gives_one_answer_compiled_or_not():
     mc = ibnn.MonteCarlo(shallow(), 6, seed=3, chunk_size=4)
     x, y = data(5, 4), np.arange(5) % 3
@@ -660,6 +661,7 @@ def test_more_metrics_come_on_top():
     close(scores["brier"], np.square(mean - y).sum(axis=-1).mean())
 
 
+@pytest.mark.once
 def test_evaluation_counts_every_batch_by_its_size():
     mc = averaged(shallow(), 4, seed=0)
     x, y = data(7, 4), np.arange(7) % 3
@@ -682,6 +684,7 @@ class Batches(keras.utils.PyDataset):
         return tuple(part[here] for part in self.parts)
 
 
+@pytest.mark.once
 def test_datasets_give_what_arrays_give():
     mc = averaged(shallow(), 4, seed=0)
     x, y, weight = data(10, 4), np.arange(10) % 3, np.arange(10.0).astype("float32")
@@ -1070,6 +1073,7 @@ def logits_taken_for_probabilities():
     return averaged(shallow(None), 4, from_logits=False)
 
 
+@pytest.mark.once
 def test_outputs_that_are_no_probabilities_are_refused(logits_taken_for_probabilities):
     mc = logits_taken_for_probabilities
     with pytest.raises(ValueError, match="4 of 4 examples.*sum to 1.*from_logits=True"):
@@ -1278,6 +1282,7 @@ def test_replicas_give_the_same_answer():
         close(mirrored_scores[key], scores[key])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("sampling", ["iid", "qmc"])
 def test_numbered_draws_are_those_of_the_average_and_do_not_come_back(sampling):
     mc = averaged(shallow(), 4, seed=0, sampling=sampling)

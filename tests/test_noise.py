@@ -104,6 +104,7 @@ def test_bad_options_are_refused_by_name_and_value(argument, value):
 # ---------------------------------------------------------------------------------------- sampling
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("count", [1, 5, 6])
 def test_antithetic_draws_mirror_each_other_in_pairs(count, seed):
@@ -131,6 +132,7 @@ def test_qmc_has_uniform_marginals(seed):
         assert np.all(counts == 16)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("fixed", [False, True])
 def test_qmc_beats_iid_on_a_smooth_integrand(fixed):
     def error(sampling, seed):
@@ -322,6 +324,7 @@ def test_layers_of_other_component_counts_have_an_index_of_their_own():
         np.testing.assert_array_equal(index, (np.arange(8) + index[0]) % components)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("training", [False, True])
 def test_own_components_are_independent(training):
     layers = [indexed(shared=False), indexed(shared=False)]
@@ -334,6 +337,7 @@ def test_own_components_are_independent(training):
     assert 200 < np.sum(first == np.arange(900) % 3) < 400
 
 
+@pytest.mark.once
 def test_own_components_of_a_seeded_pass_repeat():
     layer = indexed(shared=False)
     found = []
@@ -344,6 +348,7 @@ def test_own_components_of_a_seeded_pass_repeat():
     assert np.all(np.bincount(found[0], minlength=3) > 230)
 
 
+@pytest.mark.once
 def test_components_of_streams_go_round_apart():
     sample, stream = (
         ops.convert_to_tensor([0, 1, 2, 0, 1, 2]),
@@ -466,6 +471,14 @@ def left_behind():
     return len(noise._passes)
 
 
+@pytest.fixture
+def only_new_garbage():
+    """Let `gc.collect` pass by what other tests left, which takes TensorFlow long to delete."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.slow
 def test_nothing_is_left_behind():
     gc.collect()
@@ -481,7 +494,9 @@ def test_nothing_is_left_behind():
     assert noise._open_pass.get() is None
 
 
-def test_a_failing_call_leaves_nothing_behind():
+def test_a_failing_call_leaves_nothing_behind(only_new_garbage):
+    before = len(noise._passes)
+
     class Fails(keras.layers.Layer):
         def call(self, inputs):
             raise RuntimeError("on purpose")
@@ -495,7 +510,7 @@ def test_a_failing_call_leaves_nothing_behind():
         model(np.ones((2, 3), "float32"))
     assert noise._open_pass.get() is None
     assert distinct_rows(numpy(bare()(ops.ones((4, 3))))) == 4
-    assert left_behind() == 0
+    assert left_behind() <= before
 
 
 @pytest.mark.skipif(not ON_JAX, reason="tracers are JAX's")
@@ -606,6 +621,7 @@ def test_noise_that_need_not_be_portable_differs_wherever_it_should():
         np.testing.assert_array_equal(again, z)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("kind", ["channel", "position"])
 @pytest.mark.parametrize("count", [5, 130])
 def test_without_noise_z_is_its_mean_in_batches_of_any_size(count, kind):

@@ -9,6 +9,7 @@ import tfp_ibnn as ibnn
 from tests import autodiff
 from tests.flows.tools import close, numpy, slope_by_differences
 from tests.registry import (
+    FLOW_NAMES,
     FLOWS,
     POSTERIORS,
     RECIPES,
@@ -253,7 +254,7 @@ def test_affine_map_is_where_it_was_asked_for(float64, order):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("name", FLOW_NAMES)
 @pytest.mark.parametrize("channels", [7])
 def test_kl_starts_at_zero_and_the_mean_at_prior_loc(name, channels):
     posterior = over(name)(prior_scale=0.3, prior_loc=1.5)

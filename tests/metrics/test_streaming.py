@@ -69,6 +69,7 @@ def test_batches_do_not_matter(make, batch):
     agree(make, value(make(), LABELS, PROBABILITIES, batch=batch), LABELS, PROBABILITIES)
 
 
+@pytest.mark.once
 @every_metric
 def test_forms_of_labels(make):
     one_hot = np.eye(4)[LABELS]
@@ -91,6 +92,7 @@ def test_logits(make):
     agree(make, found, LABELS, PROBABILITIES)
 
 
+@pytest.mark.once
 @every_metric
 def test_two_classes_by_one_probability(make):
     labels, logits = LABELS % 2, LOGITS[:, :1]
@@ -102,6 +104,7 @@ def test_two_classes_by_one_probability(make):
         agree(make, PAIRS[make][0](one, given), labels, both)
 
 
+@pytest.mark.once
 @every_metric
 def test_dense_predictions_count_every_position(make):
     labels, probabilities = LABELS.reshape(4, 3, 2), PROBABILITIES.reshape(4, 3, 2, 4)
@@ -110,6 +113,7 @@ def test_dense_predictions_count_every_position(make):
         agree(make, PAIRS[make][0](probabilities, given), LABELS, PROBABILITIES)
 
 
+@pytest.mark.once
 @every_metric
 def test_whole_weights_are_repetitions(make):
     count = WEIGHTS.astype(int)
@@ -119,6 +123,7 @@ def test_whole_weights_are_repetitions(make):
     agree(make, PAIRS[make][0](PROBABILITIES, LABELS, sample_weight=WEIGHTS), labels, probabilities)
 
 
+@pytest.mark.once
 @every_metric
 @pytest.mark.parametrize("shape", [(), (6,), (6, 1), (6, 4), (6, 4, 1)], ids=str)
 def test_weights_are_broadcast(make, shape):
@@ -149,6 +154,7 @@ def test_double_precision(make):
     agree(make, found, LABELS, PROBABILITIES)
 
 
+@pytest.mark.once
 @every_metric
 def test_no_example_then_one_then_reset(make):
     metric = make()

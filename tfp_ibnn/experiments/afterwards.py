@@ -1,7 +1,7 @@
 """What finished predictions give without more training: a temperature, and averages over seeds."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,14 @@ def crosswise(rows: Sequence[Row], runs: str | os.PathLike) -> list[Row]:
     return found
 
 
-def averaged(rows: Sequence[Row], runs: str | os.PathLike) -> list[Row]:
+def averaged(
+    rows: Sequence[Row], predictions_of: Callable[[Row], tuple[np.ndarray, np.ndarray]]
+) -> list[Row]:
     """Return the scores of each method's ensemble: the mean prediction of its seeds.
 
     Args:
         rows: one a run.
-        runs: the folder of the runs.
+        predictions_of: gives the class probabilities of a run, (images, classes), and the labels.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -75,7 +77,7 @@ def averaged(rows: Sequence[Row], runs: str | os.PathLike) -> list[Row]:
     found = []
     for (budget, method), group in groups.items():
         if len(group) > 1:
-            each = [predictions(folder_of(row, runs)) for row in group]
+            each = [predictions_of(row) for row in group]
             scores = _scores(np.mean([mean for mean, _ in each], axis=0), each[0][1])
             seeds = [row["seed"] for row in group]
             found.append({"budget": budget, "method": method, "seeds": seeds, **scores})

@@ -153,6 +153,7 @@ def _each(
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
             keras.utils.clear_session()
+            say(f"{task.name}: begins")
             yield task.name, _outcome(task, say)
         return
     # Once, before all processes would fetch it.

@@ -310,7 +310,8 @@ def _afterwards(folder: Path, wanted: dict[str, str]) -> str:
             temperature += ", crosswise"
         cells = [_means(alone), temperature, _means(scaled), _means(averaged)]
         lines.append([method, str(len(alone)), *cells])
-    return markdown_table(lines)
+    columns = [column for column in zip(*lines, strict=True) if set(column[1:]) != {"-"}]
+    return markdown_table([list(line) for line in zip(*columns, strict=True)])
 
 
 def _means(rows: list[dict[str, Any]]) -> str:

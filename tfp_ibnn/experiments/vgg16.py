@@ -7,7 +7,7 @@ from typing import Any
 
 from tfp_ibnn import _checks
 from tfp_ibnn.experiments import vgg16_plan as plan
-from tfp_ibnn.experiments.afterwards import averaged, crosswise, scaled
+from tfp_ibnn.experiments.afterwards import crosswise, scaled
 from tfp_ibnn.experiments.comparison import planned, row
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.folder import RunError
@@ -101,10 +101,7 @@ def vgg16(
     results = _results(folder, runs, found, missing)
     rows = [row for row in results.rows if row["budget"] == "equal"]
     others = [row for row in rows if row["method"] not in held_out]
-    results = results._replace(
-        scaled=scaled(rows, folder, held_out) + crosswise(others, folder),
-        averaged=averaged(rows, folder),
-    )
+    results = results._replace(scaled=scaled(rows, folder, held_out) + crosswise(others, folder))
     changed = everything.keys() - known.keys()
     return joined(results, kept, list(everything), changed) if kept else results
 
@@ -159,6 +156,5 @@ def _results(
         draws=draws,
         robustness=shifted,
         scaled=[],
-        averaged=[],
         missing=[f"{name}: {why}" for name, why in missing.items()],
     )

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_ibnn.experiments.afterwards import folder_of, predictions
+from tfp_ibnn.experiments.afterwards import folder_of
 from tfp_ibnn.experiments.comparison_figures import (
     NAMES,
     curves,
@@ -22,7 +22,7 @@ from tfp_ibnn.experiments.comparison_figures import (
     standard_error,
 )
 from tfp_ibnn.experiments.report import history
-from tfp_ibnn.experiments.vgg16_results import Results
+from tfp_ibnn.experiments.vgg16_results import Results, probabilities
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, line, marked, tidy
 
 __all__ = ["foreign", "posteriors", "reliability", "robustness", "save_figures", "training"]
@@ -42,12 +42,12 @@ def save_figures(
 ) -> list[Path]:
     """Draw what there are results of into a folder, and return the paths.
 
-    Figures from logs and probabilities are not drawn if folders of their runs are gone.
+    Figures from logs are not drawn if folders of their runs are gone.
 
     Args:
         results: of `vgg16`.
-        runs: the folder of the runs, whose logs and probabilities are drawn.
-        folder: where to; it must exist.
+        runs: the folder of the runs, whose logs are drawn.
+        folder: of the results, as `vgg16_results.write` has left it.
     """
     equal = [row for row in results.rows if row["budget"] == "equal"]
     reported = [row for row in results.rows if row["budget"] == "report"]
@@ -55,11 +55,11 @@ def save_figures(
     if equal:
         shifted = [row for row in results.robustness if row["budget"] == "equal"]
         figures |= {"scores.png": scores(equal), "robustness.png": robustness(shifted)}
-    if equal and _are_there(equal, runs):
-        figures |= {
-            "reliability.png": reliability(equal, runs),
-            "training.png": training(equal, runs),
-        }
+    drawn = [row for row in equal if row["method"] in _DRAWN]
+    if drawn:
+        figures["reliability.png"] = reliability(drawn, folder)
+    if drawn and _are_there(drawn, runs):
+        figures["training.png"] = training(drawn, runs)
     if any(row["method"] in _POSTERIORS for row in equal):
         figures["posteriors.png"] = posteriors(equal)
     if any(row["shift"] == "foreign" for row in results.robustness):
@@ -69,34 +69,46 @@ def save_figures(
     return save(figures, folder)
 
 
-def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
+def reliability(rows: Sequence[Row], folder: str | os.PathLike) -> Figure:
     """Draw by how much accuracy exceeds confidence, in bins of equally many test images.
 
     The images of all seeds are taken together. Of images that are nearly certain there are many:
     the axis of confidence shows the share of doubt, 1 - confidence, on a logarithmic scale.
+
+    Args:
+        rows: one a run.
+        folder: of the results.
     """
     methods = methods_of(rows)
-    columns = min(5, len(methods))
+    columns = min(3, len(methods))
     lines = -(-len(methods) // columns)
     figure, axes = plt.subplots(
         lines,
         columns,
-        figsize=(0.5 + 2.3 * columns, 0.4 + 2.1 * lines),
+        figsize=(0.5 + 2.9 * columns, 0.4 + 2.2 * lines),
         sharex=True,
         sharey=True,
         layout="constrained",
         squeeze=False,
     )
     for ax, method in zip(axes.flat, methods, strict=False):
-        confidence, correct = _confidences(rows, runs, method)
-        parts = np.array_split(np.argsort(confidence), _BINS)
-        doubt = [max(1 - confidence[part].mean(), 1e-4) for part in parts]
-        gap = [correct[part].mean() - confidence[part].mean() for part in parts]
+        doubt, wrong = _doubts(rows, folder, method)
+        parts = np.array_split(np.argsort(-doubt), _BINS)
+        gap = [doubt[part].mean() - wrong[part].mean() for part in parts]
         # The seeds share their images, which count once.
-        images = len(confidence) / sum(row["method"] == method for row in rows)
-        error = [max(correct[part].std(), 1e-3) / (images / _BINS) ** 0.5 for part in parts]
+        images = len(doubt) / sum(row["method"] == method for row in rows)
+        error = [max(wrong[part].std(), 1e-3) / (images / _BINS) ** 0.5 for part in parts]
         ax.axhline(0, color="0.6", lw=1)
-        ax.errorbar(doubt, gap, error, color=COLORS[0], marker="o", ms=3, lw=1.2, capsize=2)
+        ax.errorbar(
+            [max(doubt[part].mean(), 1e-4) for part in parts],
+            gap,
+            error,
+            color=COLORS[0],
+            marker="o",
+            ms=3,
+            lw=1.2,
+            capsize=2,
+        )
         ax.set_title(NAMES[method], fontsize=9)
         ax.set_xscale("log")
         tidy(ax, "both")
@@ -111,7 +123,6 @@ def reliability(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
 
 def training(rows: Sequence[Row], runs: str | os.PathLike) -> Figure:
     """Draw NLL and accuracy on training images, and the KL, over the epochs; means of the seeds."""
-    rows = [row for row in rows if row["method"] in _DRAWN]
     keys = {"nll": "NLL in training", "accuracy": "accuracy in training", "kl": "KL (nats)"}
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.9), layout="constrained")
     for position, method in enumerate(methods_of(rows)):
@@ -218,17 +229,18 @@ def _are_there(rows: Sequence[Row], runs: str | os.PathLike) -> bool:
     return all(folder_of(row, runs).exists() for row in rows)
 
 
-def _confidences(
-    rows: Sequence[Row], runs: str | os.PathLike, method: str
+def _doubts(
+    rows: Sequence[Row], folder: str | os.PathLike, method: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the confidence of each test image, of all seeds, and whether it is right."""
-    confidence, correct = [], []
+    """Return 1 - confidence of each test image, of all seeds, and whether it is wrong."""
+    doubt, wrong = [], []
     for row in rows:
         if row["method"] == method:
-            mean, labels = predictions(folder_of(row, runs))
-            confidence.append(mean.max(axis=1))
-            correct.append(mean.argmax(axis=1) == labels)
-    return np.concatenate(confidence), np.concatenate(correct).astype("float64")
+            mean, labels = probabilities(row, folder)
+            # The sum of the others has all digits, where 1 - confidence has none left in float16.
+            doubt.append(np.sort(mean, axis=1)[:, :-1].sum(axis=1))
+            wrong.append(mean.argmax(axis=1) != labels)
+    return np.concatenate(doubt), np.concatenate(wrong).astype("float64")
 
 
 def _by_level(

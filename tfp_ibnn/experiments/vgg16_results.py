@@ -8,19 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_ibnn import _files
-from tfp_ibnn.experiments.afterwards import folder_of
+from tfp_ibnn.experiments.afterwards import averaged, folder_of
 from tfp_ibnn.experiments.fleet import NOT_RUN
 from tfp_ibnn.experiments.folder import RunError, read_record
 from tfp_ibnn.experiments.results import write_results
 from tfp_ibnn.experiments.vgg16_plan import PARTS, evaluations_of, quick_evaluations
 
-__all__ = ["Results", "joined", "read", "write"]
+__all__ = ["Results", "joined", "probabilities", "read", "write"]
 
 Row = dict[str, Any]
 
 # The least above 0 in float16: the NLL of a probability of 0 is none.
 _LEAST = float(np.finfo("float16").smallest_subnormal)
-_ENTRIES = ("trials", "ablations", "draws", "scaled", "averaged", "missing")
+_ENTRIES = ("trials", "ablations", "draws", "scaled", "missing")
+# Their seeds are averaged, too.
+_AVERAGED = ("equal", "long")
 # By what the rows of each kind are told apart.
 _KEYS = {
     "rows": ("budget", "method", "seed"),
@@ -29,7 +31,6 @@ _KEYS = {
     "draws": ("method", "seed", "samples"),
     "robustness": ("budget", "method", "seed", "shift", "name", "level"),
     "scaled": ("budget", "method", "seed"),
-    "averaged": ("budget", "method"),
 }
 
 
@@ -48,8 +49,6 @@ class Results(NamedTuple):
     """One for each run and set of shifted images."""
     scaled: list[Row]
     """One for each run of a method that has trials, at a temperature fitted to the best of them."""
-    averaged: list[Row]
-    """One for each method: the mean prediction of its seeds."""
     missing: list[str]
     """What was not run, or failed: names of runs, and of their evaluations."""
 
@@ -59,6 +58,7 @@ def write(
 ) -> list[dict[str, Any]]:
     """Write `summary.json`, `runs.json`, `robustness.json` and probabilities; return the summary.
 
+    `runs.json` also has the scores of the mean prediction of each method's seeds, as "averaged".
     The probabilities of each run go to `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with
     the labels and the epistemic uncertainty. Those of other runs, from a call before, are removed;
     those of runs whose folders are gone stay.
@@ -73,8 +73,7 @@ def write(
     (folder / "probabilities").mkdir(exist_ok=True)
     old = set((folder / "probabilities").glob("*-*-seed*.npz"))
     for row in results.rows:
-        budget, method, seed = row["budget"], row["method"], f"seed{row['seed']}"
-        path = folder / "probabilities" / f"{budget}-{method}-{seed}.npz"
+        path = _probabilities(row, folder)
         if not (source := folder_of(row, runs) / "probabilities.npz").exists() and path in old:
             old.discard(path)  # of a run whose folder is gone
             continue
@@ -98,7 +97,24 @@ def write(
         content = {"options": options_of, "rows": list(map(_rounded, results.robustness))}
         _files.write_json(folder / "robustness.json", content)
     more = {name: getattr(results, name) for name in _ENTRIES}
-    return write_results(folder, results.rows, options, **more)
+    rows = [row for row in results.rows if row["budget"] in _AVERAGED]
+    ensembles = averaged(rows, lambda row: probabilities(row, folder))
+    return write_results(folder, results.rows, options, **more, averaged=ensembles)
+
+
+def probabilities(row: Row, folder: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return a run's class probabilities, (images, classes), and the labels, as `write` left them.
+
+    Args:
+        row: of the run.
+        folder: of the results.
+    """
+    with np.load(_probabilities(row, Path(folder))) as found:
+        return found["probabilities"].astype("float64"), found["labels"]
+
+
+def _probabilities(row: Row, folder: Path) -> Path:
+    return folder / "probabilities" / f"{row['budget']}-{row['method']}-seed{row['seed']}.npz"
 
 
 def read(folder: str | os.PathLike) -> Results:
@@ -130,14 +146,10 @@ def joined(new: Results, kept: Results, order: Sequence[str], changed: Container
             did.
         changed: names of runs which `kept` has with other settings, if at all; it loses them.
     """
-
-    def stays(row: Row) -> bool:
-        seeds = row["seeds"] if "seeds" in row else [row["seed"]]
-        return not any(_name({**row, "seed": seed}) in changed for seed in seeds)
-
     lists = {}
     for name, keys in _KEYS.items():
-        rows = (*filter(stays, getattr(kept, name)), *getattr(new, name))
+        stay = (row for row in getattr(kept, name) if _name(row) not in changed)
+        rows = (*stay, *getattr(new, name))
         lists[name] = list({tuple(row[key] for key in keys): row for row in rows}.values())
     places = {name: place for place, name in enumerate(order)}
 

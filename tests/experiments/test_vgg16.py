@@ -581,7 +581,7 @@ def test_the_distance_from_the_confidence_is_drawn(results, runs, tmp_path):
     confidence, correct = mean.max(axis=1), mean.argmax(axis=1) == labels
     parts = np.array_split(np.argsort(confidence), 12)
     (ax,) = vgg16_figures.reliability(rows, tmp_path).axes
-    x, y = ax.containers[0].lines[0].get_data()
+    x, y = ax.containers[0].lines[0].get_data(orig=False)
     np.testing.assert_allclose(x, [1 - confidence[part].mean() for part in parts], rtol=1e-3)
     gap = [correct[part].mean() - confidence[part].mean() for part in parts]
     np.testing.assert_allclose(y, gap, atol=1e-3)

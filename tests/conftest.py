@@ -1,3 +1,5 @@
+import gc
+
 import keras
 import pytest
 
@@ -11,6 +13,18 @@ autodiff.enable_float64()
 @pytest.fixture(autouse=True)
 def fixed_seed():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """Collect what each test leaves behind, at once, and pass by all that was there before.
+
+    The older one of TensorFlow's data iterators is, the longer it takes to be deleted, up to a
+    minute; a training that ends amid an epoch leaves one.
+    """
+    gc.freeze()
+    yield
+    gc.collect()
 
 
 @pytest.fixture

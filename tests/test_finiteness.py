@@ -1,7 +1,5 @@
 """Numbers that leave the finite range: caught, explained, and nothing lost."""
 
-import gc
-
 import keras
 import numpy as np
 import pytest
@@ -13,19 +11,6 @@ from tfp_ibnn.finiteness import NonFiniteError
 
 X = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
 Y = np.arange(80) % 3
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    """Collect what a training that stopped amid an epoch leaves behind.
-
-    TensorFlow's data iterators take the longer to be deleted the older they are, up to a minute; so
-    what other tests left stays for later.
-    """
-    gc.freeze()
-    yield
-    gc.collect()
-    gc.unfreeze()
 
 
 def make(rate=1e-2, kind="stochastic"):

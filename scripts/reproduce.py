@@ -173,7 +173,8 @@ def vgg16(options, folder):
     from tfp_ibnn.experiments import RunError, vgg16, vgg16_figures, vgg16_results
 
     runs = Path(options.runs) / "vgg16"
-    kept = options.add and (folder / "runs.json").exists()
+    is_added = options.add and (folder / "runs.json").exists()
+    kept = vgg16_results.read(folder) if is_added else None
     results = vgg16.vgg16(
         runs,
         options.seeds,
@@ -183,14 +184,14 @@ def vgg16(options, folder):
         train=not options.finished,
         jobs=options.jobs,
         data_dir=options.data_dir,
-        kept=vgg16_results.read(folder) if kept else None,
+        kept=kept,
         say=lambda line: print(line, flush=True),
     )
     for name in results.missing:
         print(name)
     if not any((results.rows, results.ablations, results.draws)):
         raise RunError(f"{runs} holds no finished run.")
-    table = vgg16_results.write(folder, results, runs, recorded(options, folder))
+    table = vgg16_results.write(folder, results, runs, recorded(options, folder), kept)
     vgg16_figures.save_figures(results, runs, folder)
     return table
 

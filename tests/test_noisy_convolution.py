@@ -125,7 +125,7 @@ def small(posterior, **options):
     return ibnn.to_stochastic(keras.Model(inputs, outputs), posterior, 10, **options)
 
 
-@pytest.mark.parametrize("chunk_size", [3, None])
+@pytest.mark.parametrize("chunk_size", [3, pytest.param(None, marks=pytest.mark.once)])
 @pytest.mark.parametrize("recipe", [ibnn.NormalAffine, ibnn.NormalPlanar1d])
 def test_predictions_are_those_of_the_plain_way(recipe, chunk_size, monkeypatch):
     model = small(recipe(initial_scale=0.7))

@@ -424,6 +424,7 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
         assert "diverged" in (tmp_path / "run" / "failure.txt").read_text()
 
 
+@pytest.mark.once
 def test_a_frozen_network_stays_as_it_is(run, tmp_path):
     network = ibnn.models.mlp((8, 8, 1), hidden=(8,))
     network.save(tmp_path / "network.keras")

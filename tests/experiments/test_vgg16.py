@@ -364,6 +364,8 @@ def test_adding_by_the_script(script, results, runs, tmp_path, capsys):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     probabilities = {path: path.read_bytes() for path in (folder / "probabilities").iterdir()}
     finish(tmp_path / "runs" / "vgg16", *next(iter(plan.runs_of("report", [9]).items())))
+    foreign = tmp_path / "runs" / "vgg16" / "equal" / "cifar10" / "gaussian" / f"seed{SEEDS[0]}"
+    shutil.copytree(runs / "equal" / "cifar10" / "deterministic" / f"seed{SEEDS[1]}", foreign)
     command = ["vgg16", "--finished", "--parts", "report", "--seeds", "9"]
     command += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert script.main(command) == 1  # that would replace the others

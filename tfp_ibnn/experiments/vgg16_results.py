@@ -54,30 +54,34 @@ class Results(NamedTuple):
 
 
 def write(
-    folder: str | os.PathLike, results: Results, runs: str | os.PathLike, options: dict[str, Any]
+    folder: str | os.PathLike,
+    results: Results,
+    runs: str | os.PathLike,
+    options: dict[str, Any],
+    kept: Results | None = None,
 ) -> list[dict[str, Any]]:
     """Write `summary.json`, `runs.json`, `robustness.json` and probabilities; return the summary.
 
     `runs.json` also has the scores of the mean prediction of each method's seeds, as "averaged".
     The probabilities of each run go to `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with
-    the labels and the epistemic uncertainty. Those of other runs, from a call before, are removed;
-    those of runs whose folders are gone stay.
+    the labels and the epistemic uncertainty. Those of other runs, from a call before, are removed.
 
     Args:
         folder: of the results; it must exist.
         results: of `vgg16`.
         runs: the folder of the runs.
         options: of the command.
+        kept: results in this folder, of which `results` hold rows; the probabilities of these stay.
     """
     folder, runs = Path(folder), Path(runs)
     (folder / "probabilities").mkdir(exist_ok=True)
     old = set((folder / "probabilities").glob("*-*-seed*.npz"))
     for row in results.rows:
         path = _probabilities(row, folder)
-        if not (source := folder_of(row, runs) / "probabilities.npz").exists() and path in old:
-            old.discard(path)  # of a run whose folder is gone
+        old.discard(path)
+        if kept is not None and row in kept.rows:
             continue
-        with np.load(source) as found:
+        with np.load(folder_of(row, runs) / "probabilities.npz") as found:
             arrays = {
                 "probabilities": np.maximum(found["probabilities"], _LEAST).astype("float16"),
                 "epistemic": found["epistemic"].astype("float16"),
@@ -85,7 +89,6 @@ def write(
             }
         with _files.replacing(path) as temporary:
             np.savez_compressed(temporary, **arrays)
-        old.discard(path)
     for path in old:
         path.unlink()
     if results.robustness:

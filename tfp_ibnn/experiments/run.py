@@ -22,6 +22,7 @@ from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.experiments.devices import Devices
 from tfp_ibnn.experiments.folder import RunError, RunFolder
 from tfp_ibnn.experiments.foreign import by_class
+from tfp_ibnn.experiments.interrupts import Interrupts
 from tfp_ibnn.experiments.provenance import provenance
 from tfp_ibnn.experiments.report import write_report
 from tfp_ibnn.experiments.saved import read_model
@@ -285,7 +286,8 @@ def _fit(
         say(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
     # Before all that saves: of a run that has diverged nothing is kept.
     guard = TerminateOnNonFinite(every=None, raises=True)
-    callbacks: list[keras.callbacks.Callback] = [batches.follow(), guard, _Clock()]
+    interrupts = Interrupts()
+    callbacks: list[keras.callbacks.Callback] = [interrupts, batches.follow(), guard, _Clock()]
     if stochastic_layers(model):
         if settings.kl_warmup:
             callbacks.append(KLAnnealing(settings.kl_warmup))
@@ -301,7 +303,8 @@ def _fit(
         try:
             # One device only: on several, Keras deals out each batch by itself.
             one_call = devices.count == 1 and can_scan(batches)
-            with devices.training(), scanned(model, batches) if one_call else nullcontext():
+            in_one_call = scanned(model, batches) if one_call else nullcontext()
+            with interrupts, devices.training(), in_one_call:
                 model.fit(
                     batches,
                     shuffle=False,

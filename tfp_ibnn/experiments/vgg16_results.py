@@ -48,7 +48,7 @@ class Results(NamedTuple):
     robustness: list[Row]
     """One for each run and set of shifted images."""
     scaled: list[Row]
-    """One for each run of a method that has trials, at a temperature fitted to the best of them."""
+    """One for each run of equal budgets, at a temperature; see `afterwards`."""
     missing: list[str]
     """What was not run, or failed: names of runs, and of their evaluations."""
 

@@ -6,6 +6,9 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 
+INTEGER = keras.backend.standardize_dtype("int")
+"""The type of whole numbers that `dtype="int"` gives: no int32 on TensorFlow."""
+
 __all__ = ["check_layer", "numpy", "posterior_weights", "predict_without_noise", "stir", "z_of"]
 
 
@@ -110,7 +113,7 @@ def _check_mixed_precision(make, x, output_shape):
         assert y.shape == (4, *output_shape)
         assert posterior_weights(layer)
         for weight in posterior_weights(layer):
-            assert keras.backend.standardize_dtype(weight.value.dtype) in ("float32", "int32")
+            assert keras.backend.standardize_dtype(weight.value.dtype) in ("float32", INTEGER)
             assert weight.dtype != "bfloat16"
         assert keras.backend.standardize_dtype(layer.losses[0].dtype) == "float32"
     finally:

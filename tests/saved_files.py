@@ -1,4 +1,4 @@
-"""The saved models under tests/files, which every later version must be able to load.
+"""The saved models and checkpoints under tests/files, which every later version must load.
 
 `python -m tests.saved_files`, run once on each backend, writes those of the present version into a
 folder of its own. What is there already is never written over.
@@ -43,7 +43,11 @@ INPUTS = np.linspace(-1, 1, 6 * 4, dtype="float32").reshape(6, 4)
 LABELS = np.arange(6) % 3
 
 
-def make(recipe):
+# One with a permutation among its weights, so that the checkpoint holds integers too.
+CHECKPOINT_RECIPE = "glow"
+
+
+def make(recipe, *callbacks):
     """A small trained model with dropout, two learning rates and a momentum."""
     keras.utils.set_random_seed(1)
     det = keras.Sequential(
@@ -63,7 +67,7 @@ def make(recipe):
     optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     sto.compile(ibnn.two_speed(optimizer, stochastic_lr=2e-2), loss)
-    sto.fit(INPUTS, LABELS, batch_size=3, epochs=1, shuffle=False, verbose=0)
+    sto.fit(INPUTS, LABELS, batch_size=3, shuffle=False, callbacks=list(callbacks), verbose=0)
     return sto
 
 
@@ -110,6 +114,8 @@ def main():
         model.save(folder / f"{recipe}.keras")
         expected[recipe] = describe(model)
         expected[recipe]["next_losses"] = next_losses(model)
+    model = make(CHECKPOINT_RECIPE, ibnn.Checkpoint(folder / "checkpoint.npz"))
+    expected["checkpoint"] = {"next_losses": next_losses(model)}
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 

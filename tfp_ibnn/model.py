@@ -48,7 +48,7 @@ class StochasticModel(keras.Model):
             shape=(), initializer="zeros", trainable=False, autocast=False, name="last_kl"
         )
         self._first_fault = self.add_weight(
-            shape=(), initializer="zeros", dtype="int32", trainable=False, name="first_fault"
+            shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
         )
         self._layers_in_order: list[str] = []
 

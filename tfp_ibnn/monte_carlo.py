@@ -150,10 +150,10 @@ class MonteCarlo(keras.Model):
             )
             self.samples = self._ensemble.samples = 1
         self._key = self.add_weight(
-            shape=(2,), initializer="zeros", dtype="int32", trainable=False, name="key"
+            shape=(2,), initializer="zeros", dtype="int", trainable=False, name="key"
         )
         self._batch = self.add_weight(
-            shape=(), initializer="zeros", dtype="int32", trainable=False, name="batch"
+            shape=(), initializer="zeros", dtype="int", trainable=False, name="batch"
         )
         self._scores = predictive.scores()
         self.built = True
@@ -170,8 +170,8 @@ class MonteCarlo(keras.Model):
         """Return the dict that the class describes, for one batch."""
         if not self.independent:
             return self.average(inputs)
-        # A sum, which is read at once: the variable itself would be read after it has counted.
-        stream = self._batch + replica_id() * REPLICA_STRIDE
+        # A cast, which reads at once: the variable itself would be read after it has counted.
+        stream = ops.cast(self._batch, "int32") + replica_id() * REPLICA_STRIDE
         self._batch.assign(self._batch + 1)
         return self.average(inputs, stream)
 
@@ -182,7 +182,7 @@ class MonteCarlo(keras.Model):
             inputs: one batch.
             stream: which draws to take, where they are `independent`.
         """
-        first, second = ops.unstack(ops.convert_to_tensor(self._key), num=2)
+        first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         key = ops.stack([first + ops.cast(stream, "int32"), second])
         chunks = self._ensemble.chunks(inputs, key)
         return self._from_all_draws(chunks) if self._keeps_draws else self._from_stream(chunks)
@@ -192,7 +192,7 @@ class MonteCarlo(keras.Model):
 
         The networks that `average` averages have the numbers 0 to `samples` - 1; others follow.
         """
-        return self._of_one(self._ensemble.draw(inputs, ops.convert_to_tensor(self._key), number))
+        return self._of_one(self._ensemble.draw(inputs, ops.cast(self._key, "int32"), number))
 
     def at_mean(self, inputs: Any) -> dict[str, Tensor]:
         """Return what the network without noise says, with every z at its posterior mean."""

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from tests import autodiff
+from tests import autodiff, layer_checklist
 from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import (
     FLOW_NAMES,
@@ -224,7 +224,7 @@ def test_precision_under_policies(policy, name, setting, given_to):
         policy(setting)
     flow = make_flow(name, seed=2, **({"dtype": setting} if given_to == "layer" else {}))
     kinds = {keras.backend.standardize_dtype(weight.dtype) for weight in flow.weights}
-    assert kinds - {"int32"} == {expected}
+    assert kinds - {layer_checklist.INTEGER} == {expected}
     coarse = "float64" if setting == "float64" else setting.removeprefix("mixed_")
     y = flow(ops.cast(draws((2, 3)), coarse))
     found = flow.push(ops.cast(draws((2, 3)), expected))

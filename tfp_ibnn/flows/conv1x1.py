@@ -104,7 +104,7 @@ class InvertibleConv1x1(Flow):
         packed = (np.tril(lower, -1) + np.triu(upper, 1)) * self._spread
         self.factors = self.add_parameter("factors", (size, size), _fixed(packed))
         self.permutation = self.add_parameter(
-            "permutation", (size,), _fixed(permuter.argmax(axis=1)), trainable=False, dtype="int32"
+            "permutation", (size,), _fixed(permuter.argmax(axis=1)), trainable=False, dtype="int"
         )
         self.diagonal = self.add_parameter(
             "diagonal", (size,), _fixed(np.diagonal(upper)), trainable=False

@@ -1,0 +1,109 @@
+"""No int32 variable on TensorFlow, which keeps those on the CPU.
+
+XLA, Keras's default on a GPU, refuses a step that reads one: no model would train there. The dtype
+"int" is int64 on TensorFlow. What is made here runs on a CPU, and would have shown it.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import tfp_ibnn as ibnn
+from tests.registry import FLOWS, POSTERIORS
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow's variables"),
+]
+
+X = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 3)).astype("float32")
+Y = np.arange(12) % 3
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture
+def made():
+    """All variables of TensorFlow that a test makes."""
+    import tensorflow as tf
+
+    found = []
+
+    def keep(creator, **kwargs):
+        found.append(creator(**kwargs))
+        return found[-1]
+
+    with tf.variable_creator_scope(keep):
+        yield found
+
+
+def assert_none_is_int32(variables):
+    assert variables
+    assert not [v.name for v in variables if v.dtype == "int32"]
+
+
+@pytest.mark.parametrize("registry", [FLOWS, POSTERIORS], ids=["flows", "posteriors"])
+def test_of_every_flow_and_posterior(made, registry):
+    for make in registry.values():
+        make().build((None, 4))
+    assert_none_is_int32(made)
+
+
+def network():
+    front = ibnn.data.preprocessing(X, augment=True, padding=1, seed=0)
+    conv = ibnn.StochasticConv2D(4, 3, posterior=ibnn.NormalInvConv(1, planar=1), train_size=12)
+    inputs = keras.Input((6, 6, 3))
+    x = keras.layers.Flatten()(conv(keras.Sequential(front)(inputs)))
+    x = ibnn.Stochastic(keras.layers.Dense(4), ibnn.MixturePosterior(2), 12)(x)
+    outputs = ibnn.StochasticDense(3, train_size=12)(keras.layers.Dropout(0.1)(x))
+    return ibnn.StochasticModel(inputs, outputs)
+
+
+def test_of_training_prediction_and_loading(made, tmp_path):
+    """And of each class that Keras knows of the package: a new one must be made here too."""
+    model = network()
+    kinds = (
+        ibnn.AdaptiveCalibrationError,
+        ibnn.BrierScore,
+        ibnn.ClasswiseCalibrationError,
+        ibnn.ExpectedCalibrationError,
+        ibnn.MaximumCalibrationError,
+        ibnn.NegativeLogLikelihood,
+    )
+    metrics = [kind(from_logits=True) for kind in kinds]
+    optimizer = ibnn.two_speed(keras.optimizers.Adam(1e-3), 1e-2)
+    model.compile(optimizer, LOGITS, metrics=metrics, run_eagerly=True)
+    callbacks = [
+        ibnn.KLAnnealing(2),
+        ibnn.PosteriorLog(),
+        ibnn.TerminateOnNonFinite(every=1),
+        ibnn.MonteCarloEvaluation((X[:2], Y[:2]), samples=2),
+        ibnn.Checkpoint(tmp_path / "run.npz"),
+    ]
+    model.fit(X, Y, epochs=1, callbacks=callbacks, verbose=0)
+    ways = ({"independent": True, "dropout": True}, {"sampling": "qmc", "return_samples": True})
+    for options in ways:
+        mc = ibnn.MonteCarlo(model, samples=2, **options)
+        mc.compile(run_eagerly=True)
+        mc.predict(X, verbose=0)
+    mc.evaluate(X, Y, verbose=0)
+    mc.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.inner.fit(X, Y, verbose=0)
+    scaled = ibnn.TemperatureScaling(model).fit(X, Y)
+    regression = keras.Sequential([keras.Input((2,)), ibnn.layers.GaussianHead()])
+
+    assert_none_is_int32(made)
+    seen = {type(part) for m in (loaded, scaled, regression) for part in m._flatten_layers()}
+    seen |= {type(part) for part in (*metrics, *callbacks, optimizer, *mc.metrics)}
+    known = {
+        kind
+        for key, kind in keras.saving.get_custom_objects().items()
+        if key.startswith("tfp_ibnn>") and not issubclass(kind, (ibnn.Flow, ibnn.Posterior))
+    }
+    owners = (
+        keras.layers.Layer,
+        keras.metrics.Metric,
+        keras.optimizers.Optimizer,
+        keras.callbacks.Callback,
+    )
+    assert not {kind.__name__ for kind in known - seen if issubclass(kind, owners)}

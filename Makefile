@@ -8,6 +8,9 @@ VENV_JAX := .venv-jax
 TF := $(VENV)/.installed
 JAX := $(VENV_JAX)/.installed
 
+# That of the backend which KERAS_BACKEND names.
+ACTIVE := $(if $(filter jax,$(KERAS_BACKEND)),$(VENV_JAX),$(VENV))
+
 # The environments are installed without bytecode. Each module's is written when it is first imported,
 # even where that is switched off: else every process would compile TensorFlow and Keras anew.
 export PYTHONDONTWRITEBYTECODE =
@@ -23,7 +26,10 @@ COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv venv-jax train reproduce test coverage test-jax test-slow robustness bench lint format docs notebooks wheel clean
+# Several processes on one GPU: none takes all of its memory.
+SHARE_GPU := TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false
+
+.PHONY: help venv venv-jax gpu train reproduce test coverage test-jax test-gpu test-slow robustness bench lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +37,10 @@ help: ## List the targets
 venv: $(TF) ## Make or update .venv (TensorFlow)
 
 venv-jax: $(JAX) ## Make or update .venv-jax (JAX, without TensorFlow)
+
+gpu: $(ACTIVE)/.installed ## Add CUDA for an NVIDIA GPU; KERAS_BACKEND=jax to .venv-jax
+	$(ACTIVE)/bin/python -m pip install $(if $(filter jax,$(KERAS_BACKEND)),\
+		"jax[cuda13]" -c requirements-jax.txt,"tensorflow[and-cuda]" -c requirements.txt)
 
 train: $(TF) ## Train the small example; options in ARGS="..."
 	$(VENV)/bin/python scripts/train_digits.py $(ARGS)
@@ -48,6 +58,10 @@ test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(COMPILE_FAST) $(VENV_JAX)/bin/python -m pytest \
 		tests $(PARALLEL) -m "not slow and not install and not once" $(ARGS)
 
+test-gpu: $(ACTIVE)/.installed ## Test on a GPU what depends on one; KERAS_BACKEND=jax for JAX
+	$(QUIET) $(SHARE_GPU) $(ACTIVE)/bin/python -m pytest tests --gpu -n $(or $(JOBS),4) \
+		--dist worksteal -m "not slow and not install" $(ARGS)
+
 test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)
 	KERAS_BACKEND=jax $(QUIET) $(VENV_JAX)/bin/python -m pytest -m "slow and not once and not install" $(ARGS)
@@ -55,8 +69,8 @@ test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)
 
-bench: $(TF) ## Time what the noise costs, twenty minutes; ARGS="--short"
-	$(VENV)/bin/python scripts/benchmark.py $(ARGS)
+bench: $(ACTIVE)/.installed ## Time what the noise costs, twenty minutes; ARGS="--short"
+	$(ACTIVE)/bin/python scripts/benchmark.py $(ARGS)
 
 lint: $(TF) ## Check style and format
 	$(VENV)/bin/ruff check .

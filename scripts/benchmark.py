@@ -9,7 +9,7 @@ r"""Measure what the noise costs, and print it beside the targets.
     imports       import tfp_ibnn
     conversions   to_stochastic of ResNet50
     growth        exponents of cost against samples, batch, channels and depth
-    gpu           a step of VGG16 on a GPU; with KERAS_BACKEND=jax, where it is the only group
+    gpu           a step of VGG16 on a GPU; by itself, and the only group with KERAS_BACKEND=jax
 
 Every number is the minimum over repeats that take turns, all in one run; docs/performance.md says
 how. A target that is missed is shown. The exit status is 1 where a ratio is worse than the stored
@@ -21,6 +21,7 @@ Examples:
     python scripts/benchmark.py --short
     python scripts/benchmark.py --only training prediction --rounds 40
     python scripts/benchmark.py --store
+    python scripts/benchmark.py --only gpu --store
     KERAS_BACKEND=jax python scripts/benchmark.py --only gpu --store
 """
 
@@ -53,13 +54,17 @@ COMPARED, SEEDS = {"qmc": 32, "iid": 128}, 16
 
 
 def main(argv=None):
-    on_jax = os.environ.get("KERAS_BACKEND") == "jax"
-    options = parse(argv, on_jax)
+    backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    options = parse(argv, on_jax=backend == "jax")
+    on_gpu = options.only == ["gpu"]
+    if on_gpu:  # its processes share the memory of the GPU
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     from tfp_ibnn.experiments import benchmark
     from tfp_ibnn.experiments.benchmark import record
 
-    path = RESULTS / ("gpu.json" if on_jax else "cpu.json")
+    path = RESULTS / (f"gpu_{backend}.json" if on_gpu else "cpu.json")
     try:
         stored = stored_record(options.compare, path, record)
     except ValueError as error:
@@ -68,7 +73,7 @@ def main(argv=None):
     # Every case compiles a function of its own; TensorFlow takes them for one, and warns.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     settings = benchmark.Settings(rounds=options.rounds, seed=options.seed, short=options.short)
-    groups = benchmark.GPU if on_jax else {**benchmark.GROUPS, "sampling": sampling}
+    groups = {**benchmark.GROUPS, "sampling": sampling, **benchmark.GPU}
     rows, failed = run({name: groups[name] for name in options.only}, settings, record)
     output = Path(options.output)
     record.write(output / path.name, rows, vars(options))
@@ -105,12 +110,12 @@ def parse(argv, on_jax=False):
     add("--compare", metavar="FILE", help=f"record to compare with (default that in {RESULTS})")
     add("--store", action="store_true", help=f"keep a whole run in {RESULTS}, and in the page")
     options = parser.parse_args(argv)
-    groups = ("gpu",) if on_jax else CPU
+    groups = ("gpu",) if on_jax or options.only == ["gpu"] else CPU
     if unfit := sorted(set(options.only or ()) - set(groups)):
-        backend = "tensorflow" if on_jax else "jax"
-        parser.error(f"--only {' '.join(unfit)} needs KERAS_BACKEND={backend}")
-    if options.short and on_jax:
-        parser.error("--short is of the groups of a CPU; leave it out with KERAS_BACKEND=jax")
+        why = "by itself" if unfit == ["gpu"] else "with KERAS_BACKEND=tensorflow"
+        parser.error(f"--only {' '.join(unfit)} runs {why}")
+    if options.short and groups == ("gpu",):
+        parser.error("--short is of the groups of a CPU; leave it out here")
     if options.store and (options.short or set(options.only or groups) != set(groups)):
         parser.error("--store keeps whole runs: leave out --short, and --only but for gpu")
     if options.store and not PAGE.exists():
@@ -176,8 +181,7 @@ def show_stored(record):
     """Bring the figures and tables of the page up to date."""
     from tfp_ibnn import _files
 
-    paths = [path for path in (RESULTS / "cpu.json", RESULTS / "gpu.json") if path.exists()]
-    save_figures([row for path in paths for row in record.read(path)["rows"]], IMAGES)
+    save_figures(record.read(RESULTS / "cpu.json")["rows"], IMAGES)
     _files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 
 

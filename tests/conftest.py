@@ -1,13 +1,69 @@
 import gc
+from pathlib import Path
 
 import keras
 import pytest
 
-from tests import autodiff
+from tests import autodiff, precision
+from tfp_ibnn import backend
 
 # For the whole session: JAX cannot switch once arrays exist. Keras makes its own arrays in floatx,
 # so what a test does in float32 stays in float32.
 autodiff.enable_float64()
+
+
+# On a GPU, as far as it has one, float32 products are coarser than a CPU's.
+precision.follow_hardware()
+
+NO_GPU = f"{backend.NAME} sees no GPU here"
+
+# Folders and modules whose tests say something about the device they run on.
+OF_A_DEVICE = (
+    "data/test_augmentation.py",
+    "flows",
+    "metrics/test_streaming.py",
+    "metrics/test_temperature.py",
+    "models",
+    "test_backend.py",
+    "test_checkpoint.py",
+    "test_conversion.py",
+    "test_counter.py",
+    "test_dropout.py",
+    "test_elbo.py",
+    "test_finiteness.py",
+    "test_gpu.py",
+    "test_graph.py",
+    "test_heads.py",
+    "test_keras_files.py",
+    "test_layers.py",
+    "test_loss_curve.py",
+    "test_mixed_precision.py",
+    "test_monte_carlo.py",
+    "test_noise.py",
+    "test_noisy_convolution.py",
+    "test_posteriors.py",
+    "test_scanned.py",
+    "test_serving.py",
+    "test_trainability.py",
+    "test_training.py",
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--gpu", action="store_true", help="run what says something about a GPU")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--gpu"):
+        return
+    root = Path(__file__).parent
+    wanted = [root / part for part in OF_A_DEVICE]
+    chosen = [i for i in items if any(i.path.is_relative_to(place) for place in wanted)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
+    if not backend.accelerators():
+        for item in chosen:
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 
 @pytest.fixture(autouse=True)

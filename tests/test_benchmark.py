@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from tfp_ibnn.experiments import benchmark
-from tfp_ibnn.experiments.benchmark import figures, networks, record, timing
+from tfp_ibnn.experiments.benchmark import figures, gpu, networks, record, timing
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmark"
@@ -154,7 +154,8 @@ def test_figures_are_drawn_from_stored_runs(tmp_path):
         (["--rounds", "1"], "--rounds must be 2 to"),
         (["--seed", "-1"], "--seed must be 0 to"),
         (["--only", "trainings"], "'trainings'"),
-        (["--only", "gpu"], "KERAS_BACKEND=jax"),
+        (["--only", "gpu", "training"], "--only gpu runs by itself"),
+        (["--only", "gpu", "--short"], "--short is of the groups of a CPU"),
         (["--store", "--short"], "--store keeps whole runs"),
         (["--store", "--only", "training"], "--store keeps whole runs"),
     ],
@@ -170,7 +171,7 @@ def test_bad_options_are_named(script, capsys, arguments, message):
 def test_groups_are_those_of_the_package(script):
     assert set(script.CPU) == {*benchmark.GROUPS, "sampling"}
     assert script.parse([]).only == list(script.CPU)
-    assert script.parse(["--only", "gpu"], on_jax=True).only == ["gpu"]
+    assert script.parse(["--only", "gpu"]).only == script.parse([], on_jax=True).only == ["gpu"]
     assert set(script.parse(["--short"]).only) == set(script.SHORT)
 
 
@@ -222,13 +223,28 @@ def test_a_step_is_timed_by_plain_fit():
     assert (model.get_weights()[0] != before).any()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
-def test_loop_on_the_device_trains(monkeypatch):
-    from tfp_ibnn.experiments.benchmark import gpu
+def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
+    monkeypatch.setattr(gpu, "BATCHES", (4,))
+    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
+    monkeypatch.setattr(gpu, "TARGETS", {"gaussian": 1.1})
+    (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", steps=2)
+    assert row["id"] == "gpu.float32.4.gaussian"
+    times = row["seconds"]
+    assert row["ratio"] == pytest.approx(times["step"] / times["deterministic"], rel=1e-3)
 
-    monkeypatch.setattr(gpu, "TARGETS", {"gaussian": 1.1})  # the flow takes long to compile
-    (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", batch=4, steps=2)
-    assert row["id"] == "gpu.gaussian"
-    assert row["seconds"]["epoch"] == pytest.approx(2 * row["seconds"]["step"], rel=1e-3)
-    assert keras.config.dtype_policy().name == "float32"
+
+def test_a_process_that_fails_says_why(monkeypatch):
+    monkeypatch.setattr(gpu, "TARGETS", {})
+    monkeypatch.setattr(gpu, "BATCHES", (4,))
+    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
+    with pytest.raises(RuntimeError, match="no_network none float32 4 .* failed: .*no_network"):
+        list(gpu.gpu_steps(benchmark.Settings(rounds=2), "no_network", steps=2))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="the loop is JAX's")
+def test_loop_on_the_device_trains(policy):
+    policy("float32")
+    action = gpu.stepping("lenet", "gaussian", "bfloat16", batch=4, steps=2, seed=0)
+    assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    assert 0 < action() < 60
     assert "tensorflow" not in sys.modules

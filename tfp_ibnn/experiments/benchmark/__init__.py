@@ -32,4 +32,4 @@ GROUPS: dict[str, Group] = {
 """Those of a CPU, with TensorFlow."""
 
 GPU: dict[str, Group] = {"gpu": gpu_steps}
-"""Those of a GPU, with JAX."""
+"""Those of a GPU, with either backend."""

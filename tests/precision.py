@@ -1,0 +1,36 @@
+"""How closely float32 numbers can agree on the hardware at hand.
+
+NVIDIA's GPUs multiply float32 matrices in TF32 by default, with 10 bits behind the point, and both
+backends leave it at that. Tests state how closely numbers agree on a CPU; on a GPU the one floor
+below holds for all of them. What is computed in float64 agrees as closely as everywhere.
+"""
+
+import functools
+
+import numpy as np
+
+from tfp_ibnn import backend
+
+__all__ = ["TF32", "follow_hardware"]
+
+TF32 = 2.0**-9
+"""Share of the largest number by which sums of products may differ: four roundings of TF32."""
+
+
+def follow_hardware():
+    """Make `np.testing.assert_allclose` as coarse as the products of this machine's GPU."""
+    if backend.accelerators():
+        np.testing.assert_allclose = _coarser(np.testing.assert_allclose)
+
+
+def _coarser(assert_allclose):
+    @functools.wraps(assert_allclose)
+    def compare(actual, desired, rtol=1e-7, atol=0, **options):
+        exact = all(isinstance(x, np.ndarray) and x.dtype == "float64" for x in (actual, desired))
+        if not exact:
+            sizes = np.abs(np.asarray(desired, "float64"))
+            largest = np.max(sizes[np.isfinite(sizes)], initial=0)
+            rtol, atol = max(rtol, TF32), max(atol, TF32 * largest)
+        assert_allclose(actual, desired, rtol=rtol, atol=atol, **options)
+
+    return compare

@@ -536,6 +536,53 @@ def test_subclassed_model():
             convert(model)
 
 
+class TwiceSequential(keras.Sequential):
+    def call(self, *args, **kwargs):
+        return 2 * super().call(*args, **kwargs)
+
+
+class TwiceModel(keras.Model):
+    def call(self, *args, **kwargs):
+        return 2 * super().call(*args, **kwargs)
+
+
+class TwiceStochastic(ibnn.StochasticModel):
+    def call(self, *args, **kwargs):
+        return 2 * super().call(*args, **kwargs)
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_a_call_of_its_own_would_be_lost_and_is_refused(stochastic):
+    x, convert = keras.Input((4,)), ibnn.to_deterministic if stochastic else to_stochastic
+
+    def dense():
+        return ibnn.StochasticDense(3, train_size=10) if stochastic else layers.Dense(3)
+
+    models = [TwiceSequential([keras.Input((4,)), dense()]), TwiceModel(x, dense()(x))]
+    if stochastic:
+        models.append(TwiceStochastic(x, dense()(x)))
+    for model in models:
+        kind = type(model).__name__
+        inside = keras.Model(x, dense()(model(x)))
+        for converted in (model, keras.Sequential([keras.Input((4,)), model]), inside):
+            with pytest.raises(ValueError, match=rf"{model.name}' \({kind}\) has a `call` of its"):
+                convert(converted)
+
+
+def test_subclasses_that_keep_the_call_are_converted():
+    class Named(keras.Model):
+        def train_step(self, *args):
+            raise NotImplementedError
+
+    class NamedStochastic(ibnn.StochasticModel):
+        pass
+
+    x = keras.Input((4,))
+    stochastic = to_stochastic(Named(x, layers.Dense(3)(x)))
+    again = NamedStochastic(stochastic.inputs, stochastic.outputs)
+    assert type(ibnn.to_deterministic(again).layers[-1]) is layers.Dense
+
+
 def test_unbuilt_sequential():
     model = keras.Sequential([layers.Dense(2)], name="later")
     with pytest.raises(ValueError, match=r"'later' is not built.*keras.Input"):

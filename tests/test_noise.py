@@ -463,6 +463,86 @@ def test_two_calls_are_two_passes():
     assert np.all(numpy(model(x)) != numpy(model(x)))
 
 
+@pytest.mark.parametrize("make", [flat_model, twice_the_model, stochastic_model])
+def test_two_calls_in_a_stateless_scope_are_two_passes(make):
+    model, layers = make()
+    x = ops.ones((4, 3))
+    parts = (model.trainable_variables, model.non_trainable_variables)
+    state = [[v.value for v in part] for part in parts]
+    kl = gaussian_kl(layers[0]) / 10
+    with keras.StatelessScope(collect_losses=True):
+        called = [numpy(model(x)) for _ in range(2)]
+        np.testing.assert_allclose(sum(map(float, model.losses)), kl, rtol=1e-5)
+        first, state[1], losses = model.stateless_call(*state, x, return_losses=True)
+        second, *_ = model.stateless_call(*state, x)
+    np.testing.assert_allclose(sum(map(float, losses)), kl, rtol=1e-5)
+    outputs = [*called, numpy(first), numpy(second)]
+    assert distinct_rows(np.concatenate([out[:, :3] for out in outputs[:2]])) == 8
+    assert distinct_rows(np.concatenate([out[:, :3] for out in outputs[2:]])) == 8
+    for out in outputs:
+        np.testing.assert_allclose(out[:, 3:], 2 * out[:, :3], rtol=1e-6)
+
+
+def test_a_scope_inside_of_a_call_does_not_part_its_pass():
+    class Swaps(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = bare()
+
+        def call(self, inputs):
+            first = self.layer(inputs)
+            with keras.StatelessScope():
+                return ops.concatenate([first, self.layer(2 * inputs)], axis=-1)
+
+    model, x = Swaps(), np.ones((4, 3), "float32")
+    model.compile(jit_compile=JIT)
+    for out in (numpy(model(x)), model.predict(x, verbose=0)):
+        np.testing.assert_allclose(out[:, 3:], 2 * out[:, :3], rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------ no pass to be found
+
+
+def test_a_method_called_directly_belongs_to_the_pass_around_it_or_is_refused():
+    class Direct(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = bare()
+
+        def call(self, inputs):
+            return ops.concatenate([self.inner.call(inputs), self.inner.call(2 * inputs)], axis=-1)
+
+    x = ops.ones((4, 3))
+    layer = Direct()
+    out = numpy(layer(x))
+    np.testing.assert_allclose(out[:, 3:], 2 * out[:, :3], rtol=1e-6)
+    assert len(layer.losses) == 1
+    with noise.scope():
+        assert numpy(bare().call(x)).shape == (4, 3)
+    for model in (bare(), stochastic_model()[0]):
+        with pytest.raises(RuntimeError, match=r"layer\(x\), not layer\.call\(x\)"):
+            model.call(x)
+
+
+def test_a_keras_that_renames_its_call_context_is_refused(monkeypatch):
+    """Each call of a layer would be a pass of its own, with a KL of its own."""
+    known = keras.src.backend.common.global_state
+
+    class Renamed:
+        @staticmethod
+        def get_global_attribute(name, *args, **kwargs):
+            return known.get_global_attribute(f"new_{name}", *args, **kwargs)
+
+        @staticmethod
+        def set_global_attribute(name, value):
+            known.set_global_attribute(f"new_{name}", value)
+
+    model, _ = flat_model()
+    monkeypatch.setattr(keras.src.layers.layer, "global_state", Renamed)
+    with pytest.raises(RuntimeError, match=f"Keras {keras.__version__}: pip install 'keras>="):
+        model(ops.ones((4, 3)))
+
+
 # ---------------------------------------------------------------------------- what is left behind
 
 
@@ -536,7 +616,8 @@ def test_scopes_nest():
         second = numpy(layer(ops.ones((4, 3))))
     assert distinct_rows(first) == 2
     assert distinct_rows(second) == 1
-    assert noise.current() is not outer
+    with pytest.raises(RuntimeError, match="No forward pass"):
+        noise.current()
     assert distinct_rows(numpy(layer(ops.ones((4, 3))))) == 4
 
 

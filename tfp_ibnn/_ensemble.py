@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, noise
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._counter import SOBOL_BITS
 from tfp_ibnn._dropout import DROPOUTS, drop
 from tfp_ibnn._graph import Graph
@@ -85,7 +86,7 @@ class Ensemble:
         reached = {id(layer) for layer in self._graph.layers}
         return [
             layer.name
-            for layer in self._model._flatten_layers()
+            for layer in keras_internals.nested_layers(self._model)
             if getattr(layer, "dropout", 0)
             or getattr(layer, "recurrent_dropout", 0)
             or (isinstance(layer, DROPOUTS) and id(layer) not in reached)
@@ -172,7 +173,8 @@ class Ensemble:
         return bool(stochastic_layers(layer))
 
     def _noisy_layers(self) -> list[keras.layers.Layer]:
-        return [layer for layer in self._model._flatten_layers() if self._is_noisy(layer)]
+        layers = keras_internals.nested_layers(self._model)
+        return [layer for layer in layers if self._is_noisy(layer)]
 
     def _sizes(self, batch: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
         """Return how many draws to run at once, and how often."""

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.models.functional import Functional
 
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.backend import Tensor
 from tfp_ibnn.model import StochasticModel
 
-__all__ = ["Graph", "functional_graph", "repeat"]
+__all__ = ["Graph", "functional_graph", "has_layer_graph", "overrides_call", "repeat"]
 
 _UNKNOWN_SIZE = 4096
 
@@ -33,18 +32,31 @@ class _Step(NamedTuple):
             id(x): values[number]
             for x, number in zip(self.node.input_tensors, self.sources, strict=True)
         }
-        args, kwargs = self.node.arguments.fill_in(known)
+        args, kwargs = keras_internals.fill_in(self.node, known)
         outputs = keras.tree.flatten(call(self.node.operation, *args, **kwargs))
         values.update(zip(self.results, outputs, strict=True))
 
 
-def functional_graph(model: keras.Model) -> Functional | None:
-    """Return the Functional model that a model runs, or None if its `call` is its own."""
+def functional_graph(model: keras.Model) -> keras.Model | None:
+    """Return the Functional model that a model runs.
+
+    None if there is none: its `call` is its own, or it is a Sequential model that is not built.
+    """
+    if not has_layer_graph(model) or overrides_call(model):
+        return None
     if isinstance(model, keras.Sequential):
-        plain = type(model).call is keras.Sequential.call
-        return getattr(model, "_functional", None) if plain else None
-    plain = type(model).call in (Functional.call, StochasticModel.call)
-    return model if isinstance(model, Functional) and plain else None
+        return keras_internals.functional_behind(model)
+    return model
+
+
+def has_layer_graph(model: Any) -> bool:
+    """Whether a model is Functional or Sequential, or a subclass of these."""
+    return isinstance(model, keras.Sequential) or keras_internals.is_functional(model)
+
+
+def overrides_call(model: keras.Model) -> bool:
+    """Whether a Functional or Sequential model computes something else than its graph does."""
+    return not keras_internals.has_plain_call(model, StochasticModel)
 
 
 class Graph:
@@ -99,8 +111,7 @@ class Graph:
         """Run what does not depend on noise; return the tensors that the rest needs."""
         if self._functional is None:
             return dict(enumerate(keras.tree.flatten(inputs)))
-        self._functional._assert_input_compatibility(inputs)
-        given = self._functional._standardize_inputs(inputs)
+        given = keras_internals.graph_inputs(self._functional, inputs)
         values = dict(zip(self._inputs, given, strict=True))
         for step in self._before:
             step.run(values, call)
@@ -164,28 +175,25 @@ class Graph:
         return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))
 
     def _open(
-        self, graph: Functional, place: tuple[int, ...], steps: list[_Step]
+        self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]
     ) -> tuple[list[int], list[int]]:
         """Append the calls of a graph; return the numbers of its inputs and outputs.
 
         A nested model that is called twice is opened twice, each time in a `place` of its own.
         """
-        for depth in sorted(graph._nodes_by_depth, reverse=True):
-            for node in graph._nodes_by_depth[depth]:
-                if node.is_input:
-                    continue
-                sources = tuple(self._number(place, x) for x in node.input_tensors)
-                inner = _nested(node)
-                if inner is None:
-                    results = tuple(self._number(place, x) for x in node.outputs)
-                    steps.append(_Step(node, sources, results))
-                    continue
-                inside = (*place, id(node))
-                for number, x in zip(sources, inner.inputs, strict=True):
-                    self._numbers[(*inside, id(x))] = number
-                _, ends = self._open(inner, inside, steps)
-                for number, x in zip(ends, node.outputs, strict=True):
-                    self._numbers[(*place, id(x))] = number
+        for node in keras_internals.nodes_in_order(graph):
+            sources = tuple(self._number(place, x) for x in node.input_tensors)
+            inner = _nested(node)
+            if inner is None:
+                results = tuple(self._number(place, x) for x in node.outputs)
+                steps.append(_Step(node, sources, results))
+                continue
+            inside = (*place, id(node))
+            for number, x in zip(sources, inner.inputs, strict=True):
+                self._numbers[(*inside, id(x))] = number
+            _, ends = self._open(inner, inside, steps)
+            for number, x in zip(ends, node.outputs, strict=True):
+                self._numbers[(*place, id(x))] = number
         return (
             [self._number(place, x) for x in graph.inputs],
             [self._number(place, x) for x in graph.outputs],
@@ -194,16 +202,16 @@ class Graph:
 
 def repeat(x: Tensor, times: int | Tensor) -> Tensor:
     """Return a tensor whose examples are repeated as a block, with its mask."""
-    mask = get_keras_mask(x)
+    mask = keras_internals.mask_of(x)
     shape = ops.shape(x)
     blocks = ops.broadcast_to(x[None], (times, *shape))
     repeated = ops.reshape(blocks, (times * shape[0], *shape[1:]))
     if mask is not None:
-        set_keras_mask(repeated, repeat(mask, times))
+        keras_internals.set_mask(repeated, repeat(mask, times))
     return repeated
 
 
-def _nested(node: Any) -> Functional | None:
+def _nested(node: Any) -> keras.Model | None:
     """Return the graph of a nested model that is called in the plain way, or None."""
     plain = all(value is None for value in keras.tree.flatten(node.arguments.kwargs))
     if not isinstance(node.operation, keras.Model) or not plain:

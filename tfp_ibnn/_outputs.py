@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._graph import functional_graph
 from tfp_ibnn.heads import GaussianHead
 from tfp_ibnn.layers import Stochastic
@@ -29,9 +30,9 @@ def activation_of(model: keras.Model) -> str | None:
     graph = functional_graph(model)
     if graph is None or len(graph.outputs) != 1:
         return None
-    layer, node, _ = graph.outputs[0]._keras_history
+    layer, node = keras_internals.origin(graph.outputs[0])
     while _is_transparent(layer):
-        layer, node, _ = layer._inbound_nodes[node].input_tensors[0]._keras_history
+        layer, node = keras_internals.origin(node.input_tensors[0])
     return activation_of(layer) if isinstance(layer, keras.Model) else _activation(layer)
 
 

@@ -10,6 +10,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfp_ibnn._core import keras_internals
+
 __all__ = ["SavesRandomState", "load", "save", "states_of"]
 
 _KEY = "random_state_"
@@ -30,7 +32,8 @@ class SavesRandomState:
 
 def states_of(layers: Iterable[keras.layers.Layer]) -> list[keras.Variable]:
     """Return the states of the generators that these layers themselves own."""
-    return [generator.state for layer in layers for generator in layer._seed_generators]
+    owned = keras_internals.seed_generators
+    return [generator.state for layer in layers for generator in owned(layer)]
 
 
 def save(store: Any, states: list[keras.Variable]) -> None:

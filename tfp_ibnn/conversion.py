@@ -11,6 +11,8 @@ import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn import _checks
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._graph import functional_graph, has_layer_graph, overrides_call
 from tfp_ibnn.layers import NOISES, REDUCTIONS, Stochastic, _check_train_size, stochastic_layers
 from tfp_ibnn.model import StochasticModel
 from tfp_ibnn.posteriors import Posterior
@@ -238,25 +240,26 @@ def _graph_of(model: Any) -> keras.Model:
     """Return the Functional model behind a model, or raise if there is none."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
-    if isinstance(model, keras.Sequential):
-        graph = getattr(model, "_functional", None)
-        if graph is None:
-            raise ValueError(
-                f"Sequential model {model.name!r} is not built: give it a keras.Input as its first "
-                "entry, or call `model.build(input_shape)`."
-            )
-        return graph
-    if not _is_functional(model):
+    if not has_layer_graph(model):
         raise ValueError(
             f"Model {model.name!r} is a subclass of keras.Model ({type(model).__name__}), whose "
             "layers cannot be replaced from outside. Build it with the Functional or Sequential "
             "API, or use StochasticDense, StochasticConv2D and Stochastic in its code."
         )
-    return model
-
-
-def _is_functional(model: Any) -> bool:
-    return isinstance(model, keras.Model) and hasattr(model, "operations")
+    if overrides_call(model):
+        raise ValueError(
+            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own. Only the "
+            "layers of a graph are converted: what `call` computes besides would be lost. Make it "
+            "part of the graph: keras.Model(x, keras.layers.Rescaling(2.0)(y)), for example, "
+            "instead of a `call` that returns 2 * super().call(x)."
+        )
+    graph = functional_graph(model)
+    if graph is None:
+        raise ValueError(
+            f"Sequential model {model.name!r} is not built: give it a keras.Input as its first "
+            "entry, or call `model.build(input_shape)`."
+        )
+    return graph
 
 
 def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -289,7 +292,7 @@ def _rebuild(
     def _clone(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
             return type(layer).from_config(layer.get_config())
-        if isinstance(layer, keras.Sequential) or _is_functional(layer):
+        if has_layer_graph(layer):
             return keras.Model(*rebuild(_graph_of(layer)), name=layer.name)
         copy = convert(layer)
         pairs.append((layer, copy))
@@ -321,7 +324,7 @@ def _call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
 
 
 def _input_name(tensor: Any) -> str:
-    return tensor._keras_history.operation.name
+    return keras_internals.origin(tensor)[0].name
 
 
 def _fold_factors(layer: keras.layers.Layer, mean: np.ndarray) -> np.ndarray | None:

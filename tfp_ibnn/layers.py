@@ -11,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import _checks, noise
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._noisy_convolution import convolves, noisy_convolution, scaled_convolution
 from tfp_ibnn.backend import Tensor, affine, mean, times
 from tfp_ibnn.heads import GaussianHead, GaussianNLL
@@ -473,7 +474,8 @@ class StochasticConv2D(_StochasticPlain):
 
 def stochastic_layers(model: keras.layers.Layer) -> list[Stochastic]:
     """Return the stochastic layers of a model, nested ones included, each once."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, Stochastic)]
+    layers = keras_internals.nested_layers(model)
+    return [layer for layer in layers if isinstance(layer, Stochastic)]
 
 
 def set_noise(model: keras.layers.Layer, on: bool) -> None:
@@ -551,15 +553,16 @@ def _set_trainable(model: keras.layers.Layer, part: str, value: bool) -> None:
         for posterior in posteriors:
             posterior.trainable = value
         return
-    inside = {id(layer) for posterior in posteriors for layer in posterior._flatten_layers()}
-    for layer in model._flatten_layers(include_self=False):
+    nested = keras_internals.nested_layers
+    inside = {id(layer) for posterior in posteriors for layer in nested(posterior)}
+    for layer in nested(model, include_self=False):
         if id(layer) in inside:
             continue
-        if not layer._layers:
+        if not nested(layer, include_self=False):
             layer.trainable = value
             continue
         # A container's own flag would reach its posteriors too, so only its own weights are set.
-        for weight in layer._trainable_variables:
+        for weight in keras_internals.own_trainable_variables(layer):
             weight.trainable = value
 
 

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn import _checks, _random_state, noise
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.backend import Tensor, replica_count
 
 __all__ = ["StochasticModel"]
@@ -125,7 +126,7 @@ class StochasticModel(keras.Model):
         super().load_own_variables(_random_state.load(store, self._foreign_states(), self.name))
 
     def _foreign_states(self) -> list[keras.Variable]:
-        layers = self._flatten_layers(include_self=False)
+        layers = keras_internals.nested_layers(self, include_self=False)
         own = _random_state.SavesRandomState
         return _random_state.states_of(x for x in layers if not isinstance(x, own))
 
@@ -139,7 +140,7 @@ class StochasticModel(keras.Model):
     ) -> Tensor:
         """Return the loss, and report its parts."""
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        added = sum(self._aggregate_additional_loss(term) for term in self.losses)
+        added = keras_internals.added_loss(self)
         examples = ops.shape(keras.tree.flatten(x)[0])[0]
         # Keras divides each replica's loss by their number; the metric undoes it.
         nll = (loss - added) * replica_count()

@@ -12,6 +12,7 @@ from keras import ops
 
 from tfp_ibnn import _checks, _counter, noise
 from tfp_ibnn._callback import Callback
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._ensemble import Chunks, Ensemble
 from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._head_of import predictive_of
@@ -299,13 +300,12 @@ class MonteCarlo(keras.Model):
     @contextlib.contextmanager
     def _values_kept(self) -> Iterator[None]:
         """Put the weights back if there is an error: on JAX Keras takes them out while it runs."""
-        before = [(variable, variable._value) for variable in self.variables]
+        variables = self.variables
+        values = keras_internals.values_of(variables)
         try:
             yield
         except BaseException:
-            for variable, value in before:
-                if variable._value is None:
-                    variable._value = value
+            keras_internals.restore_values(variables, values)
             raise
 
     def _checked_scores(self, scores: Any) -> Any:

@@ -1,9 +1,15 @@
 """The noise of one forward pass.
 
 A `Pass` hands every stochastic layer its draws for one pass through a model and remembers them, so
-that a layer which is called twice uses one z and counts its KL once. Without further ado each call
-of a model is a pass of its own, with independent draws for each example. A model that wants other
-draws opens a `scope` inside its own `call`:
+that a layer which is called twice uses one z and counts its KL once.
+
+Without further ado each outermost call of a model or layer is a pass of its own, with independent
+draws for each example: `model(x)`, `model.stateless_call(...)`, and each batch of `fit`, `evaluate`
+and `predict`. The rule is the same on every backend; a `keras.StatelessScope` around two calls does
+not join them. A method that is called directly, `layer.call(x)`, belongs to the pass around it, and
+is refused where there is none.
+
+A model that wants other draws opens a `scope` inside its own `call`:
 
     with noise.scope(groups=1):                      # one z for the whole batch
     with noise.scope(groups=8, sampling="qmc"):      # the batch is 8 blocks, one z each
@@ -21,9 +27,9 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.src.backend.common import global_state, stateless_scope
 
 from tfp_ibnn import _checks, _counter
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.backend import Tensor, normal
 
 __all__ = ["SAMPLINGS", "Pass", "current", "scope"]
@@ -142,7 +148,7 @@ class Pass:
         what the layer added before; run eagerly, it may even drop what another layer added.
         """
         for layer, loss in self._losses.items():
-            if not layer._get_own_losses():
+            if not keras_internals.own_losses(layer):
                 layer.add_loss(loss)
 
     def normal(
@@ -280,15 +286,15 @@ def current() -> Pass:
     opened = _open_pass.get()
     if opened is not None:
         return opened
-    # One object of Keras's lives exactly as long as a pass: in JAX's functions the scope that holds
-    # the state of the call, and elsewhere the context of the outermost layer's call.
-    if stateless_scope.in_stateless_scope():
-        anchor = stateless_scope.get_stateless_scope()
-    else:
-        anchor = global_state.get_global_attribute("current_call_ctx")
-    if anchor is None:
-        return Pass()
-    return _passes.setdefault(anchor, Pass())
+    call = keras_internals.find_call()
+    if call is None:
+        raise RuntimeError(
+            "No forward pass can be found, so the KL would be lost or counted twice. Call the "
+            "layer or model itself, layer(x), not layer.call(x), or open a pass around the call: "
+            "`with ibnn.noise.scope():`. If you did, this package does not work with Keras "
+            f"{keras.__version__}: pip install 'keras{keras_internals.TESTED_VERSIONS}'."
+        )
+    return _passes.setdefault(call, Pass())
 
 
 def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:

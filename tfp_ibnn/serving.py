@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn import _checks, _files, backend
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._graph import functional_graph
 from tfp_ibnn.monte_carlo import MonteCarlo
 
@@ -162,7 +163,7 @@ def _inputs(model: keras.Model, signature: Mapping[str, Any] | None) -> _Inputs:
         keys = {id(x): key for key, x in graph.input.items()}  # in no order of its own
         names = [_plain(keys[id(x)]) for x in tensors]
     else:
-        names = [_plain(x._keras_history.operation.name) for x in tensors]
+        names = [_plain(keras_internals.origin(x)[0].name) for x in tensors]
     names = _told_apart(names)
     specs = {name: _spec(x) for name, x in zip(names, tensors, strict=True)}
     return _Inputs(
@@ -232,8 +233,7 @@ def _write(served: MonteCarlo, inputs: _Inputs, path: Path) -> None:
         {v.ref(): v for function in signatures.values() for v in function.graph.variables}.values()
     )
     # The vocabularies of lookup layers, which are no variables.
-    layers = served.inner._flatten_layers()
-    module.tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+    module.tables = keras_internals.lookup_tables(served.inner)
     tf.saved_model.save(module, str(path), signatures=signatures)
 
 

@@ -8,6 +8,7 @@ from keras import ops
 
 from tfp_ibnn import _checks
 from tfp_ibnn._callback import Callback
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.layers import Stochastic, stochastic_layers
 
 __all__ = ["KLAnnealing", "PosteriorLog", "TwoSpeed", "two_speed"]
@@ -53,12 +54,12 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
     @property
     def deterministic(self) -> keras.optimizers.Optimizer:
         """The optimizer of all weights but the posteriors'."""
-        return self._optimizer_map.default_optimizer
+        return keras_internals.optimizer_map(self).default_optimizer
 
     @property
     def stochastic(self) -> keras.optimizers.Optimizer:
         """The optimizer of the posteriors' weights."""
-        return self._optimizer_map[_POSTERIOR_PATH]
+        return keras_internals.optimizer_map(self)[_POSTERIOR_PATH]
 
     @property
     def optimizers(self) -> Any:
@@ -72,7 +73,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        if isinstance(self.deterministic._learning_rate, Schedule):
+        if isinstance(keras_internals.learning_rate_of(self.deterministic), Schedule):
             self.deterministic.learning_rate = value  # raises, and says why
         old = float(ops.convert_to_numpy(self.deterministic.learning_rate))
         if old > 0:
@@ -111,7 +112,7 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:
         config["weight_decay"] = 0.0
-    own = optimizer._learning_rate
+    own = keras_internals.learning_rate_of(optimizer)
     if isinstance(stochastic_lr, Schedule):
         config["learning_rate"] = stochastic_lr
     elif isinstance(own, Schedule):

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import entr, softmax
 
 from tfp_ibnn import metrics
+from tfp_ibnn._core.keras_internals import nested_layers
 from tfp_ibnn._dropout import DROPOUTS
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.monte_carlo import MonteCarlo
@@ -78,7 +79,7 @@ class Scorer:
         self.model = model
         self.monte_carlo: MonteCarlo | None = None
         """What averages the draws, or None if there are none."""
-        drops = any(isinstance(part, DROPOUTS) and part.rate for part in model._flatten_layers())
+        drops = any(isinstance(part, DROPOUTS) and part.rate for part in nested_layers(model))
         if drops or stochastic_layers(model):
             only_dropout = not stochastic_layers(model)
             self.monte_carlo = MonteCarlo(model, samples, seed=seed, dropout=only_dropout)

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn import models
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.experiments.benchmark import timing
 from tfp_ibnn.experiments.benchmark.networks import KINDS, images, stepper, stochastic
 from tfp_ibnn.experiments.benchmark.record import Row, row
@@ -148,7 +149,7 @@ def scanned(model: keras.Model, x: Any, y: Any) -> timing.Action:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     model.optimizer.build(model.trainable_variables)
-    model._symbolic_build(data_batch=(x[0], y[0]))
+    keras_internals.symbolic_build(model, (x[0], y[0]))
 
     def step(state: Any, data: Any) -> tuple[Any, Any]:
         logs, state = model.train_step(state, data)

@@ -1,0 +1,444 @@
+"""What the package relies on in Keras though nobody promised it: a contract for each name."""
+
+import ast
+import contextlib
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from tests.flows.tools import numpy
+from tfp_ibnn._core import keras_internals
+
+ON_JAX = keras.backend.backend() == "jax"
+ROOT = Path(__file__).parents[1]
+MODULE = ROOT / "tfp_ibnn" / "_core" / "keras_internals.py"
+
+
+@contextlib.contextmanager
+def contract(function: str, advice: str) -> Iterator[None]:
+    """Turn any failure inside into what is to be done about it."""
+    try:
+        yield
+    except Exception as error:
+        pytest.fail(
+            f"Keras {keras.__version__} breaks what keras_internals.{function} promises "
+            f"({type(error).__name__}: {error}). {advice} Change that function alone, so that its "
+            "docstring holds, and then TESTED_VERSIONS and pyproject.toml. Until then the package "
+            "does not work with this version of Keras."
+        )
+
+
+class Probe(layers.Layer):
+    """Notes which call it belongs to, and calls another layer, if it has one."""
+
+    def __init__(self, note, inner=None):
+        super().__init__()
+        self.note, self.inner = note, inner
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, inputs):
+        self.note(keras_internals.find_call())
+        return inputs if self.inner is None else self.inner(inputs)
+
+
+def probes():
+    """A model that calls one layer twice, the second time inside of another, and what they see."""
+    seen, x = [], keras.Input((3,))
+    inner = Probe(seen.append)
+    model = keras.Model(x, Probe(seen.append, inner)(inner(x)))
+    seen.clear()  # what symbolic calls saw
+    return model, seen
+
+
+# ------------------------------------------------------------------------------------------- calls
+
+
+def test_find_call_in_a_plain_call():
+    model, seen = probes()
+    with contract(
+        "find_call",
+        "Find the object that Layer.__call__ makes for an outermost call and drops at its end "
+        "(keras/src/layers/layer.py, step 5, `_get_call_context`), and return it.",
+    ):
+        for _ in range(2):
+            model(np.ones((2, 3), "float32"))
+        assert len(seen) == 6
+        assert all(call is not None for call in seen)
+        assert len({id(call) for call in seen}) == 2
+        assert len({id(call) for call in seen[:3]}) == 1
+        assert keras_internals.find_call() is None
+        with keras.StatelessScope():
+            assert keras_internals.find_call() is None
+
+
+def test_find_call_in_a_stateless_call():
+    model, seen = probes()
+    x = np.ones((2, 3), "float32")
+    with contract(
+        "find_call",
+        "Layer.stateless_call runs `call` without a call context, inside of a StatelessScope that "
+        "it opens as its local variable `scope`; find what now lives as long as that call.",
+    ):
+        with keras.StatelessScope():
+            model.stateless_call([], [], x)
+            model.stateless_call([], [], x)
+        assert all(isinstance(call, keras.StatelessScope) for call in seen)
+        assert len({id(call) for call in seen}) == 2
+        assert len({id(call) for call in seen[:3]}) == 1
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_find_call_in_a_trainer(method):
+    model, seen = probes()
+    x = np.ones((2, 3), "float32")
+    model.compile(None if method == "predict" else "sgd", "mse", run_eagerly=True)
+    with contract(
+        "find_call",
+        "Look at how the trainer of this backend calls the model (keras/src/backend/*/trainer.py): "
+        "all layers must see one call in each step.",
+    ):
+        getattr(model, method)(*([x] if method == "predict" else [x, x]), verbose=0)
+        assert None not in seen
+        assert len({id(call) for call in seen[-3:]}) == 1
+
+
+def test_find_call_while_shapes_are_inferred():
+    seen = []
+    x = keras.KerasTensor((None, 3))
+    with contract(
+        "find_call",
+        "Find out when Keras only infers shapes (a SymbolicScope is open): a tensor of one such "
+        "inference must not reach another.",
+    ):
+        for _ in range(2):
+            Probe(seen.append).compute_output_spec(x)
+        assert all(isinstance(call, keras.StatelessScope) for call in seen)
+        assert len({id(call) for call in seen}) == 2
+
+
+def test_own_losses():
+    class Adds(layers.Layer):
+        def call(self, inputs):
+            self.add_loss(ops.sum(inputs))
+            return inputs
+
+    inner, other = Adds(), Adds()
+    model = keras.Sequential([keras.Input((3,)), inner, other])
+    with contract("own_losses", "See how Layer.losses collects what add_loss has added."):
+        model(np.ones((2, 3), "float32"))
+        (loss,) = keras_internals.own_losses(inner)
+        np.testing.assert_allclose(float(loss), 6.0)
+        assert keras_internals.own_losses(model) == []
+
+
+def test_added_loss():
+    model = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(2, kernel_regularizer="l2", activity_regularizer="l1")]
+    )
+    x, y = np.ones((4, 3), "float32"), np.zeros((4, 2), "float32")
+    model.compile("sgd", "mse")
+    with contract("added_loss", "See what Trainer.compute_loss adds to the compiled loss."):
+        predicted = model(x)
+        added = keras_internals.added_loss(model)
+        np.testing.assert_allclose(float(added), sum(map(float, model.losses)), rtol=1e-6)
+        likelihood = float(ops.mean(ops.square(predicted)))
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted)
+        np.testing.assert_allclose(float(loss), likelihood + float(added), rtol=1e-5)
+
+
+def test_symbolic_build():
+    model = keras.Sequential([layers.Dense(2)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    batch = np.ones((4, 3), "float32"), np.zeros((4, 2), "float32")
+    with contract("symbolic_build", "See how fit builds a model and its metrics before a step."):
+        before = len(model.metrics_variables)
+        keras_internals.symbolic_build(model, batch)
+        assert model.built
+        assert len(model.metrics_variables) > before
+
+
+# ------------------------------------------------------------------------------- layers and weights
+
+
+def test_nested_layers():
+    shared = layers.Dense(3)
+    inner = keras.Sequential([keras.Input((3,)), shared])
+    x = keras.Input((3,))
+    model = keras.Model(x, inner(shared(x)))
+    advice = "Walk through the layers that Layer itself tracks, to any depth."
+    with contract("nested_layers", advice):
+        found = keras_internals.nested_layers(model)
+        assert found[0] is model
+        assert found.count(shared) == 1
+        assert inner in found
+        assert keras_internals.nested_layers(model, include_self=False) == found[1:]
+        assert keras_internals.nested_layers(shared, include_self=False) == []
+
+
+def test_own_trainable_variables():
+    wrapper = layers.TimeDistributed(layers.Dense(3))
+    weight = wrapper.add_weight(shape=(2,))
+    wrapper.build((None, 4, 2))
+    with contract("own_trainable_variables", "Find where Layer.add_weight keeps its variables."):
+        assert keras_internals.own_trainable_variables(wrapper) == [weight]
+        assert wrapper.layer.kernel in keras_internals.own_trainable_variables(wrapper.layer)
+
+
+def test_seed_generators():
+    dropout = layers.Dropout(0.5)
+    with contract("seed_generators", "Find where Layer keeps the SeedGenerators it tracks."):
+        assert keras_internals.seed_generators(dropout) == [dropout.seed_generator]
+        model = keras.Sequential([keras.Input((3,)), dropout])
+        assert keras_internals.seed_generators(model) == []
+
+
+@pytest.mark.skipif(ON_JAX, reason="the tables are TensorFlow's")
+def test_lookup_tables():
+    model = keras.Sequential(
+        [keras.Input((1,), dtype="string"), layers.StringLookup(vocabulary=["a", "b"])]
+    )
+    with contract("lookup_tables", "Find where StringLookup keeps its TensorFlow table."):
+        (table,) = keras_internals.lookup_tables(model)
+        assert int(table.size()) == 2
+
+
+def test_values_of_and_restore_values():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
+    advice = (
+        "The JAX trainer takes the arrays out of variables while it runs (`_purge_model_variables` "
+        "in keras/src/backend/jax/trainer.py); do what undoes that."
+    )
+    with contract("values_of", advice):
+        values = keras_internals.values_of(variables)
+        np.testing.assert_array_equal(numpy(values[0]), [1, 2])
+    with contract("restore_values", advice):
+        if ON_JAX:
+            for variable in variables:
+                variable._value = None
+        keras_internals.restore_values(variables, values)
+        np.testing.assert_array_equal(numpy(variables[0]), [1, 2])
+        variables[1].assign([4.0])
+        keras_internals.restore_values(variables, values)
+        np.testing.assert_array_equal(numpy(variables[1]), [4])
+
+
+def test_mask_of_and_set_mask():
+    x = layers.Masking()(np.array([[[0.0], [1.0]]], "float32"))
+    with contract("mask_of", "Find how Layer.__call__ reads the mask of its input."):
+        np.testing.assert_array_equal(numpy(keras_internals.mask_of(x)), [[False, True]])
+        assert keras_internals.mask_of(ops.ones((1, 2, 1))) is None
+    with contract("set_mask", "Find how Layer.__call__ hands a mask on to its output."):
+        x = ops.convert_to_tensor([[[1.0], [3.0]]])
+        keras_internals.set_mask(x, ops.convert_to_tensor([[True, False]]))
+        np.testing.assert_allclose(numpy(layers.GlobalAveragePooling1D()(x)), [[1.0]])
+
+
+# -------------------------------------------------------------------------------------- optimizers
+
+
+def test_learning_rate_of():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    advice = "Find the schedule: `optimizer.learning_rate` only gives its present value."
+    with contract("learning_rate_of", advice):
+        assert keras_internals.learning_rate_of(keras.optimizers.SGD(schedule)) is schedule
+        rate = keras_internals.learning_rate_of(keras.optimizers.SGD(0.25))
+        assert float(ops.convert_to_numpy(rate)) == 0.25
+
+
+def test_optimizer_map():
+    default, other = keras.optimizers.SGD(), keras.optimizers.Adam()
+    groups = keras.optimizers.OptimizerMap(default)
+    groups["dense/.*"] = other
+    with contract("optimizer_map", "Find where MultiOptimizer keeps the map it was made with."):
+        found = keras_internals.optimizer_map(keras.optimizers.MultiOptimizer(groups))
+        assert found.default_optimizer is default
+        assert found["dense/.*"] is other
+
+
+# ------------------------------------------------------------------------------------------ graphs
+
+
+class Own(keras.Model):
+    def call(self, inputs):
+        return inputs
+
+
+class Kept(keras.Model):
+    def train_step(self, *args):
+        raise NotImplementedError
+
+
+def test_is_functional():
+    class Subclass(keras.Model):
+        pass
+
+    x = keras.Input((3,))
+    with contract("is_functional", "Find the class that Keras gives a Model(inputs, outputs)."):
+        assert keras_internals.is_functional(keras.Model(x, x))
+        assert keras_internals.is_functional(Kept(x, x))
+        assert keras_internals.is_functional(Own(x, x))
+        assert not keras_internals.is_functional(Subclass())
+        assert not keras_internals.is_functional(layers.Dense(1))
+
+
+def test_has_plain_call():
+    class OwnDunder(keras.Sequential):
+        def __call__(self, inputs):
+            return 2 * super().__call__(inputs)
+
+    x = keras.Input((3,))
+    advice = "Say when the class of a model overrides `call` or `__call__` of Keras's own."
+    with contract("has_plain_call", advice):
+        for model in (keras.Model(x, x), Kept(x, x), keras.Sequential()):
+            assert keras_internals.has_plain_call(model)
+        for model in (Own(x, x), OwnDunder()):
+            assert not keras_internals.has_plain_call(model)
+        assert keras_internals.has_plain_call(Own(x, x), Own)
+
+
+def test_functional_behind():
+    model = keras.Sequential([layers.Dense(2)])
+    with contract("functional_behind", "Find the Functional model that Sequential.build makes."):
+        assert keras_internals.functional_behind(model) is None
+        model.build((None, 3))
+        graph = keras_internals.functional_behind(model)
+        assert keras_internals.is_functional(graph)
+        assert model.layers[0] in graph.layers
+
+
+def test_nodes_in_order_and_fill_in():
+    x, dense = keras.Input((3,)), layers.Dense(3)
+    y = layers.Add()([dense(dense(x)), x])
+    model = keras.Model(x, y)
+    advice = "See how Function._run_through_graph goes through the nodes of a model."
+    with contract("nodes_in_order", advice):
+        nodes = list(keras_internals.nodes_in_order(model))
+        assert [node.operation for node in nodes] == [dense, dense, model.layers[-1]]
+        assert nodes[0].input_tensors[0] is model.inputs[0]
+        assert nodes[1].input_tensors[0] is nodes[0].outputs[0]
+        assert len(nodes[0].arguments.args) == 1
+        assert not nodes[0].arguments.kwargs
+    with contract("fill_in", advice):
+        values = {id(tensor): k for k, tensor in enumerate(nodes[2].input_tensors)}
+        args, kwargs = keras_internals.fill_in(nodes[2], values)
+        assert (tuple(args), kwargs) == (([0, 1],), {})
+
+
+def test_graph_inputs():
+    a, b = keras.Input((3,), name="a"), keras.Input((1,), name="b")
+    model = keras.Model({"a": a, "b": b}, layers.Concatenate()([a, b]))
+    given = {"b": np.ones((2,), "float32"), "a": np.zeros((2, 3), "float32")}
+    with contract("graph_inputs", "See what Functional does to its inputs before it runs."):
+        shapes = [tuple(x.shape) for x in keras_internals.graph_inputs(model, given)]
+        assert shapes == [tuple([2, *x.shape[1:]]) for x in model.inputs]
+    with pytest.raises(ValueError):  # noqa: PT011
+        keras_internals.graph_inputs(model, {"a": np.zeros((2, 5), "float32"), "b": given["b"]})
+
+
+def test_origin():
+    x, dense = keras.Input((3,), name="first"), layers.Dense(3)
+    y = dense(dense(x))
+    with contract("origin", "Find which layer, and which of its calls, made a symbolic tensor."):
+        operation, node = keras_internals.origin(y)
+        assert operation is dense
+        assert keras_internals.origin(node.input_tensors[0])[1].input_tensors[0] is x
+        assert keras_internals.origin(x)[0].name == "first"
+
+
+# ------------------------------------------------------------------------------------- one place
+
+
+def test_every_function_has_its_contract():
+    text = Path(__file__).read_text()
+    for name in keras_internals.__all__:
+        if name != "TESTED_VERSIONS":
+            assert f'contract(\n        "{name}"' in text or f'contract("{name}"' in text, name
+
+
+def test_the_tested_versions_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"keras{keras_internals.TESTED_VERSIONS}" in project["dependencies"]
+    low, high = re.findall(r"[\d.]+", keras_internals.TESTED_VERSIONS)
+    version = tuple(map(int, keras.__version__.split(".")[:2]))
+    assert tuple(map(int, low.split("."))) <= version < tuple(map(int, high.split(".")))
+
+
+def parse(path):
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def defined(nodes):
+    """The private names that a file defines: functions, attributes, variables, fields."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if ast.unparse(node.value) in ("self", "cls"):
+                yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def used(nodes):
+    """The private names that a file reads from objects, with the line and the object."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            yield node.attr, node.lineno, ast.unparse(node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(name.value):
+                yield name.value, node.lineno, ast.unparse(node.args[0])
+
+
+OF_OTHERS = {("_exit", "os"), ("_loop", "self"), ("_kwargs", "self"), ("_replace", "results")}
+"""Private names of Python and aiohttp."""
+
+
+def violations(files):
+    """Uses of Keras's private names outside of the one module for them."""
+    keras_names = {name for name, *_ in used(parse(MODULE))}
+    trees = {path: parse(path) for path in files if path != MODULE}
+    own = {name for nodes in trees.values() for name in defined(nodes)}
+    for path, nodes in trees.items():
+        place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        if "keras.src" in path.read_text():
+            yield f"{place}: keras.src"
+        for name, line, owner in used(nodes):
+            foreign = name not in own or (name in keras_names and owner not in ("self", "super()"))
+            if foreign and (name, owner) not in OF_OTHERS:
+                yield f"{place}:{line}: {owner}.{name}"
+
+
+def test_no_other_file_uses_a_private_name_of_keras(tmp_path):
+    files = [path for folder in ("tfp_ibnn", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    found = list(violations(files))
+    assert not found, (
+        f"Private names of Keras outside of tfp_ibnn/_core/keras_internals.py: {found}. Give each "
+        "a function there, with a contract test here, or use a public name."
+    )
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "from keras.src import backend\n"
+        "class Mine:\n    def __init__(self): self._value = self._functional = 1\n"
+        "def f(x, layer): return x._value, layer._flatten_layers(), getattr(layer, '_functional')\n"
+        "def g(layer): return layer._call_context_args\n"
+    )
+    names = {message.rpartition(".")[2] for message in violations([bad])}
+    assert names == {"src", "_value", "_flatten_layers", "_functional", "_call_context_args"}
+
+
+def test_the_module_imports_nothing_of_ours():
+    assert "import tfp_ibnn" not in MODULE.read_text()
+    assert "from tfp_ibnn" not in MODULE.read_text()

@@ -1,0 +1,1 @@
+"""What everything else stands on; it imports nothing else of this package."""

@@ -1,0 +1,191 @@
+"""Every private name of Keras that this package uses, each behind a small function.
+
+No other file of the package uses one. Each function has a contract test in
+tests/test_keras_internals.py, which fails and says what to do when Keras changes.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras.src import backend
+from keras.src.backend.common import global_state, stateless_scope, symbolic_scope
+from keras.src.models.functional import Functional
+
+__all__ = [
+    "TESTED_VERSIONS",
+    "added_loss",
+    "fill_in",
+    "find_call",
+    "functional_behind",
+    "graph_inputs",
+    "has_plain_call",
+    "is_functional",
+    "learning_rate_of",
+    "lookup_tables",
+    "mask_of",
+    "nested_layers",
+    "nodes_in_order",
+    "optimizer_map",
+    "origin",
+    "own_losses",
+    "own_trainable_variables",
+    "restore_values",
+    "seed_generators",
+    "set_mask",
+    "symbolic_build",
+    "values_of",
+]
+
+TESTED_VERSIONS = ">=3.15,<3.16"
+"""The versions of Keras that the tests have run with; pyproject.toml states the same."""
+
+_STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
+
+# ------------------------------------------------------------------------------------------- calls
+
+
+def find_call() -> Any | None:
+    """Return an object that lives as long as the outermost call in progress; None outside of calls.
+
+    That is, of a `stateless_call`, its scope, and of a plain call of a layer or model, Keras's call
+    context. A scope alone will not do: any number of calls may be made in one that a user opens.
+    Nor will the context: `stateless_call` makes none, and each layer inside then seems outermost.
+    Where Keras only infers shapes it is the innermost scope, since nothing there may leave it.
+    """
+    scope = stateless_scope.get_stateless_scope()
+    if scope is not None and symbolic_scope.in_symbolic_scope():
+        return scope
+    frame = inspect.currentframe() if scope is not None else None
+    while frame is not None:
+        if frame.f_code is _STATELESS_CALL:
+            return frame.f_locals.get("scope")
+        frame = frame.f_back
+    return global_state.get_global_attribute("current_call_ctx")
+
+
+def own_losses(layer: keras.layers.Layer) -> list[Any]:
+    """Return what a layer itself has added by `add_loss` and Keras has not forgotten."""
+    return layer._get_own_losses()
+
+
+def added_loss(model: keras.Model) -> Any:
+    """Return the sum of `model.losses` as it enters the loss that Keras computes."""
+    return sum(model._aggregate_additional_loss(term) for term in model.losses)
+
+
+def symbolic_build(model: keras.Model, data_batch: Any) -> None:
+    """Build what a compiled model still lacks, such as the state of its metrics, from a batch."""
+    model._symbolic_build(data_batch=data_batch)
+
+
+# ------------------------------------------------------------------------------- layers and weights
+
+
+def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
+    """Return all layers inside of a layer, at any depth, each once; itself first, if included."""
+    return layer._flatten_layers(include_self=include_self)
+
+
+def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Return the trainable variables that a layer itself has made, not those of layers inside."""
+    return layer._trainable_variables
+
+
+def seed_generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
+    """Return the generators that a layer itself owns, not those of layers inside."""
+    return layer._seed_generators
+
+
+def lookup_tables(model: keras.layers.Layer) -> list[Any]:
+    """Return TensorFlow's tables behind the lookup layers of a model, which are no variables."""
+    layers = nested_layers(model)
+    return [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+
+
+def values_of(variables: list[keras.Variable]) -> list[Any]:
+    """Return the arrays that variables hold."""
+    return [variable._value for variable in variables]
+
+
+def restore_values(variables: list[keras.Variable], values: list[Any]) -> None:
+    """Give variables their arrays back where Keras's JAX trainer has taken them out."""
+    for variable, value in zip(variables, values, strict=True):
+        if variable._value is None:
+            variable._value = value
+
+
+def mask_of(tensor: Any) -> Any | None:
+    """Return the mask that Keras has attached to a tensor."""
+    return backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attach a mask to a tensor, as a layer does."""
+    backend.set_keras_mask(tensor, mask)
+
+
+# -------------------------------------------------------------------------------------- optimizers
+
+
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return the learning rate of an optimizer: its schedule, if it has one, or its variable."""
+    return optimizer._learning_rate
+
+
+def optimizer_map(optimizer: keras.optimizers.MultiOptimizer) -> Any:
+    """Return the `keras.optimizers.OptimizerMap` that a `MultiOptimizer` was made with."""
+    return optimizer._optimizer_map
+
+
+# ------------------------------------------------------------------------------------------ graphs
+
+
+def is_functional(model: Any) -> bool:
+    """Whether a model was made from symbolic inputs and outputs, by a subclass perhaps."""
+    return isinstance(model, Functional)
+
+
+def has_plain_call(model: keras.Model, *others: type[keras.Model]) -> bool:
+    """Whether a model is called as Keras's Functional and Sequential models are, or as others."""
+    plain = (Functional, keras.Sequential, *others)
+    return any(type(model).call is kind.call for kind in plain) and any(
+        type(model).__call__ is kind.__call__ for kind in plain
+    )
+
+
+def functional_behind(model: keras.Sequential) -> keras.Model | None:
+    """Return the Functional model that a Sequential one runs; None before it is built."""
+    return model._functional
+
+
+def nodes_in_order(model: keras.Model) -> Iterator[Any]:
+    """Yield the calls of layers and operations in a Functional model, in an order that works.
+
+    Each is one of Keras's nodes, with `operation`, `arguments`, `input_tensors` and `outputs`.
+    """
+    for depth in sorted(model._nodes_by_depth, reverse=True):
+        yield from (node for node in model._nodes_by_depth[depth] if not node.is_input)
+
+
+def fill_in(node: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of the call that a node stands for, with tensors for the symbolic ones.
+
+    Args:
+        node: one of `nodes_in_order`.
+        values: a tensor by the `id` of each of the node's `input_tensors`.
+    """
+    return node.arguments.fill_in(values)
+
+
+def graph_inputs(model: keras.Model, inputs: Any) -> list[Any]:
+    """Return the flat inputs of a Functional model as its graph takes them, or raise as it does."""
+    model._assert_input_compatibility(inputs)
+    return model._standardize_inputs(inputs)
+
+
+def origin(tensor: Any) -> tuple[Any, Any]:
+    """Return the layer or operation that a symbolic tensor comes from, and that call's node."""
+    operation, number, _ = tensor._keras_history
+    return operation, operation._inbound_nodes[number]

@@ -42,9 +42,11 @@ def main(argv=None):
     except ModuleNotFoundError as error:
         return fail(f"{error}: is the backend {backend or 'of Keras'!r} installed here?", code=2)
 
-    where = options.pop("devices"), options.pop("distributed")
+    where, jit = (options.pop("devices"), options.pop("distributed")), options.pop("jit")
     try:
         devices = experiments.devices_for(*where)  # before the settings make any tensor
+        if not jit:
+            devices.jit_compile = False
         settings = experiments.Settings(**options)
     except ValueError as error:
         return fail(error, code=2)
@@ -128,6 +130,12 @@ def parse(argv):
         const="bfloat16",
         choices=("bfloat16", "float16"),
         help="compute in 16 bits (bfloat16 if no kind is given)",
+    )
+    add(
+        "--jit",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="compile steps by XLA where Keras does, on GPUs and by JAX (default)",
     )
     add("--devices", type=int, help="GPUs, or else CPU devices, to share each batch (default 1)")
     add(

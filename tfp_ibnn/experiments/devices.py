@@ -43,10 +43,8 @@ class Devices:
     shard = (0, 1)
     """Which share of every batch this process feeds: its index, and how many there are."""
 
-    @property
-    def jit_compile(self) -> bool:
-        """Whether to compile training steps by XLA."""
-        return backend.jit_compiles_well()
+    jit_compile: bool | str = "auto"
+    """Whether to compile training steps by XLA; "auto" leaves it to Keras."""
 
     @property
     def is_first(self) -> bool:
@@ -124,8 +122,6 @@ class _Mirrored(_Several):
     batch normalization. So the number of replicas, other than on JAX, changes what comes out, as
     another seed would, and a run that has begun on two devices must go on with two.
     """
-
-    jit_compile = False  # as Keras decides where it is left to choose
 
     def __init__(self, count: int) -> None:
         import tensorflow as tf

@@ -25,7 +25,10 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("train_cifar.py")
 # Those chosen for each network on held-out images, at equal budgets.
 NETWORKS = {
-    "lenet": ["--learning-rate", "0.02", "--stochastic-learning-rate", "0.04"],
+    "lenet": [
+        *("--prior-scale", "0.2", "--learning-rate", "0.06"),
+        *("--stochastic-learning-rate", "0.12", "--batch-size", "256"),
+    ],
     "vgg16": [
         *("--prior-scale", "0.3", "--beta", "100", "--learning-rate", "0.05"),
         *("--stochastic-learning-rate", "0.02", "--weight-decay", "0.01"),

@@ -596,6 +596,34 @@ def test_seed_of_a_layer_fixes_its_noise():
     np.testing.assert_array_equal(numpy(by_template), numpy(identity(seed=2)(x)))
 
 
+def test_layers_of_one_seeded_template_draw_different_noise_that_repeats(tmp_path):
+    def built():
+        template = ibnn.NormalAffine(seed=0)
+        inputs = keras.Input((3,))
+        own = identity(template, seed=7)
+        shared = [identity(template) for _ in range(3)]
+        after = identity(shared[1].posterior)
+        return keras.Model(inputs, [layer(inputs) for layer in (own, *shared, after)])
+
+    def noise(model):
+        return [numpy(z) for z in model(np.ones((4, 3), "float32"))]
+
+    def seeds(model):
+        return [layer.posterior.seed for layer in ibnn.stochastic_layers(model)]
+
+    model = built()
+    assert seeds(model)[:2] == [7, 0]
+    assert len(set(seeds(model))) == 5
+    model.save(tmp_path / "model.keras")
+    first = noise(model)
+    assert not any(np.any(a == b) for i, a in enumerate(first) for b in first[:i])
+    for again in (built(), keras.models.load_model(tmp_path / "model.keras")):
+        assert seeds(again) == seeds(model)
+        np.testing.assert_array_equal(noise(again), first)
+    config = keras.models.clone_model(model).get_config()
+    assert seeds(keras.Model.from_config(config)) == seeds(model)
+
+
 def test_template_is_not_shared():
     template = ibnn.NormalAffine()
     first, second = identity(template), identity(template)

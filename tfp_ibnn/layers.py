@@ -54,7 +54,8 @@ class Stochastic(keras.layers.Wrapper):
             (pixel, time step) besides, from the same posterior.
         kl_reduction: with position noise, "sum" the KL over positions (the ELBO) or take the "mean"
             (as the original report did).
-        seed: of the noise; None takes the posterior's.
+        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
+            has taken that.
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
@@ -89,12 +90,7 @@ class Stochastic(keras.layers.Wrapper):
         self.train_size = _check_train_size(train_size)
         self.noise = _checks.one_of("noise", noise, NOISES)
         self.kl_reduction = _checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-        self.posterior = posterior.copy(
-            # The name makes the path by which optimizers tell these weights apart.
-            name="posterior",
-            dtype=_checks.full_precision(self.dtype_policy),
-            seed=posterior.seed if seed is None else seed,
-        )
+        self.posterior = posterior.copy_for_layer(_checks.full_precision(self.dtype_policy), seed)
         self.supports_masking = True
         self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
 

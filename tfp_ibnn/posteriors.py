@@ -65,7 +65,8 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         learn_prior_scale: train the prior's scale along with the posterior, one a layer.
         beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
-        seed: of the posterior's noise.
+        seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
+            one a seed derived from it, so that layers of one template draw different noise.
     """
 
     components = 1
@@ -94,6 +95,7 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         self.gamma = _checks.non_negative("gamma", gamma)
         self.seed = seed
         self.seed_generator = SeedGenerator(seed)
+        self._layers_served = 0
         self.channels: int | None = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -180,6 +182,23 @@ class Posterior(SavesRandomState, keras.layers.Layer):
     def copy(self, **changes: Any) -> "Posterior":
         """Return an unbuilt posterior of the same configuration, but for the changes."""
         return type(self).from_config({**self.get_config(), **changes})
+
+    def copy_for_layer(self, dtype: str, seed: int | None = None) -> "Posterior":
+        """Return the unbuilt copy that a layer takes of this template.
+
+        Args:
+            dtype: of the copy.
+            seed: of the copy; None takes the next of this template, if it has a seed.
+        """
+        if seed is None and self.seed is not None:
+            seed = self.seed
+            if self._layers_served:  # far from the seeds that users choose, which lie close
+                words = np.random.SeedSequence((seed % 2**64, self._layers_served))
+                seed = int(words.generate_state(1)[0] >> 1)
+            self._layers_served += 1
+        copy = self.copy(name="posterior", dtype=dtype, seed=seed)
+        copy._layers_served = 1  # by its own layer, should it become a template in turn
+        return copy
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

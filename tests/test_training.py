@@ -111,6 +111,38 @@ def test_each_weight_has_its_optimizer_before_and_after_loading(make, tmp_path):
         assert fast == posterior
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Bent(ibnn.FlowPosterior):
+    """A posterior of a user's own: with a Keras layer inside, and a name of its own."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.bend = layers.Dense(1, name="bend")
+        self.bend.build(input_shape)
+
+    def transform(self, noise, component=None, training=False):
+        draw = super().transform(noise, component, training)
+        return draw._replace(z=draw.z + self.bend(noise))
+
+
+def test_posteriors_are_known_whatever_the_layers_are_called(tmp_path):
+    inputs = keras.Input((4,))
+    own = layers.Dense(4, name="posterior")(inputs)
+    nested = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="posterior")])
+    template = Bent([ibnn.flows.Planar()], name="mine", seed=1)
+    last = ibnn.StochasticDense(2, posterior=template, train_size=N, name="posterior_1")
+    model = ibnn.StochasticModel(inputs, last(nested(own)))
+    model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02), "mse")
+    stir(model)
+    model.save(tmp_path / "model.keras")
+    for one in (model, keras.models.load_model(tmp_path / "model.keras")):
+        posterior = {w.path for w in ibnn.stochastic_layers(one)[0].posterior.trainable_weights}
+        slow, fast = groups(one)
+        assert fast == posterior
+        assert len(fast) == 7  # affine 2, planar 3, bend 2
+        assert slow == {w.path for w in one.trainable_weights} - posterior
+
+
 def test_loaded_model_goes_on_with_both_optimizers(tmp_path):
     model = network()
     model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02), "mse")
@@ -307,7 +339,7 @@ def test_bad_stochastic_rate(value):
 @pytest.mark.parametrize(
     "value",
     [
-        "sgd",
+        "fast",
         keras.optimizers.SGD,
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
         ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02),
@@ -317,6 +349,13 @@ def test_bad_stochastic_rate(value):
 def test_bad_optimizer(value):
     with pytest.raises(ValueError, match="`optimizer` must be"):
         ibnn.two_speed(value, 0.02)
+
+
+def test_optimizer_by_its_name():
+    optimizer = ibnn.two_speed("adam", stochastic_lr=0.02)
+    assert rates(optimizer) == pytest.approx((0.001, 0.02))
+    for part in (optimizer.deterministic, optimizer.stochastic):
+        assert isinstance(part, keras.optimizers.Adam)
 
 
 # Annealing.

@@ -109,6 +109,8 @@ class Stochastic(keras.layers.Wrapper):
         if not self.layer.built:
             self.layer.build(input_shape)
         self.posterior.build((None, channels))
+        for variable in self.posterior.variables:
+            variable.of_posterior = True  # by which `two_speed` knows them
         if not self.posterior.trainable:
             # A flag that came with a config reaches the flows only when it changes.
             self.posterior.trainable = True

@@ -1,7 +1,8 @@
 """Posteriors over a layer's multiplicative noise z, and the named recipes."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -583,6 +584,25 @@ class MixturePosterior(Posterior):
         return ops.convert_to_tensor(self.loc), _constraints.scale(self.raw_scale)
 
 
+Recipe = Callable[..., FlowPosterior]
+
+
+def _recipe(make: Recipe) -> Recipe:
+    """Let a recipe answer for keywords that nobody takes, which Keras would blame on a class."""
+
+    @functools.wraps(make)
+    def recipe(*args: Any, **kwargs: Any) -> FlowPosterior:
+        try:
+            return make(*args, **kwargs)
+        except (TypeError, ValueError):
+            takers = (make, FlowPosterior.__init__, Posterior.__init__)
+            _checks.known_keywords(make.__name__, kwargs, takers, but=("self", "flows"))
+            raise
+
+    return recipe
+
+
+@_recipe
 def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a learnable Gaussian, with closed-form KL.
 
@@ -592,11 +612,13 @@ def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
     return FlowPosterior((), **kwargs)
 
 
+@_recipe
 def NormalPlanar1d(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` planar flows."""
     return FlowPosterior([Planar() for _ in _steps(depth)], **kwargs)
 
 
+@_recipe
 def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `planar` planar flows, `depth` 1x1 convolutions, `planar` planar."""
     around = _checks.positive_integer("planar", planar, _MOST_FLOWS)
@@ -608,22 +630,26 @@ def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosteri
     return FlowPosterior(flows, **kwargs)
 
 
+@_recipe
 def NormalGlowStep(depth: int = 3, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` Glow steps, which move either half in turn."""
     flows = [GlowStep(hidden, swap=step % 2 == 1) for step in _steps(depth)]
     return FlowPosterior(flows, **kwargs)
 
 
+@_recipe
 def NormalRadial(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` radial flows."""
     return FlowPosterior([Radial() for _ in _steps(depth)], **kwargs)
 
 
+@_recipe
 def NormalSylvester(depth: int = 2, units: int = 8, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` Sylvester flows of `units` hidden units."""
     return FlowPosterior([Sylvester(units) for _ in _steps(depth)], **kwargs)
 
 
+@_recipe
 def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` inverse autoregressive flows, in alternating order."""
     flows = [InverseAutoregressive(hidden, reverse=step % 2 == 1) for step in _steps(depth)]

@@ -41,8 +41,9 @@ class _TrainSizeCheck(keras.callbacks.Callback):
         self._check()
 
     def _check(self) -> None:
-        if self._is_open and not self.model.stop_training:
-            self.model.check_train_size(self.params["steps"] or self._steps)
+        steps = self.params["steps"] or self._steps
+        if self._is_open and steps and not self.model.stop_training:
+            self.model.check_train_size(steps)
         self._is_open = False
 
 

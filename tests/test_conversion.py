@@ -489,6 +489,7 @@ def test_warning_lists_layers_that_cannot_be_converted():
     ):
         assert part in message
     assert not any(part in message for part in ("norm", "head", "drop"))
+    assert "ibnn.Stochastic(layer, posterior, train_size)" in message
     x = data(2, 5, 4)
     close(predict_without_noise(copy, x), numpy(model(x)))
 
@@ -516,8 +517,27 @@ def test_nothing_need_be_left_for_the_rest():
 
 def test_model_without_convertible_layers():
     model = keras.Sequential([keras.Input((4,)), layers.ReLU()])
-    with pytest.raises(ValueError, match="can be converted: none"):
+    with pytest.raises(ValueError, match="no layer to convert. Those that can be are Dense, ") as e:
         to_stochastic(model)
+    assert "pattern" not in str(e.value)
+    model = keras.Sequential([keras.Input((4, 2)), layers.LSTM(3, name="memory")])
+    with pytest.raises(
+        ValueError, match=r"no layer to convert.*memory \(LSTM\).*ibnn.Stochastic\("
+    ):
+        to_stochastic(model)
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no strings")
+def test_one_hot_lookup_before_a_dense_layer_trains():
+    lookup = layers.StringLookup(vocabulary=["a", "b", "c"], output_mode="one_hot")
+    inputs = keras.Input((1,), dtype="string")
+    det = keras.Model(inputs, layers.Dense(2)(lookup(inputs)))
+    copy = to_stochastic(det)
+    x = ops.convert_to_tensor([["a"], ["b"], ["c"], ["d"]])
+    assert keras.backend.is_int_dtype(lookup(x).dtype)  # which Keras learns only when it runs
+    close(predict_without_noise(copy, x), numpy(det(x)))
+    copy.compile("sgd", "mse")
+    assert np.isfinite(copy.fit(x, data(4, 2), verbose=0).history["loss"]).all()
 
 
 def test_subclassed_model():

@@ -175,6 +175,7 @@ with tempfile.TemporaryDirectory() as folder:
     fit(model, callbacks=[checkpoint])
     fit(model, initial_epoch=1, epochs=2)
     found["unbroken"] = weights(model)
+    found["seen"] = float(ops.convert_to_numpy(model._nll_tracker.count))
     fit(model, initial_epoch=2, epochs=3)
     with devices.building():
         assert checkpoint.restore(model) == 1
@@ -234,6 +235,12 @@ def test_replicas_count_the_kl_once(mirrored):
         assert logs["loss"] - logs["nll"] == pytest.approx(logs["kl"] / 32, rel=1e-4)
     assert two["on"] == pytest.approx(one["on"], rel=1e-5)
     close_weights(two["moved"], one["moved"])
+
+
+@on_tensorflow
+def test_replicas_count_the_examples_of_all(mirrored):
+    """By this count `fit` checks `train_size`."""
+    assert mirrored["seen"] == 2 * 32  # two samples of each
 
 
 @on_tensorflow

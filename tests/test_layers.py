@@ -4,7 +4,14 @@ import pytest
 from keras import layers, ops
 
 import tfp_ibnn as ibnn
-from tests.layer_checklist import check_layer, numpy, posterior_weights, stir, z_of
+from tests.layer_checklist import (
+    check_layer,
+    numpy,
+    posterior_weights,
+    predict_without_noise,
+    stir,
+    z_of,
+)
 
 JAX = keras.backend.backend() == "jax"
 N = 50
@@ -377,6 +384,19 @@ def test_frozen_part_stays_frozen_after_loading(make, part, tmp_path):
     assert [weight.name for weight in loaded.trainable_weights] == expected
 
 
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"foo": 1}, r"StochasticDense does not take `foo`\. It takes: units, .*posterior"),
+        ({"kernel_prior_fn": 1}, r"StochasticDense does not .*docs/from_tfp\.md.*It takes: units"),
+    ],
+    ids=["unknown", "tfp"],
+)
+def test_unknown_keywords_of_plain_layers(keywords, message):
+    with pytest.raises(TypeError, match=message):
+        ibnn.StochasticDense(2, train_size=N, **keywords)
+
+
 # The switch of the noise.
 
 
@@ -556,6 +576,49 @@ def test_freeze_keeps_the_statistics_of_batch_normalization():
         assert len(before) == 4
 
 
+def flags(model):
+    return [weight.trainable for weight in model.weights] + [
+        layer.trainable for layer in model._flatten_layers() if layer.weights
+    ]
+
+
+@pytest.mark.parametrize("part", ["deterministic", "stochastic"])
+def test_unfreeze_restores_what_freeze_changed_and_nothing_else(part):
+    model = frozen_model()
+    flow = ibnn.StochasticDense(2, posterior=ibnn.NormalPlanar1d(), train_size=N)
+    model.add(flow)
+    first, normalization, nested, _, _ = model.layers
+    first.trainable = False
+    normalization.trainable = False
+    nested.layers[0].layer.trainable = False
+    nested.layers[0].posterior.trainable = False
+    flow.posterior.flows[0].trainable = False
+    flow.layer.bias.trainable = False
+    before = flags(model)
+    for _ in range(2):
+        ibnn.freeze(model, part)
+        ibnn.freeze(model, part)
+        stochastic = [w.trainable for w in posterior_weights(model)]
+        assert flags(model) != before
+        assert any(stochastic) == (part == "deterministic")
+        ibnn.unfreeze(model, part)
+        assert flags(model) == before
+        ibnn.unfreeze(model, part)
+        assert flags(model) == before
+
+
+@pytest.mark.parametrize("part", ["deterministic", "stochastic"])
+def test_unfreeze_of_a_loaded_model_trains_the_whole_part(part, tmp_path):
+    model = frozen_model()
+    trainable = len(model.trainable_weights)
+    ibnn.freeze(model, part)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(loaded.trainable_weights) < trainable
+    ibnn.unfreeze(loaded, part)
+    assert len(loaded.trainable_weights) == trainable
+
+
 def test_freeze_names_the_parts():
     with pytest.raises(ValueError, match="`part` must be one of 'stochastic', 'deterministic'"):
         ibnn.freeze(mlp(), "posterior")
@@ -594,6 +657,34 @@ def test_seed_of_a_layer_fixes_its_noise():
     assert not np.any(numpy(identity(seed=1)(x)) == numpy(identity(seed=2)(x)))
     by_template = identity(ibnn.NormalAffine(seed=2))(x)
     np.testing.assert_array_equal(numpy(by_template), numpy(identity(seed=2)(x)))
+
+
+def test_layers_of_one_seeded_template_draw_different_noise_that_repeats(tmp_path):
+    def built():
+        template = ibnn.NormalAffine(seed=0)
+        inputs = keras.Input((3,))
+        own = identity(template, seed=7)
+        shared = [identity(template) for _ in range(3)]
+        after = identity(shared[1].posterior)
+        return keras.Model(inputs, [layer(inputs) for layer in (own, *shared, after)])
+
+    def noise(model):
+        return [numpy(z) for z in model(np.ones((4, 3), "float32"))]
+
+    def seeds(model):
+        return [layer.posterior.seed for layer in ibnn.stochastic_layers(model)]
+
+    model = built()
+    assert seeds(model)[:2] == [7, 0]
+    assert len(set(seeds(model))) == 5
+    model.save(tmp_path / "model.keras")
+    first = noise(model)
+    assert not any(np.any(a == b) for i, a in enumerate(first) for b in first[:i])
+    for again in (built(), keras.models.load_model(tmp_path / "model.keras")):
+        assert seeds(again) == seeds(model)
+        np.testing.assert_array_equal(noise(again), first)
+    config = keras.models.clone_model(model).get_config()
+    assert seeds(keras.Model.from_config(config)) == seeds(model)
 
 
 def test_template_is_not_shared():
@@ -691,10 +782,23 @@ def test_layer_must_be_a_layer(value):
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_integer_input_is_refused(symbolic):
+def test_integer_input_of_other_layers_is_refused(symbolic):
     x = keras.Input((3,), dtype="int32") if symbolic else np.ones((2, 3), "int32")
-    with pytest.raises(ValueError, match="floating-point input; got int32"):
-        ibnn.StochasticDense(2, train_size=N)(x)
+    with pytest.raises(ValueError, match="floating-point input; got int32.*leave Embedding"):
+        ibnn.Stochastic(layers.Embedding(5, 2), train_size=N)(x)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_numbers_are_cast_as_keras_does(dtype, policy):
+    policy("mixed_bfloat16")
+    x = np.random.default_rng(0).integers(0, 2, size=(6, 4)).astype(dtype)
+    plain = layers.Dense(2)
+    expected = numpy(plain(x))
+    layer = ibnn.Stochastic(plain, train_size=N)
+    assert layer(keras.Input((4,), dtype=dtype)).dtype == "bfloat16"
+    y, z = z_of(layer, x)
+    np.testing.assert_allclose(y, numpy(plain(x * z)), rtol=0.1, atol=0.05)
+    np.testing.assert_array_equal(predict_without_noise(layer, x), expected)
 
 
 @pytest.mark.parametrize("built", [False, True])

@@ -359,6 +359,38 @@ def test_components_of_streams_go_round_apart():
     np.testing.assert_array_equal(index_of(z), [0, 1, 2, 1, 2, 0])
 
 
+class Reshaped(keras.Model):
+    """Two layers with shared components and a reshape between them; returns both layers' z."""
+
+    def __init__(self, first, then):
+        super().__init__()
+        self.layers_in_order = [indexed(), indexed()]
+        self.shapes = first, then
+
+    def call(self, inputs):
+        one, two = self.layers_in_order
+        first, then = (ops.reshape(ops.ones_like(inputs), shape) for shape in self.shapes)
+        return one(first), two(then)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_of_an_example_have_its_component(compiled):
+    model, x = Reshaped((-1, 3, 2), (-1, 2)), np.ones((8, 3, 2), "float32")
+    model.compile()
+    first, second = map(index_of, map(numpy, model.predict(x, verbose=0) if compiled else model(x)))
+    np.testing.assert_array_equal(second.reshape(8, 3), first)
+    np.testing.assert_array_equal(first[:, 0], (np.arange(8) + first[0, 0]) % 3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_examples_that_are_merged_cannot_share_a_component(compiled):
+    model, x = Reshaped((-1, 2), (-1, 3, 2)), np.ones((8, 3, 2), "float32")
+    model.compile()
+    # TensorFlow's compiled functions learn the size of a batch only when they run.
+    with pytest.raises(Exception, match="but not merge examples"):
+        model.predict(x, verbose=0) if compiled else model(x)
+
+
 def test_component_reaches_every_position():
     layer = ibnn.Stochastic(keras.layers.Identity(), ibnn.MixturePosterior(3), 10, noise="position")
     layer.build((None, 2, 2, 2))

@@ -555,6 +555,16 @@ def test_depth_zero_is_told_of_the_recipe_without_a_flow(depth):
         ibnn.NormalPlanar1d(depth=depth)
 
 
+@pytest.mark.parametrize("keyword", ["foo", "flows"])
+def test_unknown_keywords_are_told_by_the_recipe(keyword):
+    with pytest.raises(
+        TypeError, match=rf"NormalPlanar1d does not take `{keyword}`\. It takes: "
+    ) as e:
+        ibnn.NormalPlanar1d(**{keyword: 1})
+    assert "depth, initial_scale" in str(e.value)
+    assert "flows" not in str(e.value).split("It takes")[1]
+
+
 @every_posterior
 def test_draws_before_build_are_refused(name):
     posterior = POSTERIORS[name]()

@@ -1,4 +1,5 @@
 import csv
+import warnings
 
 import keras
 import numpy as np
@@ -109,6 +110,38 @@ def test_each_weight_has_its_optimizer_before_and_after_loading(make, tmp_path):
         slow, fast = groups(one)
         assert slow == {w.path for w in one.trainable_weights} - posterior
         assert fast == posterior
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Bent(ibnn.FlowPosterior):
+    """A posterior of a user's own: with a Keras layer inside, and a name of its own."""
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.bend = layers.Dense(1, name="bend")
+        self.bend.build(input_shape)
+
+    def transform(self, noise, component=None, training=False):
+        draw = super().transform(noise, component, training)
+        return draw._replace(z=draw.z + self.bend(noise))
+
+
+def test_posteriors_are_known_whatever_the_layers_are_called(tmp_path):
+    inputs = keras.Input((4,))
+    own = layers.Dense(4, name="posterior")(inputs)
+    nested = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="posterior")])
+    template = Bent([ibnn.flows.Planar()], name="mine", seed=1)
+    last = ibnn.StochasticDense(2, posterior=template, train_size=N, name="posterior_1")
+    model = ibnn.StochasticModel(inputs, last(nested(own)))
+    model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02), "mse")
+    stir(model)
+    model.save(tmp_path / "model.keras")
+    for one in (model, keras.models.load_model(tmp_path / "model.keras")):
+        posterior = {w.path for w in ibnn.stochastic_layers(one)[0].posterior.trainable_weights}
+        slow, fast = groups(one)
+        assert fast == posterior
+        assert len(fast) == 7  # affine 2, planar 3, bend 2
+        assert slow == {w.path for w in one.trainable_weights} - posterior
 
 
 def test_loaded_model_goes_on_with_both_optimizers(tmp_path):
@@ -307,7 +340,7 @@ def test_bad_stochastic_rate(value):
 @pytest.mark.parametrize(
     "value",
     [
-        "sgd",
+        "fast",
         keras.optimizers.SGD,
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
         ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02),
@@ -317,6 +350,13 @@ def test_bad_stochastic_rate(value):
 def test_bad_optimizer(value):
     with pytest.raises(ValueError, match="`optimizer` must be"):
         ibnn.two_speed(value, 0.02)
+
+
+def test_optimizer_by_its_name():
+    optimizer = ibnn.two_speed("adam", stochastic_lr=0.02)
+    assert rates(optimizer) == pytest.approx((0.001, 0.02))
+    for part in (optimizer.deterministic, optimizer.stochastic):
+        assert isinstance(part, keras.optimizers.Adam)
 
 
 # Annealing.
@@ -601,6 +641,51 @@ def test_ways_of_execution(options):
         loss, nll, kl = (np.array(history[prefix + key]) for key in ("loss", "nll", "kl"))
         np.testing.assert_allclose(kl, expected, rtol=1e-4)
         np.testing.assert_allclose(loss, nll + kl / N, rtol=1e-4)
+
+
+def unlike(train_size, *args, samples=1, compiled=None, **kwargs):
+    """The warnings that `fit` gives of a train size."""
+    inputs = keras.Input((4,))
+    outputs = ibnn.StochasticDense(2, train_size=train_size)(inputs)
+    model = ibnn.StochasticModel(inputs, outputs, train_samples=samples)
+    model.compile("sgd", "mse", **(compiled or {}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model.fit(*args, **{"verbose": 0, **kwargs})
+    return [str(w.message) for w in caught if "`train_size`" in str(w.message)]
+
+
+def test_a_train_size_unlike_the_data_is_told_once():
+    (message,) = unlike(4, X, Y, batch_size=4, epochs=2, validation_data=(X, Y))
+    assert "`train_size` is 4, but the first epoch had 16 training examples" in message
+    assert "4 times as much" in message
+    assert "Write train_size=16." in message
+    batches = ibnn.data.ShuffledBatches(X, Y, 3)
+    assert len(unlike(len(batches), batches, shuffle=False, callbacks=batches.follow())) == 1
+
+
+def test_a_train_size_within_a_batch_of_the_data_is_silent():
+    assert not unlike(13, X, Y, batch_size=3, validation_split=0.2)  # 13 of 16
+    weights = {
+        "sample_weight": np.full(N, 0.1),
+        "samples": 3,
+        "compiled": {"steps_per_execution": 2},
+    }
+    assert not unlike(N, X, Y, batch_size=4, **weights)
+    assert unlike(3 * N, X, Y, batch_size=4, **weights)
+    batches = ibnn.data.ShuffledBatches(X, Y, 5, drop_remainder=True)
+    assert not unlike(N, batches, shuffle=False, callbacks=batches.follow())
+
+
+def test_train_size_is_not_checked_where_an_epoch_is_no_pass_over_the_data():
+    assert not unlike(1000, X, Y, batch_size=4, steps_per_epoch=2)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    assert not unlike(N, X, Y, batch_size=2, callbacks=[Stop()])
 
 
 def test_samples_survive_saving(tmp_path):

@@ -1,7 +1,8 @@
 """Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
+import inspect
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ __all__ = [
     "finite",
     "fraction",
     "full_precision",
+    "known_keywords",
     "moderate",
     "non_negative",
     "one_of",
@@ -25,6 +27,15 @@ __all__ = [
 LARGEST_SIZE = 2**20
 """More units, components or bins than anybody needs, and less than takes a machine's memory."""
 
+_OF_ALL_LAYERS = ("name", "dtype", "trainable")
+_OF_TFP = (
+    *(
+        f"{weight}_{role}"
+        for weight in ("kernel", "bias")
+        for role in ("prior_fn", "posterior_fn", "posterior_tensor_fn", "divergence_fn")
+    ),
+    *("make_posterior_fn", "make_prior_fn", "kl_weight", "kl_use_exact"),
+)
 _MODERATE = 1e9
 _SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
 
@@ -98,6 +109,36 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}.")
     return value
+
+
+def known_keywords(
+    owner: str, given: Iterable[str], takers: Iterable[Callable[..., Any]], but: Sequence[str] = ()
+) -> None:
+    """Raise if a keyword is none of those that a layer or a recipe takes.
+
+    Args:
+        owner: what the user has called.
+        given: the keywords that it was called with.
+        takers: the functions whose arguments they may be.
+        but: arguments of theirs that the owner gives by itself.
+    """
+    takes = [
+        name
+        for taker in takers
+        for name, parameter in inspect.signature(taker).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    takes = [name for name in dict.fromkeys([*takes, *_OF_ALL_LAYERS]) if name not in but]
+    unknown = [name for name in given if name not in takes]
+    if not unknown:
+        return
+    message = f"{owner} does not take {', '.join(f'`{name}`' for name in unknown)}."
+    if any(name in _OF_TFP for name in unknown):
+        message += (
+            " The layers of TensorFlow Probability do; docs/from_tfp.md says what corresponds to "
+            "their arguments here."
+        )
+    raise TypeError(f"{message} It takes: {', '.join(takes)}.")
 
 
 def channels_of(owner: str, input_shape: Any) -> int:

@@ -17,6 +17,7 @@ __all__ = [
     "SeedGenerator",
     "accelerators",
     "affine",
+    "checked",
     "fori_loop",
     "gradient",
     "inner",
@@ -63,6 +64,11 @@ if NAME == "tensorflow":
             parallel_iterations=1,
         )
         return state
+
+    def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
+        """Return x, or raise where a condition that is known at run time only does not hold."""
+        with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
+            return tf.identity(x)
 
     def gradient(
         function: Callable[..., Tensor], variables: Sequence[keras.Variable]
@@ -230,6 +236,11 @@ elif NAME == "jax":
     tanh = jnp.tanh
 
     fori_loop = keras.ops.fori_loop
+
+    def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
+        """Return x: JAX knows all sizes while it traces, when they are checked already."""
+        del condition, message
+        return x
 
     def gradient(
         function: Callable[..., Tensor], variables: Sequence[keras.Variable]

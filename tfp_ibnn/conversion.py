@@ -13,26 +13,18 @@ from keras import layers, ops
 from tfp_ibnn import _checks
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._graph import functional_graph, has_layer_graph, overrides_call
-from tfp_ibnn.layers import NOISES, REDUCTIONS, Stochastic, _check_train_size, stochastic_layers
+from tfp_ibnn.layers import (
+    CONVERTIBLE,
+    NOISES,
+    REDUCTIONS,
+    Stochastic,
+    _check_train_size,
+    stochastic_layers,
+)
 from tfp_ibnn.model import StochasticModel
 from tfp_ibnn.posteriors import Posterior
 
 __all__ = ["to_deterministic", "to_stochastic"]
-
-CONVERTIBLE = (
-    layers.Dense,
-    layers.EinsumDense,
-    layers.Conv1D,
-    layers.Conv2D,
-    layers.Conv3D,
-    layers.Conv1DTranspose,
-    layers.Conv2DTranspose,
-    layers.Conv3DTranspose,
-    layers.DepthwiseConv1D,
-    layers.DepthwiseConv2D,
-    layers.SeparableConv1D,
-    layers.SeparableConv2D,
-)
 
 # Layers whose weights nobody expects to be converted.
 _SILENT = (
@@ -220,19 +212,28 @@ class _Templates:
 
     def check_all_used(self) -> None:
         """Raise for a pattern that converted nothing; warn of layers that were passed over."""
+        passed_over = (
+            f"cannot be converted: {', '.join(self._passed_over)}. To make one stochastic, build "
+            "the model with `ibnn.Stochastic(layer, posterior, train_size)` in its place, if it "
+            "has one input, or with `ibnn.StochasticDense` inside a composite layer of your own."
+        )
+        if not self._convertible:
+            raise ValueError(
+                "`model` has no layer to convert. Those that can be are "
+                f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}, also in nested models."
+                + (f" These layers {passed_over}" if self._passed_over else "")
+            )
         nothing_left = {_REST} if self.converted else set()
         for pattern in self._mapping:
             if pattern not in self._used | nothing_left:
                 raise ValueError(
                     f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers "
-                    f"that can be converted: {', '.join(self._convertible) or 'none'}. (It must "
-                    "match a whole name, and the first that matches wins.)"
+                    f"that can be converted: {', '.join(self._convertible)}. (It must match a "
+                    "whole name, and the first that matches wins.)"
                 )
         if self._passed_over:
             warnings.warn(
-                "These layers cannot be converted and stay deterministic: "
-                f"{', '.join(self._passed_over)}.",
-                stacklevel=3,
+                f"These layers stay deterministic, since they {passed_over}", stacklevel=3
             )
 
 

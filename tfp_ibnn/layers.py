@@ -33,6 +33,22 @@ __all__ = [
 _FEW_CHANNELS = 4  # an image's
 _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
+CONVERTIBLE = (
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+)
+"""The layers that `to_stochastic` wraps: each multiplies its input, of any type, by a kernel."""
+
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
 
@@ -48,14 +64,16 @@ class Stochastic(keras.layers.Wrapper):
     switched off, and on again, by `set_noise`.
 
     Args:
-        layer: a Keras layer with one floating-point input tensor, (batch, ..., channels).
+        layer: a Keras layer with one floating-point input tensor, (batch, ..., channels). Dense
+            layers and convolutions also take integers and booleans, and cast them.
         posterior: template; the layer builds its own copy for its channels. None is a Gaussian.
         train_size: number of training examples, over which the KL is spread.
         noise: "channel", one z for each example and channel; or "position", one for each position
             (pixel, time step) besides, from the same posterior.
         kl_reduction: with position noise, "sum" the KL over positions (the ELBO) or take the "mean"
             (as the original report did).
-        seed: of the noise; None takes the posterior's.
+        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
+            has taken that.
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
@@ -90,12 +108,7 @@ class Stochastic(keras.layers.Wrapper):
         self.train_size = _check_train_size(train_size)
         self.noise = _checks.one_of("noise", noise, NOISES)
         self.kl_reduction = _checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-        self.posterior = posterior.copy(
-            # The name makes the path by which optimizers tell these weights apart.
-            name="posterior",
-            dtype=_checks.full_precision(self.dtype_policy),
-            seed=posterior.seed if seed is None else seed,
-        )
+        self.posterior = posterior.copy_for_layer(_checks.full_precision(self.dtype_policy), seed)
         self.supports_masking = True
         self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
 
@@ -114,6 +127,8 @@ class Stochastic(keras.layers.Wrapper):
         if not self.layer.built:
             self.layer.build(input_shape)
         self.posterior.build((None, channels))
+        for variable in self.posterior.variables:
+            variable.of_posterior = True  # by which `two_speed` knows them
         if not self.posterior.trainable:
             # A flag that came with a config reaches the flows only when it changes.
             self.posterior.trainable = True
@@ -127,7 +142,7 @@ class Stochastic(keras.layers.Wrapper):
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
         """Return the wrapped layer's output for z * inputs."""
-        self._check_input(inputs)
+        inputs = self._as_numbers(inputs)
         if len(inputs.shape) < 2:  # not so in a graph that is yet to add an axis
             raise ValueError(
                 f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
@@ -157,8 +172,7 @@ class Stochastic(keras.layers.Wrapper):
         self, inputs: Any, mask: Any = None, training: bool | None = None
     ) -> Any:
         """Return the wrapped layer's output spec; noise changes neither shape nor type."""
-        self._check_input(inputs)
-        return self.layer.compute_output_spec(inputs)
+        return self.layer.compute_output_spec(self._as_numbers(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
         """Return the wrapped layer's output shape."""
@@ -370,7 +384,8 @@ class Stochastic(keras.layers.Wrapper):
         first = getattr(self.layer, "data_format", None) == "channels_first"
         return 1 if first and rank > 2 else rank - 1
 
-    def _check_input(self, inputs: Any) -> None:
+    def _as_numbers(self, inputs: Any) -> Any:
+        """Return the inputs in a type that can be multiplied by noise, or raise."""
         if isinstance(inputs, (list, tuple, dict)):
             raise ValueError(
                 f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is "
@@ -380,12 +395,16 @@ class Stochastic(keras.layers.Wrapper):
             raise ValueError(
                 f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
             )
-        if not keras.backend.is_float_dtype(inputs.dtype):
-            raise ValueError(
-                f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "
-                f"floating-point input; got {keras.backend.standardize_dtype(inputs.dtype)}. Cast "
-                f"the input, or leave {type(self.layer).__name__} deterministic."
-            )
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        if not keras.backend.is_float_dtype(dtype):
+            is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
+            if not is_number or not isinstance(self.layer, CONVERTIBLE):
+                raise ValueError(
+                    f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "
+                    f"floating-point input; got {dtype}. Cast the input, or leave "
+                    f"{type(self.layer).__name__} deterministic."
+                )
+            inputs = ops.cast(inputs, self.layer.compute_dtype)
         if self.built and len(inputs.shape) == self.input_rank:
             channels = inputs.shape[self._channel_axis(self.input_rank)]
             if channels not in (None, self.posterior.channels):
@@ -393,6 +412,7 @@ class Stochastic(keras.layers.Wrapper):
                     f"Stochastic layer {self.name!r} was built for {self.posterior.channels} "
                     f"channels; got an input of shape {tuple(inputs.shape)}."
                 )
+        return inputs
 
 
 class _StochasticPlain(Stochastic):
@@ -412,8 +432,14 @@ class _StochasticPlain(Stochastic):
         trainable: bool = True,
         **kwargs: Any,
     ) -> None:
+        try:
+            layer = self.layer_class(*args, **kwargs)
+        except (TypeError, ValueError):
+            takers = (self.layer_class.__init__, _StochasticPlain.__init__)
+            _checks.known_keywords(type(self).__name__, kwargs, takers, but=("self",))
+            raise
         super().__init__(
-            self.layer_class(*args, **kwargs),
+            layer,
             posterior,
             train_size,
             noise,
@@ -536,34 +562,55 @@ def freeze(model: keras.layers.Layer, part: str) -> None:
         model: a model with stochastic layers.
         part: "stochastic", the posteriors, or "deterministic", all other weights.
     """
-    _set_trainable(model, part, False)
+    # Listed first: what a layer is set to, its weights and sublayers are set to as well.
+    for switch in [switch for switch in _switches_of(model, part) if switch.trainable]:
+        switch.frozen_by_part = True
+        switch.trainable = False
 
 
 def unfreeze(model: keras.layers.Layer, part: str) -> None:
-    """Train one part of a model again; the counterpart of `freeze`."""
-    _set_trainable(model, part, True)
+    """Train again what `freeze` has stopped; compile the model again afterwards.
+
+    What was frozen before `freeze`, by `layer.trainable = False`, stays frozen. Files do not tell
+    the two apart: if nothing of the part trains and no `freeze` is known, as in a loaded model, all
+    of the part is trained.
+
+    Args:
+        model: a model with stochastic layers.
+        part: "stochastic" or "deterministic", as for `freeze`.
+    """
+    switches = _switches_of(model, part)
+    layers = [switch for switch in switches if isinstance(switch, keras.layers.Layer)]
+    nothing_trains = not any(layer.trainable_weights for layer in layers)
+    ours = [getattr(switch, "frozen_by_part", False) for switch in switches]
+    everything = nothing_trains and not any(ours)
+    wanted = [
+        everything or own or switch.trainable for switch, own in zip(switches, ours, strict=True)
+    ]
+    for switch, value in zip(switches, wanted, strict=True):
+        switch.trainable = value
+        switch.frozen_by_part = False
 
 
-def _set_trainable(model: keras.layers.Layer, part: str, value: bool) -> None:
+def _switches_of(model: keras.layers.Layer, part: str) -> list[keras.layers.Layer | keras.Variable]:
+    """Return all of a part that has a flag `trainable`: layers, each before what it contains."""
     _checks.one_of("part", part, ("stochastic", "deterministic"))
     posteriors = [layer.posterior for layer in stochastic_layers(model)]
     if not posteriors:
         raise ValueError(f"Model {model.name!r} has no stochastic layer.")
-    if part == "stochastic":
-        for posterior in posteriors:
-            posterior.trainable = value
-        return
     nested = keras_internals.nested_layers
-    inside = {id(layer) for posterior in posteriors for layer in nested(posterior)}
-    for layer in nested(model, include_self=False):
-        if id(layer) in inside:
-            continue
-        if not nested(layer, include_self=False):
-            layer.trainable = value
-            continue
-        # A container's own flag would reach its posteriors too, so only its own weights are set.
-        for weight in keras_internals.own_trainable_variables(layer):
-            weight.trainable = value
+    layers = [layer for posterior in posteriors for layer in nested(posterior)]
+    if part == "deterministic":
+        inside = {id(layer) for layer in layers}
+        others = nested(model, include_self=False)
+        layers = [layer for layer in others if id(layer) not in inside]
+    switches = []
+    for layer in layers:
+        # The flag of a container would reach its posteriors too, so only its own weights are set.
+        if part == "stochastic" or not nested(layer, include_self=False):
+            switches.append(layer)
+        switches += keras_internals.own_trainable_variables(layer)
+    return switches
 
 
 def _check_train_size(train_size: Any) -> int:

@@ -1,5 +1,7 @@
 """The Keras model that `to_stochastic` returns."""
 
+import inspect
+import warnings
 from typing import Any
 
 import keras
@@ -8,11 +10,42 @@ from keras import ops
 from tfp_ibnn import _checks, _random_state, noise
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.backend import Tensor, replica_count
+from tfp_ibnn.layers import stochastic_layers
 
 __all__ = ["StochasticModel"]
 
 _LOSS = -1
 """Place of a loss that is not finite; those of z and KL are counted from 1."""
+
+
+_EXACT = 2**24
+"""Up to here float32, in which Keras's metrics count, has all whole numbers."""
+
+
+class _TrainSizeCheck(keras.callbacks.Callback):
+    """Compares `train_size` with the examples of the first epoch, at no cost in the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_open, self._steps = True, 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""
+        self._steps = batch + 1
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check before validation starts the metrics again."""
+        self._check()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check where there is no validation."""
+        self._check()
+
+    def _check(self) -> None:
+        steps = self.params["steps"] or self._steps
+        if self._is_open and steps and not self.model.stop_training:
+            self.model.check_train_size(steps)
+        self._is_open = False
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -52,6 +85,7 @@ class StochasticModel(keras.Model):
             shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
         )
         self._layers_in_order: list[str] = []
+        self._warned_of_train_size = False
 
     def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
         """Compile for training; the arguments are Keras's.
@@ -75,6 +109,41 @@ class StochasticModel(keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Train the model; the arguments are Keras's.
+
+        Warns once, after the first epoch, if that had another number of examples than `train_size`,
+        by more than a batch; not if `steps_per_epoch` says that epochs are no passes over the data.
+        """
+        given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
+        callbacks = given.get("callbacks")
+        ready = isinstance(callbacks, keras.callbacks.CallbackList)
+        if not ready and given.get("steps_per_epoch") is None and not self._warned_of_train_size:
+            # First, so that no other callback has touched the metrics.
+            given["callbacks"] = [_TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
+        return super().fit(**given)
+
+    def check_train_size(self, steps: int) -> None:
+        """Warn if `train_size` is not the number of examples that the metrics have counted.
+
+        Args:
+            steps: how many batches they came in.
+        """
+        count = round(float(ops.convert_to_numpy(self._nll_tracker.count)))
+        seen = count // self.train_samples
+        sizes = {layer.train_size for layer in stochastic_layers(self)}
+        wrong = [size for size in sizes if abs(size - seen) > seen / steps]
+        if not wrong or count > _EXACT:
+            return
+        self._warned_of_train_size = True
+        warnings.warn(
+            f"`train_size` is {wrong[0]}, but the first epoch had {seen} training examples. The KL "
+            f"is divided by `train_size`, so it counts {seen / wrong[0]:.3g} times as much as in "
+            f"the ELBO. Write train_size={seen}. (len() of a tf.data.Dataset or a PyDataset is its "
+            "number of batches.)",
+            stacklevel=2,
+        )
 
     def train_step(self, *args: Any) -> Any:
         """Take a training step on `train_samples` copies of each example, each with its own z."""

@@ -30,7 +30,7 @@ from keras import ops
 
 from tfp_ibnn import _checks, _counter
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn.backend import Tensor, normal
+from tfp_ibnn.backend import Tensor, checked, normal
 
 __all__ = ["SAMPLINGS", "Pass", "current", "scope"]
 
@@ -38,6 +38,13 @@ SAMPLINGS = ("iid", "antithetic", "qmc")
 
 _CALL_STRIDE = 0x9E3779B1
 """Distance between the seeds of two layers: those of two batches follow each other."""
+
+_ROWS = (
+    "Layers with a common mixture component for each example need the same batch: a reshape inside "
+    "the network may cut each example into several rows, as from (batch, time, channels) to "
+    "(batch * time, channels), but not merge examples. FlowPosterior(components=...) chooses the "
+    "components of each layer apart, for any batch."
+)
 
 _open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
     "tfp_ibnn_pass", default=None
@@ -209,7 +216,8 @@ class Pass:
             generator: source of fresh noise.
             shared: one index for all layers of the pass that have as many components. The draws
                 then take the components in turn, from a random one on (the first, if the seed is
-                fixed), so that each has its share in batches of any size.
+                fixed), so that each has its share in batches of any size. Where a batch is reshaped
+                into more rows inside the network, the rows of an example have its component.
         """
         if not shared:
             if self.key is None:
@@ -225,7 +233,8 @@ class Pass:
             if self.key is None:
                 index = index + keras.random.randint((), 0, components, seed=generator)
             self._components[components] = index % components
-        return self._components[components]
+            return self._components[components]
+        return _spread(self._components[components], count)
 
     def _samples(self, count: int | Tensor) -> Tensor:
         return ops.arange(count, dtype="int32") if self.sample is None else self.sample
@@ -295,6 +304,24 @@ def current() -> Pass:
             f"{keras.__version__}: pip install 'keras{keras_internals.TESTED_VERSIONS}'."
         )
     return _passes.setdefault(call, Pass())
+
+
+def _spread(index: Tensor, count: int | Tensor) -> Tensor:
+    """Return the component of each of `count` rows, given those of the examples they came from.
+
+    A reshape, as from (batch, time, channels) to (batch * time, channels), leaves the rows of an
+    example next to each other.
+    """
+    examples = ops.shape(index)[0]
+    known = isinstance(examples, int) and isinstance(count, int)
+    if count is examples or (known and count == examples):
+        return index
+    rows = count // (max(examples, 1) if known else ops.maximum(examples, 1))
+    if not known:
+        index = checked(index, rows * examples == count, _ROWS)
+    elif rows * examples != count:
+        raise ValueError(f"{_ROWS} Here {count} rows follow {examples} examples.")
+    return ops.reshape(ops.broadcast_to(index[:, None], (examples, rows)), (count,))
 
 
 def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:

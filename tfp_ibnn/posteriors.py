@@ -1,7 +1,8 @@
 """Posteriors over a layer's multiplicative noise z, and the named recipes."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -65,7 +66,8 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         learn_prior_scale: train the prior's scale along with the posterior, one a layer.
         beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
-        seed: of the posterior's noise.
+        seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
+            one a seed derived from it, so that layers of one template draw different noise.
     """
 
     components = 1
@@ -94,6 +96,7 @@ class Posterior(SavesRandomState, keras.layers.Layer):
         self.gamma = _checks.non_negative("gamma", gamma)
         self.seed = seed
         self.seed_generator = SeedGenerator(seed)
+        self._layers_served = 0
         self.channels: int | None = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -180,6 +183,23 @@ class Posterior(SavesRandomState, keras.layers.Layer):
     def copy(self, **changes: Any) -> "Posterior":
         """Return an unbuilt posterior of the same configuration, but for the changes."""
         return type(self).from_config({**self.get_config(), **changes})
+
+    def copy_for_layer(self, dtype: str, seed: int | None = None) -> "Posterior":
+        """Return the unbuilt copy that a layer takes of this template.
+
+        Args:
+            dtype: of the copy.
+            seed: of the copy; None takes the next of this template, if it has a seed.
+        """
+        if seed is None and self.seed is not None:
+            seed = self.seed
+            if self._layers_served:  # far from the seeds that users choose, which lie close
+                words = np.random.SeedSequence((seed % 2**64, self._layers_served))
+                seed = int(words.generate_state(1)[0] >> 1)
+            self._layers_served += 1
+        copy = self.copy(name="posterior", dtype=dtype, seed=seed)
+        copy._layers_served = 1  # by its own layer, should it become a template in turn
+        return copy
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
@@ -564,6 +584,25 @@ class MixturePosterior(Posterior):
         return ops.convert_to_tensor(self.loc), _constraints.scale(self.raw_scale)
 
 
+Recipe = Callable[..., FlowPosterior]
+
+
+def _recipe(make: Recipe) -> Recipe:
+    """Let a recipe answer for keywords that nobody takes, which Keras would blame on a class."""
+
+    @functools.wraps(make)
+    def recipe(*args: Any, **kwargs: Any) -> FlowPosterior:
+        try:
+            return make(*args, **kwargs)
+        except (TypeError, ValueError):
+            takers = (make, FlowPosterior.__init__, Posterior.__init__)
+            _checks.known_keywords(make.__name__, kwargs, takers, but=("self", "flows"))
+            raise
+
+    return recipe
+
+
+@_recipe
 def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a learnable Gaussian, with closed-form KL.
 
@@ -573,11 +612,13 @@ def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
     return FlowPosterior((), **kwargs)
 
 
+@_recipe
 def NormalPlanar1d(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` planar flows."""
     return FlowPosterior([Planar() for _ in _steps(depth)], **kwargs)
 
 
+@_recipe
 def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `planar` planar flows, `depth` 1x1 convolutions, `planar` planar."""
     around = _checks.positive_integer("planar", planar, _MOST_FLOWS)
@@ -589,22 +630,26 @@ def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosteri
     return FlowPosterior(flows, **kwargs)
 
 
+@_recipe
 def NormalGlowStep(depth: int = 3, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` Glow steps, which move either half in turn."""
     flows = [GlowStep(hidden, swap=step % 2 == 1) for step in _steps(depth)]
     return FlowPosterior(flows, **kwargs)
 
 
+@_recipe
 def NormalRadial(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` radial flows."""
     return FlowPosterior([Radial() for _ in _steps(depth)], **kwargs)
 
 
+@_recipe
 def NormalSylvester(depth: int = 2, units: int = 8, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` Sylvester flows of `units` hidden units."""
     return FlowPosterior([Sylvester(units) for _ in _steps(depth)], **kwargs)
 
 
+@_recipe
 def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` inverse autoregressive flows, in alternating order."""
     flows = [InverseAutoregressive(hidden, reverse=step % 2 == 1) for step in _steps(depth)]

@@ -1,5 +1,6 @@
 """Helpers for training with `fit`: two learning rates, KL annealing, a log of the posteriors."""
 
+import contextlib
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from tfp_ibnn.layers import Stochastic, stochastic_layers
 
 __all__ = ["KLAnnealing", "PosteriorLog", "TwoSpeed", "two_speed"]
 
-_POSTERIOR_PATH = r"(.*/)?posterior/.*"
+_POSTERIORS = "posteriors"
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
@@ -40,16 +41,37 @@ class ScaledSchedule(Schedule):
         return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
 
 
+class _ByOwner(keras.optimizers.OptimizerMap):
+    """Tells the optimizer of a variable by whether a stochastic layer's posterior owns it."""
+
+    def __call__(self, variable: keras.Variable) -> keras.optimizers.Optimizer:
+        owned = getattr(variable, "of_posterior", False)
+        return self[_POSTERIORS] if owned else self.default_optimizer
+
+
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class TwoSpeed(keras.optimizers.MultiOptimizer):
     """One optimizer for the posteriors, another for all other weights; made by `two_speed`.
 
     `learning_rate` is that of the other weights. Setting it, as Keras's callbacks do, keeps the
     ratio of the two.
+
+    Args:
+        deterministic: the optimizer of all weights but the posteriors'.
+        stochastic: the optimizer of the posteriors' weights.
+        **kwargs: those of `keras.optimizers.MultiOptimizer`.
     """
 
     _ratio = 1.0
     """Stochastic to deterministic rate, kept while the rates are 0."""
+
+    def __init__(
+        self,
+        deterministic: keras.optimizers.Optimizer,
+        stochastic: keras.optimizers.Optimizer,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(_ByOwner(deterministic, {_POSTERIORS: stochastic}), **kwargs)
 
     @property
     def deterministic(self) -> keras.optimizers.Optimizer:
@@ -59,7 +81,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
     @property
     def stochastic(self) -> keras.optimizers.Optimizer:
         """The optimizer of the posteriors' weights."""
-        return keras_internals.optimizer_map(self)[_POSTERIOR_PATH]
+        return keras_internals.optimizer_map(self)[_POSTERIORS]
 
     @property
     def optimizers(self) -> Any:
@@ -81,8 +103,32 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         self.deterministic.learning_rate = value
         self.stochastic.learning_rate = ops.convert_to_numpy(value) * self._ratio
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = super().get_config()
+        del config["optimizer_map"]
+        parts = {"deterministic": self.deterministic, "stochastic": self.stochastic}
+        written = {name: keras.optimizers.serialize(part) for name, part in parts.items()}
+        return {**config, **written}
 
-def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Schedule) -> TwoSpeed:
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "TwoSpeed":
+        """Return an optimizer from what `get_config` gave."""
+        config = dict(config)
+        if "optimizer_map" in config:  # the form of files that were written before this one
+            old = config.pop("optimizer_map")["config"]
+            (stochastic,) = old["optimizer_map"].values()
+            config.update(deterministic=old["default_optimizer"], stochastic=stochastic)
+        for name in ("deterministic", "stochastic"):
+            config[name] = keras.optimizers.deserialize(config[name], custom_objects)
+        return cls(**config)
+
+
+def two_speed(
+    optimizer: str | keras.optimizers.Optimizer, stochastic_lr: float | Schedule
+) -> TwoSpeed:
     """Return an optimizer that trains the posteriors at a learning rate of their own.
 
     The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
@@ -91,7 +137,8 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
     `stochastic_lr`.
 
     Args:
-        optimizer: for all weights that do not belong to a posterior.
+        optimizer: for all weights that do not belong to a posterior; a name such as "adam" is that
+            optimizer with Keras's defaults.
         stochastic_lr: learning rate of the posteriors' weights, or a schedule for it.
 
     Example:
@@ -103,11 +150,14 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
         ... ]
         [0.1, 0.02]
     """
+    if isinstance(optimizer, str):
+        with contextlib.suppress(ValueError):  # below, for a name that Keras does not know
+            optimizer = keras.optimizers.get(optimizer)
     many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
         raise ValueError(
-            "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3); got "
-            f"{optimizer!r}."
+            "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3), or its "
+            f"name such as 'adam'; got {optimizer!r}."
         )
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:
@@ -128,9 +178,7 @@ def two_speed(optimizer: keras.optimizers.Optimizer, stochastic_lr: float | Sche
     else:
         config["learning_rate"] = _checks.positive("stochastic_lr", stochastic_lr)
     config["name"] = f"{config['name']}_stochastic"
-    groups = keras.optimizers.OptimizerMap(optimizer)
-    groups[_POSTERIOR_PATH] = type(optimizer).from_config(config)
-    return TwoSpeed(groups)
+    return TwoSpeed(optimizer, type(optimizer).from_config(config))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

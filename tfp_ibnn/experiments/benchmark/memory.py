@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 
 from tfp_ibnn import models
-from tfp_ibnn.experiments.benchmark.networks import images, stochastic
+from tfp_ibnn.experiments.benchmark.networks import a_few_images, images, stochastic
 
 __all__ = ["main"]
 
@@ -29,7 +29,8 @@ def main(kind: str, noise: str, seed: int) -> dict[str, int]:
     x, y = images(BATCH * STEPS, seed)
     _forget_peak()
     before = _status("VmRSS")
-    model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    with a_few_images():
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     return {"before": before, "peak": _status("VmHWM")}
 
 

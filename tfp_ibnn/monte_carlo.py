@@ -254,6 +254,8 @@ class MonteCarlo(keras.Model):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes; the arguments are Keras's."""
         _check_input(x)
+        if _is_empty(x):  # of which Keras makes no batch
+            return self.predict_on_batch(x)
         self.resample()
         with self._values_kept():
             return self._checked(super().predict(x, *args, **kwargs))
@@ -263,7 +265,11 @@ class MonteCarlo(keras.Model):
         _check_input(x)
         self.resample()
         with self._values_kept():
-            return self._checked(super().predict_on_batch(x))
+            if not _is_empty(x):
+                return self._checked(super().predict_on_batch(x))
+            # Not every layer takes an empty batch; of a made-up example no row is returned.
+            prediction = super().predict_on_batch(keras.tree.map_structure(_example_like, x))
+            return {key: np.asarray(value)[:0] for key, value in prediction.items()}
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
         """Score the averaged prediction.
@@ -275,6 +281,8 @@ class MonteCarlo(keras.Model):
             **kwargs: those of Keras.
         """
         _check_input(x, args[0] if args else kwargs.get("y"))
+        if _is_empty(x):
+            raise ValueError("`x` holds no example, so there is nothing to score.")
         self.resample()
         with self._values_kept():
             scores = super().evaluate(x, *args, **kwargs)
@@ -560,7 +568,7 @@ def _check_input(x: Any, y: Any = None) -> None:
             raise ValueError(f"`{name}` holds complex numbers; give real ones.")
         if not part.ndim:
             raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
-        if name == "x" and part.dtype.kind == "f":
+        if name == "x" and part.dtype.kind == "f" and len(part):
             with np.errstate(over="ignore"):
                 bad = ~np.isfinite(part.astype(floatx, copy=False)).reshape(len(part), -1).all(
                     axis=1
@@ -570,6 +578,18 @@ def _check_input(x: Any, y: Any = None) -> None:
                     f"`x` holds NaN or infinity, or numbers beyond {floatx}, in {bad.sum()} of "
                     f"{len(part)} examples; the first is number {bad.argmax()}."
                 )
+
+
+def _is_empty(x: Any) -> bool:
+    """Return whether `x` is arrays without an example."""
+    return all(tuple(getattr(part, "shape", ()))[:1] == (0,) for part in keras.tree.flatten(x))
+
+
+def _example_like(part: Any) -> np.ndarray:
+    """Return an example of zeros, or empty strings, that could be among those of an array."""
+    part = np.asarray(part)
+    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
+    return np.zeros((1, *part.shape[1:]), dtype)
 
 
 def _check_model(model: Any, dropout: bool) -> None:

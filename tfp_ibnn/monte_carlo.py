@@ -1,6 +1,7 @@
 """Prediction by many sampled networks: a Keras model, and a callback that runs it in training."""
 
 import contextlib
+import os
 import random
 import warnings
 from collections.abc import Iterator
@@ -303,6 +304,34 @@ class MonteCarlo(keras.Model):
         )
 
     train_on_batch = fit
+
+    def export(
+        self,
+        filepath: str | os.PathLike,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **options: Any,
+    ) -> None:
+        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does.
+
+        Args:
+            filepath: of a folder.
+            format: "tf_saved_model".
+            verbose: print what was written; None does, as Keras does.
+            input_signature: `keras.InputSpec` or arrays, for a model whose `call` is its own.
+            **options: `samples`, `seed` and `overwrite`, those of `tfp_ibnn.export`.
+        """
+        from tfp_ibnn.serving import export  # which imports this module
+
+        if format != "tf_saved_model":
+            raise ValueError(
+                f"`format` must be 'tf_saved_model'; got {format!r}. For another one, without the "
+                f"uncertainty: ibnn.to_deterministic(model).export(path, format={format!r})."
+            )
+        path = export(self, filepath, input_signature=input_signature, **options)
+        if verbose is None or verbose:
+            print(f"Saved the signatures serve, sample, deterministic at {path}.")
 
     @contextlib.contextmanager
     def _values_kept(self) -> Iterator[None]:

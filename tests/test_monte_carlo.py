@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -857,6 +858,102 @@ def test_a_single_sample_and_a_single_example():
     np.testing.assert_array_equal(result["variance"], 0)
     np.testing.assert_allclose(result["epistemic"], 0, atol=1e-7)
     close(result["entropy"], result["aleatoric"])
+
+
+# ---------------------------------------------------------------------------------- a temperature
+
+
+def scaled(model, temperature=2.0, **kwargs):
+    scaling = ibnn.TemperatureScaling(model, **kwargs)
+    scaling.temperature.assign(temperature)
+    return scaling
+
+
+def without_noise(classes=3, activation=None):
+    return set_weights(keras.Sequential([keras.Input((4,)), layers.Dense(classes, activation)]))
+
+
+def test_a_scaled_classifier_is_scored_as_it_is_averaged(tmp_path):
+    """Without noise, from the fit to a loaded file."""
+    model = without_noise()
+    x, y = data(30, 4), np.arange(30) % 3
+    scaling = ibnn.TemperatureScaling(model).fit(x, y)
+    p = special.softmax(numpy(model(x)) / float(scaling.temperature), axis=-1)
+    assert abs(float(scaling.temperature) - 1) > 0.1
+    nll = -np.log(p[np.arange(30), y]).mean()
+    scores = evaluate(scaling, x, y, batch_size=20)
+    close([scores["nll"], scores["loss"]], nll)
+    close(scores["brier"], np.square(p - np.eye(3)[y]).sum(axis=-1).mean())
+    close(scores["ece"], ibnn.metrics.expected_calibration_error(p, y))
+    close(scores["accuracy"], np.mean(p.argmax(axis=-1) == y))
+    assert not scaling.compiled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of noise that nobody asked for
+        mc = averaged(scaling, seed=0)
+    assert mc.samples == 1
+    same(evaluate(mc, x, y), scores)
+    mc.save(tmp_path / "mc.keras")
+    scaling.save(tmp_path / "scaling.keras")
+    loaded, again = (keras.models.load_model(tmp_path / f"{n}.keras") for n in ("mc", "scaling"))
+    close(predict(loaded, x)["mean"], p)
+    same(evaluate(again, x, y), scores)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("classes", "activation", "inverse", "forward"),
+    [
+        (3, None, lambda y: y, lambda y: special.softmax(y, axis=-1)),
+        (3, "softmax", np.log, lambda y: special.softmax(y, axis=-1)),
+        (1, None, lambda y: y, special.expit),
+        (1, "sigmoid", special.logit, special.expit),
+    ],
+)
+def test_each_draw_of_a_scaled_classifier_is_scaled(classes, activation, inverse, forward):
+    model, x = classifier(activation, classes), data(N, 4)
+    last = {None: {"from_logits": True}}.get(activation, {})
+    options = {"return_samples": True, **COMMON}
+    raw = averaged(model, **options, **({"head": "point"} if activation is None else last))
+    draws = statistics(raw, x)["samples"].astype("float64")
+    found = statistics(averaged(scaled(model, 3.0), **options), x)
+    close(found["samples"], forward(inverse(draws) / 3))
+    close(found["mean"], forward(inverse(draws) / 3).mean(axis=1))
+    assert found["epistemic"].min() > 1e-4
+
+
+@pytest.mark.once
+def test_an_average_can_be_scaled_and_scored():
+    model, x, y = shallow(), data(N, 4), np.arange(N) % 3
+    inner = averaged(model, S, seed=3)
+    scaling = scaled(inner)
+    p = special.softmax(np.log(predict(inner, x)["mean"]) / 2, axis=-1)
+    close(numpy(scaling(x)), p)
+    close(evaluate(scaling, x, y)["nll"], -np.log(p[np.arange(N), y]).mean())
+    outer = averaged(scaling, S, seed=4)
+    assert outer.samples == 1  # the draws are those of the inner one
+    close(predict(outer, x)["mean"], p)
+
+
+@pytest.mark.once
+def test_a_scaled_classifier_keeps_the_options():
+    model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(3)])
+    mc = averaged(scaled(set_weights(model)), S, seed=0, dropout=True)
+    assert predict(mc, data(N, 4))["epistemic"].min() > 1e-4
+    with pytest.warns(UserWarning, match="no stochastic layer and no dropout"):
+        averaged(scaled(without_noise()), S, dropout=True)
+    with pytest.raises(ValueError, match="`from_logits` is False, but .* returns logits"):
+        averaged(scaled(without_noise()), from_logits=False)
+    mc = averaged(scaled(own(), from_logits=True), S, seed=3)
+    raw = averaged(own(), S, seed=3, head="point", return_samples=True)
+    draws = statistics(raw, data(N, 4))["samples"]
+    close(predict(mc, data(N, 4))["mean"], special.softmax(draws / 2, axis=-1).mean(axis=1))
+
+
+@pytest.mark.once
+def test_a_compiled_scaled_classifier_is_scored_as_it_was_compiled():
+    scaling = scaled(without_noise())
+    scaling.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert evaluate(scaling, data(N, 4), np.arange(N) % 3).keys() == {"loss"}
 
 
 # ------------------------------------------------------------------------------------- the callback

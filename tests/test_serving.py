@@ -341,6 +341,33 @@ def test_only_one_format_holds_the_uncertainty(tmp_path):
         averaged(shallow(), 2).export(tmp_path / "1", "onnx")
 
 
+@on_tensorflow
+def test_a_scaled_classifier_by_both_verbs(tmp_path):
+    """Never called, but fitted."""
+    inputs = keras.Input((4,), name="flowers")
+    model = set_weights(keras.Model(inputs, layers.Dense(3)(inputs)))
+    x = data(30, 4)
+    scaling = ibnn.TemperatureScaling(model).fit(x, np.arange(30) % 3)
+    scaling.export(tmp_path / "1", verbose=False)
+    ibnn.export(scaling, tmp_path / "2")
+    logits = model.predict(x, verbose=0) / float(scaling.temperature)
+    (found,) = ask(tmp_path / "1", "serving_default", flowers=x).values()
+    close(found, logits)
+    exponentials = np.exp(logits)
+    expected = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    close(ask(tmp_path / "2", "serve", flowers=x)["mean"], expected)
+
+
+@on_tensorflow
+def test_a_scaled_average(tmp_path):
+    mc = averaged(shallow(), 2, seed=0)
+    scaling = ibnn.TemperatureScaling(mc)
+    scaling.temperature.assign(2.0)
+    path = ibnn.export(scaling, tmp_path / "1")
+    x = data(3, 4)
+    close(ask(path, "serve", inputs=x)["mean"], scaling(x))
+
+
 # ------------------------------------------------------------------------ the model and the folder
 
 

@@ -7,6 +7,7 @@ from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._outputs import activation_of
 from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point, Predictive
 from tfp_ibnn.heads import GaussianNLL
+from tfp_ibnn.metrics.temperature import TemperatureScaling, unscaled
 
 __all__ = ["HEADS", "predictive_of"]
 
@@ -45,6 +46,13 @@ def predictive_of(
     """
     if head is not None:
         _checks.one_of("head", head, HEADS)
+    if isinstance(model, TemperatureScaling) and model.returns_logits is not None:
+        if from_logits not in (None, model.returns_logits):
+            raise ValueError(
+                f"`from_logits` is {from_logits}, but {model.name!r} returns "
+                f"{'logits' if model.returns_logits else 'probabilities'}: leave it out."
+            )
+        from_logits = model.returns_logits
     said, activation = head, activation_of(model)
     loss_head, loss_logits = _head_of_loss(model)
     if activation == "log_softmax":
@@ -94,7 +102,7 @@ def predictive_of(
 
 def _width(model: keras.Model) -> int | None:
     """Return the size of the last axis of a model's output, if it is known."""
-    graph = functional_graph(model)
+    graph = functional_graph(unscaled(model))
     return None if graph is None else graph.outputs[0].shape[-1]
 
 

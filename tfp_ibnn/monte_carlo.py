@@ -25,6 +25,7 @@ from tfp_ibnn.backend import (
     replica_id,
 )
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.metrics.temperature import TemperatureScaling, unscaled
 
 __all__ = ["MonteCarlo", "MonteCarloEvaluation"]
 
@@ -59,7 +60,7 @@ class MonteCarlo(keras.Model):
     same, to float tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
-        model: a built Keras model with stochastic layers and one output.
+        model: a built Keras model with stochastic layers and one output, or a `TemperatureScaling`.
         samples: number of draws.
         head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
             from the last layer and the loss the model is compiled with.
@@ -135,6 +136,12 @@ class MonteCarlo(keras.Model):
             chunk_size=chunk_size,
             dropout=self.dropout,
             portable=seed is not None,
+            quiet=[
+                layer
+                for part in model._flatten_layers()
+                if isinstance(part, MonteCarlo)
+                for layer in part._flatten_layers()
+            ],
         )
         if dropout and self._ensemble.hidden_dropout:
             warnings.warn(
@@ -143,12 +150,14 @@ class MonteCarlo(keras.Model):
                 stacklevel=2,
             )
         if samples > 1 and not self._ensemble.is_random:
-            warnings.warn(
-                f"Model {model.name!r} has no stochastic layer"
-                + (" and no dropout" if dropout else "")
-                + ": all samples are alike, so one is enough, and one is drawn.",
-                stacklevel=2,
-            )
+            # What is scaled needs no noise, unless it was asked for.
+            if dropout or not isinstance(model, TemperatureScaling):
+                warnings.warn(
+                    f"Model {model.name!r} has no stochastic layer"
+                    + (" and no dropout" if dropout else "")
+                    + ": all samples are alike, so one is enough, and one is drawn.",
+                    stacklevel=2,
+                )
             self.samples = self._ensemble.samples = 1
         self._key = self.add_weight(
             shape=(2,), initializer="zeros", dtype="int32", trainable=False, name="key"
@@ -629,7 +638,7 @@ def _check_model(model: Any, dropout: bool) -> None:
     unbuilt = [layer.name for layer in stochastic_layers(model) if not layer.built]
     if not model.built or unbuilt:
         raise ValueError(f"Model {model.name!r} is not built: call it on data, or build it, first.")
-    graph = functional_graph(model)
+    graph = functional_graph(unscaled(model))
     if graph is not None and len(graph.outputs) != 1:
         raise ValueError(
             f"Model {model.name!r} has {len(graph.outputs)} outputs; MonteCarlo needs one. Make a "

@@ -15,6 +15,7 @@ import numpy as np
 
 from tfp_ibnn import _checks, _files, backend
 from tfp_ibnn._graph import functional_graph
+from tfp_ibnn.metrics.temperature import innermost
 from tfp_ibnn.monte_carlo import MonteCarlo
 
 __all__ = ["MANIFEST", "export"]
@@ -46,7 +47,8 @@ def export(
 
     The sampled networks are those of the seed, fixed in the file: one question has always one
     answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
-    input that was made for one batch size keeps it.) `assets.extra/tfp_ibnn.json` in the folder
+    input that was made for one batch size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all
+    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder
     names versions, seed and signatures, and the SHA-256 of each file.
 
     The backend must be TensorFlow. A model that was trained on JAX is saved there as `.keras`, and
@@ -85,7 +87,7 @@ def export(
         )
     path = _free(Path(path), overwrite)
     served = _frozen(model, samples, seed)
-    inputs = _inputs(served.inner, input_signature)
+    inputs = _inputs(innermost(served), input_signature)
     with _files.replacing_folder(path) as temporary:
         _write(served, inputs, temporary)
         manifest = _manifest(served, inputs, temporary)

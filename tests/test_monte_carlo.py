@@ -881,7 +881,7 @@ def test_a_scaled_classifier_is_scored_as_it_is_averaged(tmp_path):
     p = special.softmax(numpy(model(x)) / float(scaling.temperature), axis=-1)
     assert abs(float(scaling.temperature) - 1) > 0.1
     nll = -np.log(p[np.arange(30), y]).mean()
-    scores = evaluate(scaling, x, y, batch_size=20)
+    scores = evaluate(scaling, x, y)
     close([scores["nll"], scores["loss"]], nll)
     close(scores["brier"], np.square(p - np.eye(3)[y]).sum(axis=-1).mean())
     close(scores["ece"], ibnn.metrics.expected_calibration_error(p, y))
@@ -896,7 +896,7 @@ def test_a_scaled_classifier_is_scored_as_it_is_averaged(tmp_path):
     scaling.save(tmp_path / "scaling.keras")
     loaded, again = (keras.models.load_model(tmp_path / f"{n}.keras") for n in ("mc", "scaling"))
     close(predict(loaded, x)["mean"], p)
-    same(evaluate(again, x, y), scores)
+    close(numpy(again(x)), numpy(scaling(x)))
 
 
 @pytest.mark.once

@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import keras
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ NAN, INF = float("nan"), float("inf")
         *[(_checks.positive, bad) for bad in (0, -1.5, NAN, INF, "1", None, False)],
         *[(_checks.non_negative, bad) for bad in (-1e-9, NAN, -INF, "0", None)],
         *[(_checks.positive_integer, bad) for bad in (0, -3, 2.5, NAN, INF, "2", None, True)],
+        *[(_checks.whole, bad) for bad in (-1, Fraction(2**54 + 1, 2), np.True_)],
     ],
 )
 def test_bad_numbers_are_refused_by_name_and_value(check, value):
@@ -43,12 +46,16 @@ def test_arrays_are_not_numbers(value):
         (_checks.positive_integer, 1, 1),
         (_checks.positive_integer, 8.0, 8),
         (_checks.positive_integer, np.int32(8), 8),
+        (_checks.positive_integer, 2**53 + 1, 2**53 + 1),
+        (_checks.positive_integer, np.int64(2**53 + 1), 2**53 + 1),
+        (_checks.whole, np.uint64(2**63 + 1), 2**63 + 1),
+        (_checks.whole, 0.0, 0),
     ],
 )
 def test_good_numbers_come_back_as_python_numbers(check, value, expected):
     found = check("width", value)
     assert found == expected
-    assert type(found) is (int if check is _checks.positive_integer else float)
+    assert type(found) is type(expected)
 
 
 def test_one_of():

@@ -1,5 +1,7 @@
 """The Gaussian head and its loss, and what is found out of other heads."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -229,10 +231,30 @@ def test_what_is_said_goes_before_what_is_found():
 
 
 def test_nothing_is_guessed():
-    with pytest.raises(ValueError, match="cannot be told.*from_logits=True.*'point'"):
+    with pytest.raises(ValueError, match='cannot be told.*not compiled.*from_logits=True.*"point"'):
         predictive_of(ends_in())
     with pytest.raises(ValueError, match="cannot be told.*another axis"):
         predictive_of(keras.Sequential([keras.Input((2, 4)), dense(3), layers.Softmax(axis=1)]))
+
+
+class Odd(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return y_pred
+
+
+def odd(y_true, y_pred):
+    return y_pred
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"), [(Odd(), "Odd"), ([odd], "odd"), ("kl_divergence", "'kl_divergence'")]
+)
+def test_a_loss_that_does_not_tell_is_named_with_the_remedy(loss, name):
+    model = ends_in()
+    model.compile("sgd", loss)
+    line = 'ibnn.MonteCarlo(model, head="softmax", from_logits=True)'
+    with pytest.raises(ValueError, match=f"the loss {name} does not tell.*{re.escape(line)}"):
+        ibnn.MonteCarlo(model)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])

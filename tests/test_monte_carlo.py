@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -859,6 +860,102 @@ def test_a_single_sample_and_a_single_example():
     close(result["entropy"], result["aleatoric"])
 
 
+# ---------------------------------------------------------------------------------- a temperature
+
+
+def scaled(model, temperature=2.0, **kwargs):
+    scaling = ibnn.TemperatureScaling(model, **kwargs)
+    scaling.temperature.assign(temperature)
+    return scaling
+
+
+def without_noise(classes=3, activation=None):
+    return set_weights(keras.Sequential([keras.Input((4,)), layers.Dense(classes, activation)]))
+
+
+def test_a_scaled_classifier_is_scored_as_it_is_averaged(tmp_path):
+    """Without noise, from the fit to a loaded file."""
+    model = without_noise()
+    x, y = data(30, 4), np.arange(30) % 3
+    scaling = ibnn.TemperatureScaling(model).fit(x, y)
+    p = special.softmax(numpy(model(x)) / float(scaling.temperature), axis=-1)
+    assert abs(float(scaling.temperature) - 1) > 0.1
+    nll = -np.log(p[np.arange(30), y]).mean()
+    scores = evaluate(scaling, x, y)
+    close([scores["nll"], scores["loss"]], nll)
+    close(scores["brier"], np.square(p - np.eye(3)[y]).sum(axis=-1).mean())
+    close(scores["ece"], ibnn.metrics.expected_calibration_error(p, y))
+    close(scores["accuracy"], np.mean(p.argmax(axis=-1) == y))
+    assert not scaling.compiled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of noise that nobody asked for
+        mc = averaged(scaling, seed=0)
+    assert mc.samples == 1
+    same(evaluate(mc, x, y), scores)
+    mc.save(tmp_path / "mc.keras")
+    scaling.save(tmp_path / "scaling.keras")
+    loaded, again = (keras.models.load_model(tmp_path / f"{n}.keras") for n in ("mc", "scaling"))
+    close(predict(loaded, x)["mean"], p)
+    close(numpy(again(x)), numpy(scaling(x)))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("classes", "activation", "inverse", "forward"),
+    [
+        (3, None, lambda y: y, lambda y: special.softmax(y, axis=-1)),
+        (3, "softmax", np.log, lambda y: special.softmax(y, axis=-1)),
+        (1, None, lambda y: y, special.expit),
+        (1, "sigmoid", special.logit, special.expit),
+    ],
+)
+def test_each_draw_of_a_scaled_classifier_is_scaled(classes, activation, inverse, forward):
+    model, x = classifier(activation, classes), data(N, 4)
+    last = {None: {"from_logits": True}}.get(activation, {})
+    options = {"return_samples": True, **COMMON}
+    raw = averaged(model, **options, **({"head": "point"} if activation is None else last))
+    draws = statistics(raw, x)["samples"].astype("float64")
+    found = statistics(averaged(scaled(model, 3.0), **options), x)
+    close(found["samples"], forward(inverse(draws) / 3))
+    close(found["mean"], forward(inverse(draws) / 3).mean(axis=1))
+    assert found["epistemic"].min() > 1e-4
+
+
+@pytest.mark.once
+def test_an_average_can_be_scaled_and_scored():
+    model, x, y = shallow(), data(N, 4), np.arange(N) % 3
+    inner = averaged(model, S, seed=3)
+    scaling = scaled(inner)
+    p = special.softmax(np.log(predict(inner, x)["mean"]) / 2, axis=-1)
+    close(numpy(scaling(x)), p)
+    close(evaluate(scaling, x, y)["nll"], -np.log(p[np.arange(N), y]).mean())
+    outer = averaged(scaling, S, seed=4)
+    assert outer.samples == 1  # the draws are those of the inner one
+    close(predict(outer, x)["mean"], p)
+
+
+@pytest.mark.once
+def test_a_scaled_classifier_keeps_the_options():
+    model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(3)])
+    mc = averaged(scaled(set_weights(model)), S, seed=0, dropout=True)
+    assert predict(mc, data(N, 4))["epistemic"].min() > 1e-4
+    with pytest.warns(UserWarning, match="no stochastic layer and no dropout"):
+        averaged(scaled(without_noise()), S, dropout=True)
+    with pytest.raises(ValueError, match="`from_logits` is False, but .* returns logits"):
+        averaged(scaled(without_noise()), from_logits=False)
+    mc = averaged(scaled(own(), from_logits=True), S, seed=3)
+    raw = averaged(own(), S, seed=3, head="point", return_samples=True)
+    draws = statistics(raw, data(N, 4))["samples"]
+    close(predict(mc, data(N, 4))["mean"], special.softmax(draws / 2, axis=-1).mean(axis=1))
+
+
+@pytest.mark.once
+def test_a_compiled_scaled_classifier_is_scored_as_it_was_compiled():
+    scaling = scaled(without_noise())
+    scaling.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert evaluate(scaling, data(N, 4), np.arange(N) % 3).keys() == {"loss"}
+
+
 # ------------------------------------------------------------------------------------- the callback
 
 
@@ -1183,12 +1280,51 @@ def test_targets_of_another_shape_are_refused(shape):
         evaluate(mc, data(3, 4), np.zeros(shape, "float32"))
 
 
+def two_inputs():
+    inputs = {name: keras.Input((4,), name=name) for name in ("left", "right")}
+    return keras.Model(inputs, dense(3, "softmax")(layers.Add()([*inputs.values()])))
+
+
+# Name -> (model, two examples, options).
+EMPTY = {
+    "shared": (shallow, data(2, 4), {}),
+    "independent": (shallow, data(2, 4), {"independent": True, "standard_error": True}),
+    "kept": (shallow, data(2, 4), {"return_samples": True, "interval": 0.5, "chunk_size": 3}),
+    "paired": (shallow, data(2, 4), {"standard_error": True, "sampling": "antithetic"}),
+    "gaussian": (lambda: network((4,), 4, GaussianHead), data(2, 4), {"interval": 0.9}),
+    "two inputs": (two_inputs, {"left": data(2, 4), "right": data(2, 4)}, {}),
+}
+
+
+def forms(prediction):
+    return {key: (value.shape[1:], value.dtype) for key, value in prediction.items()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "kept" else pytest.param(name, marks=pytest.mark.once) for name in EMPTY],
+)
+def test_of_no_example_each_entry_is_empty(name):
+    make, x, options = EMPTY[name]
+    mc = averaged(make(), 4, seed=0, **options)
+    none = keras.tree.map_structure(lambda part: part[:0], x)
+    expected = statistics(mc, x)
+    for found in (predict(mc, none), mc.predict_on_batch(none)):
+        assert forms(found) == forms(expected)
+        assert {len(value) for value in found.values()} == {0}
+
+
 @pytest.mark.once
-def test_no_example_is_not_an_obscure_error(of_three_classes):
-    """An empty batch is none; Keras itself refuses empty arrays."""
+def test_an_empty_batch_can_be_called(of_three_classes):
+    """As by a replica that has no example."""
     empty = of_three_classes(np.zeros((0, 4), "float32"))
     assert numpy(empty["mean"]).shape == (0, 3)
     assert numpy(empty["entropy"]).shape == (0,)
+
+
+def test_no_example_has_no_score(of_three_classes):
+    with pytest.raises(ValueError, match="`x` holds no example"):
+        evaluate(of_three_classes, data(0, 4), np.zeros(0, int))
 
 
 # -------------------------------------------------------------------------- in a process of its own

@@ -69,8 +69,9 @@ def test_what_jax_trained_and_saved_is_exported_by_tensorflow(recipe, tmp_path):
 @pytest.mark.skipif(not JAX, reason="what is said where there is no TensorFlow")
 def test_jax_says_where_to_export(tmp_path):
     model = keras.Sequential([keras.Input((4,)), dense(3, "softmax")])
-    with pytest.raises(RuntimeError, match="'jax'.*KERAS_BACKEND=tensorflow.*export.py"):
-        ibnn.export(model, tmp_path / "1")
+    for write in (lambda path: ibnn.export(model, path), ibnn.MonteCarlo(model, 2).export):
+        with pytest.raises(RuntimeError, match="'jax'.*KERAS_BACKEND=tensorflow.*export.py"):
+            write(tmp_path / "1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -286,8 +287,9 @@ def test_a_model_of_its_own_needs_a_signature(tmp_path):
     mc = averaged(single, 2, seed=0, from_logits=False)
     with pytest.raises(ValueError, match="inputs of model 'own.*' are unknown.*input_signature="):
         ibnn.export(mc, tmp_path / "1")
-    with pytest.raises(ValueError, match="`input_signature` must map names"):
-        ibnn.export(mc, tmp_path / "1", input_signature=keras.InputSpec(shape=(None, 4)))
+    for signature in ([], {}):
+        with pytest.raises(ValueError, match="`input_signature` must hold"):
+            ibnn.export(mc, tmp_path / "1", input_signature=signature)
     with pytest.raises(ValueError, match="InputSpec with a shape"):
         ibnn.export(mc, tmp_path / "1", input_signature={"x": keras.InputSpec(ndim=2)})
     assert list(tmp_path.iterdir()) == []
@@ -297,6 +299,73 @@ def test_a_model_of_its_own_needs_a_signature(tmp_path):
     mc = averaged(several, 2, seed=0, from_logits=False)
     path = ibnn.export(mc, tmp_path / "2", input_signature={"x": x, "y": y})
     same(ask(path, "serve", x=x[:2], y=y[:2]), mc.predict({"x": x[:2], "y": y[:2]}, verbose=0))
+
+
+@pytest.mark.once
+def test_a_signature_in_the_forms_of_keras():
+    spec = keras.InputSpec(shape=(None, 4), dtype="float32")
+    named = keras.InputSpec(shape=(None, 4), dtype="float32", name="flowers")
+    for signature, names, packed in (
+        (spec, ["inputs"], 0),
+        ([named], ["flowers"], 0),
+        ({"x": spec}, ["x"], 0),
+        ([{"x": spec}], ["x"], {"x": 0}),
+        ([spec, spec], ["inputs_0", "inputs_1"], [0, 1]),
+        ([{"y": spec, "x": named}], ["x", "y"], {"x": 0, "y": 1}),
+    ):
+        inputs = serving._inputs(Own(None), signature)
+        assert inputs.specs == dict.fromkeys(names, ((None, 4), "float32"))
+        assert inputs.pack({name: number for number, name in enumerate(names)}) == packed
+
+
+@on_tensorflow
+def test_kerass_own_verb_writes_the_same(cases, tmp_path, capsys):
+    case, path = cases("softmax"), tmp_path / "1"
+    path.mkdir()
+    (path / "saved_model.pb").write_text("an old one")
+    case.mc.export(str(path), overwrite=True)
+    assert str(path) in capsys.readouterr().out
+    written, other = (
+        {x.relative_to(folder) for x in folder.rglob("*")} for folder in (path, case.path)
+    )
+    assert written == other
+    manifest, other = (json.loads((x / MANIFEST).read_text()) for x in (path, case.path))
+    del manifest["sha256"], other["sha256"]
+    assert manifest == other
+    same(ask(path, "serve", **case.named(7)), case.ask("serve", 7))
+
+
+@pytest.mark.once
+def test_only_one_format_holds_the_uncertainty(tmp_path):
+    with pytest.raises(ValueError, match="`format` must be 'tf_saved_model'; got 'onnx'"):
+        averaged(shallow(), 2).export(tmp_path / "1", "onnx")
+
+
+@on_tensorflow
+def test_a_scaled_classifier_by_both_verbs(tmp_path):
+    """Never called, but fitted."""
+    inputs = keras.Input((4,), name="flowers")
+    model = set_weights(keras.Model(inputs, layers.Dense(3)(inputs)))
+    x = data(30, 4)
+    scaling = ibnn.TemperatureScaling(model).fit(x, np.arange(30) % 3)
+    scaling.export(tmp_path / "1", verbose=False)
+    ibnn.export(scaling, tmp_path / "2")
+    logits = model.predict(x, verbose=0) / float(scaling.temperature)
+    (found,) = ask(tmp_path / "1", "serving_default", flowers=x).values()
+    close(found, logits)
+    exponentials = np.exp(logits)
+    expected = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    close(ask(tmp_path / "2", "serve", flowers=x)["mean"], expected)
+
+
+@on_tensorflow
+def test_a_scaled_average(tmp_path):
+    mc = averaged(shallow(), 2, seed=0)
+    scaling = ibnn.TemperatureScaling(mc)
+    scaling.temperature.assign(2.0)
+    path = ibnn.export(scaling, tmp_path / "1")
+    x = data(3, 4)
+    close(ask(path, "serve", inputs=x)["mean"], scaling(x))
 
 
 # ------------------------------------------------------------------------ the model and the folder

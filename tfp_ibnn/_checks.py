@@ -88,18 +88,17 @@ def fraction(name: str, value: Any) -> float:
 
 def positive_integer(name: str, value: Any, most: int | None = None) -> int:
     """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
-    number = finite(name, value)
-    if number < 1 or number != int(number):
+    if finite(name, value) < 1 or value != int(value):
         raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
-    if most is not None and number > most:
+    if most is not None and value > most:
         raise ValueError(f"`{name}` must be at most {most}; got {value!r}.")
-    return int(number)
+    return int(value)
 
 
 def whole(name: str, value: Any) -> int:
     """Return `value` as an int, or raise if it is not a whole number of at least zero."""
-    number = non_negative(name, value)
-    if number != int(number):
+    non_negative(name, value)
+    if value != int(value):  # not as a float, which has no 2^53 + 1
         raise ValueError(f"`{name}` must be a whole number; got {value!r}.")
     return int(value)
 

@@ -1,6 +1,6 @@
 """Many sampled networks at once: their draws, and how they are run in portions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from tfp_ibnn._graph import Graph
 from tfp_ibnn._noisy_convolution import SeparateChannels
 from tfp_ibnn.backend import Tensor
 from tfp_ibnn.layers import Stochastic, stochastic_layers
+from tfp_ibnn.metrics.temperature import unscaled
 
 __all__ = ["Chunks", "Ensemble"]
 
@@ -52,6 +53,7 @@ class Ensemble:
         chunk_size: how many draws to run at once; None chooses.
         dropout: whether dropout layers are a source of noise.
         portable: see `noise.Pass`.
+        quiet: layers whose noise is not drawn here, such as those of a `MonteCarlo` inside.
     """
 
     def __init__(
@@ -64,21 +66,24 @@ class Ensemble:
         chunk_size: int | None,
         dropout: bool,
         portable: bool,
+        quiet: Sequence[keras.layers.Layer] = (),
     ) -> None:
         self.samples = samples
-        self._model = model
+        self._model = unscaled(model)
+        self._scale = _same if self._model is model else model.scale
+        self._quiet = {id(layer) for layer in quiet}
         self._sampling = sampling
         self._independent = independent
         self._chunk_size = chunk_size
         self._dropout = dropout
         self._portable = portable
-        self._graph = Graph(model, self._is_noisy)
+        self._graph = Graph(self._model, self._is_noisy)
         self._first = {} if independent else self._graph.first(_separates)
 
     @property
     def is_random(self) -> bool:
         """Whether the draws differ at all."""
-        return self._graph.is_noisy and bool(self._noisy_layers())
+        return self._graph.is_noisy and bool(self._dropout or self._stochastic_layers())
 
     @property
     def hidden_dropout(self) -> list[str]:
@@ -163,7 +168,7 @@ class Ensemble:
                 "needs one output, a tensor, not several outputs."
             )
         dtype = _checks.full_precision(keras.backend.standardize_dtype(outputs.dtype))
-        return ops.cast(outputs, dtype)
+        return self._scale(ops.cast(outputs, dtype))
 
     def _is_noisy(self, layer: Any) -> bool:
         if not isinstance(layer, keras.layers.Layer):
@@ -172,9 +177,8 @@ class Ensemble:
             return True
         return bool(stochastic_layers(layer))
 
-    def _noisy_layers(self) -> list[keras.layers.Layer]:
-        layers = keras_internals.nested_layers(self._model)
-        return [layer for layer in layers if self._is_noisy(layer)]
+    def _stochastic_layers(self) -> list[Stochastic]:
+        return [x for x in stochastic_layers(self._model) if id(x) not in self._quiet]
 
     def _sizes(self, batch: int | Tensor) -> tuple[int | Tensor, int | Tensor]:
         """Return how many draws to run at once, and how often."""
@@ -198,7 +202,7 @@ class Ensemble:
             return {}, 0
         count = ops.shape(sample)[0]
         here = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=sample)
-        layers = [x for x in stochastic_layers(self._model) if x.noise == "channel"]
+        layers = [x for x in self._stochastic_layers() if x.noise == "channel"]
         return {layer: layer.draw(here, count)[0] for layer in layers}, here.used
 
     def _separate(self, values: dict[int, Tensor]) -> dict[Any, SeparateChannels]:
@@ -226,6 +230,10 @@ class Ensemble:
             return _call(layer, *args, **kwargs)
 
         return call
+
+
+def _same(outputs: Tensor) -> Tensor:
+    return outputs
 
 
 def _separates(layer: Any, inputs: Any) -> bool:

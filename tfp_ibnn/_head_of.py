@@ -1,5 +1,7 @@
 """Find out what a network's output means."""
 
+from typing import Any
+
 import keras
 
 from tfp_ibnn import _checks
@@ -7,10 +9,18 @@ from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._outputs import activation_of
 from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point, Predictive
 from tfp_ibnn.heads import GaussianNLL
+from tfp_ibnn.metrics.temperature import TemperatureScaling, unscaled
 
 __all__ = ["HEADS", "predictive_of"]
 
 HEADS = ("softmax", "sigmoid", "gaussian", "point")
+
+_REMEDY = (
+    'Write ibnn.MonteCarlo(model, head="softmax", from_logits=True) for logits of classes, '
+    "from_logits=False for their probabilities; other heads are "
+    '"sigmoid" for yes or no, "point" for numbers, "gaussian" for numbers and their standard '
+    "deviations."
+)
 
 losses = keras.losses
 
@@ -34,7 +44,10 @@ _HEAD_OF_LOSS = {
 
 
 def predictive_of(
-    model: keras.Model, head: str | None = None, from_logits: bool | None = None
+    model: keras.Model,
+    head: str | None = None,
+    from_logits: bool | None = None,
+    remedy: str = _REMEDY,
 ) -> Predictive:
     """Return what a model's output predicts, from what is said, its last layer and its loss.
 
@@ -42,9 +55,17 @@ def predictive_of(
         model: a Keras model with one output.
         head: "softmax", "sigmoid", "gaussian" or "point", where that is known.
         from_logits: whether the output is logits, where that is known.
+        remedy: what to write where nothing tells, for the error.
     """
     if head is not None:
         _checks.one_of("head", head, HEADS)
+    if isinstance(model, TemperatureScaling) and model.returns_logits is not None:
+        if from_logits not in (None, model.returns_logits):
+            raise ValueError(
+                f"`from_logits` is {from_logits}, but {model.name!r} returns "
+                f"{'logits' if model.returns_logits else 'probabilities'}: leave it out."
+            )
+        from_logits = model.returns_logits
     said, activation = head, activation_of(model)
     loss_head, loss_logits = _head_of_loss(model)
     if activation == "log_softmax":
@@ -55,11 +76,11 @@ def predictive_of(
     if head is None and from_logits is not None:
         head = "sigmoid" if _width(model) == 1 else "softmax"
     if head is None:
+        loss = _loss_of(model)
+        cause = "it is not compiled" if loss is None else f"the loss {_name_of(loss)} does not tell"
         raise ValueError(
             f"What the output of model {model.name!r} means cannot be told: its last layer "
-            f"({activation or 'unknown'}) has no softmax or sigmoid and the model is not compiled "
-            "with a loss that tells. Say from_logits=True for logits of classes, from_logits=False "
-            f"for probabilities, or `head`, one of {', '.join(map(repr, HEADS))}."
+            f"({activation or 'unknown'}) has no softmax or sigmoid, and {cause}. {remedy}"
         )
     if from_logits is not None and said is None and head in ("gaussian", "point"):
         raise ValueError(
@@ -94,17 +115,13 @@ def predictive_of(
 
 def _width(model: keras.Model) -> int | None:
     """Return the size of the last axis of a model's output, if it is known."""
-    graph = functional_graph(model)
+    graph = functional_graph(unscaled(model))
     return None if graph is None else graph.outputs[0].shape[-1]
 
 
 def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:
     """Return the head that goes with the loss a model is compiled with, and its `from_logits`."""
-    loss = getattr(model, "loss", None) if model.compiled else None
-    if isinstance(loss, (list, tuple)) and len(loss) == 1:
-        loss = loss[0]
-    if isinstance(loss, dict) and len(loss) == 1:
-        (loss,) = loss.values()
+    loss = _loss_of(model)
     if loss is None:
         return None, None
     if isinstance(loss, str):
@@ -114,3 +131,20 @@ def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:
             if isinstance(loss, kind) or getattr(kind(), "fn", None) is loss:
                 return head, getattr(loss, "from_logits", False)
     return None, None
+
+
+def _loss_of(model: keras.Model) -> Any:
+    """Return the loss that a model with one output is compiled with, or None."""
+    loss = getattr(model, "loss", None) if model.compiled else None
+    if isinstance(loss, (list, tuple)) and len(loss) == 1:
+        return loss[0]
+    if isinstance(loss, dict) and len(loss) == 1:
+        (loss,) = loss.values()
+    return loss
+
+
+def _name_of(loss: Any) -> str:
+    """Return the name of a loss as it stands in the code of the user."""
+    if isinstance(loss, str):
+        return repr(loss)
+    return getattr(loss, "__name__", type(loss).__name__)

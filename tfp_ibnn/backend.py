@@ -21,6 +21,7 @@ __all__ = [
     "fori_loop",
     "gradient",
     "inner",
+    "is_eager",
     "jit_compiles_well",
     "matmul",
     "mean",
@@ -93,6 +94,10 @@ if NAME == "tensorflow":
     def jit_compiles_well() -> bool:
         """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
         return bool(tf.config.list_physical_devices("GPU"))
+
+    def is_eager(tensor: Tensor) -> bool:
+        """Whether a tensor has a value already, as it has not while a function is compiled."""
+        return hasattr(tensor, "numpy")
 
     def accelerators() -> list[str]:
         """Names of the GPUs and TPUs in use."""
@@ -265,6 +270,10 @@ elif NAME == "jax":
     def jit_compiles_well() -> bool:
         """Whether just-in-time compilation pays: JAX is slow without."""
         return True
+
+    def is_eager(tensor: Tensor) -> bool:
+        """Whether a tensor has a value already, as it has not while a function is compiled."""
+        return not isinstance(tensor, jax.core.Tracer)
 
     def accelerators() -> list[str]:
         """Names of the GPUs and TPUs in use."""

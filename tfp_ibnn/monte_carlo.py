@@ -1,6 +1,7 @@
 """Prediction by many sampled networks: a Keras model, and a callback that runs it in training."""
 
 import contextlib
+import os
 import random
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from tfp_ibnn.backend import (
     replica_id,
 )
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.metrics.temperature import TemperatureScaling, unscaled
 
 __all__ = ["MonteCarlo", "MonteCarloEvaluation"]
 
@@ -59,7 +61,7 @@ class MonteCarlo(keras.Model):
     same, to float tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
-        model: a built Keras model with stochastic layers and one output.
+        model: a built Keras model with stochastic layers and one output, or a `TemperatureScaling`.
         samples: number of draws.
         head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
             from the last layer and the loss the model is compiled with.
@@ -135,6 +137,12 @@ class MonteCarlo(keras.Model):
             chunk_size=chunk_size,
             dropout=self.dropout,
             portable=seed is not None,
+            quiet=[
+                layer
+                for part in keras_internals.nested_layers(model)
+                if isinstance(part, MonteCarlo)
+                for layer in keras_internals.nested_layers(part)
+            ],
         )
         if dropout and self._ensemble.hidden_dropout:
             warnings.warn(
@@ -143,12 +151,14 @@ class MonteCarlo(keras.Model):
                 stacklevel=2,
             )
         if samples > 1 and not self._ensemble.is_random:
-            warnings.warn(
-                f"Model {model.name!r} has no stochastic layer"
-                + (" and no dropout" if dropout else "")
-                + ": all samples are alike, so one is enough, and one is drawn.",
-                stacklevel=2,
-            )
+            # What is scaled needs no noise, unless it was asked for.
+            if dropout or not isinstance(model, TemperatureScaling):
+                warnings.warn(
+                    f"Model {model.name!r} has no stochastic layer"
+                    + (" and no dropout" if dropout else "")
+                    + ": all samples are alike, so one is enough, and one is drawn.",
+                    stacklevel=2,
+                )
             self.samples = self._ensemble.samples = 1
         self._key = self.add_weight(
             shape=(2,), initializer="zeros", dtype="int", trainable=False, name="key"
@@ -255,6 +265,8 @@ class MonteCarlo(keras.Model):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes; the arguments are Keras's."""
         _check_input(x)
+        if _is_empty(x):  # of which Keras makes no batch
+            return self.predict_on_batch(x)
         self.resample()
         with self._values_kept():
             return self._checked(super().predict(x, *args, **kwargs))
@@ -264,7 +276,11 @@ class MonteCarlo(keras.Model):
         _check_input(x)
         self.resample()
         with self._values_kept():
-            return self._checked(super().predict_on_batch(x))
+            if not _is_empty(x):
+                return self._checked(super().predict_on_batch(x))
+            # Not every layer takes an empty batch; of a made-up example no row is returned.
+            prediction = super().predict_on_batch(keras.tree.map_structure(_example_like, x))
+            return {key: np.asarray(value)[:0] for key, value in prediction.items()}
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
         """Score the averaged prediction.
@@ -276,6 +292,8 @@ class MonteCarlo(keras.Model):
             **kwargs: those of Keras.
         """
         _check_input(x, args[0] if args else kwargs.get("y"))
+        if _is_empty(x):
+            raise ValueError("`x` holds no example, so there is nothing to score.")
         self.resample()
         with self._values_kept():
             scores = super().evaluate(x, *args, **kwargs)
@@ -296,6 +314,34 @@ class MonteCarlo(keras.Model):
         )
 
     train_on_batch = fit
+
+    def export(
+        self,
+        filepath: str | os.PathLike,
+        format: str = "tf_saved_model",
+        verbose: bool | None = None,
+        input_signature: Any = None,
+        **options: Any,
+    ) -> None:
+        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does.
+
+        Args:
+            filepath: of a folder.
+            format: "tf_saved_model".
+            verbose: print what was written; None does, as Keras does.
+            input_signature: `keras.InputSpec` or arrays, for a model whose `call` is its own.
+            **options: `samples`, `seed` and `overwrite`, those of `tfp_ibnn.export`.
+        """
+        from tfp_ibnn.serving import export  # which imports this module
+
+        if format != "tf_saved_model":
+            raise ValueError(
+                f"`format` must be 'tf_saved_model'; got {format!r}. For another one, without the "
+                f"uncertainty: ibnn.to_deterministic(model).export(path, format={format!r})."
+            )
+        path = export(self, filepath, input_signature=input_signature, **options)
+        if verbose is None or verbose:
+            print(f"Saved the signatures serve, sample, deterministic at {path}.")
 
     @contextlib.contextmanager
     def _values_kept(self) -> Iterator[None]:
@@ -560,7 +606,7 @@ def _check_input(x: Any, y: Any = None) -> None:
             raise ValueError(f"`{name}` holds complex numbers; give real ones.")
         if not part.ndim:
             raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
-        if name == "x" and part.dtype.kind == "f":
+        if name == "x" and part.dtype.kind == "f" and len(part):
             with np.errstate(over="ignore"):
                 bad = ~np.isfinite(part.astype(floatx, copy=False)).reshape(len(part), -1).all(
                     axis=1
@@ -572,6 +618,18 @@ def _check_input(x: Any, y: Any = None) -> None:
                 )
 
 
+def _is_empty(x: Any) -> bool:
+    """Return whether `x` is arrays without an example."""
+    return all(tuple(getattr(part, "shape", ()))[:1] == (0,) for part in keras.tree.flatten(x))
+
+
+def _example_like(part: Any) -> np.ndarray:
+    """Return an example of zeros, or empty strings, that could be among those of an array."""
+    part = np.asarray(part)
+    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
+    return np.zeros((1, *part.shape[1:]), dtype)
+
+
 def _check_model(model: Any, dropout: bool) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
@@ -580,7 +638,7 @@ def _check_model(model: Any, dropout: bool) -> None:
     unbuilt = [layer.name for layer in stochastic_layers(model) if not layer.built]
     if not model.built or unbuilt:
         raise ValueError(f"Model {model.name!r} is not built: call it on data, or build it, first.")
-    graph = functional_graph(model)
+    graph = functional_graph(unscaled(model))
     if graph is not None and len(graph.outputs) != 1:
         raise ValueError(
             f"Model {model.name!r} has {len(graph.outputs)} outputs; MonteCarlo needs one. Make a "

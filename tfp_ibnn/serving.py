@@ -16,6 +16,7 @@ import numpy as np
 from tfp_ibnn import _checks, _files, backend
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._graph import functional_graph
+from tfp_ibnn.metrics.temperature import innermost
 from tfp_ibnn.monte_carlo import MonteCarlo
 
 __all__ = ["MANIFEST", "export"]
@@ -32,7 +33,7 @@ def export(
     *,
     samples: int | None = None,
     seed: int | None = None,
-    input_signature: Mapping[str, Any] | None = None,
+    input_signature: Any = None,
     overwrite: bool = False,
 ) -> Path:
     """Write a TensorFlow SavedModel that gives the averaged prediction and its uncertainty.
@@ -47,7 +48,8 @@ def export(
 
     The sampled networks are those of the seed, fixed in the file: one question has always one
     answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
-    input that was made for one batch size keeps it.) `assets.extra/tfp_ibnn.json` in the folder
+    input that was made for one batch size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all
+    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder
     names versions, seed and signatures, and the SHA-256 of each file.
 
     The backend must be TensorFlow. A model that was trained on JAX is saved there as `.keras`, and
@@ -58,8 +60,8 @@ def export(
         path: of a folder. It is written whole or not at all.
         samples: number of draws; None takes the `MonteCarlo`'s.
         seed: of the draws; None takes the `MonteCarlo`'s, or a random one.
-        input_signature: `keras.InputSpec` or arrays by name, for a model whose `call` is its own,
-            so that its inputs are unknown.
+        input_signature: `keras.InputSpec` or arrays, for a model whose `call` is its own, so that
+            its inputs are unknown: by name, or in a list as Keras has it.
         overwrite: replace a folder that is not empty.
 
     Returns:
@@ -86,7 +88,7 @@ def export(
         )
     path = _free(Path(path), overwrite)
     served = _frozen(model, samples, seed)
-    inputs = _inputs(served.inner, input_signature)
+    inputs = _inputs(innermost(served), input_signature)
     with _files.replacing_folder(path) as temporary:
         _write(served, inputs, temporary)
         manifest = _manifest(served, inputs, temporary)
@@ -143,33 +145,41 @@ class _Inputs:
         self.specs, self.pack = specs, pack
 
 
-def _inputs(model: keras.Model, signature: Mapping[str, Any] | None) -> _Inputs:
+def _inputs(model: keras.Model, signature: Any) -> _Inputs:
     graph = functional_graph(model)
-    if signature is not None:
-        if not isinstance(signature, Mapping) or not signature:
-            raise ValueError(
-                f"`input_signature` must map names to keras.InputSpec or arrays; got {signature!r}."
-            )
-        specs = {name: _spec(given) for name, given in signature.items()}
-        single = len(specs) == 1
-        return _Inputs(specs, lambda named: next(iter(named.values())) if single else named)
-    if graph is None:
+    if signature is None and graph is None:
         raise ValueError(
             f"The inputs of model {model.name!r} are unknown, since its `call` is its own: say "
             "input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}, for example."
         )
-    tensors = keras.tree.flatten(graph.input)
-    if isinstance(graph.input, dict) and len(graph.input) == len(tensors):
-        keys = {id(x): key for key, x in graph.input.items()}  # in no order of its own
-        names = [_plain(keys[id(x)]) for x in tensors]
+    structure = graph.input if signature is None else signature
+    if isinstance(structure, (list, tuple)) and len(structure) == 1 and signature is not None:
+        structure = structure[0]  # Keras lists the arguments of `call`, of which there is one
+    tensors = keras.tree.flatten(structure)
+    if not tensors:
+        raise ValueError(
+            f"`input_signature` must hold keras.InputSpec or arrays; got {signature!r}."
+        )
+    if isinstance(structure, Mapping) and len(structure) == len(tensors):
+        numbered = keras.tree.pack_sequence_as(structure, list(range(len(tensors))))
+        names = sorted(numbered, key=numbered.get)
     else:
-        names = [_plain(keras_internals.origin(x)[0].name) for x in tensors]
-    names = _told_apart(names)
+        names = [_name(x) for x in tensors]
+    names = _told_apart([_plain(name) for name in names])
     specs = {name: _spec(x) for name, x in zip(names, tensors, strict=True)}
+    if isinstance(signature, Mapping) and len(signature) == 1:  # a name, not a key
+        structure = tensors[0]
     return _Inputs(
         specs,
-        lambda named: keras.tree.pack_sequence_as(graph.input, [named[name] for name in names]),
+        lambda named: keras.tree.pack_sequence_as(structure, [named[name] for name in names]),
     )
+
+
+def _name(given: Any) -> str:
+    """Return the name of an input layer's tensor or of a specification."""
+    if isinstance(given, keras.KerasTensor):
+        return keras_internals.origin(given)[0].name
+    return getattr(given, "name", None) or "inputs"
 
 
 def _spec(given: Any) -> tuple[tuple[int | None, ...], str]:

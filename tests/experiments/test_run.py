@@ -125,6 +125,7 @@ def test_a_run_writes_all_that_it_says(full):
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert "python scripts/train_cifar.py --an-option 'a value'" in card
     assert f"{metrics['nll']:.4f}" in card
+    assert "import keras, tfp_ibnn as ibnn  # without the second, Keras cannot load" in card
     assert sum(line.startswith("training: epoch") for line in lines) == 2
     assert list((folder / "tensorboard").rglob("events*")) if HAS_TENSORFLOW else True
     # No checkpoint, no temporary file.

@@ -188,6 +188,8 @@ BAD = {
 }
 
 
+NO_PROBABILITIES = ("negative", "sum", "infinite")
+
 # The check is in one place: all cases for one metric, and one case for all.
 every_bad_example = pytest.mark.parametrize(
     ("make", "case"),
@@ -202,10 +204,11 @@ def test_invalid_examples_make_nan_unless_they_have_no_weight(make, case):
     good_label = np.eye(3)[2] if np.ndim(label) else 2
     labels, weights = np.array([good_label, label]), np.array([1.0, weight])
     metric = make()
-    metric.update_state(labels, np.array([good, probabilities]), sample_weight=weights)
-    metric.update_state([2], good[None])
-    assert np.isnan(float(metric.result()))
-    metric.reset_state()
+    if case not in NO_PROBABILITIES:
+        metric.update_state(labels, np.array([good, probabilities]), sample_weight=weights)
+        metric.update_state([2], good[None])
+        assert np.isnan(float(metric.result()))
+        metric.reset_state()
     metric.update_state(labels, np.array([good, probabilities]), sample_weight=np.array([1.0, 0.0]))
     agree(make, float(metric.result()), [2], good[None])
 
@@ -222,6 +225,33 @@ def test_functions_raise_where_metrics_are_nan(make, case):
         function(both, labels, sample_weight=[1.0, weight])
     if "weight" not in case:
         assert function(both, labels, sample_weight=[1.0, 0.0]) == function(good[None], [2])
+
+
+@pytest.mark.parametrize("case", NO_PROBABILITIES)
+def test_numbers_that_are_no_probabilities_raise_eagerly(case):
+    metric, both = ibnn.BrierScore(), np.array([[0.2, 0.2, 0.6], BAD[case][0]])
+    with pytest.raises(ValueError, match=r"`y_pred` must be .* sum to 1; got \[.* at example 1"):
+        metric.update_state([2, 0], both)
+    assert float(metric.result()) == 0
+
+
+@every_metric
+def test_logits_taken_for_probabilities_raise_eagerly(make):
+    metric = make()
+    with pytest.raises(ValueError, match=rf"write {make.__name__}\(from_logits=True\)"):
+        metric.update_state(LABELS, LOGITS)
+    with pytest.raises(ValueError, match=r"got \[2.5\] at example 0"):
+        make().update_state([0, 1], np.array([[2.5], [0.5]]))
+
+
+def test_logits_taken_for_probabilities_are_nan_when_compiled():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Identity()])
+    model.compile(loss="mse", metrics=[ibnn.ExpectedCalibrationError()])
+    logs = model.evaluate(LOGITS, np.eye(4)[LABELS], verbose=0, return_dict=True)
+    assert np.isnan(logs["ece"])
+    model.compile(loss="mse", metrics=[ibnn.BrierScore()], run_eagerly=True)
+    with pytest.raises(ValueError, match=r"BrierScore\(from_logits=True\)"):
+        model.evaluate(LOGITS, np.eye(4)[LABELS], verbose=0)
 
 
 @every_metric

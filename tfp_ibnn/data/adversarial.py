@@ -157,7 +157,10 @@ def _log_odds_of(model: keras.Model, from_logits: bool | None) -> Callable[[Any,
     is_averaged = isinstance(model, MonteCarlo)
     if is_averaged and from_logits:
         raise ValueError("`from_logits` is True, but a MonteCarlo returns probabilities.")
-    predictive = model._predictive if is_averaged else predictive_of(model, None, from_logits)
+    remedy = "Say from_logits=True for logits, from_logits=False for probabilities."
+    predictive = (
+        model._predictive if is_averaged else predictive_of(model, None, from_logits, remedy)
+    )
     if not isinstance(predictive, Categorical):
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
     logits = predictive.from_logits and not is_averaged

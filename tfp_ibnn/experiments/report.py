@@ -80,7 +80,7 @@ from 0 to {dataset.maximum}; normalisation is part of the model. Out come the cl
 {", ".join(_classes(options))}: logits from `model.keras`, and from `saved_model/`, if it is there,
 averaged probabilities with their uncertainty.
 
-    import keras, tfp_ibnn as ibnn
+    import keras, tfp_ibnn as ibnn  # without the second, Keras cannot load the file
     model = keras.saving.load_model("model.keras")
     {_use(metrics)}
 

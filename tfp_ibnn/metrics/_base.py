@@ -9,7 +9,7 @@ from keras import ops
 from scipy import special
 
 from tfp_ibnn import _checks
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn.backend import Tensor, is_eager
 
 __all__ = ["TOLERANCE", "ClassificationMetric", "Examples", "checked", "prepare"]
 
@@ -46,8 +46,10 @@ class ClassificationMetric(keras.metrics.Metric):
     """Base class of the streaming metrics.
 
     A compiled graph cannot raise, so the result is NaN from the first invalid example on: one whose
-    probabilities are NaN, negative or do not sum to 1, whose label is none of the classes, or whose
-    weight is negative or not finite. Examples of weight 0 are neither counted nor checked.
+    probabilities are NaN, negative or do not sum to 1 (as logits do not: then `from_logits=True` is
+    missing), whose label is none of the classes, or whose weight is negative or not finite. Where
+    it is called eagerly, numbers that are not probabilities raise an error instead. Examples of
+    weight 0 are neither counted nor checked.
 
     A subclass counts examples in `_count`, and returns the metric in `_value`.
 
@@ -78,6 +80,8 @@ class ClassificationMetric(keras.metrics.Metric):
         examples, *valid = prepare(
             ops, predictions, ops.convert_to_tensor(y_true), weight, self.from_logits, names
         )
+        if not self.from_logits and is_eager(predictions):
+            self._refuse_logits(predictions, examples.weight, valid[0])
         valid = ops.all(ops.stack(valid), axis=0)
         counted = examples.weight != 0
         self.invalid.assign_add(
@@ -101,6 +105,17 @@ class ClassificationMetric(keras.metrics.Metric):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), "from_logits": self.from_logits}
+
+    def _refuse_logits(self, predictions: Tensor, weight: Tensor, valid: Tensor) -> None:
+        """Raise for numbers that are not probabilities; NaN has another cause, and stays NaN."""
+        weight, valid = ops.convert_to_numpy(weight), ops.convert_to_numpy(valid)
+        values = ops.convert_to_numpy(predictions).reshape(len(valid), predictions.shape[-1])
+        bad = np.flatnonzero((weight != 0) & ~valid & ~np.isnan(values).any(axis=-1))
+        if bad.size:
+            raise ValueError(
+                f"`y_pred` must be 0 or above and sum to 1; got {values[bad[0]]} at example "
+                f"{bad[0]}. If these are logits, write {type(self).__name__}(from_logits=True)."
+            )
 
     def _count(self, examples: Examples) -> None:
         raise NotImplementedError

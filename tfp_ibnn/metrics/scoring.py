@@ -79,8 +79,9 @@ class BrierScore(_MeanScore):
     """Brier score: the squared distance of the probabilities from the truth.
 
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
-    scikit-learn's `brier_score_loss`. Invalid input makes the result NaN; it is 0 before the first
-    batch.
+    scikit-learn's `brier_score_loss`. Invalid input makes the result NaN, most often logits without
+    `from_logits=True`, which raise an error where the metric is called eagerly; it is 0 before the
+    first batch.
 
     Args:
         from_logits: whether predictions are logits rather than probabilities.
@@ -112,7 +113,8 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
     metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
-    Invalid input makes the result NaN; it is 0 before the first batch.
+    Invalid input makes the result NaN, most often logits without `from_logits=True`, which raise an
+    error where the metric is called eagerly; it is 0 before the first batch.
 
     Args:
         from_logits: whether predictions are logits rather than probabilities.

@@ -93,7 +93,8 @@ class ExpectedCalibrationError(_BinnedMetric):
     """Expected calibration error over equal-width bins, exact under any batching.
 
     ECE = sum_i n_i / N * |accuracy_i - confidence_i|, with left-open bins and the mean confidence
-    of each bin. Invalid input makes the result NaN; it is 0 before the first batch.
+    of each bin. Invalid input makes the result NaN, most often logits without `from_logits=True`,
+    which raise an error where the metric is called eagerly; it is 0 before the first batch.
 
     Args:
         bins: number of bins.
@@ -123,7 +124,8 @@ class MaximumCalibrationError(_BinnedMetric):
     """Maximum calibration error over equal-width bins, exact under any batching.
 
     MCE = max_i |accuracy_i - confidence_i| over the bins that hold examples, however few. Invalid
-    input makes the result NaN; it is 0 before the first batch.
+    input makes the result NaN, most often logits without `from_logits=True`, which raise an error
+    where the metric is called eagerly; it is 0 before the first batch.
 
     Args:
         bins: number of bins.
@@ -160,7 +162,8 @@ class AdaptiveCalibrationError(_BinnedMetric):
     the boundary of two bins in proportion. It differs from `adaptive_calibration_error` by less
     than the fraction of examples in such cells: by up to 0.006 over 200 examples and 0.0007 over
     10 000, in trials. (Nixon et al. also average over the classes.)
-    Invalid input makes the result NaN; it is 0 before the first batch.
+    Invalid input makes the result NaN, most often logits without `from_logits=True`, which raise an
+    error where the metric is called eagerly; it is 0 before the first batch.
 
     Args:
         bins: number of bins.
@@ -204,8 +207,9 @@ class ClasswiseCalibrationError(_BinnedMetric):
     """Calibration error of each class's probability, averaged over classes; exact in any batching.
 
     CCE = 1 / K * sum_k sum_i n_ki / N * |frequency_ki - probability_ki|, with the N examples in
-    equal-width bins of the probability of class k. Invalid input makes the result NaN; it is 0
-    before the first batch.
+    equal-width bins of the probability of class k. Invalid input makes the result NaN, most often
+    logits without `from_logits=True`, which raise an error where the metric is called eagerly; it
+    is 0 before the first batch.
 
     Args:
         bins: number of bins.

@@ -1,8 +1,9 @@
 """Temperature scaling: one number that makes a trained classifier less sure, or surer."""
 
 import itertools
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -12,11 +13,13 @@ from scipy.optimize import brentq
 from scipy.special import softmax
 
 from tfp_ibnn import _checks
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._graph import functional_graph
 from tfp_ibnn._outputs import activation_of
 from tfp_ibnn.backend import Tensor
 from tfp_ibnn.metrics._base import Examples, checked
 
-__all__ = ["TemperatureScaling"]
+__all__ = ["TemperatureScaling", "innermost", "unscaled"]
 
 BOUNDS = (0.01, 100.0)
 """Between which a temperature is sought."""
@@ -31,7 +34,9 @@ class TemperatureScaling(keras.Model):
     same; T > 1 makes it less sure. The temperature is 1 until `fit` is called; it is no trainable
     weight, and is saved with the model.
 
-    A classifier that returns a dictionary is taken at its "mean", as probabilities.
+    A classifier that returns a dictionary is taken at its "mean", as probabilities: the prediction
+    of a `MonteCarlo` can be scaled. The other way round, `MonteCarlo` of a scaled model averages
+    draws that are scaled each.
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
@@ -61,6 +66,7 @@ class TemperatureScaling(keras.Model):
         self.temperature = self.add_weight(
             shape=(), initializer="ones", trainable=False, autocast=False, name="temperature"
         )
+        self._evaluate: Callable[..., Any] | None = None
         self.built = model.built
 
     def build(self, input_shape: Any) -> None:
@@ -71,7 +77,11 @@ class TemperatureScaling(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
         """Return the classifier's output at the temperature."""
-        outputs, from_logits = self._read(self.model(inputs, training=training))
+        return self.scale(self.model(inputs, training=training))
+
+    def scale(self, outputs: Any) -> Tensor:
+        """Return an output of the classifier at the temperature."""
+        outputs, from_logits = self._read(outputs)
         outputs = ops.cast(outputs, self.temperature.dtype)
         if from_logits:
             return outputs / self.temperature
@@ -112,6 +122,35 @@ class TemperatureScaling(keras.Model):
         self.built = True  # the classifier is, now that it was run
         return self
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with.
+
+        Args:
+            *args: those of Keras.
+            **kwargs: those of Keras.
+        """
+        if self.compiled:
+            return super().evaluate(*args, **kwargs)
+        if self._evaluate is None:
+            from tfp_ibnn.monte_carlo import MonteCarlo  # which imports this module
+
+            # The method alone: a model would be tracked, and saved, as a part of this one.
+            self._evaluate = MonteCarlo(self, samples=1, independent=True).evaluate
+        return self._evaluate(*args, **kwargs)
+
+    def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Export as Keras does, where the model was never called, too.
+
+        Args:
+            filepath: where to.
+            *args: those of Keras.
+            **kwargs: those of Keras.
+        """
+        graph = functional_graph(innermost(self))
+        if len(args) < 3 and graph is not None:
+            kwargs.setdefault("input_signature", [keras.tree.map_structure(_spec, graph.input)])
+        super().export(filepath, *args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         config = {
@@ -130,9 +169,16 @@ class TemperatureScaling(keras.Model):
         )
         return cls(**{**config, "model": model})
 
+    @property
+    def returns_logits(self) -> bool | None:
+        """Whether the output is logits; None if that cannot be told before the model has run."""
+        if self.from_logits is not None or innermost(self) is not self.model:
+            return bool(self.from_logits)
+        return _returns_logits(self.model)
+
     def _read(self, outputs: Any) -> tuple[Any, bool]:
         """Return the classifier's one output, and whether it is logits."""
-        from_logits = self.from_logits
+        from_logits = self.returns_logits
         if isinstance(outputs, dict) and "mean" in outputs:
             outputs = outputs["mean"]
             from_logits = bool(from_logits)
@@ -141,8 +187,6 @@ class TemperatureScaling(keras.Model):
                 "`model` must return one tensor, or a dictionary with the key 'mean'; got "
                 f"{keras.tree.map_structure(type, outputs)}."
             )
-        if from_logits is None:
-            from_logits = _returns_logits(self.model)
         if from_logits is None:
             raise ValueError(
                 f"The last layer of `model`, {self.model.name!r}, does not tell logits from "
@@ -188,6 +232,30 @@ class TemperatureScaling(keras.Model):
         if not parts:
             raise ValueError("`x` must hold one example at least; got none.")
         return *(np.concatenate(part) for part in zip(*parts, strict=True)), from_logits
+
+
+def unscaled(model: keras.Model) -> keras.Model:
+    """Return the classifier that is scaled, if the model is scaled and the classifier has a graph.
+
+    Else return the model itself.
+    """
+    if isinstance(model, TemperatureScaling) and functional_graph(model.model) is not None:
+        return model.model
+    return model
+
+
+def innermost(model: keras.Model) -> keras.Model:
+    """Return the network inside of a `TemperatureScaling` or `MonteCarlo`; it has their inputs."""
+    from tfp_ibnn.monte_carlo import MonteCarlo  # which imports this module
+
+    while isinstance(model, (MonteCarlo, TemperatureScaling)):
+        model = model.inner if isinstance(model, MonteCarlo) else model.model
+    return model
+
+
+def _spec(tensor: Any) -> keras.InputSpec:
+    name = keras_internals.origin(tensor)[0].name
+    return keras.InputSpec(shape=tensor.shape, dtype=tensor.dtype, name=name)
 
 
 def _batches(dataset: Any) -> Iterator[Any]:

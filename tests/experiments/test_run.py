@@ -19,7 +19,6 @@ import pytest
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
 from tfp_ibnn import experiments
-from tfp_ibnn.checkpoint import CheckpointError
 from tfp_ibnn.experiments import RunError, Settings
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
@@ -398,9 +397,10 @@ def test_a_broken_checkpoint_is_an_error_and_stays(run, script, tmp_path, capsys
         output, {**Settings(**SMALL).as_dict(), "backend": keras.backend.backend()}
     ).claim()
     (output / "training.npz").write_bytes(b"PK half a zip")
-    with pytest.raises(CheckpointError, match=r"training\.npz"):
+    with pytest.raises(RunError, match=r"training\.npz is no whole checkpoint"):
         run(Settings(**SMALL), output)
     assert (output / "training.npz").read_bytes() == b"PK half a zip"
+    assert "training.npz" in (output / "failure.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -559,8 +559,11 @@ def test_a_folder_that_was_claimed_meanwhile_is_left(tmp_path):
     early = experiments.RunFolder(tmp_path / "run", {"seed": 1})
     early.claim()
     early.release()
-    with pytest.raises(RunError, match="holds another run"):
+    with pytest.raises(RunError, match="holds another run"), late:
         late.claim()
+    early.claim()  # which it has not locked
+    early.release()
+    assert early.failure is None
 
 
 @pytest.mark.once

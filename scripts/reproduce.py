@@ -11,7 +11,8 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
 Everything that an experiment needs is trained. The runs of lenet and vgg16, and seeds of frozen,
 have folders below --runs, and what is there already is not trained again: the same command goes on
 after an interruption, and with more --seeds it adds those; another backend, or another first seed
-of lenet and vgg16, needs another --runs. toy2d takes minutes a seed and starts over. The
+of lenet and vgg16, needs another --runs. If a run fails, the others go on, and the command exits
+with 1 at the end. toy2d takes minutes a seed and starts over. The
 results go to results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds),
 runs.json (every run) and figures, of vgg16 also robustness.json and the test probabilities of every
 run. With --add vgg16 trains only what its results do not hold, though the folders of those runs be
@@ -51,40 +52,47 @@ def main(argv=None):
 
     try:
         from tfp_ibnn import data, experiments
-        from tfp_ibnn.checkpoint import CheckpointError
     except ModuleNotFoundError as error:
         print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
         return 2
 
     # A broken pool: one of the processes was killed, for want of memory perhaps.
-    errors = (experiments.RunError, data.DataError, CheckpointError, OSError, BrokenProcessPool)
+    errors = (experiments.RunError, data.DataError, OSError, BrokenProcessPool)
     names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
-    given = options.seeds
+    given, code = options.seeds, 0
     for name in names:
         options.seeds = given or ([0] if options.quick else list(SEEDS[name]))
         began = time.perf_counter()
         folder = Path(options.results) / name
         if (lost := what_is_lost(folder, options)) and not options.force:
-            print(
-                f"error: {folder} holds results of other {lost}, which these would replace: choose "
-                "another --results, or say --force.",
-                file=sys.stderr,
+            code = fail(
+                f"{folder} holds results of other {lost}, which these would replace: choose "
+                "another --results, or say --force."
             )
-            return 1
+            continue
+        missing = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            table = EXPERIMENTS[name](options, folder)
+            table = EXPERIMENTS[name](options, folder, missing)
         except errors as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+            code = fail(error)
+            continue
         except KeyboardInterrupt:
             print("\ninterrupted; what is finished in --runs stays", file=sys.stderr)
             return 130
         print(f"\n{experiments.markdown(table, COLUMNS)}\n")
         print(f"{name}: {time.perf_counter() - began:.0f} s, written to {folder}")
+        if missing and not options.finished:
+            failed, why = next(iter(missing.items()))
+            code = fail(f"{len(missing)} runs of {name} failed, the first {failed}: {why}")
     if options.results == "results":
         fill_tables()
-    return 0
+    return code
+
+
+def fail(error):
+    print(f"error: {error}", file=sys.stderr)
+    return 1
 
 
 def what_is_lost(folder, options):
@@ -123,7 +131,7 @@ def fill_tables():
 COLUMNS = ("dataset", "budget", "method", "epochs")
 
 
-def toy2d(options, folder):
+def toy2d(options, folder, missing):
     from tfp_ibnn.experiments import toy2d, toy2d_figures, write_results
 
     settings = toy2d.Settings.quick() if options.quick else toy2d.Settings()
@@ -134,7 +142,7 @@ def toy2d(options, folder):
     return write_results(folder, rows, vars(options))
 
 
-def frozen(options, folder):
+def frozen(options, folder, missing):
     from tfp_ibnn.experiments import frozen, frozen_figures, write_results
 
     settings = frozen.Settings.quick() if options.quick else frozen.Settings()
@@ -151,7 +159,7 @@ def frozen(options, folder):
     return write_results(folder, rows, vars(options))
 
 
-def lenet(options, folder):
+def lenet(options, folder, missing):
     from tfp_ibnn.experiments import comparison_figures, lenet, write_results
 
     runs = Path(options.runs) / "lenet"
@@ -163,13 +171,14 @@ def lenet(options, folder):
         quick=options.quick,
         jobs=options.jobs,
         data_dir=options.data_dir,
+        missing=missing,
         say=lambda line: print(line, flush=True),
     )
     comparison_figures.save_figures(rows, runs, folder)
     return write_results(folder, rows, vars(options), trials=trials)
 
 
-def vgg16(options, folder):
+def vgg16(options, folder, missing):
     from tfp_ibnn.experiments import RunError, vgg16, vgg16_figures, vgg16_results
 
     runs = Path(options.runs) / "vgg16"
@@ -185,6 +194,7 @@ def vgg16(options, folder):
         jobs=options.jobs,
         data_dir=options.data_dir,
         kept=kept,
+        missing=missing,
         say=lambda line: print(line, flush=True),
     )
     for name in results.missing:

@@ -38,7 +38,6 @@ def main(argv=None):
 
     try:
         from tfp_ibnn import data, experiments
-        from tfp_ibnn.checkpoint import CheckpointError
     except ModuleNotFoundError as error:
         return fail(f"{error}: is the backend {backend or 'of Keras'!r} installed here?", code=2)
 
@@ -52,7 +51,7 @@ def main(argv=None):
         return fail(error, code=2)
     try:
         experiments.run(settings, output, data_dir, devices=devices)
-    except (experiments.RunError, data.DataError, CheckpointError, OSError) as error:
+    except (experiments.RunError, data.DataError, OSError) as error:
         return devices.abort(fail(error, code=1))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr)

@@ -20,7 +20,7 @@ import pytest
 import tfp_ibnn as ibnn
 from tests.data.test_load import Made, tar_of
 from tests.monte_carlo_tools import JAX, classifier, data
-from tests.robustness import harness, mutate
+from tests.robustness import harness, itself, mutate
 from tests.robustness.checkpoints import network, same, state
 from tests.robustness.dataset_files import huge_picture
 from tfp_ibnn import _checks, _files
@@ -71,7 +71,9 @@ def test_campaign(worker, name):
 
 
 def test_the_harness_sees_what_goes_wrong(tmp_path, monkeypatch):
-    monkeypatch.setitem(harness.CAMPAIGNS, "itself", harness.Size("itself", 12, 12, 3.0))
+    size = harness.Size("itself", 14, 14, itself.SECONDS)
+    monkeypatch.setitem(harness.CAMPAIGNS, "itself", size)
+    monkeypatch.setattr(harness, "GDB", None)  # which takes seconds
     worker = harness.Worker(tmp_path / "sandbox")
     said = []
     try:
@@ -79,17 +81,20 @@ def test_the_harness_sees_what_goes_wrong(tmp_path, monkeypatch):
     finally:
         worker.close()
     crashes = [fault.split(":")[0].split()[1] for fault in tally.crashes]
-    assert crashes == ["0", "1", "2", "4", "5", "6", "7"]
-    ends = "ended with 0", f"ended with {-signal.SIGSEGV}", "itself.py"
+    assert crashes == ["0", "1", "2", "4", "5", "6", "7", "10"]
+    ends = "ended with 0", f"ended with {-signal.SIGSEGV}", "hung, in itself.py"
     for words, crash in zip(ends, tally.crashes, strict=False):
         assert words in crash
+    assert "hung, in itself.py" in tally.crashes[-1]
+    stacks = [text for text in said if "most recent call first" in text]
+    assert len(stacks) == 2
     drawn = random.Random("0 itself 3").random()  # of the seed, the campaign and the case alone
     assert tally.wrong == [f"itself 3 number {drawn}: another answer"]
     assert [fault.split()[1] for fault in tally.outside[:2]] == ["8", "9"]
     assert any("outside/escaped was written" in fault for fault in tally.outside)
-    assert (tally.refused, tally.right, tally.tried) == (1, 3, 12)
+    assert (tally.refused, tally.right, tally.tried) == (1, 4, 14)
     assert all(any(fault in line for line in said) for fault in tally.faults)
-    assert "| itself | 12 | 1 | 3 | 7 | 1 | 4 |" in harness.table([tally])
+    assert "| itself | 14 | 1 | 4 | 8 | 1 | 4 |" in harness.table([tally])
 
 
 def test_the_command_line(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfp_ibnn import data
-from tfp_ibnn.experiments import fleet, lenet
+from tfp_ibnn.experiments import RunError, fleet, lenet
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 KEYS = {
@@ -142,12 +142,35 @@ def test_bad_options_exit_2(script, capsys, arguments):
 
 
 def test_an_interruption_is_told_in_a_line(script, tmp_path, monkeypatch, capsys):
-    def interrupted(options, folder):
+    def interrupted(options, folder, missing):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(script.EXPERIMENTS, "toy2d", interrupted)
     assert script.main(["toy2d", "--results", str(tmp_path)]) == 130
     assert capsys.readouterr().err.strip().startswith("interrupted; what is finished")
+
+
+def test_a_failure_ends_nothing_else_and_is_told_by_the_exit_status(
+    script, tmp_path, monkeypatch, capsys
+):
+    def fails(options, folder, missing):
+        raise RunError("no luck")
+
+    def loses_a_run(options, folder, missing):
+        missing["trials/a"] = "it diverged"
+        return []
+
+    names = "toy2d", "frozen", "lenet"
+    for name, experiment in zip(names, (fails, loses_a_run, lambda *_: []), strict=True):
+        monkeypatch.setitem(script.EXPERIMENTS, name, experiment)
+    assert script.main(["all", "--results", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    first, second = told.err.splitlines()
+    assert first == "error: no luck"
+    assert second == "error: 1 runs of frozen failed, the first trials/a: it diverged"
+    assert [line.split(":")[0] for line in told.out.splitlines() if "written" in line] == [
+        *("frozen", "lenet")
+    ]
 
 
 def test_a_quick_look_does_not_touch_the_results(script):

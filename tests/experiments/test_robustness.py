@@ -351,6 +351,21 @@ def test_diverged_model_is_told(folder, tmp_path):
         robustness.evaluate(tmp_path / "nan.keras", settings, tmp_path / "out", folder)
 
 
+def test_a_failure_leaves_the_folder_unlocked(folder, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise ValueError("this network\nis not for it")
+
+    arguments = folder / "plain.keras", robustness.Settings(**SMALL), tmp_path / "out", folder
+    with monkeypatch.context() as patch:
+        patch.setattr(robustness, "Scorer", refuse)
+        with pytest.raises(RunError, match="plain.keras cannot be scored: this network$"):
+            robustness.evaluate(*arguments)
+    assert "this network" in (tmp_path / "out" / "failure.txt").read_text()
+    monkeypatch.setattr(robustness, "_evaluate", lambda *arguments: {"rows": []})
+    assert robustness.evaluate(*arguments) == {"rows": []}
+    assert not (tmp_path / "out" / "failure.txt").exists()
+
+
 def test_coloured_images_of_32_pixels(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     shapes = {"cifar10": (20, 32, 32, 3), "fashion_mnist": (20, 28, 28, 1)}

@@ -223,6 +223,17 @@ def results(runs):
     return vgg16.vgg16(runs, SEEDS, say=print)
 
 
+@pytest.fixture(scope="module")
+def written(results, runs, tmp_path_factory):
+    """A folder with all that the results leave; for tests that only read."""
+    folder = tmp_path_factory.mktemp("results") / "vgg16"
+    folder.mkdir()
+    options = {"seeds": SEEDS, "methods": None, "parts": None}
+    vgg16_results.write(folder, results, runs, options)
+    vgg16_figures.save_figures(results, runs, folder)
+    return folder
+
+
 def test_finished_runs_are_gathered(results):
     assert len(results.rows) == len(SEEDS) * (len(plan.METHODS) + 3 + 5 + 5)
     assert len(results.trials) == sum(map(len, plan.candidates().values()))
@@ -355,12 +366,9 @@ def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
     assert len(found.rows) == len(results.rows) - 5
 
 
-def test_adding_by_the_script(script, results, runs, tmp_path, capsys):
+def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
     folder = tmp_path / "results" / "vgg16"
-    folder.mkdir(parents=True)
-    options = {"seeds": SEEDS, "methods": None, "parts": None}
-    vgg16_results.write(folder, results, runs, options)
-    vgg16_figures.save_figures(results, runs, folder)
+    shutil.copytree(written, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     probabilities = {path: path.read_bytes() for path in (folder / "probabilities").iterdir()}
     finish(tmp_path / "runs" / "vgg16", *next(iter(plan.runs_of("report", [9]).items())))
@@ -469,9 +477,8 @@ def tempered(folder, temperature):
     return -np.log(mean[np.arange(len(mean)), labels]).mean(), np.mean(mean.argmax(1) == labels)
 
 
-def test_an_ensemble_is_the_mean_of_the_seeds(results, runs, tmp_path):
-    vgg16_results.write(tmp_path, results, runs, {})
-    averaged = json.loads((tmp_path / "runs.json").read_text())["averaged"]
+def test_an_ensemble_is_the_mean_of_the_seeds(written, runs):
+    averaged = json.loads((written / "runs.json").read_text())["averaged"]
     assert [row["method"] for row in averaged if row["budget"] == "equal"] == list(plan.METHODS)
     assert len([row for row in averaged if row["budget"] == "long"]) == 3
     row = averaged[0]
@@ -501,13 +508,11 @@ KINDS = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_table_can_be_filled(results, runs, tmp_path, kind):
-    (tmp_path / "vgg16").mkdir()
-    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+def test_every_table_can_be_filled(results, written, kind):
     condition = "" if kind in ("ablations", "draws") else " budget=equal"
     if kind.startswith("pooled"):
         condition += f" method={','.join(plan.METHODS)}"
-    filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", tmp_path)
+    filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", written.parent)
     lines = filled.splitlines()[1:-1]
     assert len({line.count("|") for line in lines}) == 1
     expected = {"ablations": len(results.ablations), "draws": len(plan.DRAWS)}
@@ -515,20 +520,16 @@ def test_every_table_can_be_filled(results, runs, tmp_path, kind):
         assert len(lines) - 2 == expected.get(kind, len(plan.METHODS))
 
 
-def test_nothing_of_other_budgets_is_in_a_table(results, runs, tmp_path):
-    (tmp_path / "vgg16").mkdir()
-    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
-    filled = fill("<!-- afterwards: vgg16 budget=half -->\n<!-- end -->", tmp_path)
+def test_nothing_of_other_budgets_is_in_a_table(written):
+    filled = fill("<!-- afterwards: vgg16 budget=half -->\n<!-- end -->", written.parent)
     assert filled.splitlines()[1] == "| method | seeds | as it is |"
 
 
-def test_a_misspelt_method_is_named(results, runs, tmp_path):
-    (tmp_path / "vgg16").mkdir()
-    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+def test_a_misspelt_method_is_named(written):
     comment = "<!-- scores: vgg16 budget=equal method={} -->\n<!-- end -->"
-    assert len(fill(comment.format("gaussian,flow_last"), tmp_path).splitlines()) == 2 + 2 + 2
+    assert len(fill(comment.format("gaussian,flow_last"), written.parent).splitlines()) == 2 + 2 + 2
     with pytest.raises(ValueError, match="method flow_lost"):
-        fill(comment.format("gaussian,flow_lost"), tmp_path)
+        fill(comment.format("gaussian,flow_lost"), written.parent)
 
 
 @pytest.mark.parametrize(
@@ -543,18 +544,14 @@ def test_a_misspelt_method_is_named(results, runs, tmp_path):
         ("<!-- draws: vgg16 -->\ntext", "1 have no end"),
     ],
 )
-def test_a_comment_that_is_wrong_is_refused(results, runs, tmp_path, comments, says):
-    (tmp_path / "vgg16").mkdir()
-    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+def test_a_comment_that_is_wrong_is_refused(written, comments, says):
     with pytest.raises(ValueError, match=says):
-        fill(comments, tmp_path)
+        fill(comments, written.parent)
 
 
-def test_differences_are_those_of_the_means(results, runs, tmp_path):
-    (tmp_path / "vgg16").mkdir()
-    vgg16_results.write(tmp_path / "vgg16", results, runs, {})
+def test_differences_are_those_of_the_means(results, written):
     comment = "<!-- pooled: vgg16 budget=equal method=gaussian,deterministic -->\n<!-- end -->"
-    _, head, _, first, second, _ = fill(comment, tmp_path).splitlines()
+    _, head, _, first, second, _ = fill(comment, written.parent).splitlines()
     place = head.split(" | ").index("NLL")
     means = [
         np.mean([row["nll"] for row in results.rows if (row["budget"], row["method"]) == wanted])
@@ -564,9 +561,8 @@ def test_differences_are_those_of_the_means(results, runs, tmp_path):
     assert second.split(" | ")[place].startswith(f"{means[1] - means[0]:+.4f} ± ")
 
 
-def test_every_figure_is_drawn(results, runs, tmp_path):
-    vgg16_results.write(tmp_path, results, runs, {})
-    paths = vgg16_figures.save_figures(results, runs, tmp_path)
+def test_every_figure_is_drawn(written):
+    paths = list(written.glob("*.png"))
     assert {path.name for path in paths} == {
         *("scores.png", "reliability.png", "training.png", "robustness.png", "foreign.png"),
         *("curves.png", "posteriors.png"),
@@ -575,14 +571,13 @@ def test_every_figure_is_drawn(results, runs, tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_distance_from_the_confidence_is_drawn(results, runs, tmp_path):
-    vgg16_results.write(tmp_path, results, runs, {})
+def test_the_distance_from_the_confidence_is_drawn(results, written, runs):
     rows = [row for row in results.rows if (row["budget"], row["method"]) == ("half", "gaussian")]
     found = [afterwards.predictions(afterwards.folder_of(row, runs)) for row in rows]
     mean, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     confidence, correct = mean.max(axis=1), mean.argmax(axis=1) == labels
     parts = np.array_split(np.argsort(confidence), 12)
-    (ax,) = vgg16_figures.reliability(rows, tmp_path).axes
+    (ax,) = vgg16_figures.reliability(rows, written).axes
     x, y = ax.containers[0].lines[0].get_data(orig=False)
     np.testing.assert_allclose(x, [1 - confidence[part].mean() for part in parts], rtol=1e-3)
     gap = [correct[part].mean() - confidence[part].mean() for part in parts]

@@ -14,6 +14,7 @@ Each case has a random generator of its own, so that a case is the same in every
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -42,7 +43,8 @@ class Size(NamedTuple):
         module: in which it is.
         full: cases at scale 1.
         least: cases at the smallest scale.
-        seconds: after which a case counts as hung.
+        seconds: a case counts as hung that has computed for so long, or waited for so long
+            without computing. One that a busy machine lets compute slowly does not.
     """
 
     module: str
@@ -75,6 +77,12 @@ COLUMNS = (
 
 MEMORY = 12 * 2**30
 """Bytes that a worker may ask for, so that a hostile size cannot harm the machine."""
+
+GDB = shutil.which("gdb")
+"""Shows where a process hangs outside Python, if it is installed."""
+
+IDLE = 0.02
+"""Share of the time in which a process that only waits may compute."""
 
 
 class Wrong(Exception):
@@ -221,6 +229,7 @@ def child(sandbox, results):
             tell(begin=number)
             watch.found.clear()
             campaign.label, watch.active = "", True
+            gc.freeze()  # so that there is little to look through at the end of the case
             try:
                 verdict = campaign.case(random.Random(f"{seed} {module} {number}"), number)
                 found = {"verdict": verdict}
@@ -233,6 +242,9 @@ def child(sandbox, results):
                 found = {"crash": f"{type(error).__name__}: {text} ({where})"}
             finally:
                 watch.active = False
+            # A failed `predict` leaves a tf.data iterator in a reference cycle. TensorFlow may take
+            # as long to delete it as it has lived, up to a minute: see docs/robustness.md.
+            gc.collect()
             tell(end=number, label=campaign.label, outside=list(watch.found), **found)
         tell(done=True)
 
@@ -295,17 +307,27 @@ class Worker:
             self._process = None
 
     def _lines(self, seconds):
-        """Yield what the child tells; return at its end, or if it says nothing for so long."""
+        """Yield what the child tells; return at its end, or if it hangs, see `Size`."""
         while True:
             while b"\n" in self._rest:
                 line, self._rest = self._rest.split(b"\n", 1)
                 yield json.loads(line)
-            ready, _, _ = select.select([self._results], [], [], seconds)
+            begin = now = self._computed()
+            while not (ready := select.select([self._results], [], [], seconds)[0]):
+                before, now = now, self._computed()
+                if now - before < IDLE * seconds or now - begin > seconds:
+                    break
             part = os.read(self._results, 65536) if ready else b""
             if not part:
                 self._ended = bool(ready)
                 return
             self._rest += part
+
+    def _computed(self):
+        """Return the seconds for which the child has computed."""
+        status = Path(f"/proc/{self._process.pid}/stat").read_text()
+        user, system = status.rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def tell(self, module, seed, count, seconds):
         """Yield what the child tells of each case, and what it could not tell itself."""
@@ -327,27 +349,33 @@ class Worker:
                     break
             if done:
                 return
-            how = f"hung for {seconds:.0f} s"
-            if self._ended:
-                how = f"ended with {self._process.wait()}"
-            else:
-                how += f", in {self._stack()}"
+            stacks = "" if self._ended else self._stacks()
+            code = self._process.wait() if self._ended else None
             self.close()
+            how = f"ended with {code}" if self._ended else f"hung, in {_innermost(stacks)}"
             if number is None:
                 raise RuntimeError(f"{module}: the child {how} before case {first}: {self._tail()}")
-            yield {"end": number, "label": "", "outside": [], "crash": f"The process {how}."}
+            crash = f"The process {how}."
+            yield {"end": number, "label": "", "outside": [], "crash": crash, "stacks": stacks}
             first = number + 1
 
-    def _stack(self):
-        """Return where a child that hangs is, by the traceback that it leaves in the log."""
-        begin = self._log.seek(0, os.SEEK_END)
+    def _stacks(self):
+        """Return where all threads of a child that hangs are, in Python, and in C++ by gdb."""
+        path, begin = self._sandbox / "tmp" / "log", self._log.seek(0, os.SEEK_END)
         self._process.send_signal(signal.SIGUSR1)
-        time.sleep(1.0)
-        with (self._sandbox / "tmp" / "log").open("rb") as log:
-            log.seek(begin)
-            said = log.read().decode(errors="replace")
-        frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\w+)', said)
-        return " < ".join(f"{file}:{line} {name}" for file, line, name in frames[:40]) or "silence"
+        python, native = "", ""
+        for _ in range(100):
+            time.sleep(0.1)
+            before, python = python, path.read_bytes()[begin:].decode(errors="replace")
+            if python and python == before:
+                break
+        if GDB:
+            command = [GDB, "-batch", "-ex", "thread apply all backtrace", "-p"]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                native = subprocess.run(
+                    [*command, str(self._process.pid)], capture_output=True, text=True, timeout=300
+                ).stdout
+        return python + native
 
     def _tail(self):
         return (self._sandbox / "tmp" / "log").read_text(errors="replace")[-2000:]
@@ -370,6 +398,13 @@ class Worker:
 _NAMES = {"work", "tmp", "home", "outside", "here"}
 
 
+def _innermost(stacks):
+    """Return the innermost Python frames of the main thread."""
+    main = stacks.partition("Current thread")[2]
+    frames = re.findall(r'File ".*?([^/"]+)", line (\d+) in (\w+)', main)
+    return " < ".join(f"{file}:{line} {name}" for file, line, name in frames[:8]) or "silence"
+
+
 def run(worker, name, seed=0, scale=1.0, say=lambda line: None):
     """Run a campaign; return its tally.
 
@@ -378,7 +413,8 @@ def run(worker, name, seed=0, scale=1.0, say=lambda line: None):
         name: one of CAMPAIGNS.
         seed: of the cases.
         scale: size of the campaign; 1 is full.
-        say: told of every fault, and from time to time how it goes.
+        say: told of every fault, with all stacks of a process that hung, and from time to time how
+            it goes.
     """
     size = CAMPAIGNS[name]
     count = max(size.least, round(size.full * scale))
@@ -402,6 +438,8 @@ def run(worker, name, seed=0, scale=1.0, say=lambda line: None):
             fault(tally.wrong, f"{case}: {told['wrong']}")
         else:
             fault(tally.crashes, f"{case}: {told['crash']}")
+            if stacks := told.get("stacks"):
+                say(stacks)
         for what in told["outside"]:
             fault(tally.outside, f"{case}: {what}")
         if time.monotonic() - last > 30:

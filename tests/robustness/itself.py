@@ -3,14 +3,18 @@
 import ctypes
 import os
 import time
+import weakref
 
 from tests.robustness.harness import Wrong, refusal
 
-__all__ = ["Campaign"]
+__all__ = ["SECONDS", "Campaign"]
+
+SECONDS = 1.0
+"""After which a case counts as hung."""
 
 
 class Campaign:
-    """Cases 0 to 9 go wrong, each in its own way; 10 and 11 do not."""
+    """Cases 0 to 10 go wrong, each in its own way; 11 to 13 do not."""
 
     def __init__(self, place):
         self.place = place
@@ -40,7 +44,21 @@ class Campaign:
             (self.place.folder / "link").unlink(missing_ok=True)
             (self.place.folder / "link").symlink_to(self.place.outside)
             (self.place.folder / "link" / "folder").mkdir()
-        if number == 10:
+        while number == 10:
+            pass
+        if number == 11:
             (self.place.folder / "inside").write_text("x")
             return refusal(ValueError("it says why"), ValueError, lines=1)
+        if number == 12:
+
+            def cycle():
+                return cycle
+
+            self.garbage = weakref.ref(cycle)
+            begin = time.process_time()
+            while time.process_time() - begin < 0.6 * SECONDS:
+                time.sleep(0.003)  # as on a machine that is busy with other work
+                sum(range(100_000))
+        if number == 13 and self.garbage() is not None:
+            raise Wrong("what the last case has left is still there")
         return "right"

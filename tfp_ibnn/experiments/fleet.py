@@ -12,7 +12,7 @@ import keras
 
 from tfp_ibnn import data
 from tfp_ibnn.experiments import robustness
-from tfp_ibnn.experiments.folder import RunError, RunFolder, read_record
+from tfp_ibnn.experiments.folder import RecordError, RunError, RunFolder, read_record
 from tfp_ibnn.experiments.run import finished, identity, run
 from tfp_ibnn.experiments.settings import Settings
 
@@ -39,8 +39,8 @@ def run_all(
     """Train every run in a folder of its own; return what each measured, by name.
 
     Runs that are finished already are not repeated, and unfinished ones are taken up, so that the
-    same call goes on after an interruption. A run that fails does not keep the others from being
-    run.
+    same call goes on after an interruption. A run that fails, or whose files are damaged, does not
+    keep the others from being run. One whose evaluation fails is returned without it.
 
     Args:
         runs: name to settings. A name may have slashes.
@@ -66,14 +66,26 @@ def run_all(
         for name, settings in runs.items()
     }
     found, failed = {}, {}
+
+    def fail(name: str, error: RunError) -> None:
+        failed[name] = str(error)
+        say(f"{name} failed: {error}")
+
     for name, task in tasks.items():
-        if (metrics := task.measured()) is not None and not (train and task.left(metrics)):
+        try:
+            metrics = task.measured()
+        except RecordError as error:
+            fail(name, error)
+            continue
+        if metrics is not None and not (train and task.left(metrics)):
             found[name] = metrics
-    waiting = [task for name, task in tasks.items() if train and name not in found]
+    done = found.keys() | failed.keys()
+    waiting = [task for name, task in tasks.items() if train and name not in done]
     for name, outcome in _each(waiting, jobs, say):
         if isinstance(outcome, RunError):
-            failed[name] = str(outcome)
-            say(f"{name} failed: {outcome}")
+            fail(name, outcome)
+            if (metrics := tasks[name].measured()) is not None:
+                found[name] = metrics
             continue
         found[name] = outcome
         say(f"[{len(found)}/{len(runs)}] {_line(name, outcome)}")
@@ -82,7 +94,8 @@ def run_all(
             if name not in found:
                 missing[name] = failed.get(name) or task.failure() or NOT_RUN
             else:
-                missing |= {f"{name}/{part}": NOT_RUN for part in task.left(found[name])}
+                why = failed.get(name, NOT_RUN)
+                missing |= {f"{name}/{part}": why for part in task.left(found[name])}
     elif failed:
         name, why = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")

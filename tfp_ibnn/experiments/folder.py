@@ -3,15 +3,19 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tfp_ibnn import _files
 
-__all__ = ["RunError", "RunFolder", "read_record"]
+__all__ = ["RecordError", "RunError", "RunFolder", "read_record"]
 
 
 class RunError(RuntimeError):
     """A run that cannot begin or go on; the message is one line."""
+
+
+class RecordError(RunError):
+    """A file of a run that cannot be read."""
 
 
 class RunFolder:
@@ -19,6 +23,8 @@ class RunFolder:
 
     Looking at it is safe: a folder that holds something else, or a run with other settings, is left
     as it is, and nothing is written before `claim`.
+
+    As a context it keeps why the run fails, if it does, and lets others have the folder at the end.
 
     Args:
         path: of the folder.
@@ -50,15 +56,29 @@ class RunFolder:
         self._lock = _files.locked(self._record)
         if self._lock is None:
             raise RunError(f"{self.path} is in use: somebody else is at this run.")
-        self._check_same()  # it may have been claimed since it was looked at
-        _files.remove_leftovers(self.path)
-        self._failure.unlink(missing_ok=True)
+        try:
+            self._check_same()  # it may have been claimed since it was looked at
+            _files.remove_leftovers(self.path)
+            self._failure.unlink(missing_ok=True)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let others have the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            if isinstance(error, RunError):
+                self.fail(error)
+        finally:
+            self.release()
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -103,11 +123,11 @@ class RunFolder:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return what a JSON file of a run holds, or raise RunError."""
+    """Return what a JSON file of a run holds, or raise RecordError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} cannot be read ({error}).") from error
+        raise RecordError(f"{path} cannot be read ({error}).") from error
     if not isinstance(content, dict):
-        raise RunError(f"{path} is not the record of a run.")
+        raise RecordError(f"{path} is not the record of a run.")
     return content

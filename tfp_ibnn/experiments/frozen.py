@@ -120,19 +120,16 @@ def run_kept(
     """
     settings = settings or Settings()
     identity = {**dataclasses.asdict(settings), "hidden": list(settings.hidden), "seed": seed}
-    kept = RunFolder(folder, identity)
-    if (found := kept.metrics) is not None:
-        say(f"seed {seed} is finished in {folder}")
-        return found["rows"]
-    kept.claim()
-    try:
+    with RunFolder(folder, identity) as kept:
+        if (found := kept.metrics) is not None:
+            say(f"seed {seed} is finished in {folder}")
+            return found["rows"]
+        kept.claim()
         made = provenance({})
         where = {key: made[key] for key in ("backend", "hardware", "versions", "python")}
         rows = run(seed, settings, data_dir=data_dir, say=say)
         rows = [{**row, **where} for row in rows]
         _files.write_json(kept / "metrics.json", {"rows": rows})
-    finally:
-        kept.release()
     return rows
 
 

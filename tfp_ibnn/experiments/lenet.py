@@ -94,12 +94,14 @@ def lenet(
     quick: bool = False,
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
+    missing: dict[str, str] | None = None,
     say: Say = print,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Run the experiment; return a row for each run of the table, and one for each trial.
 
     Settings are chosen by the NLL of 5,000 training images that the trials did not see, with the
     first seed. Then each method is trained on all training images with every seed, and tested once.
+    A trial may fail: there are others.
 
     Args:
         folder: for the runs; what is there already is not run again.
@@ -109,14 +111,19 @@ def lenet(
         quick: a few steps on a few images, to see that all of it works.
         jobs: processes at once.
         data_dir: where the data is cached.
+        missing: gets the names of the runs that failed, and why.
         say: called with lines of progress.
+
+    Raises:
+        RunError: if a run of the table failed, when all others are finished.
     """
+    missing = {} if missing is None else missing
     for dataset in datasets:
         _checks.one_of("datasets", dataset, DATASETS)
     for method in methods:
         _checks.one_of("methods", method, METHODS)
     shorten = shortened if quick else lambda settings: settings
-    options = {"jobs": jobs, "data_dir": data_dir, "say": say}
+    options = {"jobs": jobs, "data_dir": data_dir, "missing": missing, "say": say}
 
     trials = {
         f"trials/{dataset}/{method}/{name}": shorten(dataclasses.replace(settings, seed=seeds[0]))
@@ -132,10 +139,7 @@ def lenet(
         if method.removesuffix("_continued") in methods
     }
     # Together, so that no process waits while the last trials end.
-    missing: dict[str, str] = {}
-    found = run_all(trials | runs, folder, missing=missing, **options)
-    for name in runs.keys() & missing.keys():  # a trial may fail: there are others
-        raise RunError(f"{name}: {missing[name]}")
+    found = run_all(trials | runs, folder, **options)
     tried = [row(name, trials[name], found[name]) for name in trials if name in found]
     chosen = best(trials, found)
     finals = {
@@ -143,4 +147,8 @@ def lenet(
         for (dataset, method), seed in itertools.product(chosen, seeds)
     }
     found |= run_all(finals, folder, **options)
-    return [row(name, settings, found[name]) for name, settings in (runs | finals).items()], tried
+    runs |= finals
+    if failed := [name for name in runs if name in missing]:
+        name = failed[0]
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {missing[name]}")
+    return [row(name, settings, found[name]) for name, settings in runs.items()], tried

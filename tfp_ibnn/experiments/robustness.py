@@ -138,8 +138,8 @@ def evaluate(
     """Measure a saved model; return what `robustness.json` holds.
 
     The folder gets `settings.json`, then `robustness.png` and `foreign.png`, where such shifts were
-    asked for, and `robustness.json` at last. If that is there already, from the same model and
-    settings, it is read and nothing is measured.
+    asked for, and `robustness.json` at last; or `failure.txt`, if it fails. If `robustness.json` is
+    there already, from the same model and settings, it is read and nothing is measured.
 
     Args:
         model: a `.keras` file with logits as its output.
@@ -159,17 +159,17 @@ def evaluate(
         _check_export(Path(export), Path(output))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     identity = {**settings.as_dict(), "model": digest, "backend": backend.NAME}
-    folder = RunFolder(output, identity)
-    folder.claim()
-    scorer = Scorer(network, settings.samples, settings.seed)
-    try:
+    with RunFolder(output, identity) as folder:
+        folder.claim()
+        try:
+            scorer = Scorer(network, settings.samples, settings.seed)
+        except ValueError as error:
+            raise RunError(f"The model {path} cannot be scored: {_first_line(error)}") from error
         if (folder / "robustness.json").exists():
             say(f"{folder.path}: finished already.")
             record = read_record(folder / "robustness.json")
         else:
             record = _evaluate(scorer, settings, folder, data_dir, {str(path): digest}, say)
-    finally:
-        folder.release()
     if export is not None:
         scorer.export(export)
         say(f"SavedModel: {export}")
@@ -294,10 +294,14 @@ def _score(scorer: Scorer, images: np.ndarray, labels: np.ndarray) -> Scores:
     try:
         found = scorer.score(images, labels)
     except ValueError as error:
-        raise RunError(f"The model cannot predict: {str(error).splitlines()[0]}") from error
+        raise RunError(f"The model cannot predict: {_first_line(error)}") from error
     if not np.isfinite(found.mean).all():
         raise RunError("The predictions of the model are not finite: its training diverged.")
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _labelled(what: Row, found: Scores) -> Row:

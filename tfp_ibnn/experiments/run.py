@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn import _files, backend, data, models
-from tfp_ibnn.checkpoint import Checkpoint
+from tfp_ibnn.checkpoint import Checkpoint, CheckpointError
 from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.experiments.devices import Devices
 from tfp_ibnn.experiments.folder import RunError, RunFolder
@@ -69,7 +69,8 @@ def run(
             together, the first one writes, tests and says; the others return an empty dict.
 
     Raises:
-        RunError: if the folder belongs to something else, or training diverges.
+        RunError: if the folder belongs to something else, its checkpoint is damaged, or training
+            diverges.
         DataError: if the data cannot be had.
     """
     devices = devices or Devices()
@@ -87,12 +88,9 @@ def run(
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(settings.precision)
     try:
-        return _run(settings, folder, data_dir, say, keep_models, devices)
-    except RunError as error:
-        folder.fail(error)
-        raise
+        with folder:
+            return _run(settings, folder, data_dir, say, keep_models, devices)
     finally:
-        folder.release()
         keras.config.set_dtype_policy(policy)
 
 
@@ -277,7 +275,10 @@ def _fit(
         model.optimizer.build(model.trainable_variables)
     due = _Due(settings.log_every, stage.epochs)
     checkpoint = _Checkpoint(folder / f"{stage.name}.npz", due)
-    done = devices.restore(checkpoint, model)
+    try:
+        done = devices.restore(checkpoint, model)
+    except CheckpointError as error:
+        raise RunError(str(error)) from error
     history = folder / f"{stage.name}.csv"
     if done and devices.is_first:
         # A run that was killed right after its checkpoint lacks a line here.

@@ -33,13 +33,14 @@ def vgg16(
     jobs: int = 1,
     data_dir: str | os.PathLike | None = None,
     kept: Results | None = None,
+    missing: dict[str, str] | None = None,
     say: Say = print,
 ) -> Results:
     """Run the experiment.
 
     Settings are chosen by the NLL of 5,000 training images that the trials did not see, with the
     first seed, or that of the trials in `kept`. Then each method is trained on all training images
-    with every seed, and tested once. A run that diverges is named as missing, and the others go on.
+    with every seed, and tested once. A run that fails is named as missing, and the others go on.
 
     Args:
         folder: for the runs; what is there already is not run again.
@@ -52,6 +53,7 @@ def vgg16(
         data_dir: where the data is cached.
         kept: what was found before. Runs that it has are not run again, whether or not their
             folders are still there, and are part of what is returned.
+        missing: gets the names of what was not run or failed, and why.
         say: called with lines of progress.
 
     Raises:
@@ -63,7 +65,7 @@ def vgg16(
         _checks.one_of("methods", method, METHODS)
     runs: dict[str, Settings] = {}
     found: dict[str, Row] = {}
-    missing: dict[str, str] = {}
+    missing = {} if missing is None else missing
     known: dict[str, Row] = {}
     before = {_key(row): row for row in (*kept.rows, *kept.trials, *kept.ablations)} if kept else {}
 

@@ -36,7 +36,6 @@ OF_A_DEVICE = (
     "test_heads.py",
     "test_keras_files.py",
     "test_layers.py",
-    "test_loss_curve.py",
     "test_mixed_precision.py",
     "test_monte_carlo.py",
     "test_noise.py",

@@ -8,22 +8,37 @@ below holds for all of them. What is computed in float64 agrees as closely as ev
 import functools
 
 import numpy as np
+import pytest
 
 from tfp_ibnn import backend
 
-__all__ = ["TF32", "follow_hardware"]
+__all__ = ["TF32", "at_least", "follow_hardware"]
 
 TF32 = 2.0**-9
 """Share of the largest number by which sums of products may differ: four roundings of TF32."""
 
 
 def follow_hardware():
-    """Make `np.testing.assert_allclose` as coarse as the products of this machine's GPU."""
+    """Make what tests compare numbers with as coarse as the products of this machine's GPU."""
     if backend.accelerators():
-        np.testing.assert_allclose = _coarser(np.testing.assert_allclose)
+        np.testing.assert_allclose = _coarser_allclose(np.testing.assert_allclose)
+        pytest.approx = _coarser_approx(pytest.approx)
 
 
-def _coarser(assert_allclose):
+def at_least(tolerance):
+    """Return a relative tolerance for numbers that are compared by hand."""
+    return max(tolerance, TF32) if backend.accelerators() else tolerance
+
+
+def _coarser_approx(approx):
+    @functools.wraps(approx)
+    def compare(expected, rel=None, abs=None, nan_ok=False):
+        return approx(expected, rel=max(rel or 0, TF32), abs=abs, nan_ok=nan_ok)
+
+    return compare
+
+
+def _coarser_allclose(assert_allclose):
     @functools.wraps(assert_allclose)
     def compare(actual, desired, rtol=1e-7, atol=0, **options):
         exact = all(isinstance(x, np.ndarray) and x.dtype == "float64" for x in (actual, desired))

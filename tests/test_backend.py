@@ -25,7 +25,8 @@ def test_another_backend_is_refused(monkeypatch, name):
 
 @pytest.mark.skipif(not importlib.util.find_spec("jax"), reason="Keras on NumPy needs JAX")
 def test_import_on_another_backend_fails_with_that_error():
-    env = {**os.environ, "KERAS_BACKEND": "numpy", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "KERAS_BACKEND": "numpy", "PYTHONPATH": path}
     command = [sys.executable, "-c", "import tfp_ibnn"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode != 0

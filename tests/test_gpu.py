@@ -39,6 +39,13 @@ def network(posterior=None, **options):
     return ibnn.to_stochastic(det, posterior or ibnn.NormalAffine(), len(X), seed=0, **options)
 
 
+def assert_learns(history):
+    """Of the epochs, the last half must be better than the first: each has noise of its own."""
+    first, last = np.split(np.array(history["nll"]), 2)
+    assert np.isfinite(history["loss"]).all()
+    assert last.mean() < first.mean()
+
+
 def train(model, epochs=8, **options):
     optimizer = ibnn.two_speed(keras.optimizers.Adam(0.01), stochastic_lr=0.02)
     model.compile(optimizer, LOGITS, metrics=["accuracy"], **options)
@@ -66,9 +73,7 @@ POSTERIORS = {
 def test_training(policy, name, precision, jit_compile):
     policy(precision)
     model = network(POSTERIORS[name]())
-    history = train(model, jit_compile=jit_compile)
-    assert np.all(np.isfinite(history["loss"]))
-    assert history["nll"][-1] < history["nll"][0]
+    assert_learns(train(model, jit_compile=jit_compile))
     if jit_compile == "auto":
         assert model.jit_compile
 
@@ -125,7 +130,7 @@ def test_mirrored_strategy_on_one_gpu():
         optimizer = ibnn.two_speed(keras.optimizers.Adam(0.01), stochastic_lr=0.02)
         model.compile(optimizer, LOGITS)
         history = model.fit(X, Y, batch_size=32, epochs=8, verbose=0).history
-    assert history["nll"][-1] < history["nll"][0]
+    assert_learns(history)
 
 
 def test_a_checkpoint_resumes_exactly(tmp_path):

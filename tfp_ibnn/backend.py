@@ -52,7 +52,6 @@ if NAME == "tensorflow":
     import tensorflow as tf
     import tensorflow_probability as tfp
 
-    matmul = keras.ops.matmul
     mean = keras.ops.mean
     tanh = tf.tanh
 
@@ -135,6 +134,17 @@ if NAME == "tensorflow":
         angle = 2 * math.pi * uniform[1]
         pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
         return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
+
+    def matmul(x: Tensor, y: Tensor) -> Tensor:
+        """Like `keras.ops.matmul`, in full precision on GPUs too.
+
+        TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
+        rotation is then no rotation, and the KL of a posterior that equals its prior is not 0.
+        """
+        if not jit_compiles_well() or x.dtype != tf.float32:
+            return keras.ops.matmul(x, y)
+        product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
+        return tf.cast(product, tf.float32)
 
     # As products of matrices these two take a third of the time of multiplying and summing up. GPUs
     # multiply matrices in a shorter format, and are fast anyway.

@@ -26,12 +26,12 @@ __all__ = ["gpu_steps", "scanned", "stepping"]
 
 BATCHES = (128, 256)
 PRECISIONS = {"bfloat16": "mixed_bfloat16", "float32": "float32"}
-STEPS = 100
+STEPS = 50
 TARGETS = {"gaussian": 1.10, "flow": 1.30}
 
 
 def gpu_steps(settings: Settings, network: str = "vgg16", steps: int = STEPS) -> Iterator[Row]:
-    """Time a step of a network, 100 steps in one execution, in all precisions and batch sizes."""
+    """Time a step of a network, 50 steps in one execution, in all precisions and batch sizes."""
     cases = [
         (kind, precision, batch)
         for kind in ("none", *TARGETS)

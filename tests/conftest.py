@@ -28,6 +28,17 @@ def collected():
 
 
 @pytest.fixture
+def eagerly():
+    """Compile nothing on TensorFlow, for tests of a few steps that say nothing about graphs.
+
+    To trace a training step takes as long as to run it six times.
+    """
+    autodiff.run_eagerly(True)
+    yield
+    autodiff.run_eagerly(False)
+
+
+@pytest.fixture
 def policy():
     """A function that sets floatx and the dtype policy for one test."""
     before = keras.config.floatx(), keras.config.dtype_policy()

@@ -22,7 +22,8 @@ def make(rate=1e-2, kind="stochastic"):
             keras.layers.Dense(3, name="third"),
         ]
     )
-    model = ibnn.to_stochastic(det, ibnn.NormalPlanar1d(depth=1), train_size=80)
+    posteriors = {"second": ibnn.NormalPlanar1d(depth=1), ".*": ibnn.NormalAffine()}
+    model = ibnn.to_stochastic(det, posteriors, train_size=80)
     if kind == "plain":
         model = keras.Model(model.input, model.output)
     optimizer = keras.optimizers.SGD(rate, momentum=0.9)

@@ -222,7 +222,7 @@ def test_requests_of_a_pass_are_independent():
     np.testing.assert_array_equal(skipped, second)
 
 
-@pytest.mark.parametrize(("sampling", "steps"), zip(noise.SAMPLINGS, (1, 2, 2), strict=True))
+@pytest.mark.parametrize(("sampling", "steps"), [("iid", 1), ("antithetic", 2), ("qmc", 2)])
 def test_seeded_passes_repeat_eager_and_compiled(sampling, steps):
     inner = keras.Sequential([keras.Input((3,)), bare(), bare()])
     model = Scoped(inner, groups=4, seed=3, sampling=sampling)
@@ -296,11 +296,10 @@ def index_of(z):
     return np.round(z[..., 0] / 100).astype(int)
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize(("count", "training"), [(1, True), (8, False)])
 def test_components_go_round_from_a_random_start_alike_in_all_layers(count, training):
     layers, starts, x = [indexed(), indexed()], set(), ops.ones((count, 2))
-    for _ in range(24):
+    for _ in range(12):
         with noise.scope():
             first, second = (index_of(numpy(layer(x, training=training))) for layer in layers)
         np.testing.assert_array_equal(first, second)

@@ -4,13 +4,25 @@ import keras
 import numpy as np
 from keras import ops
 
-__all__ = ["enable_float64", "gradient", "jacobian", "jit", "quick", "weight_gradients"]
+__all__ = [
+    "enable_float64",
+    "gradient",
+    "jacobian",
+    "jit",
+    "quick",
+    "run_eagerly",
+    "weight_gradients",
+]
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
     def enable_float64():
         """Let float64 arrays be float64: TensorFlow always does."""
+
+    def run_eagerly(on):
+        """Switch whether TensorFlow runs its functions step by step and compiles none."""
+        tf.config.run_functions_eagerly(on)
 
     def jit(function, variables=()):
         """Compile a function of arrays; the values of `variables` are read at each call."""
@@ -53,6 +65,9 @@ else:
     def enable_float64():
         """Let float64 arrays be float64; float32 arrays stay as they are."""
         jax.config.update("jax_enable_x64", True)
+
+    def run_eagerly(on):
+        """Leave all as it is: JAX is quicker when it compiles."""
 
     def jit(function, variables=()):
         """Compile a function of arrays; the values of `variables` are read at each call."""

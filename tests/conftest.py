@@ -83,6 +83,27 @@ def collected():
 
 
 @pytest.fixture
+def eagerly():
+    """Compile nothing on TensorFlow, for tests of a few steps that say nothing about graphs.
+
+    To trace a training step takes as long as to run it six times.
+    """
+    autodiff.run_eagerly(True)
+    yield
+    autodiff.run_eagerly(False)
+
+
+@pytest.fixture
+def few_steps(eagerly):
+    """End every training after five steps, for examples of which only that they run is shown."""
+    keras.config.set_max_epochs(1)
+    keras.config.set_max_steps_per_epoch(5)
+    yield
+    keras.config.set_max_epochs(None)
+    keras.config.set_max_steps_per_epoch(None)
+
+
+@pytest.fixture
 def policy():
     """A function that sets floatx and the dtype policy for one test."""
     before = keras.config.floatx(), keras.config.dtype_policy()

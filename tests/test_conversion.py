@@ -13,7 +13,10 @@ from sklearn.datasets import load_digits
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy, posterior_weights, predict_without_noise, stir
 
-pytestmark = pytest.mark.once
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.filterwarnings("ignore:These layers cannot be converted"),
+]
 
 N = 50
 
@@ -258,7 +261,7 @@ def test_every_layer_counts_its_kl_once(name):
 @pytest.mark.parametrize(
     "name", ["sequential", "functional", "nested", "nested_twice", "several", "by_name"]
 )
-def test_copy_is_noisy_trains_and_is_saved(name, tmp_path):
+def test_copy_is_noisy_trains_and_is_saved(eagerly, name, tmp_path):
     model, x, _ = MODELS[name]()
     copy = to_stochastic(model)
     copy.compile("sgd", "mse")
@@ -329,7 +332,7 @@ def test_seed_repeats_the_noise():
 
 
 @pytest.mark.once
-def test_compiled_original():
+def test_compiled_original(eagerly):
     model, x, _ = sequential()
     model.compile("adam", "mse", metrics=["mae"])
     y = data(3, 2)
@@ -347,7 +350,7 @@ def test_compiled_original():
 
 
 @pytest.mark.once
-def test_frozen_layers_stay_frozen():
+def test_frozen_layers_stay_frozen(eagerly):
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
     inner.trainable = False
     model = keras.Sequential(
@@ -830,6 +833,7 @@ def test_a_mask_given_by_hand_is_kept():
             )
 
 
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 def test_a_layer_that_cannot_be_copied_is_named():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, lambda x: x**2, name="odd")])
     with pytest.raises(ValueError, match="'odd'.*register_keras_serializable"):

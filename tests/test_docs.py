@@ -99,6 +99,7 @@ def test_reference_has_the_public_names(site):
 SLOW = ("from_tfp.md", "index.md")
 
 
+@pytest.mark.filterwarnings("ignore:Limiting", "ignore:Your input ran out of data")
 @pytest.mark.parametrize(
     "name",
     [
@@ -107,7 +108,7 @@ SLOW = ("from_tfp.md", "index.md")
         if BLOCK.search((DOCS / name).read_text())
     ],
 )
-def test_examples_run(name, tmp_path, monkeypatch):
+def test_examples_run(few_steps, name, tmp_path, monkeypatch):
     """The blocks of one page run in order, as a reader would paste them."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}

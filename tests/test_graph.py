@@ -369,6 +369,7 @@ def plain_call(model, x, seed, draw):
         return numpy(model(x, training=False))
 
 
+@pytest.mark.filterwarnings("ignore:.*was passed an input with a mask attached to it")
 @pytest.mark.parametrize("make", MODELS)
 def test_cut_in_two_it_is_the_same_model(make):
     """Example by example and draw by draw: each draw is the model under one z for each layer."""

@@ -525,7 +525,7 @@ def fit(model, epochs=1):
 
 
 @pytest.mark.parametrize("part", ["deterministic", "stochastic"])
-def test_freeze_stops_one_part_and_unfreeze_starts_it(part):
+def test_freeze_stops_one_part_and_unfreeze_starts_it(eagerly, part):
     model = frozen_model()
     stochastic, deterministic = split(model)
     assert len(stochastic) == 4
@@ -562,7 +562,7 @@ def test_freeze_reaches_the_own_weights_of_layers_with_sublayers():
     assert [weight.name for weight in model.trainable_weights] == ["shift", "raw_scale"]
 
 
-def test_freeze_keeps_the_statistics_of_batch_normalization():
+def test_freeze_keeps_the_statistics_of_batch_normalization(eagerly):
     model = keras.Sequential(
         [keras.Input((4,)), layers.BatchNormalization(), ibnn.StochasticDense(2, train_size=N)]
     )
@@ -634,7 +634,7 @@ def trained(seed):
     return values(model.weights)
 
 
-def test_random_seed_repeats_a_training_run():
+def test_random_seed_repeats_a_training_run(eagerly):
     first = trained(3)
     assert all(unchanged(first, trained(3)))
     assert not all(unchanged(first, trained(4)))

@@ -127,7 +127,7 @@ def small(posterior, **options):
 
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(None, marks=pytest.mark.once)])
 @pytest.mark.parametrize("recipe", [ibnn.NormalAffine, ibnn.NormalPlanar1d])
-def test_predictions_are_those_of_the_plain_way(recipe, chunk_size, monkeypatch):
+def test_predictions_are_those_of_the_plain_way(eagerly, recipe, chunk_size, monkeypatch):
     model = small(recipe(initial_scale=0.7))
     x = RNG.normal(size=(5, 8, 8, 3)).astype("float32")
 

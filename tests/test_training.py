@@ -91,7 +91,7 @@ def groups(model):
 
 
 @pytest.mark.parametrize("make", [network, plain_network])
-def test_each_weight_has_its_optimizer_before_and_after_loading(make, tmp_path):
+def test_each_weight_has_its_optimizer_before_and_after_loading(eagerly, make, tmp_path):
     model = make()
     model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1, momentum=0.9), 0.02), "mse")
     fit(model)
@@ -158,7 +158,7 @@ def test_loaded_model_goes_on_with_both_optimizers(tmp_path):
     assert not slow & posterior
 
 
-def test_rates_take_effect():
+def test_rates_take_effect(eagerly):
     model = network()
     model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02), "mse")
     ibnn.set_noise(model, on=False)  # then both rates see the same gradient
@@ -228,12 +228,8 @@ def test_reduce_on_plateau_moves_both():
     assert rates(model.optimizer) == pytest.approx((0.1 / 4, 0.02 / 4))
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [schedules.CosineDecay(0.1, 10), schedules.ExponentialDecay(0.1, 2, 0.5)],
-    ids=["cosine", "exponential"],
-)
-def test_schedules_are_scaled(schedule, tmp_path):
+def test_schedules_are_scaled(tmp_path):
+    schedule = schedules.CosineDecay(0.1, 10)
     model = plain_network()
     model.compile(ibnn.two_speed(keras.optimizers.SGD(schedule), 0.02), "mse")
     assert rates(model.optimizer) == pytest.approx((0.1, 0.02))
@@ -251,7 +247,7 @@ def test_schedules_are_scaled(schedule, tmp_path):
         model.optimizer.learning_rate = 0.5
 
 
-def test_schedule_for_the_posteriors():
+def test_schedule_for_the_posteriors(eagerly):
     schedule = schedules.ExponentialDecay(0.02, 2, 0.5)
     model = plain_network()
     model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1), schedule), "mse")
@@ -312,7 +308,7 @@ def test_original_optimizer_is_the_deterministic_one():
 
 def test_float16_loss_scaling(policy):
     policy("mixed_float16")
-    model = network()
+    model = plain_network()
     model.compile(ibnn.two_speed(keras.optimizers.Adam(0.01), 0.002), "mse")
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     assert isinstance(model.optimizer.inner_optimizer, ibnn.TwoSpeed)
@@ -433,7 +429,7 @@ def test_callbacks_need_a_stochastic_layer(callback):
 KEYS = ("kl", "z_mean", "z_std", "entropy")
 
 
-def test_log_appears_in_history_and_csv(tmp_path):
+def test_log_appears_in_history_and_csv(eagerly, tmp_path):
     model = network()
     model.compile("sgd", "mse")
     path = tmp_path / "log.csv"
@@ -484,7 +480,7 @@ def test_log_appears_in_tensorboard(tmp_path):
     assert {f"epoch_one/{key}" for key in KEYS} | {"epoch_beta"} <= tags
 
 
-def test_layers_of_one_name_have_entries_of_their_own():
+def test_layers_of_one_name_have_entries_of_their_own(eagerly):
     def block(name):
         inputs = keras.Input((4,))
         posterior = ibnn.NormalAffine(initial_scale=0.2 if name == "a" else 0.4)
@@ -522,7 +518,7 @@ def test_loss_is_nll_and_kl(posterior):
     assert logs["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_kl_of_the_log_is_that_of_the_layers():
+def test_kl_of_the_log_is_that_of_the_layers(eagerly):
     model = network()
     model.compile(loss="mse")
     logs = model.evaluate(X, Y, verbose=0, return_dict=True)
@@ -530,7 +526,7 @@ def test_kl_of_the_log_is_that_of_the_layers():
     assert logs["kl"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_uneven_batches_are_weighted_by_their_size():
+def test_uneven_batches_are_weighted_by_their_size(eagerly):
     model = network()
     ibnn.set_noise(model, on=False)
     model.compile(loss="mse")
@@ -540,7 +536,7 @@ def test_uneven_batches_are_weighted_by_their_size():
     assert logs["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_regularizer_is_apart():
+def test_regularizer_is_apart(eagerly):
     model = network(kernel_regularizer=keras.regularizers.L2(0.3))
     model.compile(keras.optimizers.SGD(0.0), "mse")
     history = fit(model)
@@ -550,7 +546,7 @@ def test_regularizer_is_apart():
     assert rest == pytest.approx(expected, rel=1e-4)
 
 
-def test_samples_average_the_log_likelihoods():
+def test_samples_average_the_log_likelihoods(eagerly):
     one, four = network(), network(train_samples=4)
     four.set_weights(one.get_weights())
     for model in (one, four):
@@ -564,7 +560,7 @@ def test_samples_average_the_log_likelihoods():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_samples_have_their_own_noise_and_examples_stay_with_their_targets():
+def test_samples_have_their_own_noise_and_examples_stay_with_their_targets(eagerly):
     inputs = keras.Input((1,))
     layer = ibnn.Stochastic(layers.Identity(), ibnn.NormalAffine(seed=1), train_size=N)
     model = ibnn.StochasticModel(inputs, layer(inputs), train_samples=500)
@@ -588,7 +584,7 @@ def test_samples_have_their_own_noise_and_examples_stay_with_their_targets():
     assert model.evaluate(x, x, verbose=0, return_dict=True)["size"] == 2  # in training only
 
 
-def test_sample_weights():
+def test_sample_weights(eagerly):
     one, three = network(), network(train_samples=3)
     three.set_weights(one.get_weights())
     weight = np.linspace(0, 2, N).astype("float32")
@@ -604,7 +600,7 @@ def test_sample_weights():
 
 
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
-def test_several_inputs(kind):
+def test_several_inputs(eagerly, kind):
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     layer = ibnn.StochasticDense(2, train_size=N)
     inputs = (a, b) if kind == "tuple" else {"a": a, "b": b}

@@ -21,14 +21,15 @@ from tests.registry import (
 from tfp_ibnn import flows
 
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
+# Another setting of a flow makes no difference to a compiler, nor to shapes.
+every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not in VARIANTS])
+# The smallest of all, the smallest of a coupling, and an odd one with more than three channels.
 every_size = pytest.mark.parametrize(
     ("name", "channels"),
     [
-        pytest.param(
-            name, size, marks=[pytest.mark.once] if name in VARIANTS or size in (2, 7) else []
-        )
+        pytest.param(name, size, marks=[pytest.mark.once] if name in VARIANTS or size == 2 else [])
         for name in FLOWS
-        for size in (1, 2, 3, 7)
+        for size in (1, 2, 5)
         if size >= min_channels(name)
     ],
 )
@@ -97,16 +98,15 @@ def test_inverse_carries_gradients_to_the_weights(float64, name):
 
 
 @pytest.mark.once
-@every_flow
-@pytest.mark.parametrize("lead", [(), (1,), (2, 1, 3)])
-def test_any_leading_shape_equals_a_loop(float64, name, lead):
-    flow, x = make_flow(name, seed=2), draws((*lead, 3))
-    rows = x.reshape(-1, 3)
+@every_kind
+def test_any_leading_shape_equals_a_loop(float64, name):
+    flow, x = make_flow(name, seed=2), draws((2, 1, 2, 3))
     for function in (forward, inverse, log_det):
-        looped = np.stack([function(flow, row) for row in rows])
-        whole = function(flow, x)
-        assert whole.shape[: len(lead)] == lead
-        close(whole.reshape(looped.shape), looped, 1e-12)
+        looped = np.stack([function(flow, row) for row in x.reshape(-1, 3)])
+        for part, expected in ((x, looped), (x[0, :, 0], looped[:1])):
+            whole = function(flow, part)
+            assert whole.shape[: part.ndim - 1] == part.shape[:-1]
+            close(whole.reshape(expected.shape), expected, 1e-12)
 
 
 @every_flow
@@ -117,7 +117,7 @@ def test_push_gives_draws_and_log_det(float64, name):
     close(np.broadcast_to(ops.convert_to_numpy(found), (2, 4)), log_det(flow, x), 1e-12)
 
 
-@every_flow
+@every_kind
 def test_compiled_equals_eager(float64, name):
     flow, x = make_flow(name, seed=2), draws((5, 3))
 
@@ -199,15 +199,11 @@ def test_new_weights_give_new_results_for_the_same_tensor(float64, name):
 
 
 @every_flow
-@pytest.mark.parametrize("way", ["config", "saving"])
-def test_config_round_trip(name, way):
+def test_config_round_trip(name):
     flow, x = make_flow(name, seed=2), draws((5, 3), dtype="float32")
     config = flow.get_config()
-    if way == "config":
-        twin = type(flow).from_config(config)
-    else:
-        saved = keras.saving.serialize_keras_object(flow)
-        twin = keras.saving.deserialize_keras_object(saved)
+    assert type(flow).from_config(config).get_config() == config
+    twin = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(flow))
     assert type(twin) is type(flow)
     assert twin.get_config() == config
     twin.build((None, 3))
@@ -216,8 +212,10 @@ def test_config_round_trip(name, way):
 
 
 @every_flow
-@pytest.mark.parametrize("setting", ["mixed_bfloat16", "bfloat16", "float64"])
-@pytest.mark.parametrize("given_to", ["keras", "layer"])
+@pytest.mark.parametrize(
+    ("setting", "given_to"),
+    [("mixed_bfloat16", "keras"), ("bfloat16", "layer"), ("float64", "layer")],
+)
 def test_precision_under_policies(policy, name, setting, given_to):
     expected = "float64" if setting == "float64" else "float32"
     if given_to == "keras":
@@ -307,10 +305,10 @@ SIZES = (0.0, 1e-30, 1e-10, 1e-3, 1.0, 1e1, 1e2, 1e3)
 _compiled = {}
 
 
-def everything_compiled(name, shape):
+def everything_compiled(name):
     """A flow, and a compiled function that gives all it computes; remembered between examples."""
-    if (name, shape) not in _compiled:
-        flow = make_flow(name, shape[-1], dtype="float32")
+    if name not in _compiled:
+        flow = make_flow(name, dtype="float32")
 
         def everything(x):
             there, back = flow.bijector(), flow.bijector()
@@ -324,24 +322,23 @@ def everything_compiled(name, shape):
                 "inverse of forward": flow.bijector().inverse(y),
             }
 
-        _compiled[name, shape] = flow, autodiff.jit(everything, flow.weights)
-    return _compiled[name, shape]
+        _compiled[name] = flow, autodiff.jit(everything, flow.weights)
+    return _compiled[name]
 
 
-@every_flow
+@every_kind
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(
-    # Not more channels: the inverse of a triangular matrix with entries of 1e3 grows by that factor
-    # with every row, and from some 6 rows on float32 cannot hold it.
-    shape=st.sampled_from([(2,), (3, 1, 3)]),
     seed=st.integers(0, 10**6),
     input_size=st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e2, 1e4]),
     weight_sizes=st.lists(st.sampled_from(SIZES), min_size=8, max_size=8),
     kind=st.sampled_from(["uniform", "corner", "sparse"]),
 )
-@example((2,), 0, 1e4, [1e3] * 8, "corner")
-def test_float32_stays_finite_at_the_edges(name, shape, seed, input_size, weight_sizes, kind):
-    flow, compiled = everything_compiled(name, shape)
+@example(0, 1e4, [1e3] * 8, "corner")
+def test_float32_stays_finite_at_the_edges(name, seed, input_size, weight_sizes, kind):
+    # Not more than 3 channels: the inverse of a triangular matrix with entries of 1e3 grows by that
+    # factor with every row, and from some 6 rows on float32 cannot hold it.
+    flow, compiled = everything_compiled(name)
     rng = np.random.default_rng(seed)
 
     def sample(shape, size):
@@ -352,6 +349,6 @@ def test_float32_stays_finite_at_the_edges(name, shape, seed, input_size, weight
 
     for weight, size in zip(flow.trainable_weights, weight_sizes, strict=False):
         weight.assign(sample(weight.shape, size))
-    x = sample(shape, input_size)
+    x = sample((4, 3), input_size)
     for label, value in compiled(ops.convert_to_tensor(x)).items():
         assert np.all(np.isfinite(ops.convert_to_numpy(value))), label

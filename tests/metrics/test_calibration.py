@@ -162,10 +162,11 @@ def test_ties_are_shared_whatever_the_order(seed):
 def test_cells_come_close_to_the_exact_adaptive_error(examples, within, scale):
     probabilities, labels = calibrated(examples, scale=scale)
     exact = adaptive_calibration_error(probabilities, labels)
-    found = stream(ibnn.AdaptiveCalibrationError(), probabilities, labels, 200)
+    size = examples // 10
+    found = stream(ibnn.AdaptiveCalibrationError(), probabilities, labels, size)
     assert found == pytest.approx(exact, abs=within)
     # Not by chance: in another order, and so in other batches, it is the same.
-    found_again = stream(ibnn.AdaptiveCalibrationError(), probabilities[::-1], labels[::-1], 200)
+    found_again = stream(ibnn.AdaptiveCalibrationError(), probabilities[::-1], labels[::-1], size)
     assert found_again == pytest.approx(found, abs=1e-6)
     equal_width = expected_calibration_error(probabilities, labels)
     assert abs(equal_width - exact) > 2 * abs(found - exact)

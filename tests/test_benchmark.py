@@ -223,6 +223,7 @@ def test_a_step_is_timed_by_plain_fit():
     assert (model.get_weights()[0] != before).any()
 
 
+@pytest.mark.once
 def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
     monkeypatch.setattr(gpu, "BATCHES", (4,))
     monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
@@ -233,6 +234,7 @@ def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
     assert row["ratio"] == pytest.approx(times["step"] / times["deterministic"], rel=1e-3)
 
 
+@pytest.mark.once
 def test_a_process_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(gpu, "TARGETS", {})
     monkeypatch.setattr(gpu, "BATCHES", (4,))

@@ -190,7 +190,7 @@ def parsed(command):
     assert (python, name) == ("python", "scripts/train_cifar.py")
     options = vars(script.parse([*arguments, "--output", "x"]))
     precision = options.pop("mixed_precision")
-    for other in ("output", "data_dir", "backend", "devices", "distributed"):
+    for other in ("output", "data_dir", "backend", "devices", "distributed", "jit"):
         options.pop(other)
     return Settings(**options, precision=f"mixed_{precision}" if precision else "float32")
 

@@ -203,7 +203,7 @@ def test_evaluation_scores_the_averaged_prediction(head):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("head", ("softmax", "labels", "pixels", "gaussian"), indirect=True)
+@pytest.mark.parametrize("head", ["softmax", "labels", "pixels", "gaussian"], indirect=True)
 def test_evaluation_with_weights(head):
     """A weight for each example, in the two shapes Keras knows; weight 0 leaves an example out."""
     name, model, options, x, draws = head

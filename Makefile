@@ -20,8 +20,8 @@ QUIET := TF_CPP_MIN_LOG_LEVEL=2 MPLBACKEND=Agg
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 NPROC=1
 PARALLEL := -n 2 --dist worksteal
 # Tests compile much and compute little: do not optimise, and share what is compiled.
-COMPILE_FAST := XLA_FLAGS=--xla_backend_optimization_level=0 \
-	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
+UNOPTIMISED := XLA_FLAGS=--xla_backend_optimization_level=0
+SHARED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
 	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
 .DEFAULT_GOAL := help
@@ -49,13 +49,14 @@ reproduce: $(TF) ## Repeat the experiments; ARGS="lenet --seeds 0 1 2"
 	$(VENV)/bin/python scripts/reproduce.py $(or $(ARGS),all)
 
 test: $(TF) ## Test on TensorFlow
-	KERAS_BACKEND=tensorflow $(QUIET) $(ONE_THREAD) $(VENV)/bin/python -m pytest $(PARALLEL) $(ARGS)
+	KERAS_BACKEND=tensorflow $(QUIET) $(ONE_THREAD) $(UNOPTIMISED) $(VENV)/bin/python -m pytest \
+		$(PARALLEL) $(ARGS)
 
 coverage: $(TF) ## The same, and which lines it reaches (a third slower)
 	$(MAKE) test ARGS="--cov --cov-fail-under=90 $(ARGS)"
 
 test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
-	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(COMPILE_FAST) $(VENV_JAX)/bin/python -m pytest \
+	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(UNOPTIMISED) $(SHARED) $(VENV_JAX)/bin/python -m pytest \
 		tests $(PARALLEL) -m "not slow and not install and not once" $(ARGS)
 
 test-gpu: $(ACTIVE)/.installed ## Test on a GPU what depends on one; KERAS_BACKEND=jax for JAX

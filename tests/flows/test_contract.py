@@ -21,7 +21,7 @@ from tests.registry import (
 from tfp_ibnn import flows
 
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
-# Another setting of a flow makes no difference to a compiler, nor to shapes.
+# Another setting of a flow makes no difference to shapes, precisions, compilers and derivatives.
 every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not in VARIANTS])
 # The smallest of all, the smallest of a coupling, and an odd one with more than three channels.
 every_size = pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_inverse_undoes_forward_and_forward_undoes_inverse(float64, name, channe
     close(forward(flow, inverse(flow, x)), x, 1e-8)
 
 
-@every_flow
+@every_kind
 def test_inverse_in_float32_is_as_good_as_the_condition_allows(name):
     flow, x = make_flow(name, seed=2), draws((50, 3), dtype="float32")
     condition = np.linalg.cond(jacobian(flow, x))
@@ -70,14 +70,14 @@ def test_inverse_in_float32_is_as_good_as_the_condition_allows(name):
     assert np.all(np.max(np.abs(back - x), axis=-1) <= 1e-4 * condition)
 
 
-@every_flow
+@every_kind
 def test_derivative_of_the_inverse_is_the_inverse_of_the_derivative(float64, name):
     flow, x = make_flow(name, seed=2), draws((4, 3))
     expected = np.linalg.inv(jacobian(flow, x))
     close(jacobian(flow, forward(flow, x), "inverse"), expected, 1e-8)
 
 
-@every_flow
+@every_kind
 def test_inverse_carries_gradients_to_the_weights(float64, name):
     # From f(g(y)) = y: the derivative of the inverse g is -J^-1 times that of f at x = g(y).
     flow, x = make_flow(name, seed=2), draws((1, 3))
@@ -177,7 +177,7 @@ def test_perturbed_is_not_the_identity(float64, name):
     assert np.max(np.abs(log_det(flow, x))) > 0.01
 
 
-@every_flow
+@every_kind
 def test_new_weights_give_new_results_for_the_same_tensor(float64, name):
     flow, x = make_flow(name, seed=2), draws((5, 3))
     same = ops.convert_to_tensor(x)
@@ -211,7 +211,7 @@ def test_config_round_trip(name):
     np.testing.assert_array_equal(forward(twin, x), forward(flow, x))
 
 
-@every_flow
+@every_kind
 @pytest.mark.parametrize(
     ("setting", "given_to"),
     [("mixed_bfloat16", "keras"), ("bfloat16", "layer"), ("float64", "layer")],
@@ -229,8 +229,8 @@ def test_precision_under_policies(policy, name, setting, given_to):
     assert {keras.backend.standardize_dtype(t.dtype) for t in (y, *found)} == {expected}
 
 
-@every_flow
-def test_trains_as_a_layer_of_a_model(name):
+@every_kind
+def test_trains_as_a_layer_of_a_model(eagerly, name):
     model = keras.Sequential([keras.Input((3,)), FLOWS[name]()])
     perturb(model, seed=2)
     model.compile("sgd", "mse")

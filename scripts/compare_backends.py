@@ -130,8 +130,8 @@ def page(rows):
         "The training loss after each epoch, then the test accuracy and NLL. The backends draw",
         "other noise and other weights from one seed, so losses agree as those of two seeds do.",
         "[`runs.json`](runs.json) has the command, the versions and the seconds of each run. To",
-        "reproduce, run `python scripts/compare_backends.py --jobs 8` in each environment. An empty",
-        "cell was not run.",
+        "reproduce, run `python scripts/compare_backends.py --jobs 8` in each environment.",
+        "An empty cell was not run.",
         "",
     ]
     machines = sorted({f"{row['backend']}: {describe(row)}" for row in rows})

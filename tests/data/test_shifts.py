@@ -415,7 +415,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_the_gradient_is_that_of_finite_differences(float64, head):
+def test_the_gradient_is_that_of_finite_differences(eagerly, float64, head):
     last, classes = HEADS[head]
     model = network(last, classes, size=1.0)
     images, labels = attacked(4, max(classes, 2))
@@ -444,7 +444,7 @@ def test_the_gradient_is_that_of_finite_differences(float64, head):
 
 
 @pytest.mark.once
-def test_the_averaged_prediction_is_attacked():
+def test_the_averaged_prediction_is_attacked(eagerly):
     mc = ibnn.MonteCarlo(network("softmax", noisy=True), samples=6, seed=1, chunk_size=4)
     images, labels = attacked(4)
 
@@ -510,7 +510,7 @@ def test_nothing_is_changed(kind):
 
 
 @pytest.mark.once
-def test_attacks_repeat_in_batches_of_any_size(kind):
+def test_attacks_repeat_in_batches_of_any_size(eagerly, kind):
     name, model, _, images, labels, result = kind
     size = 8 if name == "independent" else 11
     again = fgsm(model, images, labels[:, None], 6.5, batch_size=size)
@@ -528,7 +528,7 @@ def test_the_noise_switch_is_obeyed_and_kept():
     assert np.mean(direction == expected) > 0.99
 
 
-def test_another_seed_is_another_draw():
+def test_another_seed_is_another_draw(eagerly):
     model = network(noisy=True)
     images, labels = attacked()
     one, other = (
@@ -572,7 +572,7 @@ def test_a_network_that_is_very_sure_is_attacked_no_worse(last):
 
 
 @pytest.mark.once
-def test_averages_of_very_sure_networks_have_a_gradient():
+def test_averages_of_very_sure_networks_have_a_gradient(eagerly):
     model = network("softmax", noisy=True)
     images, labels = attacked()
     kernel = model.layers[-1].layer.kernel

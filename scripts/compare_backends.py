@@ -34,6 +34,8 @@ NETWORKS = {
         *("--stochastic-learning-rate", "0.02", "--weight-decay", "0.01"),
     ],
 }
+# All runs share the memory of one GPU.
+SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 SHOWN = ("loss", "nll", "kl", "accuracy")
 
 
@@ -48,9 +50,6 @@ def main(argv=None):
     if not cases:
         print(f"error: --only {' '.join(options.only)} leaves no run", file=sys.stderr)
         return 2
-    # One GPU's memory is shared by all runs.
-    environment = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    os.environ.update(environment)
     failed = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(train, name, x, options): name for name, x in cases.items()}
@@ -90,7 +89,8 @@ def train(name, arguments, options):
     command = [sys.executable, str(SCRIPT), *arguments, "--output", str(folder)]
     if options.data_dir:
         command += ["--data-dir", options.data_dir]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, **SHARED}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from tests.layer_checklist import numpy, posterior_weights, predict_without_nois
 
 pytestmark = [
     pytest.mark.once,
-    pytest.mark.filterwarnings("ignore:These layers cannot be converted"),
+    pytest.mark.filterwarnings("ignore:These layers stay deterministic"),
 ]
 
 N = 50

@@ -181,7 +181,8 @@ def show_stored(record):
     """Bring the figures and tables of the page up to date."""
     from tfp_ibnn import _files
 
-    save_figures(record.read(RESULTS / "cpu.json")["rows"], IMAGES)
+    paths = sorted(RESULTS.glob("*.json"))
+    save_figures([row for path in paths for row in record.read(path)["rows"]], IMAGES)
     _files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 
 

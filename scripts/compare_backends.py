@@ -89,7 +89,7 @@ def train(name, arguments, options):
     command = [sys.executable, str(SCRIPT), *arguments, "--output", str(folder)]
     if options.data_dir:
         command += ["--data-dir", options.data_dir]
-    environment = {**os.environ, **SHARED}
+    environment = {**os.environ, **SHARED, "KERAS_BACKEND": name.partition("-")[0]}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
@@ -99,7 +99,7 @@ def train(name, arguments, options):
     curves = {key: [round(float(row[key]), 5) for row in epochs] for key in SHOWN}
     scores = {f"test_{key}": round(metrics[key], 5) for key in ("accuracy", "nll", "ece")}
     about = {key: metrics[key] for key in ("backend", "versions", "python", "hardware", "seconds")}
-    shown = " ".join(["python scripts/train_cifar.py", *arguments])
+    shown = " ".join(["python scripts/train_cifar.py", *arguments, "--backend", about["backend"]])
     return {"name": name, **curves, **scores, **about, "command": shown}
 
 
@@ -127,8 +127,9 @@ def page(rows):
     lines = [
         "# The same networks with each backend",
         "",
-        "The training loss after each epoch, then the test accuracy and NLL. The backends draw",
-        "other noise and other weights from one seed, so losses agree as those of two seeds do.",
+        "The training loss after each epoch, the KL after the last, the test accuracy and NLL. One",
+        "seed each, from which the backends, and XLA, draw other noise: how far two seeds differ was",
+        "not measured. Without XLA means training steps; the test is compiled.",
         "[`runs.json`](runs.json) has the command, the versions and the seconds of each run. To",
         "reproduce, run `python scripts/compare_backends.py --jobs 8` in each environment.",
         "An empty cell was not run.",
@@ -150,7 +151,7 @@ def describe(row):
 
 def text(row):
     losses = " → ".join(f"{x:.3f}" for x in row["loss"])
-    return f"{losses}; {row['test_accuracy']:.3f}, {row['test_nll']:.3f}"
+    return f"{losses}; {row['kl'][-1]:.1f}; {row['test_accuracy']:.3f}, {row['test_nll']:.3f}"
 
 
 def parse(argv):

@@ -3,7 +3,7 @@ r"""Train an implicit Bayesian network on real images, test it and report.
 The data is fetched once, verified and cached. A deterministic network is trained or read, gets a
 posterior, and is trained with `fit`. The output folder receives the log (CSV and TensorBoard), a
 checkpoint an epoch, and at the end the scores, figures, the model (.keras and SavedModel) and a
-model card. If a run is interrupted, the same command goes on where it stopped.
+model card. If a run is interrupted, the same command resumes it.
 
 Examples:
     python scripts/train_cifar.py --output outputs/lenet
@@ -54,7 +54,7 @@ def main(argv=None):
     except (experiments.RunError, data.DataError, OSError) as error:
         return devices.abort(fail(error, code=1))
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("\ninterrupted; the same command resumes", file=sys.stderr)
         return devices.abort(130)
     except BaseException:
         if devices.shard[1] > 1:  # the others would wait for this process
@@ -134,7 +134,7 @@ def parse(argv):
         "--jit",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="compile steps by XLA where Keras does, on GPUs and by JAX (default)",
+        help="compile training steps by XLA where Keras does, on GPUs and by JAX (default)",
     )
     add("--devices", type=int, help="GPUs, or else CPU devices, to share each batch (default 1)")
     add(

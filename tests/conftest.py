@@ -58,7 +58,8 @@ def pytest_collection_modifyitems(config, items):
     root = Path(__file__).parent
     wanted = [root / part for part in OF_A_DEVICE]
     chosen = [i for i in items if any(i.path.is_relative_to(place) for place in wanted)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    others = set(items) - set(chosen)
+    config.hook.pytest_deselected(items=list(others))
     items[:] = chosen
     if not backend.accelerators():
         for item in chosen:

@@ -41,7 +41,10 @@ def _coarser_approx(approx):
 def _coarser_allclose(assert_allclose):
     @functools.wraps(assert_allclose)
     def compare(actual, desired, rtol=1e-7, atol=0, **options):
-        exact = all(isinstance(x, np.ndarray) and x.dtype == "float64" for x in (actual, desired))
+        exact = all(
+            isinstance(x, (np.ndarray, np.float64)) and x.dtype == "float64"
+            for x in (actual, desired)
+        )
         if not exact:
             sizes = np.abs(np.asarray(desired, "float64"))
             largest = np.max(sizes[np.isfinite(sizes)], initial=0)

@@ -90,7 +90,14 @@ def test_backends_are_compared_in_one_table(script, monkeypatch, tmp_path, capsy
             return "out of memory"
         scores = {"test_accuracy": 0.5, "test_nll": 1.25, "hardware": "a GPU", "python": "3.12"}
         about = {"backend": name.split("-")[0], "versions": {"keras": "3.15"}}
-        return {"name": name, "loss": [2.0, 1.5], **scores, **about, "command": " ".join(arguments)}
+        return {
+            "name": name,
+            "loss": [2.0, 1.5],
+            "kl": [0.5, 3.0],
+            **scores,
+            **about,
+            "command": " ".join(arguments),
+        }
 
     monkeypatch.setattr(compare, "train", train)
     for backend in ("tensorflow", "jax"):
@@ -101,7 +108,7 @@ def test_backends_are_compared_in_one_table(script, monkeypatch, tmp_path, capsy
     names = ["jax-lenet-gaussian-float32", "tensorflow-lenet-gaussian-float32"]
     assert [row["name"] for row in rows] == [*names, f"{names[1]}-no_jit"]
     assert "--no-jit" in rows[2]["command"]
-    cell = "2.000 → 1.500; 0.500, 1.250"
+    cell = "2.000 → 1.500; 3.0; 0.500, 1.250"
     table = (tmp_path / "README.md").read_text()
     assert f"| lenet, gaussian, float32 | {cell} | {cell} | {cell} |" in table
     assert compare.main(["--only", "no such run", "--results", str(tmp_path)]) == 2

@@ -674,6 +674,21 @@ def test_a_train_size_within_a_batch_of_the_data_is_silent():
     assert not unlike(N, batches, shuffle=False, callbacks=batches.follow())
 
 
+class OwnStep(ibnn.StochasticModel):
+    """Counts no examples."""
+
+    def compute_loss(self, *args, **kwargs):
+        return keras.Model.compute_loss(self, *args, **kwargs)
+
+
+@pytest.mark.filterwarnings("error:`train_size`")
+def test_train_size_is_not_checked_where_nothing_is_counted():
+    inputs = keras.Input((3,))
+    model = OwnStep(inputs, ibnn.StochasticDense(1, train_size=1000)(inputs))
+    model.compile("sgd", "mse")
+    model.fit(X[:4, :3], Y[:4, :1], verbose=0)
+
+
 def test_train_size_is_not_checked_where_an_epoch_is_no_pass_over_the_data():
     assert not unlike(1000, X, Y, batch_size=4, steps_per_epoch=2)
 

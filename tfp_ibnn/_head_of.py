@@ -77,9 +77,9 @@ def predictive_of(
         head = "sigmoid" if _width(model) == 1 else "softmax"
     if head is None:
         loss = _loss_of(model)
-        cause = "it is not compiled" if loss is None else f"the loss {_name_of(loss)} does not tell"
+        cause = "it is not compiled" if loss is None else f"its loss is {_name_of(loss)}"
         raise ValueError(
-            f"What the output of model {model.name!r} means cannot be told: its last layer "
+            f"It is unknown what the output of model {model.name!r} means: its last layer "
             f"({activation or 'unknown'}) has no softmax or sigmoid, and {cause}. {remedy}"
         )
     if from_logits is not None and said is None and head in ("gaussian", "point"):

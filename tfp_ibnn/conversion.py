@@ -250,9 +250,9 @@ def _graph_of(model: Any) -> keras.Model:
     if overrides_call(model):
         raise ValueError(
             f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own. Only the "
-            "layers of a graph are converted: what `call` computes besides would be lost. Make it "
-            "part of the graph: keras.Model(x, keras.layers.Rescaling(2.0)(y)), for example, "
-            "instead of a `call` that returns 2 * super().call(x)."
+            "layers of a graph are converted: anything else that `call` computes would be lost. "
+            "Make it part of the graph: keras.Model(x, keras.layers.Rescaling(2.0)(y)), for "
+            "example, instead of a `call` that returns 2 * super().call(x)."
         )
     graph = functional_graph(model)
     if graph is None:

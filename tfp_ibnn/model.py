@@ -44,7 +44,7 @@ class _TrainSizeCheck(keras.callbacks.Callback):
     def _check(self) -> None:
         steps = self.params["steps"] or self._steps
         if self._is_open and steps and not self.model.stop_training:
-            self.model.check_train_size(steps)
+            self.model._check_train_size(steps)
         self._is_open = False
 
 
@@ -114,7 +114,8 @@ class StochasticModel(keras.Model):
         """Train the model; the arguments are Keras's.
 
         Warns once, after the first epoch, if that had another number of examples than `train_size`,
-        by more than a batch; not if `steps_per_epoch` says that epochs are no passes over the data.
+        by more than a batch; not if `steps_per_epoch` is given, since epochs are then not passes
+        over the data.
         """
         given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
         callbacks = given.get("callbacks")
@@ -124,7 +125,7 @@ class StochasticModel(keras.Model):
             given["callbacks"] = [_TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
         return super().fit(**given)
 
-    def check_train_size(self, steps: int) -> None:
+    def _check_train_size(self, steps: int) -> None:
         """Warn if `train_size` is not the number of examples that the metrics have counted.
 
         Args:
@@ -134,7 +135,8 @@ class StochasticModel(keras.Model):
         seen = count // self.train_samples
         sizes = {layer.train_size for layer in stochastic_layers(self)}
         wrong = [size for size in sizes if abs(size - seen) > seen / steps]
-        if not wrong or count > _EXACT:
+        # A `train_step` of a subclass may count none.
+        if not wrong or not seen or count > _EXACT:
             return
         self._warned_of_train_size = True
         warnings.warn(

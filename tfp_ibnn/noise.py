@@ -3,7 +3,7 @@
 A `Pass` hands every stochastic layer its draws for one pass through a model and remembers them, so
 that a layer which is called twice uses one z and counts its KL once.
 
-Without further ado each outermost call of a model or layer is a pass of its own, with independent
+By default each outermost call of a model or layer is a pass of its own, with independent
 draws for each example: `model(x)`, `model.stateless_call(...)`, and each batch of `fit`, `evaluate`
 and `predict`. The rule is the same on every backend; a `keras.StatelessScope` around two calls does
 not join them. A method that is called directly, `layer.call(x)`, belongs to the pass around it, and
@@ -42,8 +42,8 @@ _CALL_STRIDE = 0x9E3779B1
 _ROWS = (
     "Layers with a common mixture component for each example need the same batch: a reshape inside "
     "the network may cut each example into several rows, as from (batch, time, channels) to "
-    "(batch * time, channels), but not merge examples. FlowPosterior(components=...) chooses the "
-    "components of each layer apart, for any batch."
+    "(batch * time, channels), but not merge examples. To allow any reshape, choose components per "
+    "layer: FlowPosterior(components=4)."
 )
 
 _open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(

@@ -586,7 +586,7 @@ def test_the_meaning_of_the_output_is_found_out():
     model = network()
     images, labels = attacked(4)
     expected = fgsm_direction(model, images, labels, from_logits=True)
-    with pytest.raises(ValueError, match="cannot be told.*Say from_logits=True"):
+    with pytest.raises(ValueError, match="It is unknown what.*Say from_logits=True"):
         fgsm(model, images, labels, 1.0)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     np.testing.assert_array_equal(fgsm_direction(model, images, labels), expected)

@@ -314,3 +314,18 @@ def test_bad_model():
     two = keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(3)(inputs)])
     with pytest.raises(ValueError, match="`model` must return one tensor"):
         ibnn.TemperatureScaling(two).fit(LOGITS, LABELS)
+
+
+def test_a_scaled_model_can_be_scaled_again():
+    twice = ibnn.TemperatureScaling(scaled())
+    assert twice.returns_logits
+    twice.temperature.assign(4.0)
+    np.testing.assert_allclose(twice(LOGITS), twice.model(LOGITS) / 4, rtol=1e-5)
+
+
+def test_one_number_of_a_model_of_its_own_is_scored_as_yes_or_no():
+    x, y = LOGITS[:, :1], (LABELS == 0).astype(int)
+    model = scaled(Opaque(), x=x, y=y)
+    scores = model.evaluate(x, y, verbose=0, return_dict=True)
+    known = -np.log(expit(np.where(y, 1, -1) * ops.convert_to_numpy(model(x))[:, 0]))
+    assert scores["nll"] == pytest.approx(known.mean(), rel=1e-4)

@@ -9,9 +9,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src import backend
-from keras.src.backend.common import global_state, stateless_scope, symbolic_scope
-from keras.src.models.functional import Functional
+
+TESTED_VERSIONS = ">=3.15,<3.16"
+"""The versions of Keras that the tests have run with; pyproject.toml states the same."""
+
+try:
+    from keras.src import backend
+    from keras.src.backend.common import global_state, stateless_scope, symbolic_scope
+    from keras.src.models.functional import Functional
+except ImportError as error:
+    raise ImportError(
+        f"tfp_ibnn does not work with Keras {keras.__version__}: pip install "
+        f"'keras{TESTED_VERSIONS}'."
+    ) from error
 
 __all__ = [
     "TESTED_VERSIONS",
@@ -38,21 +48,19 @@ __all__ = [
     "values_of",
 ]
 
-TESTED_VERSIONS = ">=3.15,<3.16"
-"""The versions of Keras that the tests have run with; pyproject.toml states the same."""
-
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
 
 # ------------------------------------------------------------------------------------------- calls
 
 
 def find_call() -> Any | None:
-    """Return an object that lives as long as the outermost call in progress; None outside of calls.
+    """Return an object that lives as long as the call of a pass; None outside of calls.
 
-    That is, of a `stateless_call`, its scope, and of a plain call of a layer or model, Keras's call
-    context. A scope alone will not do: any number of calls may be made in one that a user opens.
-    Nor will the context: `stateless_call` makes none, and each layer inside then seems outermost.
-    Where Keras only infers shapes it is the innermost scope, since nothing there may leave it.
+    That is the innermost `stateless_call` in progress, by its scope, or else the outermost plain
+    call of a layer or model, by Keras's call context. A scope alone will not do: any number of
+    calls may be made in one that a user opens. Nor will the context: `stateless_call` makes none,
+    and each layer inside then seems outermost. Where Keras only infers shapes it is the innermost
+    scope, since nothing there may leave it.
     """
     scope = stateless_scope.get_stateless_scope()
     if scope is not None and symbolic_scope.in_symbolic_scope():

@@ -1,6 +1,7 @@
 """Many runs, one after another or several at once."""
 
 import concurrent.futures
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -84,8 +85,9 @@ def run_all(
     for name, outcome in _each(waiting, jobs, say):
         if isinstance(outcome, RunError):
             fail(name, outcome)
-            if (metrics := tasks[name].measured()) is not None:
-                found[name] = metrics
+            with contextlib.suppress(RecordError):
+                if (metrics := tasks[name].measured()) is not None:
+                    found[name] = metrics
             continue
         found[name] = outcome
         say(f"[{len(found)}/{len(runs)}] {_line(name, outcome)}")
@@ -154,6 +156,8 @@ class Task(NamedTuple):
         if not path.exists():
             return None
         record = read_record(path)
+        if not record.keys() >= {"options", "rows"}:
+            raise RecordError(f"{path} is not the record of an evaluation: remove it.")
         if record["options"] != settings.as_dict():
             raise RunError(f"{path} is of another evaluation: choose another folder for the runs.")
         return record["rows"]

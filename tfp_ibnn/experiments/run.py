@@ -303,7 +303,8 @@ def _fit(
     if done < stage.epochs:
         try:
             # One device only: on several, Keras deals out each batch by itself.
-            one_call = devices.count == 1 and can_scan(batches)
+            jit = devices.jit_compile is not False
+            one_call = jit and devices.count == 1 and can_scan(batches)
             in_one_call = scanned(model, batches) if one_call else nullcontext()
             with interrupts, devices.training(), in_one_call:
                 model.fit(

@@ -67,6 +67,7 @@ class TemperatureScaling(keras.Model):
             shape=(), initializer="ones", trainable=False, autocast=False, name="temperature"
         )
         self._evaluate: Callable[..., Any] | None = None
+        self._width: int | None = None
         self.built = model.built
 
     def build(self, input_shape: Any) -> None:
@@ -117,6 +118,7 @@ class TemperatureScaling(keras.Model):
             predictions = self._predict_arrays(x, y, sample_weight, batch_size)
         else:
             predictions = self._predict_dataset(x, y, sample_weight, steps)
+        self._width = predictions[0].shape[-1]
         examples = checked(*predictions, names=("model(x)", "y", "sample_weight"))
         self.temperature.assign(_best_temperature(examples))
         self.built = True  # the classifier is, now that it was run
@@ -135,7 +137,8 @@ class TemperatureScaling(keras.Model):
             from tfp_ibnn.monte_carlo import MonteCarlo  # which imports this module
 
             # The method alone: a model would be tracked, and saved, as a part of this one.
-            self._evaluate = MonteCarlo(self, samples=1, independent=True).evaluate
+            head = "sigmoid" if self._width == 1 else None
+            self._evaluate = MonteCarlo(self, samples=1, head=head, independent=True).evaluate
         return self._evaluate(*args, **kwargs)
 
     def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
@@ -172,9 +175,11 @@ class TemperatureScaling(keras.Model):
     @property
     def returns_logits(self) -> bool | None:
         """Whether the output is logits; None if that cannot be told before the model has run."""
-        if self.from_logits is not None or innermost(self) is not self.model:
-            return bool(self.from_logits)
-        return _returns_logits(self.model)
+        if self.from_logits is not None:
+            return self.from_logits
+        if isinstance(self.model, TemperatureScaling):
+            return self.model.returns_logits
+        return False if innermost(self) is not self.model else _returns_logits(self.model)
 
     def _read(self, outputs: Any) -> tuple[Any, bool]:
         """Return the classifier's one output, and whether it is logits."""

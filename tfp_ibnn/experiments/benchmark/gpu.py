@@ -48,13 +48,14 @@ def gpu_steps(settings: Settings, network: str = "vgg16", steps: int = STEPS) ->
         for process in processes.values():
             process.end()
         times = timing.interleave(processes, max(4, settings.rounds // 2))
+    library = {"jax": "JAX", "tensorflow": "TensorFlow"}[keras.backend.backend()]
     for kind, target in TARGETS.items():
         for precision in PRECISIONS:
             for batch in BATCHES:
                 own, reference = (times[x, precision, batch] for x in (kind, "none"))
                 yield row(
                     f"gpu.{precision}.{batch}.{kind}",
-                    f"{network.upper()} step, {precision}, batch {batch}, {KINDS[kind]}",
+                    f"{network.upper()} step, {library}, {precision}, batch {batch}, {KINDS[kind]}",
                     timing.ratio(own, reference),
                     target,
                     seconds={"step": min(own), "deterministic": min(reference)},

@@ -61,7 +61,8 @@ test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 
 test-gpu: $(ACTIVE)/.installed ## Test on a GPU what depends on one; KERAS_BACKEND=jax for JAX
 	$(QUIET) $(SHARE_GPU) $(ACTIVE)/bin/python -m pytest tests --gpu -n $(or $(JOBS),4) \
-		--dist worksteal -m "not slow and not install" $(ARGS)
+		--dist worksteal $(ARGS) \
+		-m "not slow and not install$(if $(filter jax,$(KERAS_BACKEND)), and not once)"
 
 test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)

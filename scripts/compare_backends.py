@@ -132,7 +132,7 @@ def page(rows):
         "was not measured. Without XLA means training steps; the test is compiled.",
         "[`runs.json`](runs.json) has the command, the versions and the seconds of each run. To",
         "reproduce, run `python scripts/compare_backends.py --jobs 8` in each environment.",
-        "An empty cell was not run.",
+        "An empty cell was not run. Runs share the GPU with others, so the seconds say little.",
         "",
     ]
     machines = sorted({f"{row['backend']}: {describe(row)}" for row in rows})

@@ -2,7 +2,7 @@
 
 NVIDIA's GPUs multiply float32 matrices in TF32 by default, with 10 bits behind the point, and both
 backends leave it at that. Tests state how closely numbers agree on a CPU; on a GPU the one floor
-below holds for all of them. What is computed in float64 agrees as closely as everywhere.
+below holds for all of them, but for `assert_allclose` of two float64 arrays.
 """
 
 import functools

@@ -74,9 +74,13 @@ def main(argv=None):
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     settings = benchmark.Settings(rounds=options.rounds, seed=options.seed, short=options.short)
     groups = {**benchmark.GROUPS, "sampling": sampling, **benchmark.GPU}
-    rows, failed = run({name: groups[name] for name in options.only}, settings, record)
     output = Path(options.output)
-    record.write(output / path.name, rows, vars(options))
+    rows, failed = run(
+        {name: groups[name] for name in options.only},
+        settings,
+        record,
+        lambda rows: record.write(output / path.name, rows, vars(options)),
+    )
     save_figures(rows, output)
     print(f"\nWritten to {output}.")
     worse = compare(rows, stored, options.short, record)
@@ -136,8 +140,8 @@ def stored_record(given, default, record):
     return record.read(given or default)
 
 
-def run(groups, settings, record):
-    """Return the rows of all groups, each printed when it is there, and the groups that failed."""
+def run(groups, settings, record, keep):
+    """Return the rows of all groups, each printed and kept at once, and the groups that failed."""
     print(f"{'':66}{'target':>10}{'measured':>10}")
     rows, failed = [], []
     for name, group in groups.items():
@@ -146,6 +150,7 @@ def run(groups, settings, record):
             for row in group(settings):
                 rows.append(row)
                 print(record.line(row), flush=True)
+                keep(rows)
         except RuntimeError as error:  # of a child process; the other groups still count
             print(f"    {name}: {error}", flush=True)
             failed.append(name)

@@ -1,15 +1,16 @@
 r"""Train the same networks for a few epochs with each backend, and compare their losses.
 
 LeNet and VGG16, Gaussian and flow, float32 and mixed_bfloat16; on TensorFlow with XLA and without.
-Each is a run of train_cifar.py, whose folder stays. Runs of both backends are collected in
-results/backends/runs.json, with their commands, versions and hardware, and shown as a table in
-results/backends/README.md: run this once in each environment. Rows that are there already stay,
-unless they are run again.
+Each is a run of train_cifar.py, whose folder stays; --full is one of full length. Runs of both
+backends are collected in results/backends/runs.json, with their commands, versions and hardware,
+and shown as a table in results/backends/README.md: run this once in each environment. Rows that
+are there already stay, unless they are run again.
 
 Examples:
     python scripts/compare_backends.py --jobs 8
     KERAS_BACKEND=jax python scripts/compare_backends.py --jobs 8
     python scripts/compare_backends.py --only vgg16-gaussian --epochs 1 --results outputs/part
+    python scripts/compare_backends.py --full
 """
 
 import argparse
@@ -37,6 +38,17 @@ NETWORKS = {
 # All runs share the memory of one GPU.
 SHARED = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 SHOWN = ("loss", "nll", "kl", "accuracy")
+SCORES = ("accuracy", "nll", "ece")
+FULL = [
+    "",
+    "## Full length",
+    "",
+    "VGG16 with the Gaussian, 100 epochs in mixed_bfloat16, 128 draws: of `--full`, and of the",
+    "runs behind `results/vgg16`.",
+    "",
+    "| | accuracy | NLL | ECE |",
+    "|---|---|---|---|",
+]
 
 
 def main(argv=None):
@@ -68,12 +80,20 @@ def main(argv=None):
 
 def cases_of(backend, options):
     """Return the arguments of train_cifar.py for each run, by a name."""
+    if options.full:
+        arguments = ["--model", "vgg16", "--posterior", "gaussian", *NETWORKS["vgg16"]]
+        arguments += ["--epochs", "100", "--log-every", "50", "--mixed-precision", "bfloat16"]
+        return {
+            f"{backend}-vgg16-gaussian-full-seed{options.seed}": arguments
+            + ["--seed", str(options.seed)]
+        }
     ways = (True, False) if backend == "tensorflow" else (True,)
     found = {}
     for model, posterior, precision, jit in itertools.product(
         NETWORKS, ("gaussian", "flow"), ("float32", "bfloat16"), ways
     ):
-        name = f"{backend}-{model}-{posterior}-{precision}{'' if jit else '-no_jit'}"
+        seed = f"-seed{options.seed}" if options.seed else ""
+        name = f"{backend}-{model}-{posterior}-{precision}{seed}{'' if jit else '-no_jit'}"
         arguments = ["--model", model, "--posterior", posterior, *NETWORKS[model]]
         arguments += ["--epochs", str(options.epochs), "--samples", "32"]
         arguments += ["--seed", str(options.seed)]
@@ -93,11 +113,16 @@ def train(name, arguments, options):
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    return row_of(name, folder, arguments)
+
+
+def row_of(name, folder, arguments):
+    """Return what the folder of a run holds."""
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     with open(folder / "training.csv", encoding="utf-8", newline="") as file:
         epochs = list(csv.DictReader(file))
     curves = {key: [round(float(row[key]), 5) for row in epochs] for key in SHOWN}
-    scores = {f"test_{key}": round(metrics[key], 5) for key in ("accuracy", "nll", "ece")}
+    scores = {f"test_{key}": round(metrics[key], 5) for key in SCORES}
     about = {key: metrics[key] for key in ("backend", "versions", "python", "hardware", "seconds")}
     shown = " ".join(["python scripts/train_cifar.py", *arguments, "--backend", about["backend"]])
     return {"name": name, **curves, **scores, **about, "command": shown}
@@ -115,8 +140,10 @@ def keep(row, folder):
 
 def page(rows):
     """Return a page with one line for each network, and a column for each way of running it."""
-    cells = {}
+    cells, full = {}, [row for row in rows if "-full" in row["name"]]
     for row in rows:
+        if row in full:
+            continue
         backend, rest = row["name"].split("-", 1)
         case, _, no_jit = rest.partition("-no_jit")
         way = {"jax": "JAX"}.get(
@@ -127,11 +154,12 @@ def page(rows):
     lines = [
         "# The same networks with each backend",
         "",
-        "The training loss after each epoch, the KL after the last, the test accuracy and NLL. One",
-        "seed each, from which the backends, and XLA, draw other noise: how far two seeds differ",
-        "was not measured. Without XLA means training steps; the test is compiled.",
-        "[`runs.json`](runs.json) has the command, the versions and the seconds of each run. To",
-        "reproduce, run `python scripts/compare_backends.py --jobs 8` in each environment.",
+        "The training loss after each epoch, the KL after the last, the test accuracy and NLL.",
+        "The seed is 0 unless a row names another; backends, and XLA, draw other noise from it,",
+        "so rows of several seeds show how far two runs of one kind differ. Without XLA means",
+        "training steps; the test is compiled. [`runs.json`](runs.json) has the command, the",
+        "versions and the seconds of each run. To reproduce, run",
+        "`python scripts/compare_backends.py --jobs 8` in each environment.",
         "An empty cell was not run. Runs share the GPU with others, so the seconds say little.",
         "",
     ]
@@ -141,7 +169,19 @@ def page(rows):
     for case, found in sorted(cells.items()):
         texts = [text(found[way]) if way in found else "" for way in ways]
         lines.append(f"| {case.replace('-', ', ')} | " + " | ".join(texts) + " |")
+    if full:
+        lines += FULL
+        lines += [f"| {row['name'].replace('-', ', ')} | {scores(row)} |" for row in full]
+        stored = json.loads(Path("results/vgg16/runs.json").read_text(encoding="utf-8"))["runs"]
+        for run in stored:
+            if (run["method"], run["budget"]) == ("gaussian", "equal"):
+                name = f"{run['backend']}, {run['model']}, seed {run['seed']}, of results/vgg16"
+                lines.append(f"| {name} | {scores({f'test_{x}': run[x] for x in SCORES})} |")
     return "\n".join(lines) + "\n"
+
+
+def scores(row):
+    return " | ".join(f"{row[f'test_{name}']:.4f}" for name in SCORES)
 
 
 def describe(row):
@@ -161,6 +201,7 @@ def parse(argv):
     add = parser.add_argument
     add("--epochs", type=int, default=3, help="of each run (default 3)")
     add("--seed", type=int, default=0)
+    add("--full", action="store_true", help="only VGG16 with the Gaussian, at full length")
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--only", nargs="+", metavar="PART", help="runs whose names have one of these parts")
     add("--runs", default="outputs/backends", help="folder of the runs")

@@ -165,5 +165,5 @@ def save(figure: Figure | None, path: str | os.PathLike) -> None:
     """Write a figure as PNG, if there is one."""
     if figure is None:
         return
-    figure.savefig(path, dpi=115, pil_kwargs={"optimize": True})
+    figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
     plt.close(figure)

@@ -61,8 +61,8 @@ def main(argv=None):
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-    from tfp_ibnn.experiments import benchmark
-    from tfp_ibnn.experiments.benchmark import record
+    from experiments import benchmark
+    from experiments.benchmark import record
 
     path = RESULTS / (f"gpu_{backend}.json" if on_gpu else "cpu.json")
     try:
@@ -175,7 +175,7 @@ def compare(rows, stored, short, record):
 
 
 def save_figures(rows, folder):
-    from tfp_ibnn.experiments.benchmark import figures
+    from experiments.benchmark import figures
 
     folder.mkdir(parents=True, exist_ok=True)
     figures.save(figures.ratios(rows), folder / "benchmark.png")
@@ -184,22 +184,22 @@ def save_figures(rows, folder):
 
 def show_stored(record):
     """Bring the figures and tables of the page up to date."""
-    from tfp_ibnn import _files
+    from experiments import files
 
     paths = sorted(RESULTS.glob("*.json"))
     save_figures([row for path in paths for row in record.read(path)["rows"]], IMAGES)
-    _files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
+    files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 
 
 def sampling(settings):
     """Measure the error of the predictive mean, on the digits network of sampling_error.py."""
     import keras
     import numpy as np
-    from sampling_error import IMAGES, means
-    from train_digits import LOSS, convert, load, network, posteriors
 
     import tfp_ibnn as ibnn
-    from tfp_ibnn.experiments.benchmark import networks, record, timing
+    from experiments.benchmark import networks, record, timing
+    from sampling_error import IMAGES, means
+    from train_digits import LOSS, convert, load, network, posteriors
 
     def train(model, optimizer):
         model.compile(optimizer, LOSS)

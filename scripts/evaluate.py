@@ -35,9 +35,10 @@ def main(argv=None):
     model, export, data_dir = (options.pop(name) for name in ("model", "export", "data_dir"))
     output = options.pop("output") or Path(model).parent / "robustness"
 
-    from tfp_ibnn import data, experiments
-    from tfp_ibnn.experiments import robustness
-    from tfp_ibnn.experiments.robustness_table import table
+    import experiments
+    from experiments import robustness
+    from experiments.robustness_table import table
+    from tfp_ibnn import data
 
     errors = (experiments.RunError, data.DataError, OSError)
     # What was not given is the library's own default.
@@ -59,8 +60,8 @@ def main(argv=None):
 
 def beside(model, dataset):
     """Return what settings.json beside a model says of its data, if it is of this dataset."""
-    from tfp_ibnn.experiments import RunError
-    from tfp_ibnn.experiments.saved import trained_on
+    from experiments import RunError
+    from experiments.saved import trained_on
 
     try:
         known = trained_on(model)

@@ -26,14 +26,14 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from keras import ops
-from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
 
 import tfp_ibnn as ibnn
+from experiments import provenance
 from tfp_ibnn import plots
 from tfp_ibnn.backend import matmul, tfb
-from tfp_ibnn.experiments import provenance
 from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
 from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv
+from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
 
 UNBOUNDED = 1e6
 """A limit so wide that `limit * tanh(x / limit)` is x."""

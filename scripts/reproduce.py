@@ -51,7 +51,8 @@ def main(argv=None):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     try:
-        from tfp_ibnn import data, experiments
+        import experiments
+        from tfp_ibnn import data
     except ModuleNotFoundError as error:
         print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
         return 2
@@ -118,12 +119,12 @@ def what_is_lost(folder, options):
 
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
-    from tfp_ibnn import _files
-    from tfp_ibnn.experiments.tables import PAGES, fill
+    from experiments import files
+    from experiments.tables import PAGES, fill
 
     for path in map(Path, PAGES):
         try:
-            _files.write_text(path, fill(path.read_text(encoding="utf-8"), "results"))
+            files.write_text(path, fill(path.read_text(encoding="utf-8"), "results"))
         except (OSError, ValueError) as error:
             print(f"The tables of {path} stay as they are: {error}")
 
@@ -132,7 +133,7 @@ COLUMNS = ("dataset", "budget", "method", "epochs")
 
 
 def toy2d(options, folder, missing):
-    from tfp_ibnn.experiments import toy2d, toy2d_figures, write_results
+    from experiments import toy2d, toy2d_figures, write_results
 
     settings = toy2d.Settings.quick() if options.quick else toy2d.Settings()
     results = [toy2d.run(seed, settings, progress) for seed in options.seeds]
@@ -143,7 +144,7 @@ def toy2d(options, folder, missing):
 
 
 def frozen(options, folder, missing):
-    from tfp_ibnn.experiments import frozen, frozen_figures, write_results
+    from experiments import frozen, frozen_figures, write_results
 
     settings = frozen.Settings.quick() if options.quick else frozen.Settings()
     rows = []
@@ -160,7 +161,7 @@ def frozen(options, folder, missing):
 
 
 def lenet(options, folder, missing):
-    from tfp_ibnn.experiments import comparison_figures, lenet, write_results
+    from experiments import comparison_figures, lenet, write_results
 
     runs = Path(options.runs) / "lenet"
     rows, trials = lenet.lenet(
@@ -179,7 +180,7 @@ def lenet(options, folder, missing):
 
 
 def vgg16(options, folder, missing):
-    from tfp_ibnn.experiments import RunError, vgg16, vgg16_figures, vgg16_results
+    from experiments import RunError, vgg16, vgg16_figures, vgg16_results
 
     runs = Path(options.runs) / "vgg16"
     is_added = options.add and (folder / "runs.json").exists()

@@ -28,9 +28,9 @@ import matplotlib
 matplotlib.use("Agg")
 import numpy as np
 
+from experiments import toy2d, toy2d_figures
+from experiments.provenance import provenance
 from tfp_ibnn.data import toy
-from tfp_ibnn.experiments import toy2d, toy2d_figures
-from tfp_ibnn.experiments.provenance import provenance
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)

@@ -14,10 +14,11 @@ import keras
 import numpy as np
 import pytest
 
+import experiments
 import tfp_ibnn as ibnn
+from experiments import RunError, Settings, devices_for
 from tests.layer_checklist import numpy
-from tfp_ibnn import backend, experiments
-from tfp_ibnn.experiments import RunError, Settings, devices_for
+from tfp_ibnn import backend
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_cifar.py"
@@ -41,7 +42,7 @@ def start(*arguments, **environment):
         env={
             **os.environ,
             **common,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
             "CUDA_VISIBLE_DEVICES": "-1",
             **environment,
         },
@@ -128,7 +129,7 @@ JIT = False
 {NETWORK}
 import tensorflow as tf
 from tfp_ibnn.backend import SeedGenerator
-from tfp_ibnn.experiments import devices_for
+from experiments import devices_for
 
 devices = devices_for(2)
 found = {{"replicas": devices._strategy.num_replicas_in_sync}}
@@ -298,7 +299,7 @@ def test_replicas_go_on_from_a_checkpoint(mirrored):
 PARALLEL = f"""
 JIT = True
 {NETWORK}
-from tfp_ibnn.experiments import Devices, devices_for
+from experiments import Devices, devices_for
 
 def results(devices):
     with devices.building():

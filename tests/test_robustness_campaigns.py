@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments.folder import RunError, read_record
+from experiments.posterior_files import read_posteriors
+from experiments.saved import read_model
 from tests.data.test_load import Made, tar_of
 from tests.monte_carlo_tools import JAX, classifier, data
 from tests.robustness import harness, itself, mutate
@@ -26,9 +29,6 @@ from tests.robustness.dataset_files import huge_picture
 from tfp_ibnn import _checks, _files
 from tfp_ibnn.checkpoint import CheckpointError
 from tfp_ibnn.data import DataError, _clients, _sources
-from tfp_ibnn.experiments.folder import RunError, read_record
-from tfp_ibnn.experiments.posterior_files import read_posteriors
-from tfp_ibnn.experiments.saved import read_model
 
 if JAX:
     pytest.skip("the campaigns run on TensorFlow", allow_module_level=True)

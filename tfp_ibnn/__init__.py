@@ -6,7 +6,7 @@ sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 """
 
 from tfp_ibnn import data, flows, layers, metrics, models, noise
-from tfp_ibnn.checkpoint import Checkpoint
+from tfp_ibnn.checkpoint import Checkpoint, CheckpointError
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
 from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.flows import Flow
@@ -52,6 +52,7 @@ __all__ = [
     "AdaptiveCalibrationError",
     "BrierScore",
     "Checkpoint",
+    "CheckpointError",
     "ClasswiseCalibrationError",
     "ExpectedCalibrationError",
     "Flow",

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments import RunError, frozen, frozen_figures, write_results
+from experiments.tables import fill
 from tests.experiments.test_reproduce import check
 from tests.layer_checklist import numpy
-from tfp_ibnn.experiments import RunError, frozen, frozen_figures, write_results
-from tfp_ibnn.experiments.tables import fill
 
 pytestmark = pytest.mark.once
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfp_ibnn.experiments.interrupts import Interrupts
+from tfp_ibnn.interrupts import Interrupts
 
 pytestmark = [
     pytest.mark.once,

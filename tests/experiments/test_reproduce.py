@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import RunError, fleet, lenet
 from tfp_ibnn import data
-from tfp_ibnn.experiments import RunError, fleet, lenet
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 KEYS = {

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments import RunError, Scorer, robustness
+from experiments.robustness_table import table
 from tfp_ibnn import data, metrics, models
-from tfp_ibnn.experiments import RunError, Scorer, foreign, robustness
-from tfp_ibnn.experiments.robustness_table import table
 
 pytestmark = pytest.mark.once
 
@@ -177,7 +177,7 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
         record = robustness.evaluate(path, settings, tmp_path / name, say=lambda line: None)
         row = row_of(record["rows"], "foreign", name="mnist")
         known = predicted(name, examples[0])
-        unknown = predicted(name, foreign.like(strange[:COUNT], "mnist", "digits"))
+        unknown = predicted(name, data.ood.convert_images(strange[:COUNT], "mnist", "digits"))
         entropies = [-np.sum(mean * np.log(mean), axis=-1) for mean, _ in (known, unknown)]
         assert row["entropy_auroc"] == pytest.approx(metrics.auroc(*entropies), abs=2e-3)
         assert row["entropy_aupr"] == pytest.approx(metrics.aupr(*entropies), abs=2e-3)
@@ -193,7 +193,7 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
 
 def test_smaller_images_are_padded_as_they_are():
     images = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), "uint8")
-    found = foreign.like(images, "mnist", "cifar10")
+    found = data.ood.convert_images(images, "mnist", "cifar10")
     assert found.shape == (3, 32, 32, 3)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[:, 2:-2, 2:-2], np.repeat(images, 3, axis=-1))
@@ -203,15 +203,17 @@ def test_smaller_images_are_padded_as_they_are():
 def test_other_images_are_resized_and_grey():
     red = np.zeros((2, 32, 32, 3), "uint8")
     red[..., 0] = 200
-    grey = foreign.like(red, "cifar10", "mnist")
+    grey = data.ood.convert_images(red, "cifar10", "mnist")
     np.testing.assert_array_equal(grey, np.full((2, 28, 28, 1), 60))
     # From 16 to 255, and far smaller than what is wanted.
     digits = np.full((2, 8, 8, 1), 16, "uint8")
     np.testing.assert_array_equal(
-        foreign.like(digits, "digits", "cifar10"), np.full((2, 32, 32, 3), 255)
+        data.ood.convert_images(digits, "digits", "cifar10"), np.full((2, 32, 32, 3), 255)
     )
     white = np.full((2, 28, 28, 1), 255, "uint8")
-    np.testing.assert_allclose(foreign.like(white, "mnist", "digits"), np.full((2, 8, 8, 1), 16))
+    np.testing.assert_allclose(
+        data.ood.convert_images(white, "mnist", "digits"), np.full((2, 8, 8, 1), 16)
+    )
 
 
 @pytest.mark.parametrize("dataset", list(data.DATASETS))

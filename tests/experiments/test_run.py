@@ -16,10 +16,10 @@ import keras
 import numpy as np
 import pytest
 
+import experiments
 import tfp_ibnn as ibnn
+from experiments import RunError, Settings
 from tests.layer_checklist import numpy
-from tfp_ibnn import experiments
-from tfp_ibnn.experiments import RunError, Settings
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -275,7 +275,7 @@ def test_a_pattern_that_matches_nothing_is_found_before_the_pretraining(run, tmp
 
 @pytest.mark.once
 def test_a_posterior_file_that_has_changed_makes_another_run(run, tmp_path, monkeypatch):
-    module = sys.modules["tfp_ibnn.experiments.run"]  # the package has the function by that name
+    module = sys.modules["experiments.run"]  # the package has the function by that name
     # As if killed at once.
     monkeypatch.setattr(module, "_run", lambda settings, folder, *_: folder.claim())
     path = tmp_path / "p.json"

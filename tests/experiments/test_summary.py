@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import experiments
 import tfp_ibnn as ibnn
-from tfp_ibnn import experiments
-from tfp_ibnn.experiments import RunError, Settings, comparison, fleet, lenet, robustness, summary
-from tfp_ibnn.experiments.run import identity
+from experiments import RunError, Settings, comparison, fleet, lenet, robustness, summary
+from experiments.run import identity
 
 pytestmark = pytest.mark.once
 

@@ -9,9 +9,7 @@ import pytest
 import scipy.special
 
 import tfp_ibnn as ibnn
-from tests.experiments.test_reproduce import check, made_images
-from tfp_ibnn import data
-from tfp_ibnn.experiments import (
+from experiments import (
     RunError,
     Scores,
     Settings,
@@ -21,9 +19,11 @@ from tfp_ibnn.experiments import (
     vgg16_figures,
     vgg16_results,
 )
-from tfp_ibnn.experiments import vgg16_plan as plan
-from tfp_ibnn.experiments.run import _network, _stochastic, identity
-from tfp_ibnn.experiments.tables import fill
+from experiments import vgg16_plan as plan
+from experiments.run import _network, _stochastic, identity
+from experiments.tables import fill
+from tests.experiments.test_reproduce import check, made_images
+from tfp_ibnn import data
 
 pytestmark = pytest.mark.once
 
@@ -146,7 +146,7 @@ def test_unknown_parts_and_methods_are_named(tmp_path, option):
 def test_the_script_knows_the_same_names(script):
     assert script.METHODS["vgg16"] == plan.METHODS
     assert script.PARTS == plan.PARTS
-    from tfp_ibnn.experiments import lenet
+    from experiments import lenet
 
     assert script.METHODS["lenet"] == lenet.METHODS
 

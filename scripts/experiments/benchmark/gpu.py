@@ -1,0 +1,184 @@
+"""The cost of a training step of VGG16 on a GPU, in 16 and in 32 bits.
+
+Each network is in a process of its own. XLA takes up to a minute to compile one: the processes
+of a precision compile side by side, and then take turns: one is at work while it is timed.
+"""
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from experiments.benchmark import timing
+from experiments.benchmark.networks import KINDS, images, stepper, stochastic
+from experiments.benchmark.processes import environment_with
+from experiments.benchmark.record import Row, row
+from experiments.benchmark.settings import Settings
+from tfp_ibnn import models
+
+__all__ = ["gpu_steps", "scanned", "stepping"]
+
+BATCHES = (128, 256)
+PRECISIONS = {"bfloat16": "mixed_bfloat16", "float32": "float32"}
+STEPS = 50
+TARGETS = {"gaussian": 1.10, "flow": 1.30}
+
+
+def gpu_steps(settings: Settings, network: str = "vgg16", steps: int = STEPS) -> Iterator[Row]:
+    """Time a step of a network, 50 steps in one execution, in all precisions and batch sizes."""
+    library = {"jax": "JAX", "tensorflow": "TensorFlow"}[keras.backend.backend()]
+    for precision in PRECISIONS:
+        with contextlib.ExitStack() as stack:
+            processes = {
+                (kind, batch): stack.enter_context(
+                    _Process(network, kind, precision, batch, steps, settings.seed)
+                )
+                for kind in ("none", *TARGETS)
+                for batch in BATCHES
+            }
+            for process in processes.values():
+                process.begin()
+            for process in processes.values():
+                process.end()
+            times = timing.interleave(processes, max(4, settings.rounds // 2), warmup=0)
+        for kind, batch in itertools.product(TARGETS, BATCHES):
+            own, reference = (times[x, batch] for x in (kind, "none"))
+            yield row(
+                f"gpu.{precision}.{batch}.{kind}",
+                f"{network.upper()} step, {library}, {precision}, batch {batch}, {KINDS[kind]}",
+                timing.ratio(own, reference),
+                TARGETS[kind],
+                seconds={"step": min(own), "deterministic": min(reference)},
+            )
+
+
+class _Process:
+    """A process that compiles one network, and times a step of it each time it is called."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._arguments = list(map(str, arguments))
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment_with(),
+        )
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def begin(self) -> None:
+        """Ask for the seconds of a step."""
+        with contextlib.suppress(BrokenPipeError):  # `end` says why
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    def end(self) -> float:
+        """Return them."""
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            last = (self._errors.read().strip().splitlines() or ["it printed nothing"])[-1]
+            raise RuntimeError(f"{' '.join(self._arguments)} failed: {last}")
+        return float(answer)
+
+    def __call__(self) -> float:
+        self.begin()
+        return self.end()
+
+
+def stepping(
+    network: str, kind: str, precision: str, batch: int, steps: int, seed: int
+) -> timing.Action:
+    """Return an action: the seconds of a step, of `fit` on TensorFlow, of a loop on JAX.
+
+    Args:
+        network: of `tfp_ibnn.models`.
+        kind: of the posteriors, or "none".
+        precision: one of `PRECISIONS`.
+        batch: size of a batch.
+        steps: in one execution.
+        seed: of weights and images.
+    """
+    keras.config.set_dtype_policy(PRECISIONS[precision])
+    keras.utils.set_random_seed(seed)
+    model = getattr(models, network)() if kind == "none" else stochastic(network, kind)
+    if keras.backend.backend() == "jax":
+        return scanned(model, *epoch_of_images(batch, steps, seed))
+    return stepper(model, batch, steps, seed)
+
+
+def epoch_of_images(batch: int, steps: int, seed: int) -> tuple[Any, Any]:
+    """Return random images (steps, batch, 32, 32, 3) and labels (steps, batch), on the device."""
+    import jax
+
+    x, y = images(batch, seed)
+    rng = np.random.default_rng(seed)
+    order = np.stack([rng.permutation(batch) for _ in range(steps)])
+    return jax.numpy.asarray(x)[order], jax.numpy.asarray(y)[order]
+
+
+def scanned(model: keras.Model, x: Any, y: Any) -> timing.Action:
+    """Compile a model for one loop over all steps; return an action: the seconds of one step.
+
+    The loop is `lax.scan` over Keras's own `train_step`. Its state stays on the device.
+
+    Args:
+        model: of JAX.
+        x: images, (steps, batch, ...).
+        y: labels, (steps, batch).
+    """
+    import jax
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+    model.optimizer.build(model.trainable_variables)
+
+    def step(state: Any, data: Any) -> tuple[Any, Any]:
+        logs, state = model.train_step(state, data)
+        return state, logs["loss"]
+
+    epoch = jax.jit(lambda state, x, y: jax.lax.scan(step, state, (x, y)), donate_argnums=0)
+    parts = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    # Copies: what is given away to the loop must not be the model's own.
+    state = tuple([jax.numpy.array(variable.value) for variable in part] for part in parts)
+
+    def action() -> float:
+        nonlocal state
+        began = time.perf_counter()
+        state, losses = epoch(state, x, y)
+        jax.block_until_ready((state, losses))
+        return (time.perf_counter() - began) / len(y)
+
+    return action
+
+
+def _serve(network: str, kind: str, precision: str, *numbers: str) -> None:
+    """Answer each line of the standard input with the seconds of a step."""
+    action = stepping(network, kind, precision, *map(int, numbers))
+    for _ in sys.stdin:
+        print(action(), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

@@ -37,7 +37,6 @@ def main(argv=None):
 
     import experiments
     from experiments import robustness
-    from experiments.robustness_table import table
     from tfp_ibnn import data
 
     errors = (experiments.RunError, data.DataError, OSError)
@@ -54,14 +53,14 @@ def main(argv=None):
         record = robustness.evaluate(model, settings, output, data_dir, export=export)
     except errors as error:
         return fail(error, code=1)
-    print(f"\n{table(record['rows'])}\n\nWritten to {output}.")
+    print(f"\n{robustness.table(record['rows'])}\n\nWritten to {output}.")
     return 0
 
 
 def beside(model, dataset):
     """Return what settings.json beside a model says of its data, if it is of this dataset."""
     from experiments import RunError
-    from experiments.saved import trained_on
+    from experiments.scoring import trained_on
 
     try:
         known = trained_on(model)

@@ -28,7 +28,7 @@ import matplotlib
 matplotlib.use("Agg")
 import numpy as np
 
-from experiments import toy2d, toy2d_figures
+from experiments import figures, toy2d
 from experiments.provenance import provenance
 from tfp_ibnn.data import toy
 
@@ -51,7 +51,7 @@ def main(argv=None):
     rows = [row for result in results for row in result.rows]
     print_table(rows)
     files = [
-        *toy2d_figures.save_figures(results, output),
+        *figures.save(figures.toy2d(results), output),
         save_histories(results, output / "histories.json"),
         save_metrics(rows, options, settings, output / "metrics.json"),
     ]

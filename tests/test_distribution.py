@@ -441,7 +441,7 @@ def broken_off(data_dir, tmp_path_factory):
         if line.startswith("training: epoch 1/"):
             shutil.copytree(folder / "whole", folder / "broken")
 
-    found = experiments.run(PLAIN, folder / "whole", data_dir, say=copy_after_an_epoch)
+    found = experiments.run(PLAIN, folder / "whole", data_dir, log=copy_after_an_epoch)
     return folder / "whole", folder / "broken", found
 
 

@@ -20,7 +20,7 @@ import pytest
 import tfp_ibnn as ibnn
 from experiments.folder import RunError, read_record
 from experiments.posterior_files import read_posteriors
-from experiments.saved import read_model
+from experiments.scoring import read_model
 from tests.data.test_load import Made, tar_of
 from tests.monte_carlo_tools import JAX, classifier, data
 from tests.robustness import harness, itself, mutate
@@ -318,7 +318,7 @@ def test_a_size_that_would_take_all_memory_is_refused_at_once(make):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('{"a{99999999999}": {"posterior": "NormalAffine"}}', "no regular expression"),
         ('{".*": {"posterior": "NormalAffine"}, ".*": {}}', r"'\.\*' twice"),
         ('{".*": {"posterior": "NormalAffine", "beta": 1, "beta": 2}}', "'beta' twice"),

@@ -34,7 +34,7 @@ X = np.random.default_rng(0).normal(size=(22, 3)).astype("float32")
 Y = (X[:, 0] > 0).astype("int32")
 
 
-def fitted(path, settings, say):
+def fitted(path, settings, log):
     """Train a small network in a folder, from the checkpoint there; return it and its history."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((3,))
@@ -46,7 +46,7 @@ def fitted(path, settings, say):
     folder.claim()
     try:
         stage = settings.stages()[-1]
-        run_module._fit(model, settings, stage, (X, Y), (X, Y), folder, say, Devices())
+        run_module._fit(model, settings, stage, (X, Y), (X, Y), folder, log, Devices())
     finally:
         folder.release()
     with (folder / "training.csv").open(encoding="utf-8") as file:

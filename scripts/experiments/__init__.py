@@ -1,14 +1,16 @@
-"""Training runs from the data to the report, and the original report's experiments."""
+"""The application code of the scripts: training runs, the original report's experiments, figures.
+
+It is not installed with the package, and uses its public names only.
+"""
 
 from experiments.devices import Devices, devices_for
 from experiments.folder import RunError, RunFolder
 from experiments.posterior_files import read_posteriors
 from experiments.provenance import provenance
-from experiments.results import write_results
 from experiments.run import run
 from experiments.scoring import Scorer, Scores
 from experiments.settings import Settings
-from experiments.summary import markdown, summarise
+from experiments.tables import markdown, summarise, write_results
 
 __all__ = [
     "Devices",

@@ -13,17 +13,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
 
 import keras
 import numpy as np
 from keras import ops
 
+import tfp_ibnn as ibnn
 from experiments import checks
 from experiments.folder import RunError
-from tfp_ibnn import Checkpoint, CheckpointError
 
 __all__ = ["Devices", "devices_for"]
 
@@ -31,32 +29,25 @@ _VARIABLES = tuple(
     f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 )
 
-Context = contextlib.AbstractContextManager
-
 
 class Devices:
     """One device: what a run does without further ado. The base of the other ways."""
 
     count = 1
     """Number of devices, those of other processes included."""
-
     shard = (0, 1)
     """Which share of every batch this process feeds: its index, and how many there are."""
-
     jit_compile: bool | str = "auto"
     """Whether to compile training steps by XLA; "auto" leaves it to Keras."""
+    identity = {}
+    """What of this belongs to a run's identity, because its results depend on it."""
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes files, tests and talks."""
+    def is_first(self):
+        """Whether this process writes files, tests and logs."""
         return self.shard[0] == 0
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What of this belongs to a run's identity, because its results depend on it."""
-        return {}
-
-    def check_batch(self, size: int) -> None:
+    def check_batch(self, size):
         """Raise RunError if a batch does not divide among the devices."""
         if size % self.count:
             raise RunError(
@@ -64,28 +55,33 @@ class Devices:
                 "`batch_size`."
             )
 
-    def building(self) -> Context:
+    def building(self):
         """Return the context in which a model is made and compiled."""
         return contextlib.nullcontext()
 
-    def training(self) -> Context:
+    def training(self):
         """Return the context in which it is fitted."""
         return contextlib.nullcontext()
 
-    def alone(self) -> Context:
+    def alone(self):
         """Return a context, also within `training`, for models of one device."""
         return contextlib.nullcontext()
 
-    def on_one(self, model: keras.Model) -> keras.Model:
+    def on_one(self, model):
         """Return the model on one device: a copy if it is on several, else the model itself."""
-        return model
+        if type(self) is Devices:
+            return model
+        with self.alone(), tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            model.save(path)
+            return keras.saving.load_model(path)
 
-    def update(self, copy: keras.Model, model: keras.Model) -> None:
+    def update(self, copy, model):
         """Give what `on_one` has returned the weights that the model has now."""
         if copy is not model:
             copy.set_weights(model.get_weights())
 
-    def from_first(self, compute: Callable[[], Any]) -> Any:
+    def from_first(self, compute):
         """Return, in every process, what the first one computes; it must be fit for JSON.
 
         Raises:
@@ -93,37 +89,27 @@ class Devices:
         """
         return compute()
 
-    def restore(self, checkpoint: Checkpoint, model: keras.Model) -> int:
+    def restore(self, checkpoint, model):
         """Load the first process's checkpoint; return the number of epochs that are done."""
         return checkpoint.restore(model)
 
-    def leave(self) -> None:
+    def leave(self):
         """End the work in common, when all processes have come to its end."""
 
-    def abort(self, code: int) -> int:
+    def abort(self, code):
         """Return an exit status; if other processes wait for this one, end it now instead."""
         return code
 
 
-class _Several(Devices):
-    """Several devices of one machine, or of many."""
-
-    def on_one(self, model: keras.Model) -> keras.Model:
-        with self.alone(), tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.keras"
-            model.save(path)
-            return keras.saving.load_model(path)
-
-
-class _Mirrored(_Several):
+class _Mirrored(Devices):
     """Several devices under TensorFlow's MirroredStrategy.
 
     Each replica draws its own noise and normalises by its own share of the batch, where there is
     batch normalization. So the number of replicas, other than on JAX, changes what comes out, as
-    another seed would, and a run that has begun on two devices must go on with two.
+    another seed would, and a run that has begun on two devices must resume on two.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count):
         import tensorflow as tf
 
         gpus = tf.config.list_physical_devices("GPU")
@@ -135,25 +121,21 @@ class _Mirrored(_Several):
                 tf.config.set_logical_device_configuration(cpu, parts)
         kind = "GPU" if gpus else "CPU"
         _check_there(count, len(tf.config.list_logical_devices(kind)), kind)
-        self.count = count
+        self.count, self.identity = count, {"replicas": count}
         self._strategy = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)])
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"replicas": self.count}
-
-    def building(self) -> Context:
+    def building(self):
         return self._strategy.scope()
 
 
-class _Parallel(_Several):
+class _Parallel(Devices):
     """Several devices, or several processes, under Keras's DataParallel on JAX.
 
     JAX computes one global batch, whose noise and statistics do not depend on how it is divided. So
-    the number of devices is a way of running, and a run may go on with another.
+    the number of devices is a way of running, and a run may resume with another.
     """
 
-    def __init__(self, count: int | None, distributed: bool = False) -> None:
+    def __init__(self, count, distributed=False):
         import jax
 
         if count is not None:
@@ -170,21 +152,17 @@ class _Parallel(_Several):
         count = len(here) if count is None else count
         _check_there(count, len(here), here[0].platform.upper())
         # In the order of the processes, so that their shares make up the batch in its order.
-        devices = [
-            device
-            for process in range(jax.process_count())
-            for device in jax.local_devices(process)[:count]
-        ]
-        self.count = len(devices)
-        self._distribution = keras.distribution.DataParallel(
-            devices=devices, auto_shard_dataset=False
-        )
+        each = [jax.local_devices(process)[:count] for process in range(jax.process_count())]
+        devices = sum(each, [])
+        self.count, self._several = len(devices), self.shard[1] > 1
+        parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+        self._distribution = parallel
 
-    def building(self) -> Context:
+    def building(self):
         return self._distribution.scope()
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self):
         from jax.errors import JaxRuntimeError
 
         try:
@@ -193,7 +171,7 @@ class _Parallel(_Several):
         except (JaxRuntimeError, ValueError) as error:
             # Of CPUs that gather data the error is a plain one, which names their library.
             lost = isinstance(error, JaxRuntimeError) or "Gloo" in str(error)
-            if self.shard[1] == 1 or not lost:
+            if not (self._several and lost):
                 raise
             raise RunError(
                 "Training in common has broken off, most likely because another process has ended: "
@@ -201,7 +179,7 @@ class _Parallel(_Several):
             ) from error
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self):
         before = keras.distribution.distribution()
         keras.distribution.set_distribution(None)
         try:
@@ -209,14 +187,14 @@ class _Parallel(_Several):
         finally:
             keras.distribution.set_distribution(before)
 
-    def from_first(self, compute: Callable[[], Any]) -> Any:
-        if self.shard[1] == 1:
+    def from_first(self, compute):
+        if not self._several:
             return compute()
         outcome = None
         if self.is_first:
             try:
                 outcome = None, compute()
-            except (RunError, CheckpointError, OSError) as error:
+            except (RunError, ibnn.CheckpointError, OSError) as error:
                 outcome = str(error), None
         text = json.dumps(outcome).encode()
         # All must give arrays of one size, so the size goes ahead.
@@ -227,12 +205,12 @@ class _Parallel(_Several):
             raise RunError(message)
         return value
 
-    def restore(self, checkpoint: Checkpoint, model: keras.Model) -> int:
-        if self.shard[1] == 1:
+    def restore(self, checkpoint, model):
+        if not self._several:
             return checkpoint.restore(model)
-        saved: list[np.ndarray] = []
+        saved = []
 
-        def read() -> int:
+        def read():
             done, pairs = checkpoint.read(model)
             saved.extend(value for _, value in pairs)
             return done
@@ -248,28 +226,28 @@ class _Parallel(_Several):
                 variable.assign(value)
         return done
 
-    def leave(self) -> None:
-        if self.shard[1] > 1:
+    def leave(self):
+        if self._several:
             import jax
 
             # Else the others would wait for the first, which has yet to test, and not forever.
             jax.distributed.shutdown()
 
-    def abort(self, code: int) -> int | NoReturn:
-        if self.shard[1] == 1:
+    def abort(self, code):
+        if not self._several:
             return code
         # JAX would wait here until all processes leave, but they wait for this one.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
-    def _broadcast(self, tree: Any) -> Any:
+    def _broadcast(self, tree):
         from jax.experimental import multihost_utils
 
         return multihost_utils.broadcast_one_to_all(tree)
 
 
-def devices_for(count: int | None = None, distributed: bool = False) -> Devices:
+def devices_for(count=None, distributed=False):
     """Return the devices to train on; call this before anything else is done with the backend.
 
     Args:
@@ -280,24 +258,18 @@ def devices_for(count: int | None = None, distributed: bool = False) -> Devices:
 
     Raises:
         ValueError: if there are fewer devices, or the environment does not name the processes.
-
-    Example:
-        >>> from experiments import devices_for
-        >>> devices_for(1).count
-        1
     """
     if count is not None:
-        count = checks.positive_integer("devices", count)
+        count = checks.count("devices", count)
     if distributed:
         _check_environment()
         return _Parallel(count, distributed)
     if count in (None, 1):
         return Devices()
-    several = _Mirrored if keras.backend.backend() == "tensorflow" else _Parallel
-    return several(count)
+    return (_Mirrored if keras.backend.backend() == "tensorflow" else _Parallel)(count)
 
 
-def _check_there(wanted: int, there: int, kind: str) -> None:
+def _check_there(wanted, there, kind):
     if wanted > there:
         raise ValueError(
             f"`devices` is {wanted}, but {keras.backend.backend()} has {there} {kind} device"
@@ -305,7 +277,7 @@ def _check_there(wanted: int, there: int, kind: str) -> None:
         )
 
 
-def _check_environment() -> None:
+def _check_environment():
     if keras.backend.backend() != "jax":
         raise ValueError(
             "`distributed` training takes JAX (Keras 3 does not train by TensorFlow's strategies "

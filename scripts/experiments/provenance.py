@@ -7,7 +7,6 @@ import shlex
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -15,52 +14,30 @@ import tfp_ibnn as ibnn
 
 __all__ = ["provenance"]
 
-_PACKAGES = (
-    "keras",
-    "tensorflow",
-    "jax",
-    "tensorflow-probability",
-    "tfp-nightly",
-    "numpy",
-)
+_PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
 
 
-def provenance(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options, command, versions and hardware, ready for JSON.
-
-    Args:
-        options: the options of the run.
-
-    Example:
-        >>> from experiments import provenance
-        >>> provenance({"seed": 0})["options"]
-        {'seed': 0}
-    """
-    return {
-        "options": options,
-        "command": command(),
-        "backend": keras.backend.backend(),
-        "versions": {"tfp_ibnn": ibnn.__version__, **_versions()},
-        "python": platform.python_version(),
-        "hardware": hardware(),
-    }
-
-
-def command() -> str:
-    """Return the command line, with the script's path relative to the folder it was started in."""
+def provenance(options):
+    """Return options, command, versions and hardware, ready for JSON."""
     script, *arguments = sys.argv
     if script and Path(script).is_absolute():
         script = os.path.relpath(script)
-    return shlex.join(["python", script, *arguments])
-
-
-def hardware() -> str:
-    """Return the kind and number of processors."""
+    versions = {"tfp_ibnn": ibnn.__version__}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     cores = f"{platform.machine()}, {os.cpu_count()} CPU cores"
-    return "; ".join([*_accelerators(), cores])
+    return {
+        "options": options,
+        "command": shlex.join(["python", script, *arguments]),
+        "backend": keras.backend.backend(),
+        "versions": versions,
+        "python": platform.python_version(),
+        "hardware": "; ".join([*_accelerators(), cores]),
+    }
 
 
-def _accelerators() -> list[str]:
+def _accelerators():
     """Return the names of the GPUs and TPUs in use."""
     if keras.backend.backend() == "jax":
         import jax
@@ -71,12 +48,3 @@ def _accelerators() -> list[str]:
     found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
     details = tf.config.experimental.get_device_details
     return [details(device).get("device_name", device.device_type) for device in found]
-
-
-def _versions() -> dict[str, str]:
-    """Return those of the packages that are installed."""
-    found = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found

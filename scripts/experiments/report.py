@@ -1,22 +1,14 @@
 """What a finished run shows: figures and a model card."""
 
-import csv
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
 
 from experiments import files
-from experiments.scoring import Scores
 from tfp_ibnn import data
 
-__all__ = ["write_report"]
+__all__ = ["history", "write_report"]
 
 
-def write_report(
-    folder: Path, metrics: dict[str, Any], scores: Scores, test: tuple[np.ndarray, np.ndarray]
-) -> None:
+def write_report(folder, metrics, scores, test):
     """Write `reliability.png`, `training.png`, `images.png` and `MODEL_CARD.md`.
 
     Args:
@@ -26,37 +18,40 @@ def write_report(
         test: images and labels of the test.
     """
     # Only now: pyplot takes a while to import, and a run's first errors should not wait for it.
+    from experiments.figures import facets, save
     from tfp_ibnn import plots
 
     images, labels = test
-    figure = Figure(figsize=(4.6, 4.2), layout="constrained")
-    plots.reliability_diagram(scores.mean, labels, title=metrics["method"], ax=figure.subplots())
-    _save(figure, folder / "reliability.png")
-    _save(plots.training_panel({metrics["method"]: history(folder)}), folder / "training.png")
-    count = min(8, len(images) // 2)
-    if count:
-        chosen = plots.extreme_images(
+    method = metrics["method"]
+    figures = {
+        "reliability.png": facets(
+            [[()]],
+            lambda ax: plots.reliability_diagram(scores.mean, labels, title=method, ax=ax),
+            (4.6, 4.2),
+            grid_lines=None,
+        ),
+        "training.png": plots.training_panel({method: history(folder)}),
+    }
+    if number := min(8, len(images) // 2):
+        figures["images.png"] = plots.extreme_images(
             images,
             scores.entropy,
-            count=count,
+            count=number,
             labels=labels,
             predictions=scores.mean,
             class_names=_classes(metrics["options"]),
         )
-        _save(chosen, folder / "images.png")
+    save(figures, folder)
     files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
 
 
-def history(folder: Path) -> dict[str, list[float]]:
+def history(folder):
     """Return what the training stage of a run logged, by name."""
-    with (folder / "training.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {
-        name: [float(row[name]) for row in rows if row[name]] for name in rows[0] if name != "epoch"
-    }
+    rows = pd.read_csv(folder / "training.csv")
+    return {name: rows[name].dropna().to_list() for name in rows if name != "epoch"}
 
 
-def model_card(metrics: dict[str, Any]) -> str:
+def model_card(metrics):
     """Return a description of the trained model, in Markdown."""
     options = metrics["options"]
     dataset = data.DATASETS[options["dataset"]]
@@ -70,6 +65,12 @@ def model_card(metrics: dict[str, Any]) -> str:
     settings = "\n".join(f"| `{name}` | `{value}` |" for name, value in options.items())
     versions = ", ".join(f"{name} {version}" for name, version in metrics["versions"].items())
     height, width, channels = dataset.image_shape
+    # The line that predicts as the test did.
+    use = "model.predict(images)  # logits"
+    if metrics["method"] != "deterministic":
+        dropout = ", dropout=True" if metrics["method"] == "mc_dropout" else ""
+        draws = f"samples={metrics['samples']}, seed={options['seed']}{dropout}"
+        use = f"ibnn.MonteCarlo(model, {draws}).predict(images)  # mean, entropy, epistemic, ..."
     return f"""# {options["model"]} on {options["dataset"]}
 
 This is {kind}, with {metrics["parameters"]:,} parameters.
@@ -83,7 +84,7 @@ averaged probabilities with their uncertainty.
 
     import keras, tfp_ibnn as ibnn  # without the second, Keras cannot load the file
     model = keras.saving.load_model("model.keras")
-    {_use(metrics)}
+    {use}
 
 ## How good it is
 
@@ -107,22 +108,5 @@ Seconds: {", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].
 """
 
 
-def _classes(options: dict[str, Any]) -> tuple[str, ...]:
+def _classes(options):
     return data.DATASETS[options["dataset"]].classes[: options.get("classes")]
-
-
-def _use(metrics: dict[str, Any]) -> str:
-    """Return the line that predicts as the test did."""
-    if metrics["method"] == "deterministic":
-        return "model.predict(images)  # logits"
-    dropout = ", dropout=True" if metrics["method"] == "mc_dropout" else ""
-    options = f"samples={metrics['samples']}, seed={metrics['options']['seed']}{dropout}"
-    return f"ibnn.MonteCarlo(model, {options}).predict(images)  # mean, entropy, epistemic, ..."
-
-
-def _save(figure: Figure, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    with files.replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
-    plt.close(figure)

@@ -4,51 +4,26 @@ import dataclasses
 import os
 import re
 import shlex
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from experiments import checks
+from experiments.checks import choice, count, option
 from experiments.posterior_files import read_posteriors
-from tfp_ibnn import Posterior, data, models
+from tfp_ibnn import data, models
 
 __all__ = ["Settings"]
 
-OPTIMIZERS = ("sgd", "nesterov", "adam")
-SCHEDULES = ("constant", "cosine")
-PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
-_COUNTS = (
-    "components",
-    "base_components",
-    "train_samples",
-    "samples",
-    "epochs",
-    "batch_size",
-    "evaluation_samples",
-    "log_every",
-)
-_WHOLE = (
-    "kl_warmup",
-    "pretrain_epochs",
-    "warmup_epochs",
-    "validation",
-    "evaluate_every",
-    "seed",
-)
+# Those that the first runs did not have: at their defaults they are not part of a run's record.
 _LATER = (
-    "warmup_epochs",
-    "log_every",
-    "deterministic_layers",
-    "flow_layers",
-    "flow_depth",
-    "base_components",
-    "learn_prior_scale",
-    "freeze_network",
-    "classes",
+    *("warmup_epochs", "log_every", "deterministic_layers", "flow_layers", "flow_depth"),
+    *("base_components", "learn_prior_scale", "freeze_network", "classes"),
 )
 _OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
-_NO_FILES = ("none", *models.POSTERIORS)
+_IN_FILES = ("affine", "components", "initial_scale", "mean_spread", "deterministic_layers")
 # Height and width of the smallest images that each network takes.
 _LEAST = {"lenet": 16, "vgg16": 32, "wide_resnet": 8}
 _WIDE_RESNET = re.compile(r"wide_resnet(?:_(\d+)_(\d+))?")
+_optimizer = choice("sgd", "nesterov", "adam")
 
 
 class Stage(NamedTuple):
@@ -61,159 +36,79 @@ class Stage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What determines a run, but for the backend and the hardware.
+class Settings(checks.Checked):
+    """What determines a run, except for the backend and the hardware.
 
     A deterministic network is trained for `pretrain_epochs`, or read from `pretrained`; it then
     gets its posterior and is trained for `epochs`. With `posterior="none"` it stays deterministic.
-
-    Args:
-        dataset: "cifar10", "fashion_mnist", "mnist" or "digits".
-        model: "lenet", "vgg16", "mlp", "wide_resnet" (28-10) or for example "wide_resnet_16_4".
-        posterior: "none", "gaussian", "flow" or "mixture" (see `ibnn.models.posterior_map`), or the
-            path of a JSON file (see `read_posteriors`).
-        noise: "channel" or "position".
-        kl_reduction: "sum" or "mean" over positions.
-        affine: "last", or "first", the original report's order.
-        deterministic_layers: pattern of layers that have no posterior, unless they have a flow.
-        flow_layers: pattern of the layers that have a flow, in place of the report's choice.
-        flow_depth: of each flow, see the recipes; None takes their own.
-        base_components: Gaussians under a flow; above 1, all layers share the component index.
-        components: of a mixture.
-        mean_spread: of the means of a mixture's components at the start; None takes the
-            posterior's own.
-        prior_scale: standard deviation of the prior.
-        learn_prior_scale: train the prior's scales along with the posteriors.
-        initial_scale: of the posterior at the start; None takes the posterior's own.
-        beta: weight of the KL.
-        gamma: weight of the entropy.
-        kl_warmup: epochs over which beta rises from 0.
-        train_samples: draws for each training example.
-        samples: draws at test time.
-        epochs: of training, after the pretraining.
-        pretrain_epochs: of the deterministic network.
-        pretrained: `.keras` file of a trained deterministic network.
-        freeze_network: train nothing but the posteriors of the network that was trained or read.
-        optimizer: "sgd" (momentum 0.9), "nesterov" or "adam".
-        pretrain_optimizer: None takes `optimizer`.
-        learning_rate: of the network's weights.
-        stochastic_learning_rate: of the posteriors' weights; None takes `learning_rate`.
-        pretrain_learning_rate: None takes `learning_rate`.
-        schedule: of the learning rates, "constant" or "cosine" (to 0 at the end).
-        warmup_epochs: of each stage, in which the learning rates rise linearly from 0.
-        weight_decay: of the network's weights, decoupled.
-        batch_size: examples in a step.
-        dropout: rate in the network. Without a posterior the test then is by MC dropout.
-        augment: shift and mirror the images; None does so for CIFAR-10.
-        validation: hold this many training images out and test on them, not on the test images.
-        evaluate_every: score the averaged prediction every so many epochs, for the log; 0 does not.
-        evaluation_samples: draws in these scores.
-        log_every: write the checkpoint, and log the posteriors, every so many epochs and at the
-            end. A run that is killed goes on from the last checkpoint.
-        classes: take only the first so many classes; the others are left to `evaluate`, as what
-            the model has never seen.
-        limit: take only this many training images, and as many test images at most.
-        precision: "float32", "mixed_bfloat16" or "mixed_float16".
-        seed: of weights, noise, augmentation and order.
     """
 
-    dataset: str = "cifar10"
-    model: str = "lenet"
-    posterior: str = "flow"
-    noise: str = "channel"
-    kl_reduction: str = "sum"
-    affine: str = "last"
-    deterministic_layers: str | None = None
-    flow_layers: str | None = None
-    flow_depth: int | None = None
-    base_components: int = 1
-    components: int = 4
-    mean_spread: float | None = None
-    prior_scale: float = 0.5
-    learn_prior_scale: bool = False
-    initial_scale: float | None = None
-    beta: float = 1.0
-    gamma: float = 0.0
-    kl_warmup: int = 0
-    train_samples: int = 1
-    samples: int = 128
-    epochs: int = 50
-    pretrain_epochs: int = 0
-    pretrained: str | None = None
-    freeze_network: bool = False
-    optimizer: str = "nesterov"
-    pretrain_optimizer: str | None = None
-    learning_rate: float = 0.02
-    stochastic_learning_rate: float | None = None
-    pretrain_learning_rate: float | None = None
-    schedule: str = "cosine"
-    warmup_epochs: int = 0
-    weight_decay: float = 0.0
-    batch_size: int = 128
-    dropout: float = 0.0
-    augment: bool | None = None
-    validation: int = 0
-    evaluate_every: int = 0
-    evaluation_samples: int = 16
-    log_every: int = 1
-    classes: int | None = None
-    limit: int | None = None
-    precision: str = "float32"
-    seed: int = 0
+    dataset: str = option("cifar10", choice(*data.DATASETS), "its name")
+    model: str = option("lenet", checks.text, "lenet, vgg16, mlp, wide_resnet, wide_resnet_16_4")
+    posterior: str = option("flow", checks.text, "none, gaussian, flow, mixture, or a JSON file")
+    noise: str = option("channel", choice("channel", "position"), "what has a z of its own")
+    kl_reduction: str = option("sum", choice("sum", "mean"), "over positions")
+    affine: str = option("last", choice("last", "first"), "first is the original report's order")
+    deterministic_layers: str | None = option(None, checks.pattern, "layers without a posterior")
+    flow_layers: str | None = option(None, checks.pattern, "with a flow; None: the report's choice")
+    flow_depth: int | None = option(None, count, "of each flow; None takes the recipe's own")
+    base_components: int = option(1, count, "Gaussians under a flow; all layers share the index")
+    components: int = option(4, count, "of a mixture")
+    mean_spread: float | None = option(None, checks.positive, "of a mixture's means at the start")
+    prior_scale: float = option(0.5, checks.positive, "standard deviation of the prior")
+    learn_prior_scale: bool = option(False, checks.flag, "train the prior's scales as well")
+    initial_scale: float | None = option(None, checks.positive, "of the posterior at the start")
+    beta: float = option(1.0, checks.non_negative, "weight of the KL")
+    gamma: float = option(0.0, checks.non_negative, "weight of the entropy")
+    kl_warmup: int = option(0, checks.whole, "epochs over which beta rises from 0")
+    train_samples: int = option(1, count, "draws for each training example")
+    samples: int = option(128, count, "draws at test time")
+    epochs: int = option(50, count, "of training, after the pretraining")
+    pretrain_epochs: int = option(0, checks.whole, "of the deterministic network")
+    pretrained: str | None = option(None, checks.text, ".keras file of a deterministic network")
+    freeze_network: bool = option(False, checks.flag, "train nothing but the posteriors")
+    optimizer: str = option("nesterov", _optimizer, "sgd (momentum 0.9), nesterov or adam")
+    pretrain_optimizer: str | None = option(None, _optimizer, "None takes `optimizer`")
+    learning_rate: float = option(0.02, checks.positive, "of the network's weights")
+    stochastic_learning_rate: float | None = option(None, checks.positive, "of the posteriors'")
+    pretrain_learning_rate: float | None = option(None, checks.positive, "in the pretraining")
+    schedule: str = option("cosine", choice("constant", "cosine"), "of the learning rates")
+    warmup_epochs: int = option(0, checks.whole, "of each stage, in which the rates rise from 0")
+    weight_decay: float = option(0.0, checks.non_negative, "of the network's weights, decoupled")
+    batch_size: int = option(128, count, "examples in a step")
+    dropout: float = option(0.0, checks.fraction, "rate; without a posterior: MC dropout")
+    augment: bool | None = option(None, checks.flag, "shift and mirror; None: for CIFAR-10")
+    validation: int = option(0, checks.whole, "hold out so many training images, and test on them")
+    evaluate_every: int = option(0, checks.whole, "epochs between scores in the log; 0: none")
+    evaluation_samples: int = option(16, count, "draws in these scores")
+    log_every: int = option(1, count, "epochs between checkpoints, and logs of the posteriors")
+    classes: int | None = option(None, count, "take only the first so many; others are OOD")
+    limit: int | None = option(None, count, "take only so many training and test images")
+    precision: str = option("float32", choice("float32", "mixed_bfloat16", "mixed_float16"), "")
+    seed: int = option(0, checks.seed, "of weights, noise, augmentation and order")
 
-    def __post_init__(self) -> None:
-        for name in ("model", "posterior"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"`{name}` must be a text; got {getattr(self, name)!r}.")
-        if not isinstance(self.pretrained, str | None):
-            raise ValueError(f"`pretrained` must be the path of a file; got {self.pretrained!r}.")
-        checks.one_of("dataset", self.dataset, tuple(data.DATASETS))
-        self._check_network()
-        checks.one_of("noise", self.noise, ("channel", "position"))
-        checks.one_of("kl_reduction", self.kl_reduction, ("sum", "mean"))
-        checks.one_of("affine", self.affine, ("last", "first"))
-        checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
-        if self.pretrain_optimizer is not None:
-            checks.one_of("pretrain_optimizer", self.pretrain_optimizer, OPTIMIZERS)
-        checks.one_of("schedule", self.schedule, SCHEDULES)
-        checks.one_of("precision", self.precision, PRECISIONS)
-        # 3.0 counts as 3, and is the same run.
-        for name in _COUNTS:
-            self._set(name, checks.positive_integer(name, getattr(self, name)))
-        for name in _WHOLE:
-            self._set(name, checks.whole(name, getattr(self, name)))
-        if self.seed >= 2**31:
-            raise ValueError(f"`seed` must be below 2**31; got {self.seed}.")
-        for name in ("prior_scale", "learning_rate"):
-            checks.positive(name, getattr(self, name))
-        for name in (
-            "initial_scale",
-            "mean_spread",
-            "stochastic_learning_rate",
-            "pretrain_learning_rate",
-        ):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
-        for name in ("beta", "gamma", "weight_decay"):
-            checks.non_negative(name, getattr(self, name))
-        checks.fraction("dropout", self.dropout)
-        if self.limit is not None:
-            self._set("limit", checks.positive_integer("limit", self.limit))
-        checks.one_of("augment", self.augment, (None, True, False))
-        for name in ("learn_prior_scale", "freeze_network"):
-            self._set(name, bool(checks.one_of(name, getattr(self, name), (True, False))))
-        if self.flow_depth is not None:
-            self._set("flow_depth", checks.positive_integer("flow_depth", self.flow_depth))
-        for name in ("deterministic_layers", "flow_layers"):
-            _check_pattern(name, getattr(self, name))
+    def __post_init__(self):
+        super().__post_init__()
+        known, (name, size) = data.DATASETS[self.dataset], self.network()
+        available = known.train_size
+        if size and (size["depth"] < 10 or (size["depth"] - 4) % 6 or not size["width"]):
+            raise ValueError(
+                f"`model` {self.model!r} does not exist: the depth of a wide_resnet is 10, 16, 22, "
+                "28, ... (6n + 4), and its width at least 1."
+            )
+        if min(known.image_shape[:2]) < (least := _LEAST.get(name, 1)):
+            raise ValueError(
+                f"`model` {self.model!r} does not go with {self.dataset}: it takes images of at "
+                f"least {least} x {least} pixels."
+            )
         if self.classes is not None:
-            known = len(data.DATASETS[self.dataset].classes)
-            if not 2 <= checks.positive_integer("classes", self.classes) < known:
+            if not 2 <= self.classes < len(known.classes):
                 raise ValueError(
-                    f"`classes` must be at least 2 and leave some of {self.dataset}'s {known}; got "
-                    f"{self.classes!r}."
+                    f"`classes` must be at least 2 and leave some of {self.dataset}'s "
+                    f"{len(known.classes)}; got {self.classes!r}."
                 )
-            self._set("classes", int(self.classes))
+            # All datasets have about as many images of each class.
+            available = available * self.classes // len(known.classes)
         if self.pretrained is not None and self.pretrain_epochs:
             raise ValueError(
                 "`pretrained` and `pretrain_epochs` exclude each other: the network is read or "
@@ -233,48 +128,47 @@ class Settings:
                     f"`warmup_epochs` must be below the {stage.epochs} epochs of {stage.name}, or "
                     f"the learning rate never comes up; got {self.warmup_epochs}."
                 )
-        available = data.DATASETS[self.dataset].train_size
-        if self.classes is not None:  # all datasets have about as many images of each class
-            available = available * self.classes // len(data.DATASETS[self.dataset].classes)
         available = min(available, self.limit or available)
         if self.validation >= available:
             raise ValueError(
                 f"`validation` must leave some of the {available} training images; got "
                 f"{self.validation}."
             )
-        self._check_posterior_options()
+        in_file = self.is_stochastic and self.posterior not in models.POSTERIORS
+        for name in self._changed():
+            if name in (*_IN_FILES, *_OF_FLOWS) and in_file:
+                raise ValueError(f"`{name}` goes into the posterior file {self.posterior}.")
+            if name in _OF_FLOWS and self.posterior != "flow":
+                raise ValueError(f"`{name}` is of the posterior 'flow', not {self.posterior!r}.")
         if self.is_stochastic:
             self.posteriors()
 
     @property
-    def is_stochastic(self) -> bool:
+    def is_stochastic(self):
         """Whether the network gets a posterior."""
         return self.posterior != "none"
 
     @property
-    def method(self) -> str:
+    def method(self):
         """The method's name in tables."""
         if not self.is_stochastic:
             return "mc_dropout" if self.dropout else "deterministic"
         return self.posterior if self.posterior in models.POSTERIORS else "custom"
 
     @property
-    def augments(self) -> bool:
+    def augments(self):
         """Whether training images are shifted and mirrored."""
         return self.dataset == "cifar10" if self.augment is None else self.augment
 
-    def stages(self) -> list[Stage]:
+    def stages(self):
         """Return the stages of training, in order."""
-        before = Stage(
-            "pretraining",
-            self.pretrain_epochs,
-            self.pretrain_optimizer or self.optimizer,
-            self.pretrain_learning_rate or self.learning_rate,
-        )
+        rate = self.pretrain_learning_rate or self.learning_rate
+        optimizer = self.pretrain_optimizer or self.optimizer
+        before = Stage("pretraining", self.pretrain_epochs, optimizer, rate)
         main = Stage("training", self.epochs, self.optimizer, self.learning_rate)
         return [before, main] if self.pretrain_epochs else [main]
 
-    def network(self) -> tuple[str, dict[str, int]]:
+    def network(self):
         """Return the name of the builder in `ibnn.models` and its options."""
         if match := _WIDE_RESNET.fullmatch(self.model):
             depth, width = match.groups()
@@ -282,34 +176,7 @@ class Settings:
         choices = ("lenet", "vgg16", "mlp", "wide_resnet", "wide_resnet_16_4")
         return checks.one_of("model", self.model, choices), {}
 
-    def _check_network(self) -> None:
-        name, size = self.network()
-        if size and (size["depth"] < 10 or (size["depth"] - 4) % 6 or not size["width"]):
-            raise ValueError(
-                f"`model` {self.model!r} does not exist: the depth of a wide_resnet is 10, 16, 22, "
-                "28, ... (6n + 4), and its width at least 1."
-            )
-        least = _LEAST.get(name, 1)
-        if min(data.DATASETS[self.dataset].image_shape[:2]) < least:
-            raise ValueError(
-                f"`model` {self.model!r} does not go with {self.dataset}: it takes images of at "
-                f"least {least} x {least} pixels."
-            )
-
-    def _check_posterior_options(self) -> None:
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changed = [name for name in defaults if getattr(self, name) != defaults[name]]
-        in_files = ("affine", "components", "initial_scale", "mean_spread", "deterministic_layers")
-        for name in changed:
-            if name in (*in_files, *_OF_FLOWS) and self.posterior not in _NO_FILES:
-                raise ValueError(f"`{name}` goes into the posterior file {self.posterior}.")
-            if name in _OF_FLOWS and self.posterior != "flow":
-                raise ValueError(f"`{name}` is of the posterior 'flow', not {self.posterior!r}.")
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def posteriors(self) -> dict[str, Posterior]:
+    def posteriors(self):
         """Return the posteriors of the layers, by pattern."""
         common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
         if self.learn_prior_scale:
@@ -337,44 +204,28 @@ class Settings:
             common |= {"components": self.base_components, "shared_components": True}
         return models.posterior_map(self.network()[0], self.posterior, **common)
 
-    def command(self) -> str:
+    def command(self):
         """Return the command line that trains with these settings, but for the output folder."""
         words = ["python", "scripts/train_cifar.py"]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            option = "--" + field.name.replace("_", "-")
-            if field.name == "precision":
+        for name, value in self._changed().items():
+            word = "--" + name.replace("_", "-")
+            if name == "precision":
                 words += ["--mixed-precision", value.removeprefix("mixed_")]
             elif isinstance(value, bool):
-                words.append(option if value else option.replace("--", "--no-", 1))
+                words.append(word if value else word.replace("--", "--no-", 1))
+            elif isinstance(value, float) and float(f"{value:g}") == value:
+                words += [word, f"{value:g}"]
             else:
-                words += [option, _shortest(value) if isinstance(value, float) else str(value)]
+                words += [word, str(value)]
         return shlex.join(words)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the settings, ready for JSON.
+    def as_dict(self):
+        """Return the settings, ready for JSON; a run is known by this record."""
+        found, changed = dataclasses.asdict(self), self._changed()
+        return {name: v for name, v in found.items() if name not in _LATER or name in changed}
 
-        Those that the first runs did not have are left out at their defaults, so that a run of then
-        is known by the same record.
-        """
-        fields = {field.name: field for field in dataclasses.fields(self)}
-        return {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if name not in _LATER or value != fields[name].default
-        }
-
-
-def _check_pattern(name: str, value: Any) -> None:
-    try:
-        if value is not None:
-            re.compile(value)
-    except (TypeError, re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"`{name}` must be a regular expression; got {value!r}.") from error
-
-
-def _shortest(value: float) -> str:
-    short = f"{value:g}"
-    return short if float(short) == value else repr(value)
+    def _changed(self):
+        """Return the settings that are not at their defaults."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}

@@ -12,7 +12,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from experiments import RunError, Scorer, robustness
-from experiments.robustness_table import table
+from experiments.robustness import table
 from tfp_ibnn import data, metrics, models
 
 pytestmark = pytest.mark.once
@@ -103,7 +103,7 @@ def test_rows_are_what_direct_computation_gives(folder, predicted, examples, tmp
     lines = []
     settings = robustness.Settings(**SMALL, shifts=["corruptions", "rotations"])
     record = robustness.evaluate(
-        folder / f"{name}.keras", settings, tmp_path / "out", folder, say=lines.append
+        folder / f"{name}.keras", settings, tmp_path / "out", folder, log=lines.append
     )
     rows = record["rows"]
     assert len(rows) == len(settings) == 1 + 4 + 2
@@ -174,7 +174,7 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
     settings = robustness.Settings(**{**SMALL, "shifts": ["foreign"], "foreign": ["mnist"]})
     for name in ("stochastic", "plain"):
         path = folder / f"{name}.keras"
-        record = robustness.evaluate(path, settings, tmp_path / name, say=lambda line: None)
+        record = robustness.evaluate(path, settings, tmp_path / name, log=lambda line: None)
         row = row_of(record["rows"], "foreign", name="mnist")
         known = predicted(name, examples[0])
         unknown = predicted(name, data.ood.convert_images(strange[:COUNT], "mnist", "digits"))
@@ -381,7 +381,7 @@ def test_coloured_images_of_32_pixels(tmp_path, monkeypatch):
     settings = robustness.Settings(dataset="cifar10", severities=[3], degrees=[45], epsilons=[4])
     lines = []
     record = robustness.evaluate(
-        tmp_path / "model.keras", settings, tmp_path / "out", say=lines.append
+        tmp_path / "model.keras", settings, tmp_path / "out", log=lines.append
     )
     assert [row["name"] for row in record["rows"][1:10]] == list(data.CORRUPTIONS)
     assert record["rows"][-1]["name"] == "fashion_mnist"

@@ -360,8 +360,8 @@ def flow(**arguments):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
         ("[1, 2]", "must map"),
         ("{}", "must map"),
         ("null", "must map"),

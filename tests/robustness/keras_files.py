@@ -10,7 +10,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from experiments.folder import RunError
-from experiments.saved import read_model
+from experiments.scoring import read_model
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
 

@@ -115,7 +115,7 @@ class Runs:
             batch_size=50,
             samples=2,
         )
-        experiments.run(settings, folder / "run", folder.parent / "digits", say=lambda line: None)
+        experiments.run(settings, folder / "run", folder.parent / "digits", log=lambda line: None)
 
     @staticmethod
     def read(folder):

@@ -4,8 +4,6 @@ import concurrent.futures
 import contextlib
 import logging
 import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,31 +15,28 @@ from experiments.run import finished, identity, run
 from experiments.settings import Settings
 from tfp_ibnn import data
 
-__all__ = ["NOT_RUN", "run_all"]
+__all__ = ["NOT_RUN", "run_many"]
 
 NOT_RUN = "not run"
 """Why something is missing that was not tried."""
 
-Evaluations = Mapping[str, robustness.Settings]
-Say = Callable[[str], None]
 
-
-def run_all(
-    runs: Mapping[str, Settings],
-    folder: str | os.PathLike,
+def run_many(
+    runs,
+    folder,
     *,
-    jobs: int = 1,
-    data_dir: str | os.PathLike | None = None,
-    evaluations: Mapping[str, Evaluations] | None = None,
-    train: bool = True,
-    missing: dict[str, str] | None = None,
-    say: Say = print,
-) -> dict[str, dict[str, Any]]:
+    jobs=1,
+    data_dir=None,
+    evaluations=None,
+    train=True,
+    missing=None,
+    log=print,
+):
     """Train every run in a folder of its own; return what each measured, by name.
 
-    Runs that are finished already are not repeated, and unfinished ones are taken up, so that the
-    same call goes on after an interruption. A run that fails, or whose files are damaged, does not
-    keep the others from being run. One whose evaluation fails is returned without it.
+    Runs that are finished already are not repeated, and unfinished ones resume. A run that fails,
+    or whose files are damaged, does not stop the others. One whose evaluation fails is returned
+    without it.
 
     Args:
         runs: name to settings. A name may have slashes.
@@ -49,28 +44,27 @@ def run_all(
         jobs: processes at once. More than one pays where a run leaves the processor idle, as small
             networks do on a GPU.
         data_dir: where the data is cached.
-        evaluations: what to evaluate the model of a run on besides the test, by the run's name and
-            that of a folder in the run's. Such models are kept, and what the run measured holds the
-            rows of `robustness.evaluate` as "evaluations".
-        train: run what is not finished; else only what is finished is returned, with those
-            evaluations that are.
+        evaluations: what to evaluate the model of a run on in addition to the test, by the run's
+            name and that of a folder in the run's. Such models are kept, and what the run measured
+            holds the rows of `robustness.evaluate` as "evaluations".
+        train: run what is not finished; else only what is finished is returned.
         missing: gets the names of what was not run or failed, and why. None raises for a failure,
             when all others are finished.
-        say: called with lines of progress.
+        log: called with lines of progress.
 
     Raises:
         RunError: if a folder belongs to something else; or if a run failed, see `missing`.
     """
-    folder, evaluations = Path(folder), evaluations or {}
+    evaluations = evaluations or {}
     tasks = {
-        name: Task(name, settings, folder / name, evaluations.get(name, {}), data_dir)
+        name: Task(name, settings, Path(folder) / name, evaluations.get(name, {}), data_dir)
         for name, settings in runs.items()
     }
     found, failed = {}, {}
 
-    def fail(name: str, error: RunError) -> None:
+    def fail(name, error):
         failed[name] = str(error)
-        say(f"{name} failed: {error}")
+        log(f"{name} failed: {error}")
 
     for name, task in tasks.items():
         try:
@@ -82,7 +76,7 @@ def run_all(
             found[name] = metrics
     done = found.keys() | failed.keys()
     waiting = [task for name, task in tasks.items() if train and name not in done]
-    for name, outcome in _each(waiting, jobs, say):
+    for name, outcome in _each(waiting, jobs, log):
         if isinstance(outcome, RunError):
             fail(name, outcome)
             with contextlib.suppress(RecordError):
@@ -90,7 +84,9 @@ def run_all(
                     found[name] = metrics
             continue
         found[name] = outcome
-        say(f"[{len(found)}/{len(runs)}] {_line(name, outcome)}")
+        scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
+        seconds = sum(outcome["seconds"].values())
+        log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
     if missing is not None:
         for name, task in tasks.items():
             if name not in found:
@@ -110,10 +106,10 @@ class Task(NamedTuple):
     name: str
     settings: Settings
     folder: Path
-    evaluations: Evaluations
-    data_dir: str | os.PathLike | None = None
+    evaluations: dict[str, robustness.Settings]
+    data_dir: Any = None
 
-    def measured(self) -> dict[str, Any] | None:
+    def measured(self):
         """Return what the finished run measured, with the evaluations that are finished."""
         metrics = finished(self.settings, self.folder)
         if metrics is None:
@@ -122,35 +118,38 @@ class Task(NamedTuple):
         done = {name: found for name, found in rows.items() if found is not None}
         return {**metrics, "evaluations": done}
 
-    def failure(self) -> str | None:
+    def failure(self):
         """Return why the run failed when it was last tried."""
         if not self.folder.exists():
             return None
         return RunFolder(self.folder, identity(self.settings)).failure
 
-    def left(self, metrics: dict[str, Any]) -> list[str]:
+    def left(self, metrics):
         """Return the evaluations that are not finished."""
         return [name for name in self.evaluations if name not in metrics["evaluations"]]
 
-    def run(self, say: Say | None = None) -> dict[str, Any]:
-        """Do what is left, and return what was measured."""
+    def run(self, log=None):
+        """Do what is left, and return what was measured, or the RunError."""
         # TensorFlow counts the functions that it traces, and takes one for each run for a mistake.
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
-        def speak(line: str) -> None:
-            if say is not None:
-                say(f"{self.name}: {line}")
+        def named(line):
+            if log is not None:
+                log(f"{self.name}: {line}")
 
-        options = {"data_dir": self.data_dir, "say": speak}
-        run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
-        for name in self.left(self.measured()):
-            model = self.folder / "model.keras"
-            if not model.exists():
-                raise RunError(f"{model} is gone: to evaluate the run, remove its folder first.")
-            robustness.evaluate(model, self.evaluations[name], self.folder / name, **options)
-        return self.measured()
+        options = {"data_dir": self.data_dir, "log": named}
+        try:
+            run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
+            for name in self.left(self.measured()):
+                model = self.folder / "model.keras"
+                if not model.exists():
+                    raise RunError(f"{model} is gone: remove the run's folder to evaluate it.")
+                robustness.evaluate(model, self.evaluations[name], self.folder / name, **options)
+            return self.measured()
+        except RunError as error:
+            return error
 
-    def _rows(self, name: str, settings: robustness.Settings) -> list[dict[str, Any]] | None:
+    def _rows(self, name, settings):
         """Return what an evaluation found, or None if it is not finished."""
         path = self.folder / name / "robustness.json"
         if not path.exists():
@@ -163,45 +162,26 @@ class Task(NamedTuple):
         return record["rows"]
 
 
-def _each(
-    tasks: Sequence[Task], jobs: int, say: Say
-) -> Iterator[tuple[str, dict[str, Any] | RunError]]:
+def _each(tasks, jobs, log):
     """Yield names and measurements, or errors, as the runs end."""
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
             keras.utils.clear_session()
-            say(f"{task.name}: begins")
-            yield task.name, _outcome(task, say)
+            log(f"{task.name}: begins")
+            yield task.name, task.run(log)
         return
     # Once, before all processes would fetch it.
-    for name, data_dir in dict.fromkeys(pair for task in tasks for pair in _datasets(task)):
-        data.load(name, data_dir)
+    for task in tasks:
+        shifts = [settings.foreign for settings in task.evaluations.values()]
+        for name in dict.fromkeys([task.settings.dataset, *sum(shifts, ())]):
+            data.load(name, task.data_dir)
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
-        futures = {pool.submit(_outcome, task): task.name for task in tasks}
+        futures = {pool.submit(task.run): task.name for task in tasks}
         try:
             for future in concurrent.futures.as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _outcome(task: Task, say: Say | None = None) -> dict[str, Any] | RunError:
-    try:
-        return task.run(say)
-    except RunError as error:
-        return error
-
-
-def _datasets(task: Task) -> list[tuple[str, str | os.PathLike | None]]:
-    names = [task.settings.dataset]
-    for settings in task.evaluations.values():
-        names += settings.foreign if "foreign" in settings.shifts else []
-    return [(name, task.data_dir) for name in names]
-
-
-def _line(name: str, metrics: dict[str, Any]) -> str:
-    scores = ", ".join(f"{key} {metrics[key]:.4f}" for key in ("accuracy", "nll", "ece"))
-    return f"{name}: {scores}, {sum(metrics['seconds'].values()):.0f} s"

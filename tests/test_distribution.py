@@ -42,7 +42,7 @@ def start(*arguments, **environment):
         env={
             **os.environ,
             **common,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "CUDA_VISIBLE_DEVICES": "-1",
             **environment,
         },

@@ -150,7 +150,7 @@ def test_attack_is_on_what_is_scored_and_nothing_is_compiled_twice(folder, examp
     assert len(shapes) == len(settings)
     assert set(shapes) == {((COUNT, 8, 8, 1), np.dtype("float32"))}
     assert scorer.monte_carlo.predict_function.experimental_get_tracing_count() == 1
-    assert len(found.foreign["mnist"].entropy) == row_of(found.rows, "foreign")["images"] == 7
+    assert len(found.ood["mnist"].entropy) == row_of(found.rows, "foreign")["images"] == 7
     # The digits go to 16: 32 of 255 are about 2 of 16.
     attack = data.fgsm(scorer.monte_carlo, images, labels, 32 * 16 / 255)
     expected = score(np.clip(attack, 0, 16), labels).summary()

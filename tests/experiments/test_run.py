@@ -447,11 +447,12 @@ def test_a_frozen_network_stays_as_it_is(run, tmp_path, monkeypatch):
 
 def test_a_failure_is_forgotten_when_the_run_is_tried_again(tmp_path):
     folder = experiments.RunFolder(tmp_path / "run", {"seed": 0})
-    folder.fail(RunError("not ours yet"))
+    with pytest.raises(RunError, match="not ours yet"), folder:
+        raise RunError("not ours yet")
     assert not folder.path.exists()
-    folder.claim()
-    folder.fail(RunError("no luck"))
-    folder.release()
+    with pytest.raises(RunError, match="no luck"), folder:
+        folder.claim()
+        raise RunError("no luck")
     again = experiments.RunFolder(folder.path, {"seed": 0})
     assert again.failure == "no luck"
     again.claim()

@@ -10,20 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
 
 from experiments.benchmark import timing
-from experiments.benchmark.networks import KINDS, images, stepper, stochastic
-from experiments.benchmark.processes import environment_with
-from experiments.benchmark.record import Row, row
-from experiments.benchmark.settings import Settings
-from tfp_ibnn import models
+from experiments.benchmark.networks import KINDS, environment, images, stepper, stochastic
+from experiments.benchmark.record import row
 
-__all__ = ["gpu_steps", "scanned", "stepping"]
+__all__ = ["gpu_steps", "looping", "stepping"]
 
 BATCHES = (128, 256)
 PRECISIONS = {"bfloat16": "mixed_bfloat16", "float32": "float32"}
@@ -31,7 +26,7 @@ STEPS = 50
 TARGETS = {"gaussian": 1.10, "flow": 1.30}
 
 
-def gpu_steps(settings: Settings, network: str = "vgg16", steps: int = STEPS) -> Iterator[Row]:
+def gpu_steps(settings, network="vgg16", steps=STEPS):
     """Time a step of a network, 50 steps in one execution, in all precisions and batch sizes."""
     library = {"jax": "JAX", "tensorflow": "TensorFlow"}[keras.backend.backend()]
     for precision in PRECISIONS:
@@ -62,7 +57,7 @@ def gpu_steps(settings: Settings, network: str = "vgg16", steps: int = STEPS) ->
 class _Process:
     """A process that compiles one network, and times a step of it each time it is called."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         self._arguments = list(map(str, arguments))
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
@@ -71,24 +66,24 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=environment_with(),
+            env=environment(),
         )
 
-    def __enter__(self) -> "_Process":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self._process.kill()
         self._process.communicate()
         self._errors.close()
 
-    def begin(self) -> None:
+    def begin(self):
         """Ask for the seconds of a step."""
         with contextlib.suppress(BrokenPipeError):  # `end` says why
             self._process.stdin.write("\n")
             self._process.stdin.flush()
 
-    def end(self) -> float:
+    def end(self):
         """Return them."""
         answer = self._process.stdout.readline()
         if not answer:
@@ -97,50 +92,34 @@ class _Process:
             raise RuntimeError(f"{' '.join(self._arguments)} failed: {last}")
         return float(answer)
 
-    def __call__(self) -> float:
+    def __call__(self):
         self.begin()
         return self.end()
 
 
-def stepping(
-    network: str, kind: str, precision: str, batch: int, steps: int, seed: int
-) -> timing.Action:
-    """Return an action: the seconds of a step, of `fit` on TensorFlow, of a loop on JAX.
-
-    Args:
-        network: of `tfp_ibnn.models`.
-        kind: of the posteriors, or "none".
-        precision: one of `PRECISIONS`.
-        batch: size of a batch.
-        steps: in one execution.
-        seed: of weights and images.
-    """
+def stepping(network, kind, precision, batch, steps, seed):
+    """Return an action: the seconds of a step, of `fit` on TensorFlow, of a loop on JAX."""
     keras.config.set_dtype_policy(PRECISIONS[precision])
     keras.utils.set_random_seed(seed)
-    model = getattr(models, network)() if kind == "none" else stochastic(network, kind)
-    if keras.backend.backend() == "jax":
-        return scanned(model, *epoch_of_images(batch, steps, seed))
-    return stepper(model, batch, steps, seed)
-
-
-def epoch_of_images(batch: int, steps: int, seed: int) -> tuple[Any, Any]:
-    """Return random images (steps, batch, 32, 32, 3) and labels (steps, batch), on the device."""
+    model = stochastic(network, kind)
+    if keras.backend.backend() == "tensorflow":
+        return stepper(model, batch, steps, seed)
     import jax
 
     x, y = images(batch, seed)
     rng = np.random.default_rng(seed)
     order = np.stack([rng.permutation(batch) for _ in range(steps)])
-    return jax.numpy.asarray(x)[order], jax.numpy.asarray(y)[order]
+    return looping(model, jax.numpy.asarray(x)[order], jax.numpy.asarray(y)[order])
 
 
-def scanned(model: keras.Model, x: Any, y: Any) -> timing.Action:
+def looping(model, x, y):
     """Compile a model for one loop over all steps; return an action: the seconds of one step.
 
     The loop is `lax.scan` over Keras's own `train_step`. Its state stays on the device.
 
     Args:
         model: of JAX.
-        x: images, (steps, batch, ...).
+        x: images, (steps, batch, ...), on the device.
         y: labels, (steps, batch).
     """
     import jax
@@ -149,7 +128,7 @@ def scanned(model: keras.Model, x: Any, y: Any) -> timing.Action:
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     model.optimizer.build(model.trainable_variables)
 
-    def step(state: Any, data: Any) -> tuple[Any, Any]:
+    def step(state, data):
         logs, state = model.train_step(state, data)
         return state, logs["loss"]
 
@@ -163,7 +142,7 @@ def scanned(model: keras.Model, x: Any, y: Any) -> timing.Action:
     # Copies: what is given away to the loop must not be the model's own.
     state = tuple([jax.numpy.array(variable.value) for variable in part] for part in parts)
 
-    def action() -> float:
+    def action():
         nonlocal state
         began = time.perf_counter()
         state, losses = epoch(state, x, y)
@@ -173,12 +152,7 @@ def scanned(model: keras.Model, x: Any, y: Any) -> timing.Action:
     return action
 
 
-def _serve(network: str, kind: str, precision: str, *numbers: str) -> None:
-    """Answer each line of the standard input with the seconds of a step."""
-    action = stepping(network, kind, precision, *map(int, numbers))
+if __name__ == "__main__":  # answer each line of the standard input with the seconds of a step
+    action = stepping(*sys.argv[1:4], *map(int, sys.argv[4:]))
     for _ in sys.stdin:
         print(action(), flush=True)
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])

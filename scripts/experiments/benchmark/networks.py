@@ -1,79 +1,66 @@
-"""The networks that are timed, and how they are trained and called."""
+"""The networks that are timed, how they are trained and called, and processes of their own."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import keras
 import numpy as np
 
-from experiments.benchmark.timing import Action
-from tfp_ibnn import StochasticModel, models, to_stochastic
+import tfp_ibnn as ibnn
 
-__all__ = [
-    "KINDS",
-    "TRAIN_SIZE",
-    "a_few_images",
-    "compiled",
-    "images",
-    "stepper",
-    "stochastic",
-]
+__all__ = ["KINDS", "TRAIN_SIZE", "a_few_images", "compiled", "images", "stepper", "stochastic"]
 
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}
 """The posteriors that are timed, and what tables call them."""
-
 TRAIN_SIZE = 50_000
 CLASSES = 10
 EPOCHS = 3
+_LIMIT_SECONDS = 900
 
 
-def stochastic(
-    network: str, kind: str, *, noise: str = "channel", first: bool = True
-) -> StochasticModel:
-    """Return a network of `tfp_ibnn.models` with the posteriors of `posterior_map`.
+def stochastic(network, kind, *, noise="channel", first=True):
+    """Return a network of `ibnn.models` with the posteriors of `posterior_map`.
 
     Args:
         network: its name.
-        kind: of the posteriors.
+        kind: of the posteriors; "none" leaves the network deterministic.
         noise: "channel" or "position".
         first: whether the first layer, `conv1`, is stochastic too.
     """
-    posteriors = models.posterior_map(network, kind, deterministic=None if first else "conv1")
-    plain = getattr(models, network)()
-    return to_stochastic(plain, posteriors, TRAIN_SIZE, noise=noise)
+    plain = getattr(ibnn.models, network)()
+    if kind == "none":
+        return plain
+    posteriors = ibnn.models.posterior_map(network, kind, deterministic=None if first else "conv1")
+    return ibnn.to_stochastic(plain, posteriors, TRAIN_SIZE, noise=noise)
 
 
 @contextlib.contextmanager
-def a_few_images() -> Iterator[None]:
+def a_few_images():
     """Train on fewer images than `TRAIN_SIZE` without a warning: what is computed is the same."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`train_size` is")
         yield
 
 
-def images(count: int, seed: int, shape: tuple[int, ...] = (32, 32, 3)) -> tuple[Any, Any]:
+def images(count, seed, shape=(32, 32, 3)):
     """Return random images of a shape and random labels."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, *shape)).astype("float32")
     return x, rng.integers(0, CLASSES, count).astype("int32")
 
 
-def stepper(model: Any, batch: int, steps: int, seed: int, library: Any = keras) -> Action:
+def stepper(model, batch, steps, seed, library=keras):
     """Compile a model; return an action that trains it and returns the seconds of one step.
 
     It is plain `fit` on random images for three epochs, each one execution of `steps` steps; the
     fastest counts. The clock runs from an execution's begin to its end, as callbacks see them: the
-    set-up of `fit` is not counted.
-
-    Args:
-        model: a Keras model for images.
-        batch: size of a batch.
-        steps: in one execution.
-        seed: of the images.
-        library: Keras, or `tf_keras`.
+    set-up of `fit` is not counted. The library is Keras, or `tf_keras`.
     """
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(library.optimizers.SGD(0.01, momentum=0.9), loss, steps_per_execution=steps)
@@ -82,49 +69,37 @@ def stepper(model: Any, batch: int, steps: int, seed: int, library: Any = keras)
     x, y = images(batch * steps, seed, tuple(model.input_shape[1:]))
     began, took = [], []
 
-    def begin(batch: int, logs: Any = None) -> None:
+    def begin(batch, logs=None):
         began.append(time.perf_counter())
 
-    def end(batch: int, logs: dict[str, Any]) -> None:
+    def end(batch, logs):
         float(logs["loss"])  # waits for it where steps are dispatched ahead
         took.append(time.perf_counter() - began[-1])
 
-    callback = library.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)
+    clock = library.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)
+    options = {"epochs": EPOCHS, "shuffle": False, "verbose": 0, "callbacks": [clock]}
 
-    def action() -> float:
+    def action():
         took.clear()
         with a_few_images():
-            model.fit(
-                x,
-                y,
-                batch_size=batch,
-                epochs=EPOCHS,
-                shuffle=False,
-                verbose=0,
-                callbacks=[callback],
-            )
+            model.fit(x, y, batch_size=batch, **options)
         return min(took) / steps
 
     return action
 
 
-def compiled(model: Any, x: Any, repeats: int = 1) -> Action:
-    """Return an action that calls a model on a batch in memory, compiled, `repeats` times.
+def compiled(model, x, repeats=1):
+    """Return an action that calls a TensorFlow model on a batch in memory, compiled, some times.
 
     `predict` adds the same few milliseconds to every call, however much is computed. They are left
     out on both sides of a ratio.
-
-    Args:
-        model: of TensorFlow.
-        x: the batch.
-        repeats: calls.
     """
     import tensorflow as tf
 
     x = tf.constant(x)
     function = tf.function(lambda batch: model(batch))
 
-    def action() -> float:
+    def action():
         began = time.perf_counter()
         for _ in range(repeats):
             outputs = function(x)
@@ -132,3 +107,35 @@ def compiled(model: Any, x: Any, repeats: int = 1) -> Action:
         return time.perf_counter() - began
 
     return action
+
+
+def environment(**more):
+    """Return the environment of a process that imports this package."""
+    scripts = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [scripts, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
+def child(*arguments, **more):
+    """Return what `children`, or a command, prints as JSON in a process of its own.
+
+    Args:
+        *arguments: of `children`; or "-c" and code.
+        **more: environment variables.
+    """
+    words = arguments if arguments[0] == "-c" else ("-m", f"{__package__}.children", *arguments)
+    name = "A process" if words[0] == "-c" else " ".join(map(str, words))
+    try:
+        done = subprocess.run(
+            [sys.executable, *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_SECONDS,
+            env=environment(**more),
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{name} took longer than {_LIMIT_SECONDS} s.") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RuntimeError(f"{name} failed ({done.returncode}): {last}")
+    return json.loads(done.stdout.strip().splitlines()[-1])

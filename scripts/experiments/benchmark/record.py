@@ -1,56 +1,36 @@
-"""What a benchmark leaves: rows with their targets, as JSON, as lines and as a Markdown table."""
+"""What a benchmark leaves: rows with their targets, as JSON, as lines and as a Markdown table.
+
+A row is a case: `id`, `group`, `label`, `unit`, `target` (or None), `ratio`, `median`, `noise` and
+`seconds`, and what else is worth keeping.
+"""
 
 import datetime
 import json
 import math
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments import files
-from experiments._markdown import markdown_table
 from experiments.provenance import provenance
+from experiments.tables import markdown_table
 
-__all__ = [
-    "Row",
-    "compare",
-    "fill",
-    "line",
-    "markdown",
-    "other_machine",
-    "read",
-    "row",
-    "write",
-]
-
-Row = dict[str, Any]
-"""One case: `id`, `group`, `label`, `unit`, `target` (or None), `ratio`, `median`, `noise` and
-`seconds`, and what else is worth keeping."""
+__all__ = ["compare", "fill", "line", "markdown", "other_machine", "read", "row", "write"]
 
 UNITS = {"x": "", "s": " s", "%": " %", "exponent": ""}
 
 FLOOR = 0.05
 """Share of a stored ratio by which two runs of the same code may differ: processes differ in where
 their memory lies and on which core they land, which the rounds of one process do not show."""
-
 CEILING = 0.25
 """Share of a stored ratio that is too much more, however noisy the runs were."""
 
 _NEEDED = {"id", "group", "label", "unit", "target", "ratio", "median", "noise", "seconds"}
 _TABLE = re.compile(r"(<!-- benchmark: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
 
 
-def row(
-    name: str,
-    label: str,
-    measured: dict[str, float],
-    target: float | None = None,
-    unit: str = "x",
-    seconds: dict[str, float] | None = None,
-    **more: Any,
-) -> Row:
+def row(name, label, measured, target=None, unit="x", seconds=None, **more):
     """Return a row.
 
     Args:
@@ -62,50 +42,45 @@ def row(
         seconds: absolute times, by name.
         **more: further entries.
     """
+    about = {"id": name, "group": name.partition(".")[0], "label": label, "unit": unit}
     numbers = {key: round(float(value), 6) for key, value in measured.items()}
     times = {key: float(f"{value:.5g}") for key, value in (seconds or {}).items()}
-    group = name.partition(".")[0]
-    return {
-        "id": name,
-        "group": group,
-        "label": label,
-        "unit": unit,
-        "target": target,
-        **numbers,
-        "seconds": times,
-        **more,
-    }
+    return {**about, "target": target, **numbers, "seconds": times, **more}
 
 
-def line(found: Row) -> str:
+def line(found):
     """Return a row for the terminal, target and measured number side by side."""
-    noise = f"± {_number(found['noise'], found)}" if found["noise"] else ""
-    return (
-        f"{found['label']:66}{_target(found):>10}{_number(found['ratio'], found):>10} {noise:10}"
-        f"{_verdict(found)}"
-    )
+    target, measured, noise, _, verdict = _cells(found)
+    return f"{found['label']:66}{target:>10}{measured:>10} {noise:10}{verdict}"
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows):
     """Return rows as a Markdown table."""
     lines = [["", "target", "measured", "median", ""]]
     for found in rows:
-        measured = _number(found["ratio"], found)
-        if found["noise"]:
-            measured += f" ± {_number(found['noise'], found)}"
-        median = _number(found["median"], found)
-        lines.append([found["label"], _target(found), measured, median, _verdict(found)])
+        target, measured, noise, median, verdict = _cells(found)
+        lines.append([found["label"], target, f"{measured} {noise}".strip(), median, verdict])
     return markdown_table(lines)
 
 
-def write(path: str | os.PathLike, rows: Sequence[Row], options: dict[str, Any]) -> None:
-    """Write rows with all that it takes to repeat them.
+def _cells(found):
+    """Return target, ratio, noise and median as texts, and whether the target is met."""
+    noise = f"± {_number(found['noise'], found)}" if found["noise"] else ""
+    ratio, median = (_number(found[key], found) for key in ("ratio", "median"))
+    if found["target"] is None:
+        return "", ratio, noise, median, ""
+    target = f"<= {found['target']:g}{UNITS[found['unit']]}"
+    verdict = "met" if found["ratio"] <= found["target"] else "missed"
+    return target, ratio, noise, median, verdict
 
-    Args:
-        path: of the JSON file.
-        rows: the cases.
-        options: of the command.
-    """
+
+def _number(value, found):
+    digits = 3 if abs(value) < 10 and found["unit"] != "%" else 2
+    return f"{value:.{digits}f}{UNITS[found['unit']]}"
+
+
+def write(path, rows, options):
+    """Write rows, and the options of the command, with all that it takes to repeat them."""
     record = {
         "rows": list(rows),
         **provenance(options),
@@ -117,7 +92,7 @@ def write(path: str | os.PathLike, rows: Sequence[Row], options: dict[str, Any])
     files.write_json(path, record)
 
 
-def read(path: str | os.PathLike) -> dict[str, Any]:
+def read(path):
     """Return what `write` has written, or raise `ValueError` if it is something else."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -132,19 +107,14 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     return record
 
 
-def compare(rows: Sequence[Row], stored: Sequence[Row], factor: float | None = None) -> list[str]:
+def compare(rows, stored, factor=None):
     """Return a line for each row that is worse than the stored one of its id.
 
     A row is worse if its ratio is above the stored one by more than twice the noise of both
-    together, and by more than `FLOOR` of it; `CEILING` of it is too much on any machine.
-
-    Args:
-        rows: of this run.
-        stored: of another; rows that only one of them has are left out.
-        factor: instead of all this, how many times the stored ratio, or the target, is too much.
+    together, and by more than `FLOOR` of it; `CEILING` of it is too much on any machine. With a
+    `factor`, instead, if it is above so many times the stored ratio, or the target.
     """
-    before = {found["id"]: found for found in stored}
-    worse = []
+    before, worse = {found["id"]: found for found in stored}, []
     for found in rows:
         old = before.get(found["id"])
         if old is None:
@@ -160,7 +130,7 @@ def compare(rows: Sequence[Row], stored: Sequence[Row], factor: float | None = N
     return worse
 
 
-def other_machine(stored: dict[str, Any]) -> str | None:
+def other_machine(stored):
     """Return what differs between the machine of a record and this one, or None."""
     here = provenance({})["hardware"], _cores()
     there = stored.get("hardware"), stored.get("cores")
@@ -169,26 +139,28 @@ def other_machine(stored: dict[str, Any]) -> str | None:
     return f"stored on {there[0]} ({there[1]} in use), this is {here[0]} ({here[1]} in use)"
 
 
-def fill(text: str, results: str | os.PathLike) -> str:
+def fill(text, results):
     """Return a Markdown text with its tables filled from a folder of records.
 
     A table stands between two comments, of which the first names the file and the group. Where
-    there is no such file, it stays as it is.
+    there is no such file, it stays as it is. `machine` in place of a group tells where and how the
+    run was made.
 
         <!-- benchmark: cpu training -->
         <!-- end -->
-
-    `machine` in place of a group tells where and how the run was made.
     """
 
-    def table(match: re.Match) -> str:
+    def table(match):
         begin, name, group, end = match.groups()
         path = Path(results) / f"{name}.json"
         if not path.exists():
             return match[0]
         record = read(path)
         if group == "machine":
-            return f"{begin}{_machine(record)}\n{end}"
+            versions = ", ".join(f"{key} {value}" for key, value in record["versions"].items())
+            where = f"{record['hardware']}, {record['cores']} in use"
+            made = f"`{record['command']}`, {record['date']}: {where}"
+            return f"{begin}{made}; Python {record['python']}, {versions}.\n{end}"
         chosen = [found for found in record["rows"] if found["group"] == group]
         if not chosen:
             raise ValueError(f"{name}.json has no rows of the group {group!r}.")
@@ -197,34 +169,8 @@ def fill(text: str, results: str | os.PathLike) -> str:
     return _TABLE.sub(table, text)
 
 
-_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
-
-
-def _machine(record: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    return (
-        f"`{record['command']}`, {record['date']}: {record['hardware']}, {record['cores']} in use; "
-        f"Python {record['python']}, {versions}."
-    )
-
-
-def _cores() -> int:
+def _cores():
     """Return how many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _number(value: float, found: Row) -> str:
-    digits = 3 if abs(value) < 10 and found["unit"] != "%" else 2
-    return f"{value:.{digits}f}{UNITS[found['unit']]}"
-
-
-def _target(found: Row) -> str:
-    return "" if found["target"] is None else f"<= {found['target']:g}{UNITS[found['unit']]}"
-
-
-def _verdict(found: Row) -> str:
-    if found["target"] is None:
-        return ""
-    return "met" if found["ratio"] <= found["target"] else "missed"

@@ -2,40 +2,28 @@
 
 What else a machine does only adds time, so the minimum over repeats is the steadiest estimate of
 what a piece of work costs. The repeats of all cases take turns, so that a slow minute meets all of
-them alike.
+them alike. An action does a piece of work and returns how many seconds it took.
 """
 
 import math
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-__all__ = ["Action", "interleave", "ratio", "seconds_of", "slope", "smallest", "spread"]
-
-Action = Callable[[], float]
-"""Does a piece of work and returns how many seconds it took."""
+__all__ = ["interleave", "ratio", "slope", "smallest", "spread"]
 
 PARTS = 4
 """In how many parts the rounds are taken to see how much the estimate changes."""
 
 
-def interleave(
-    actions: Mapping[str, Action], rounds: int, warmup: int = 1
-) -> dict[str, list[float]]:
-    """Return the seconds of each action, one number a round.
+def interleave(actions, rounds, warmup=1):
+    """Return the seconds of each action by name, one number per round.
 
-    Args:
-        actions: by name; in each round all of them have their turn.
-        rounds: how many count.
-        warmup: rounds before them, in which everything is compiled.
+    Before them come rounds of `warmup`, in which everything is compiled.
 
     Example:
         >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2)
         {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
     """
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    names = list(actions)
+    times, names = {name: [] for name in actions}, list(actions)
     for number in range(warmup + rounds):
         # Each round begins with another one, lest it matter what comes before.
         start = number % len(names)
@@ -46,37 +34,29 @@ def interleave(
     return times
 
 
-def ratio(times: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
+def ratio(times, reference):
     """Return `ratio` of the minima, `median` of the rounds' ratios, and `noise` of the first.
-
-    Args:
-        times: one number a round.
-        reference: the same, of what it is compared with.
 
     Example:
         >>> ratio([2.0, 2.2, 2.0, 2.2], [1.0, 1.0, 1.0, 1.0])["ratio"]
         2.0
     """
     pairs = list(zip(times, reference, strict=True))
-    return {
-        "ratio": min(times) / min(reference),
-        "median": statistics.median(first / second for first, second in pairs),
-        "noise": spread(
-            pairs, lambda part: min(first for first, _ in part) / min(other for _, other in part)
-        ),
-    }
+
+    def of_minima(part):
+        return min(first for first, _ in part) / min(second for _, second in part)
+
+    median = statistics.median(first / second for first, second in pairs)
+    return {"ratio": of_minima(pairs), "median": median, "noise": spread(pairs, of_minima)}
 
 
-def smallest(times: Sequence[float]) -> dict[str, float]:
+def smallest(times):
     """Return the minimum itself as `ratio` does, for what has nothing to be compared with."""
-    return {
-        "ratio": min(times),
-        "median": statistics.median(times),
-        "noise": spread(times, min),
-    }
+    median = statistics.median(times)
+    return {"ratio": min(times), "median": median, "noise": spread(times, min)}
 
 
-def spread(rounds: Sequence[Any], estimate: Callable[[Sequence[Any]], float]) -> float:
+def spread(rounds, estimate):
     """Return the standard deviation of an estimate over four interleaved parts of the rounds.
 
     A part has a quarter of the rounds, so the estimate from all of them is steadier than this says.
@@ -87,33 +67,18 @@ def spread(rounds: Sequence[Any], estimate: Callable[[Sequence[Any]], float]) ->
     return statistics.stdev(estimate(rounds[start::count]) for start in range(count))
 
 
-def slope(sizes: Sequence[float], times: Sequence[Sequence[float]]) -> dict[str, float]:
+def slope(sizes, times):
     """Return the exponent with which the minimum of `times` grows with the sizes, as `ratio` does.
-
-    Args:
-        sizes: one a case.
-        times: for each case, one number a round.
 
     Example:
         >>> slope([1, 2, 4], [[1.0, 1.1], [2.0, 2.2], [4.0, 4.4]])["ratio"]
         1.0
     """
-    logarithms = [math.log(size) for size in sizes]
+    logarithms, rounds = [math.log(size) for size in sizes], list(zip(*times, strict=True))
 
-    def exponent(rounds: Sequence[Sequence[float]], best: Callable = min) -> float:
+    def exponent(rounds, best=min):
         costs = [math.log(best(case)) for case in zip(*rounds, strict=True)]
         return statistics.linear_regression(logarithms, costs).slope
 
-    rounds = list(zip(*times, strict=True))
-    return {
-        "ratio": exponent(rounds),
-        "median": exponent(rounds, statistics.median),
-        "noise": spread(rounds, exponent),
-    }
-
-
-def seconds_of(work: Callable[[], Any]) -> float:
-    """Return how long a piece of work takes."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    median = exponent(rounds, statistics.median)
+    return {"ratio": exponent(rounds), "median": median, "noise": spread(rounds, exponent)}

@@ -18,7 +18,7 @@ import experiments
 import tfp_ibnn as ibnn
 from experiments import RunError, Settings, devices_for
 from tests.layer_checklist import numpy
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_cifar.py"
@@ -128,8 +128,8 @@ MIRRORED = f"""
 JIT = False
 {NETWORK}
 import tensorflow as tf
-from tfp_ibnn.backend import SeedGenerator
 from experiments import devices_for
+from tfp_ibnn._core.backend import SeedGenerator
 
 devices = devices_for(2)
 found = {{"replicas": devices._strategy.num_replicas_in_sync}}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tfp_ibnn.post_hoc import average, cross_fit, fit_temperature
+from tfp_ibnn.prediction import average, cross_fit, fit_temperature
 
 
 def made_up(count=4000, sharpness=1.0):

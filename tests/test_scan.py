@@ -13,9 +13,9 @@ from experiments import Settings
 from experiments.devices import Devices
 from experiments.folder import RunFolder
 from tests.layer_checklist import numpy
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 from tfp_ibnn.data import ShuffledBatches
-from tfp_ibnn.scan import LARGEST, can_scan
+from tfp_ibnn.training.scan import LARGEST, can_scan
 
 # The package exports a function of the module's name.
 run_module = importlib.import_module("experiments.run")

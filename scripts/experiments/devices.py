@@ -194,7 +194,7 @@ class _Parallel(Devices):
         if self.is_first:
             try:
                 outcome = None, compute()
-            except (RunError, ibnn.CheckpointError, OSError) as error:
+            except (RunError, ibnn.training.CheckpointError, OSError) as error:
                 outcome = str(error), None
         text = json.dumps(outcome).encode()
         # All must give arrays of one size, so the size goes ahead.

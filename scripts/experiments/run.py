@@ -20,8 +20,7 @@ from experiments.folder import RunError, RunFolder
 from experiments.provenance import provenance
 from experiments.report import write_report
 from experiments.scoring import Scorer, read_model
-from tfp_ibnn.interrupts import Interrupts
-from tfp_ibnn.scan import can_scan, scan
+from tfp_ibnn.training import Interrupts, can_scan, scan
 
 __all__ = ["finished", "identity", "run"]
 
@@ -244,7 +243,7 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
     checkpoint = _Checkpoint(folder / f"{stage.name}.npz", due)
     try:
         done = devices.restore(checkpoint, model)
-    except ibnn.CheckpointError as error:
+    except ibnn.training.CheckpointError as error:
         raise RunError(str(error)) from error
     history = folder / f"{stage.name}.csv"
     if done and devices.is_first:

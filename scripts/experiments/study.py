@@ -13,7 +13,7 @@ from experiments.folder import RunError, read_record
 from experiments.report import history
 from experiments.scoring import Scores
 from experiments.tables import SCORES, write_results
-from tfp_ibnn.post_hoc import average, cross_fit, fit_temperature
+from tfp_ibnn.prediction import average, cross_fit, fit_temperature
 
 __all__ = ["Results", "best", "folder_of", "predictions", "read", "stored", "study", "write"]
 

@@ -450,8 +450,8 @@ def test_a_failure_is_forgotten_when_the_run_is_tried_again(tmp_path):
     with pytest.raises(RunError, match="not ours yet"), folder:
         raise RunError("not ours yet")
     assert not folder.path.exists()
+    folder.claim()
     with pytest.raises(RunError, match="no luck"), folder:
-        folder.claim()
         raise RunError("no luck")
     again = experiments.RunFolder(folder.path, {"seed": 0})
     assert again.failure == "no luck"

@@ -1,0 +1,15 @@
+"""Prediction by many sampled networks, calibration by a temperature, and export."""
+
+from tfp_ibnn.prediction.export import export
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.post_hoc import average, cross_fit, fit_temperature
+from tfp_ibnn.prediction.temperature import TemperatureScaling
+
+__all__ = [
+    "MonteCarlo",
+    "TemperatureScaling",
+    "average",
+    "cross_fit",
+    "export",
+    "fit_temperature",
+]

@@ -31,6 +31,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from subprocess import CalledProcessError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -151,7 +152,7 @@ def run(groups, settings, record, keep):
                 rows.append(row)
                 print(record.line(row), flush=True)
                 keep(rows)
-        except RuntimeError as error:  # of a child process; the other groups still count
+        except (RuntimeError, CalledProcessError) as error:  # of a child; the others still count
             print(f"    {name}: {error}", flush=True)
             failed.append(name)
         print(f"    {name}: {time.perf_counter() - began:.0f} s", flush=True)

@@ -133,12 +133,12 @@ COLUMNS = ("dataset", "budget", "method", "epochs")
 
 
 def toy2d(options, folder, missing):
-    from experiments import figures, toy2d, write_results
+    from experiments import figures, toy2d, toy2d_figures, write_results
 
     settings = toy2d.Settings.quick() if options.quick else toy2d.Settings()
     results = [toy2d.run(seed, settings, progress) for seed in options.seeds]
     print()
-    figures.save(figures.toy2d(results), folder)
+    figures.save(toy2d_figures.figures(results), folder)
     rows = [row for result in results for row in result.rows]
     return write_results(folder, rows, vars(options))
 

@@ -28,7 +28,7 @@ import matplotlib
 matplotlib.use("Agg")
 import numpy as np
 
-from experiments import figures, toy2d
+from experiments import figures, toy2d, toy2d_figures
 from experiments.provenance import provenance
 from tfp_ibnn.data import toy
 
@@ -51,7 +51,7 @@ def main(argv=None):
     rows = [row for result in results for row in result.rows]
     print_table(rows)
     files = [
-        *figures.save(figures.toy2d(results), output),
+        *figures.save(toy2d_figures.figures(results), output),
         save_histories(results, output / "histories.json"),
         save_metrics(rows, options, settings, output / "metrics.json"),
     ]

@@ -31,89 +31,59 @@ class Checked:
                 object.__setattr__(self, field.name, checked)
 
 
-def fail(name, must, value):
-    raise ValueError(f"`{name}` must {must}; got {value!r}.")
+def rule(must, good, convert=lambda value: value):
+    """Return a check: a function of a name and a value, which returns the value or raises."""
+
+    def check(name, value):
+        if not good(value):
+            raise ValueError(f"`{name}` must {must}; got {value!r}.")
+        return convert(value)
+
+    return check
 
 
-def finite(name, value):
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or math.isnan(value) or not -_LARGEST <= value <= _LARGEST:
-        fail(name, "be a finite number", value)
-    return value
+def _number(value, least=-_LARGEST):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and not math.isnan(value) and least <= value <= _LARGEST
 
 
-def positive(name, value):
-    # Below that it would be 0 in float32.
-    return value if finite(name, value) >= _SMALLEST else fail(name, "be above 0", value)
+def _whole(value, least):
+    return _number(value, least) and value == int(value)
 
 
-def non_negative(name, value):
-    return value if finite(name, value) >= 0 else fail(name, "be 0 or above", value)
-
-
-def fraction(name, value):
-    inside = 0 <= finite(name, value) < 1
-    return value if inside else fail(name, "be at least 0 and below 1", value)
-
-
-def whole(name, value, least=0):
-    if finite(name, value) < least or value != int(value):
-        fail(name, f"be a whole number of at least {least}", value)
-    return int(value)  # 3.0 counts as 3, and is the same run
-
-
-def count(name, value):
-    return whole(name, value, 1)
-
-
-def seed(name, value):
-    return value if (value := whole(name, value)) < 2**31 else fail(name, "be below 2**31", value)
-
-
-def text(name, value):
-    return value if isinstance(value, str) else fail(name, "be a text", value)
-
-
-def pattern(name, value):
+def _compiles(value):
     try:
-        re.compile(value)
+        return bool(re.compile(value))
     except (TypeError, re.error, OverflowError, RecursionError):
-        fail(name, "be a regular expression", value)
-    return value
+        return False
 
 
-def one_of(name, value, choices):
-    if value not in choices:
-        fail(name, f"be one of {', '.join(map(repr, choices))}", value)
-    return value
+def _rises(values):
+    good = len(values) > 1 and all(_whole(value, 0) for value in values) and values[0] == 0
+    return good and list(values) == sorted(set(values))
+
+
+finite = rule("be a finite number", _number)
+positive = rule("be above 0", lambda value: _number(value, _SMALLEST))  # else 0 in float32
+non_negative = rule("be 0 or above", lambda value: _number(value, 0))
+fraction = rule("be at least 0 and below 1", lambda value: _number(value, 0) and value < 1)
+# 3.0 counts as 3, and is the same run.
+whole = rule("be a whole number of at least 0", lambda value: _whole(value, 0), int)
+count = rule("be a whole number of at least 1", lambda value: _whole(value, 1), int)
+several = rule("be a whole number of at least 2", lambda value: _whole(value, 2), int)
+seed = rule("be from 0 to 2**31 - 1", lambda value: _whole(value, 0) and value < 2**31, int)
+text = rule("be a text", lambda value: isinstance(value, str))
+flag = rule("be True or False", lambda value: value in (True, False), bool)
+pattern = rule("be a regular expression", _compiles)
+units = rule("hold whole numbers of at least 1", lambda v: all(_whole(x, 1) for x in v), tuple)
+rising = rule("rise from 0, the Gaussian, as in (0, 3, 6)", _rises, tuple)
 
 
 def choice(*choices):
-    return lambda name, value: one_of(name, value, choices)
-
-
-def flag(name, value):
-    return bool(one_of(name, value, (True, False)))
+    return rule(f"be one of {', '.join(map(repr, choices))}", lambda value: value in choices)
 
 
 def each(check, empty=False):
     """Return a check of sequences: each value once, since a mean must not count one twice."""
-
-    def check_all(name, values):
-        found = tuple(dict.fromkeys(check(name, value) for value in values))
-        return found if found or empty else fail(name, "hold one value at least", found)
-
-    return check_all
-
-
-def units(name, values):
-    """Check sizes of layers."""
-    return tuple(count(name, value) for value in values)
-
-
-def rising(name, values):
-    """Check lengths of flows: they rise from 0, the Gaussian that flows are compared with."""
-    found = tuple(whole(name, value) for value in values)
-    if len(found) < 2 or found[0] != 0 or list(found) != sorted(set(found)):
-        fail(name, "rise from 0, the Gaussian, as in (0, 3, 6)", values)
-    return found
+    filled = rule("hold one value at least", lambda values: values or empty)
+    return lambda name, values: filled(name, tuple(dict.fromkeys(check(name, v) for v in values)))

@@ -5,12 +5,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator
 
 from experiments import files
 from experiments.report import history
 from experiments.study import folder_of, stored
-from tfp_ibnn import plots
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 
 NAMES = {
@@ -37,13 +36,13 @@ NAMES = {
 """What methods are called in figures, in the order in which they stand there."""
 
 _TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
-_SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-_AXES = {
+SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+AXES = {
     "corruption": "severity of the corruption",
     "rotation": "rotation (degrees)",
     "fgsm": "FGSM, epsilon (of 255)",
 }
-_UNCERTAINTIES = {"entropy": "entropy (nats)", "epistemic": "epistemic uncertainty (nats)"}
+UNCERTAINTIES = {"entropy": "entropy (nats)", "epistemic": "epistemic uncertainty (nats)"}
 _BINS = 12
 # Of curves that lie upon each other two are enough.
 _DRAWN = "deterministic mc_dropout gaussian mixture_16_ibnn flow_last gaussian_elbo".split()
@@ -67,21 +66,17 @@ def facets(grid, draw, size, *, legend=0, grid_lines="y", **options):
         grid_lines: along "x", "y" or "both".
         **options: of `plt.subplots`.
     """
-    shape = len(grid), len(grid[0])
-    figure, axes = plt.subplots(
-        *shape, figsize=size, layout="constrained", squeeze=False, **options
-    )
+    shape, options = (len(grid), len(grid[0])), {"layout": "constrained", **options}
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, **options)
     labelled = {}
-    for place, cell in enumerate(cell for row in grid for cell in row):
-        ax = axes.flat[place]
+    for place, (ax, cell) in enumerate(zip(axes.flat, sum(map(list, grid), []), strict=True)):
         if cell is None:
             ax.set_visible(False)
             axes.flat[place - shape[1]].tick_params(labelbottom=True)
             continue
         draw(ax, *cell)
         tidy(ax, grid_lines)
-        handles, labels = ax.get_legend_handles_labels()
-        labelled |= dict(zip(labels, handles, strict=True))
+        labelled |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     if legend:
         below = {"loc": "outside lower center", "ncols": legend, "fontsize": 9}
         figure.legend(labelled.values(), labelled, **below)
@@ -103,19 +98,22 @@ def methods_of(rows):
     return [name for name in NAMES if any(row["method"] == name for row in rows)]
 
 
-def standard_error(values):
-    """Return the standard error of a mean, or None if there is but one value."""
-    return float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else None
+def values_of(rows, key, **wanted):
+    """Return a score of all rows that have some values."""
+    return [row[key] for row in rows if all(row[name] == v for name, v in wanted.items())]
 
 
-def _by_method(ax, methods, values_of):
-    """Draw the values of the seeds of each method, their mean, and its standard error."""
+def _means(ax, methods, values, **style):
+    """Draw the mean of each method's values with its standard error, and the values faintly."""
     for place, method in enumerate(methods):
-        values, color = values_of(method), look(method)["color"]
-        mean = np.mean(values)
-        ax.plot(values, [place] * len(values), "o", ms=4, color=color, alpha=0.5)
-        ax.plot([mean] * 2, [place - 0.3, place + 0.3], lw=2, color=color)
-        ax.errorbar(mean, place, xerr=standard_error(values), color=color, capsize=3)
+        found, look_ = values(method), {"color": look(method)["color"], **style}
+        if not found or None in found:
+            continue
+        height = place + look_.pop("shift", 0)
+        error = np.std(found, ddof=1) / len(found) ** 0.5 if len(found) > 1 else None
+        ax.errorbar(np.mean(found), height, xerr=error, capsize=3, **{"fmt": "|", **look_})
+        if "fmt" not in style:
+            ax.plot(found, [height] * len(found), "o", ms=4, color=look_["color"], alpha=0.5)
     ax.set_ylim(len(methods) - 0.5, -0.5)
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -158,17 +156,22 @@ def vgg16(results, runs, folder):
     return figures
 
 
+def _logged(rows, runs):
+    """Return what the runs of each dataset and method logged."""
+    found = {}
+    for row in rows:
+        key = row["dataset"], row["method"]
+        found.setdefault(key, []).append(history(folder_of(row, runs)))
+    return found
+
+
 def curves(rows, runs):
     """Draw test scores over the epochs with the report's budget (the report's figures 5 and 6).
 
     Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
     """
     rows = [row for row in rows if row["budget"] == "report" and row["method"] != "deterministic"]
-    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
-    logged = {}
-    for row in rows:
-        key = row["dataset"], row["method"]
-        logged.setdefault(key, []).append(history(folder_of(row, runs)))
+    logged = _logged(rows, runs)
 
     def draw(ax, dataset, key):
         for method in methods_of(rows):
@@ -176,13 +179,14 @@ def curves(rows, runs):
             values = np.mean([one[f"test_{key}"] for one in found], axis=0)
             every = len(found[0]["loss"]) // len(values)
             ax.plot(every * np.arange(1, len(values) + 1), values, **look(method))
-        ax.set(xlabel="epochs after the baseline", ylabel=_SCORES[key])
+        ax.set(xlabel="epochs after the baseline", ylabel=SCORES[key])
         epochs_below(ax)
         if key == "accuracy":
             ax.set_title(_TITLES[dataset], loc="left", fontsize=10)
 
-    grid = [[(dataset, key) for key in _SCORES] for dataset in datasets]
-    return facets(grid, draw, (10.5, 0.5 + 3.0 * len(datasets)), legend=5)
+    datasets = dict.fromkeys(row["dataset"] for row in rows)
+    grid = [[(dataset, key) for key in SCORES] for dataset in datasets]
+    return facets(grid, draw, (10.5, 0.5 + 3.0 * len(grid)), legend=5)
 
 
 def scores(rows):
@@ -190,20 +194,16 @@ def scores(rows):
     parts = {}
     for row in rows:
         parts.setdefault((row["dataset"], row["budget"]), []).append(row)
-    heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
 
     def draw(ax, of, key):
-        dataset, budget = of
-        ax.set_xlabel(_SCORES[key])
-        _by_method(
-            ax,
-            methods_of(parts[of]),
-            lambda method: [row[key] for row in parts[of] if row["method"] == method],
-        )
+        ax.set_xlabel(SCORES[key])
+        part = parts[of]
+        _means(ax, methods_of(part), lambda method: values_of(part, key, method=method))
         if key == "accuracy":
-            ax.set_title(f"{_TITLES[dataset]}, budget: {budget}", loc="left", fontsize=10)
+            ax.set_title(f"{_TITLES[of[0]]}, budget: {of[1]}", loc="left", fontsize=10)
 
-    grid = [[(of, key) for key in _SCORES] for of in parts]
+    heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
+    grid = [[(of, key) for key in SCORES] for of in parts]
     size = 10.5, 0.3 + sum(heights)
     return facets(grid, draw, size, height_ratios=heights, grid_lines="x")
 
@@ -246,9 +246,7 @@ def reliability(rows, folder):
 
 def training(rows, runs):
     """Draw NLL and accuracy on training images, and the KL, over the epochs; means of the seeds."""
-    logged = {}
-    for row in rows:
-        logged.setdefault(row["method"], []).append(history(folder_of(row, runs)))
+    logged = {method: found for (_, method), found in _logged(rows, runs).items()}
 
     def draw(ax, key, label):
         for method in methods_of(rows):
@@ -256,12 +254,9 @@ def training(rows, runs):
             found = [one.get(key, one["loss"] if key == "nll" else None) for one in logged[method]]
             if found[0] is not None:
                 values = np.mean(found, axis=0)
-                style = {**look(method), "marker": None}
-                ax.plot(np.arange(1, len(values) + 1), values, **style)
-        ax.set(xlabel="epoch", ylabel=label)
+                ax.plot(np.arange(1, len(values) + 1), values, **{**look(method), "marker": None})
+        ax.set(xlabel="epoch", ylabel=label, yscale="linear" if key == "accuracy" else "log")
         epochs_below(ax)
-        if key != "accuracy":
-            ax.set_yscale("log")
         if key == "kl":
             ax.set_ylim(bottom=1)
 
@@ -292,13 +287,12 @@ def robustness(rows):
 
     def draw(ax, kind, key):
         chosen = rows[rows["shift"].isin(("clean", kind))]
-        means = chosen.groupby(["method", "level"])[key].mean()
+        means = chosen.pivot_table(index="level", columns="method", values=key)
         for method in (name for name in NAMES if name in means):
-            ax.plot(means[method].index, means[method], **look(method))
-        levels = sorted(chosen["level"].unique())
-        ax.set(xlabel=_AXES[kind], ylabel=_SCORES[key], xticks=levels)
+            ax.plot(means.index, means[method], **look(method))
+        ax.set(xlabel=AXES[kind], ylabel=SCORES[key], xticks=means.index)
 
-    grid = [[(kind, key) for key in _SCORES] for kind in ("corruption", "rotation")]
+    grid = [[(kind, key) for key in SCORES] for kind in ("corruption", "rotation")]
     return facets(grid, draw, (10.5, 6.6), legend=3)
 
 
@@ -314,18 +308,18 @@ def ood(rows):
     names, methods = list(dict.fromkeys(row["name"] for row in rows)), methods_of(rows)
 
     def draw(ax, name):
-        for position, kind in enumerate(_UNCERTAINTIES):
-            for place, method in enumerate(methods):
-                found = [row for row in rows if (row["method"], row["name"]) == (method, name)]
-                values = [row[f"{kind}_auroc"] for row in found]
-                if values and None not in values:
-                    style = {"fmt": MARKERS[position], "ms": 4, "capsize": 2}
-                    style |= {"color": COLORS[position], "xerr": standard_error(values)}
-                    height = place + 0.14 * (2 * position - 1)
-                    ax.errorbar(np.mean(values), height, **style, label=kind)
+        ax.set_xlabel("AUROC")
         ax.set_title(name.replace("_", "-"), fontsize=10)
-        ax.set(xlabel="AUROC", ylim=(len(methods) - 0.5, -0.5))
-        ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
+        for place, kind in enumerate(UNCERTAINTIES):
+            key, style = f"{kind}_auroc", {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place]}
+            _means(
+                ax,
+                methods,
+                lambda method, key=key: values_of(rows, key, method=method, name=name),
+                shift=0.14 * (2 * place - 1),
+                label=kind,
+                **style,
+            )
 
     size = 1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods)
     grid = [[(name,) for name in names]]
@@ -334,177 +328,17 @@ def ood(rows):
 
 def frozen(rows):
     """Draw by how much flows differ from the Gaussian: every seed, the mean, its standard error."""
-    found = {(row["budget"], row["method"], row["seed"]): row for row in rows}
     flows = [method for method in methods_of(rows) if method.startswith("flow")]
     titles = {"frozen": "network as it was", "joint": "network trained as well"}
+    keys = {"negative_elbo": "negative ELBO (nats)", "nll": "NLL of the test images"}
 
     def draw(ax, key, label, budget):
+        found = pd.DataFrame(row for row in rows if row["budget"] == budget)
+        by_seed = found.pivot(index="seed", columns="method", values=key)
         ax.axvline(0, color="0.6", lw=1, zorder=0)
         ax.set_xlabel(f"{label}, minus the Gaussian's")
         ax.set_title(titles[budget], fontsize=10)
-        _by_method(
-            ax,
-            flows,
-            lambda method: [
-                row[key] - found[budget, "gaussian", seed][key]
-                for (where, what, seed), row in found.items()
-                if (where, what) == (budget, method)
-            ],
-        )
+        _means(ax, flows, lambda method: (by_seed[method] - by_seed["gaussian"]).to_list())
 
-    keys = {"negative_elbo": "negative ELBO (nats)", "nll": "NLL of the test images"}
     grid = [[(key, label, budget) for budget in titles] for key, label in keys.items()]
     return {"differences.png": facets(grid, draw, (8.5, 4.6), sharex="row", grid_lines="x")}
-
-
-# Two dimensions.
-
-
-def toy2d(results):
-    """Return the figures of the experiment in two dimensions, by name; one result per seed."""
-    if not results:
-        raise ValueError("`results` must hold at least one result; got none.")
-    first, length = results[0], results[0].settings.flow_length
-    titles = {}
-    for budget, known, start in (
-        ("report", "stopped early", "early"),
-        ("equal", "converged", "converged"),
-    ):
-        titles[budget, "deterministic"] = f"deterministic, {known}"
-        titles[budget, "gaussian"] = f"Gaussian, from {start}"
-        titles[budget, f"flow_{length}"] = f"flow of length {length}, from {start}"
-    cells = list(titles.items())
-    grid = [cells[:3], cells[3:]]
-    shared = {"sharex": True, "sharey": True, "grid_lines": None}
-
-    def boundary(ax, name, title):
-        shown = slice(min(300, len(first.x)))
-        style = {"limits": ((-5.0, 5.0), (-4.0, 5.0)), "resolution": 30}
-        last = (name, title) == cells[2]
-        points = first.x[shown], first.y[shown]
-        plots.decision_boundary(
-            first.predict[name], *points, ax=ax, title=title, legend=last, **style
-        )
-
-    def calibration(ax, name, title):
-        plots.reliability_diagram(first.probabilities[name], first.labels, title=title, ax=ax)
-        ax.set_xticks([0.2, 0.4, 0.6, 0.8])
-        ax.label_outer()
-
-    return {
-        "boundaries.png": facets(grid, boundary, (11, 6.6), **shared),
-        "calibration.png": facets(grid, calibration, (11, 7.4), **shared),
-        "curves.png": _toy_curves(results),
-        "lengths.png": _toy_lengths(results),
-    }
-
-
-def _toy_curves(results):
-    """Draw the training from the early network for all lengths (the report's figure 4)."""
-    keys, histories = ("loss", "nll", "kl"), {}
-    for length in results[0].settings.lengths:
-        method = f"flow_{length}" if length else "gaussian"
-        runs = [result.histories["report", method] for result in results]
-        histories[f"length {length}"] = {
-            key: np.mean([run[key] for run in runs], axis=0) for key in keys
-        }
-    return plots.training_panel(histories, keys)
-
-
-def _toy_lengths(results):
-    """Draw the end of the training and the test ECE against the length, from the early network.
-
-    The blue points are means over the seeds and the bars standard deviations. Each grey line is a
-    seed: seeds have other training points, which moves all their lengths together.
-    """
-    numbers = results[0].settings.lengths
-    methods = [f"flow_{length}" if length else "gaussian" for length in numbers]
-    rows = pd.DataFrame(row for result in results for row in result.rows)
-    rows = rows[rows["budget"] == "report"]
-
-    def draw(ax, key, label, sign):
-        values = sign * rows.pivot(index="seed", columns="method", values=key)[methods]
-        ax.plot(numbers, values.T, "o-", color="0.7", lw=1, ms=3, zorder=2)
-        deviation = values.std() if len(values) > 1 else None
-        style = {"color": COLORS[0], "marker": "o", "lw": 1.5, "capsize": 3, "zorder": 3}
-        ax.errorbar(numbers, values.mean(), deviation, **style)
-        ax.set(xlabel="length (planar flows)", ylabel=label, xticks=numbers)
-
-    quantities = [
-        ("train_loss", "negative ELBO\n(training, last epochs)", 1),
-        ("train_nll", "log-likelihood\n(training, last epochs)", -1),
-        ("ece", "ECE (test)", 1),
-    ]
-    return facets([quantities], draw, (10, 3.2))
-
-
-# One model on shifted and OOD images.
-
-
-def evaluation(found, dataset):
-    """Return the figures of an evaluation, by name, of what was measured.
-
-    Args:
-        found: see `robustness.Measured`.
-        dataset: of the clean images.
-    """
-    figures = {}
-    if any(row["shift"] in _AXES for row in found.rows):
-        figures["robustness.png"] = shifts(found.rows)
-    if found.ood:
-        figures["foreign.png"] = histograms(found, dataset)
-    return figures
-
-
-def shifts(rows):
-    """Draw accuracy, NLL and ECE against the strength of each kind of shift, 0 for clean images.
-
-    Of the corruptions, the mean is strong and each single one faint.
-    """
-    rows = pd.DataFrame(rows)
-    kinds = [kind for kind in _AXES if (rows["shift"] == kind).any()]
-    clean = rows[rows["shift"] == "clean"]
-
-    def draw(ax, kind, key):
-        found = rows[rows["shift"] == kind]
-        names = found["name"].unique()
-        all_ = pd.concat([found, *(clean.assign(name=name) for name in names)])
-        values = all_.pivot_table(index="level", columns="name", values=key)
-        levels, several = list(values.index), len(names) > 1
-        if several:
-            faint = ax.plot(levels, values, color="0.75", lw=1, zorder=2)
-            faint[0].set_label("single ones")
-        label = f"mean of {len(names)} corruptions" if several else names[0]
-        style = {"color": COLORS[0], "ms": 4, "zorder": 3}
-        ax.plot(levels, values.mean(axis=1), "o-", **style, label=label)
-        ax.set(xlabel=_AXES[kind], ylabel=_SCORES[key])
-        ax.set_ylim(0, 1 if key == "accuracy" else 1.08 * values.max().max())
-        if len(levels) < 8:
-            ax.set_xticks(levels, [f"{level:g}" for level in levels])
-        elif kind == "rotation" and max(levels) - min(levels) >= 90:
-            ax.xaxis.set_major_locator(MultipleLocator(45))
-        if names[0] and key == "accuracy":
-            ax.legend(frameon=False, fontsize=9, loc="lower left")
-
-    grid = [[(kind, key) for key in _SCORES] for kind in kinds]
-    return facets(grid, draw, (10, 0.4 + 2.7 * len(kinds)))
-
-
-def histograms(found, dataset):
-    """Draw the uncertainties of known against those of OOD images, a row for each dataset."""
-    rows = {row["name"]: row for row in found.rows if row["shift"] == "foreign"}
-    # A single network has no epistemic uncertainty.
-    kinds = [kind for kind in _UNCERTAINTIES if kind == "entropy" or found.clean.samples > 1]
-
-    def draw(ax, name, kind):
-        plots.entropy_histograms(
-            getattr(found.clean, kind),
-            getattr(found.ood[name], kind),
-            auroc=rows[name][f"{kind}_auroc"],
-            names=(dataset, name),
-            label=_UNCERTAINTIES[kind],
-            ax=ax,
-        )
-
-    grid = [[(name, kind) for kind in kinds] for name in found.ood]
-    return facets(grid, draw, (4.6 * len(kinds), 3.2 * len(grid)), grid_lines=None)

@@ -22,11 +22,6 @@ class RunFolder:
     Looking at it is safe: a folder that holds something else, or a run with other settings, is left
     as it is, and nothing is written before `claim`. As a context it keeps why the run fails, if it
     does, and lets others have the folder at the end.
-
-    Args:
-        path: of the folder.
-        identity: what makes this run this run, ready for JSON.
-        check: look whether the folder is free, or this run's.
     """
 
     def __init__(self, path, identity, *, check=True):

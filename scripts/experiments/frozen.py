@@ -87,12 +87,6 @@ def run(seed, settings=None, *, data_dir=None, log=print):
 
     Those of posteriors have `negative_elbo`, of all training images and in nats, estimated by many
     draws when training is over.
-
-    Args:
-        seed: of the choice of training images, the initial weights, the noise and the order.
-        settings: by default those of the full experiment.
-        data_dir: where the data is cached.
-        log: called with a line of text for each model.
     """
     seed, settings = checks.whole("seed", seed), settings or Settings()
     (x, y), (x_test, y_test) = _split(seed, settings.images, data_dir)

@@ -60,15 +60,7 @@ class Plan(NamedTuple):
         }
 
     def runs(self, part, seeds, methods=None, datasets=None, chosen=None):
-        """Return the runs of a part, by name; of the ablations only those of the first seed.
-
-        Args:
-            part: one of `parts`.
-            seeds: of the runs.
-            methods: some of `methods`, for the parts that are `narrowed`.
-            datasets: some of `datasets`.
-            chosen: settings by dataset and method, for the parts that are `tuned`.
-        """
+        """Return the runs of a part, by name; of the ablations only those of the first seed."""
         found = {}
         for dataset in datasets or self.datasets:
             best = {method: s for (of, method), s in (chosen or {}).items() if of == dataset}

@@ -9,14 +9,7 @@ __all__ = ["history", "write_report"]
 
 
 def write_report(folder, metrics, scores, test):
-    """Write `reliability.png`, `training.png`, `images.png` and `MODEL_CARD.md`.
-
-    Args:
-        folder: of the run.
-        metrics: what `metrics.json` will hold.
-        scores: of the test.
-        test: images and labels of the test.
-    """
+    """Write `reliability.png`, `training.png`, `images.png` and `MODEL_CARD.md`."""
     # Only now: pyplot takes a while to import, and a run's first errors should not wait for it.
     from experiments.figures import facets, save
     from tfp_ibnn import plots

@@ -23,7 +23,7 @@ __all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure", "table"]
 # In stored results and options, OOD images are called foreign.
 SHIFTS = ("clean", "corruptions", "rotations", "fgsm", "foreign")
 UNCERTAINTIES = ("entropy", "epistemic")
-_DETECTION = {"auroc": metrics.auroc, "aupr": metrics.aupr, "fpr95": metrics.fpr_at_95_tpr}
+_DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 # The gradient of an average holds all its draws in memory: images times draws of one step.
 _ATTACKED_AT_ONCE = 512
 
@@ -52,12 +52,12 @@ class Settings(checks.Checked):
         super().__post_init__()
         if self.foreign is None:
             object.__setattr__(self, "foreign", data.ood.USUAL[self.dataset])
-        others = [name for name in data.DATASETS if name != self.dataset]
+        other = checks.choice(*(name for name in data.DATASETS if name != self.dataset))
         for name in self.foreign:
-            checks.one_of("foreign", name, others)
+            other("foreign", name)
         if self.classes is not None:
             known = len(data.DATASETS[self.dataset].classes)
-            checks.one_of("classes", self.classes, range(2, known))
+            checks.choice(*range(2, known))("classes", self.classes)
 
     def __len__(self):
         """Return the number of sets of images to predict."""
@@ -129,15 +129,7 @@ def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
 
 
 def measure(scorer, settings, test, others, log=lambda line: None):
-    """Predict all shifts of some labelled images, and OOD ones; return what was `Measured`.
-
-    Args:
-        scorer: of the model.
-        settings: what to measure.
-        test: images, uint8 as `ibnn.data.load` has them, and labels.
-        others: images of OOD datasets by name, in the model's form.
-        log: called with lines of progress.
-    """
+    """Predict all shifts of some labelled images, and OOD ones; return what was `Measured`."""
     images, labels = test
     began = time.perf_counter()
     rows, ood = [], {}
@@ -163,7 +155,8 @@ def measure(scorer, settings, test, others, log=lambda line: None):
 
 
 def _evaluate(scorer, settings, folder, data_dir, model, log):
-    from experiments import figures  # only now: matplotlib takes a while to import
+    from experiments import robustness_figures  # only now: matplotlib takes a while to import
+    from experiments.figures import save
 
     _, test = data.load(settings.dataset, data_dir)
     others = {}
@@ -187,7 +180,7 @@ def _evaluate(scorer, settings, folder, data_dir, model, log):
         "seconds": round(time.perf_counter() - began, 1),
         **provenance(settings.as_dict()),
     }
-    figures.save(figures.evaluation(found, settings.dataset), folder.path)
+    save(robustness_figures.figures(found, settings.dataset), folder.path)
     files.write_json(folder / "robustness.json", record)
     return record
 
@@ -246,10 +239,10 @@ def _unlabelled(name, known, unknown):
     row |= _means(unknown)
     for kind in UNCERTAINTIES:
         # A single network has no draws that could disagree.
-        can = kind == "entropy" or known.samples > 1
-        for score, function in _DETECTION.items():
-            both = getattr(known, kind), getattr(unknown, kind)
-            row[f"{kind}_{score}"] = function(*both) if can else None
+        found = dict.fromkeys(_DETECTION)
+        if kind == "entropy" or known.samples > 1:
+            found = metrics.ood_scores(getattr(known, kind), getattr(unknown, kind))
+        row |= {f"{kind}_{score}": value for score, value in found.items()}
     return row
 
 
@@ -299,7 +292,7 @@ def table(rows):
         lines.append([label, *(f"{mean:.4f}" for mean in group[list(titles)].mean())])
     tables = [lines]
     if ood := [row for row in rows if row["shift"] == "foreign"]:
-        tables.append([["OOD", "by", "AUROC", "AUPR", "FPR95", "mean known", "mean OOD"]])
+        tables.append([["OOD", "by", *_DETECTION.values(), "mean known", "mean OOD"]])
         for row, kind in ((row, kind) for row in ood for kind in UNCERTAINTIES):
             values = [*(row[f"{kind}_{score}"] for score in _DETECTION), rows[0][kind], row[kind]]
             cells = ["-" if value is None else f"{value:.4f}" for value in values]

@@ -21,17 +21,7 @@ NOT_RUN = "not run"
 """Why something is missing that was not tried."""
 
 
-def run_many(
-    runs,
-    folder,
-    *,
-    jobs=1,
-    data_dir=None,
-    evaluations=None,
-    train=True,
-    missing=None,
-    log=print,
-):
+def run_many(runs, folder, *, evaluations=None, train=True, missing=None, **options):
     """Train every run in a folder of its own; return what each measured, by name.
 
     Runs that are finished already are not repeated, and unfinished ones resume. A run that fails,
@@ -41,20 +31,20 @@ def run_many(
     Args:
         runs: name to settings. A name may have slashes.
         folder: that holds the runs' folders.
-        jobs: processes at once. More than one pays where a run leaves the processor idle, as small
-            networks do on a GPU.
-        data_dir: where the data is cached.
         evaluations: what to evaluate the model of a run on in addition to the test, by the run's
             name and that of a folder in the run's. Such models are kept, and what the run measured
             holds the rows of `robustness.evaluate` as "evaluations".
         train: run what is not finished; else only what is finished is returned.
         missing: gets the names of what was not run or failed, and why. None raises for a failure,
             when all others are finished.
-        log: called with lines of progress.
+        **options: `jobs`, processes at once, which pay where a run leaves the processor idle, as
+            small networks do on a GPU; `data_dir`, where the data is cached; and `log`, called with
+            lines of progress.
 
     Raises:
         RunError: if a folder belongs to something else; or if a run failed, see `missing`.
     """
+    jobs, log, data_dir = (options.get(*o) for o in (("jobs", 1), ("log", print), ("data_dir",)))
     evaluations = evaluations or {}
     tasks = {
         name: Task(name, settings, Path(folder) / name, evaluations.get(name, {}), data_dir)

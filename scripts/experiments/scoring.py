@@ -95,13 +95,7 @@ def _has_dropout(layer):
 
 
 def read_model(path, dataset, classes=None):
-    """Return a saved classifier of a dataset's images, ready to be scored, or raise RunError.
-
-    Args:
-        path: of the `.keras` file.
-        dataset: whose images it takes.
-        classes: number of the first classes that it knows; None is all.
-    """
+    """Return a saved classifier of a dataset's images, ready to be scored, or raise RunError."""
     if not path.is_file():
         raise RunError(f"The model {path} does not exist.")
     try:

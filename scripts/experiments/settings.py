@@ -174,7 +174,7 @@ class Settings(checks.Checked):
             depth, width = match.groups()
             return "wide_resnet", {"depth": int(depth), "width": int(width)} if depth else {}
         choices = ("lenet", "vgg16", "mlp", "wide_resnet", "wide_resnet_16_4")
-        return checks.one_of("model", self.model, choices), {}
+        return choice(*choices)("model", self.model), {}
 
     def posteriors(self):
         """Return the posteriors of the layers, by pattern."""

@@ -91,7 +91,7 @@ def study(
     """
     for name, values in (("parts", parts), ("methods", methods), ("datasets", datasets)):
         for value in values or ():
-            checks.one_of(name, value, getattr(wanted, name))
+            checks.choice(*getattr(wanted, name))(name, value)
     parts = parts or wanted.parts
     runs, found, known = {}, {}, {}
     missing = {} if missing is None else missing
@@ -232,16 +232,7 @@ def _scores(mean, labels):
 
 
 def _joined(wanted, new, kept, order, changed):
-    """Return all of two results; of what both have, the new.
-
-    Args:
-        wanted: the plan.
-        new: some results.
-        kept: those before.
-        order: names of runs, as they shall stand in the tables; those of other parts stand as they
-            did.
-        changed: names of runs which `kept` has with other settings, if at all; it loses them.
-    """
+    """Return all of two results; of what both have, the new."""
     lists = {}
     for name, keys in _KEYS.items():
         stay = (row for row in getattr(kept, name) if _name(row) not in changed)

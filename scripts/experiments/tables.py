@@ -44,20 +44,17 @@ _KEYS = ["dataset", "model", "method", "budget", "epochs", "samples"]
 _MAIN = {key: SCORES[key] for key in ("accuracy", "nll", "ece")}
 _BEGIN = r"<!-- (\w+): (\w+)([^>]*?) -->\n"
 _TABLE = re.compile(rf"({_BEGIN})(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
-_COMPARED = {
-    "deterministic": ("mc_dropout", "gaussian", "fixed_inner", "mixture", "flow"),
-    "mc_dropout": ("gaussian",),
-    "gaussian": (
-        *("flow", "mixture_4", "mixture_16", "mixture_16_ibnn", "flow_first", "flow_last"),
-        *("flow_over_mixture", "mixture_4>flow_over_mixture", "flow_planar", "flow_iaf"),
-        *("flow_sylvester", "gaussian_inner", "fixed_inner", "gaussian_inner>fixed_inner"),
-        *("gaussian_elbo", "gaussian_elbo>flow_elbo"),
-    ),
-}
+# From the first method to the second.
 _PAIRS = [
-    tuple(second.split(">")) if ">" in second else (first, second)
-    for first, others in _COMPARED.items()
-    for second in others
+    pair.split(">")
+    for pair in """
+    deterministic>mc_dropout deterministic>gaussian deterministic>fixed_inner deterministic>mixture
+    deterministic>flow mc_dropout>gaussian gaussian>flow gaussian>mixture_4 gaussian>mixture_16
+    gaussian>mixture_16_ibnn gaussian>flow_first gaussian>flow_last gaussian>flow_over_mixture
+    mixture_4>flow_over_mixture gaussian>flow_planar gaussian>flow_iaf gaussian>flow_sylvester
+    gaussian>gaussian_inner gaussian>fixed_inner gaussian_inner>fixed_inner gaussian>gaussian_elbo
+    gaussian_elbo>flow_elbo
+    """.split()
 ]
 _SHIFTS = {
     "clean": ("clean", (0,)),
@@ -78,13 +75,7 @@ _POOLED_SHIFTS = {
 
 
 def summarise(rows, **common):
-    """Return one row for each method, budget and data set, over its seeds.
-
-    Args:
-        rows: one per run, with `dataset`, `model`, `method`, `budget`, `epochs`, `samples`, `seed`,
-            the scores, and anything else that does not depend on the seed.
-        **common: what is the same in all rows, such as the command.
-    """
+    """Return one row for each method, budget and data set, over its seeds."""
     groups, table = {}, []
     for row in rows:
         groups.setdefault(tuple(row[key] for key in _KEYS), []).append(row)
@@ -132,12 +123,7 @@ def markdown(table, columns=("method",), scores=tuple(SCORES)):
 
 
 def markdown_table(cells, aligned=False):
-    """Return rows of cells, of which the first is the head, as a Markdown table.
-
-    Args:
-        cells: the same number in each row.
-        aligned: pad the columns, for a terminal; the first is flush left, the others right.
-    """
+    """Return rows of cells, of which the first is the head, as a Markdown table."""
     rule = ["---"] * len(cells[0])
     if aligned:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -167,9 +153,6 @@ def margins(groups):
 
     That is half of a 95 % interval for the difference of two means. The variance is taken to be the
     same for all methods, and estimated from all: a few seeds of two methods say little of it.
-
-    Args:
-        groups: the score of each seed, by method; some method has two or more.
     """
     freedom = sum(len(values) - 1 for values in groups.values())
     if not freedom:
@@ -230,15 +213,9 @@ def _named(wanted):
     return wanted["method"].split(",")
 
 
-def _full(folder, wanted):
+def _summary(folder, wanted, columns, scores):
     rows = _rows(folder / "summary.json", wanted).to_dict("records")
-    counted = [{**row, "runs": len(row["seeds"])} for row in rows]
-    return markdown(counted, ("method", "epochs", "runs"))
-
-
-def _scores(folder, wanted):
-    rows = _rows(folder / "summary.json", wanted).to_dict("records")
-    return markdown(rows, ("method",), tuple(_MAIN))
+    return markdown([{**row, "runs": len(row["seeds"])} for row in rows], columns, scores)
 
 
 def _paired(folder, wanted):
@@ -319,20 +296,12 @@ def _cost(folder, wanted):
     return lines
 
 
-def _ablations(folder, wanted):
-    return _single(_rows(folder / "runs.json", wanted, "ablations"), "changed", "`{method}`")
-
-
-def _draws(folder, wanted):
-    return _single(_rows(folder / "runs.json", wanted, "draws"), "draws", "{samples}")
-
-
-def _single(rows, title, name):
+def _single(folder, wanted, part, title, name):
     """Return a table of single runs."""
-    lines = [[title, *SCORES.values()]]
-    for row in rows.to_dict("records"):
-        lines.append([name.format(**row), *(f"{row[key]:.4f}" for key in SCORES)])
-    return lines
+    rows = _rows(folder / "runs.json", wanted, part).to_dict("records")
+    scores = [[f"{row[key]:.4f}" for key in SCORES] for row in rows]
+    names = [name.format(**row) for row in rows]
+    return [[title, *SCORES.values()], *([n, *s] for n, s in zip(names, scores, strict=True))]
 
 
 def _shifts(folder, wanted):
@@ -392,16 +361,16 @@ def _means(rows):
 
 
 _KINDS = {
-    "table": _full,
-    "scores": _scores,
+    "table": lambda *of: _summary(*of, ("method", "epochs", "runs"), tuple(SCORES)),
+    "scores": lambda *of: _summary(*of, ("method",), tuple(_MAIN)),
     "paired": _paired,
     "pooled": _pooled,
     "pooled_shifts": _pooled_shifts,
     "cost": _cost,
     "elbo": _elbo,
     "kl": _kl,
-    "ablations": _ablations,
-    "draws": _draws,
+    "ablations": lambda *of: _single(*of, "ablations", "changed", "`{method}`"),
+    "draws": lambda *of: _single(*of, "draws", "draws", "{samples}"),
     "shifts": _shifts,
     "ood": _ood,
     "post_hoc": _post_hoc,

@@ -106,14 +106,13 @@ class Result:
     these as "mean" beside uncertainties (M,)."""
 
 
-def run(seed, settings=None, progress=lambda text: None):
-    """Train and score all models of one seed; return its `Result`.
+def method_of(length):
+    """Return the name of the stochastic method with so many planar flows."""
+    return f"flow_{length}" if length else "gaussian"
 
-    Args:
-        seed: of the training points, the initial weights, the noise and the order of the examples.
-        settings: by default those of the full experiment.
-        progress: called with one line of text after every epoch.
-    """
+
+def run(seed, settings=None, progress=lambda text: None):
+    """Train and score all models of one seed; return its `Result`."""
     seed, settings = checks.whole("seed", seed), settings or Settings()
     x, y = ibnn.data.toy.sample(settings.points, [_TRAINING, seed])
     x_test, labels = ibnn.data.toy.sample(settings.test_points, [_TEST])
@@ -131,7 +130,7 @@ def run(seed, settings=None, progress=lambda text: None):
     histories, rows, probabilities = {}, [], {}
     for budget, lengths in (("report", settings.lengths), ("equal", (0, settings.flow_length))):
         for length in lengths:
-            name = budget, f"flow_{length}" if length else "gaussian"
+            name = budget, method_of(length)
             model, histories[name] = training.stochastic(moments[start[budget]], length, name)
             trained[name] = end[budget]
             predict[name] = _stochastic(model, settings.samples, seed)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 import time
 
 import keras
@@ -14,9 +16,9 @@ from experiments.benchmark.networks import (
     CLASSES,
     KINDS,
     TRAIN_SIZE,
-    child,
     compiled,
     images,
+    in_process,
     stepper,
     stochastic,
 )
@@ -59,7 +61,7 @@ print(time.perf_counter() - began)
 class Settings(checks.Checked):
     """How long and how carefully to measure."""
 
-    rounds: int = option(24, lambda name, value: checks.whole(name, value, 2), "of short cases")
+    rounds: int = option(24, checks.several, "of the short cases")
     seed: int = option(0, checks.whole, "of weights, images and noise")
     short: bool = option(False, checks.flag, "the few cases that continuous integration runs")
 
@@ -115,7 +117,9 @@ def step_rows(actions, described, rounds):
 
 def _tfp_rows(group, settings):
     """Return the rows of TensorFlow Probability's own layers, timed in a process of their own."""
-    return child("tfp_layers", group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1")
+    from experiments.benchmark.children import tfp_layers
+
+    return in_process(tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1")
 
 
 def predictions(settings):
@@ -187,6 +191,8 @@ def prediction_rows(actions, described, plain, rounds, seed):
 
 def memory_in_training(settings):
     """Measure the peak memory of training VGG16 with batches of 32, each case in a process."""
+    from experiments.benchmark.children import memory
+
     targets = {"channel": 1.15, "position": 1.6}
     cases = {"deterministic": ("none", "channel")}
     cases |= {f"memory.{noise}.{kind}": (kind, noise) for noise in targets for kind in KINDS}
@@ -195,7 +201,7 @@ def memory_in_training(settings):
         for name, case in cases.items():
             # Memory that is freed goes back to the system at once: the peak is of what is in use.
             more = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            found[name].append(child("memory", *case, settings.seed + number, **more))
+            found[name].append(in_process(memory, *case, settings.seed + number, **more))
 
     def sizes(runs):
         return [run["peak"] - run["before"] for run in runs], [run["peak"] for run in runs]
@@ -232,7 +238,8 @@ def extra_parameters(settings):
 
 def import_time(settings):
     """Time `import tfp_ibnn` in processes that have imported Keras and TFP already."""
-    times = [child("-c", _IMPORT) for _ in range(6)]
+    command = [sys.executable, "-c", _IMPORT]
+    times = [float(subprocess.check_output(command, text=True).split()[-1]) for _ in range(6)]
     yield row("imports", "import tfp_ibnn, after Keras and TFP", timing.smallest(times), 0.2, "s")
 
 

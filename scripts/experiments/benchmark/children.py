@@ -1,11 +1,5 @@
-"""What is measured in processes of its own; each prints JSON.
+"""What is measured in processes of its own."""
 
-python -m experiments.benchmark.children memory KIND NOISE SEED
-python -m experiments.benchmark.children tfp_layers GROUP ROUNDS SEED
-"""
-
-import json
-import sys
 from pathlib import Path
 
 import keras
@@ -27,12 +21,12 @@ def memory(kind, noise, seed):
     network, its optimizer and the images are there, and after it; in between everything is traced
     and three steps are taken.
     """
-    keras.utils.set_random_seed(int(seed))
+    keras.utils.set_random_seed(seed)
     model = network("vgg16", kind, noise=noise)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
     model.optimizer.build(model.trainable_variables)
-    x, y = images(BATCH * STEPS, int(seed))
+    x, y = images(BATCH * STEPS, seed)
     # Begin again with the largest size; imports may have been larger for a moment.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -56,7 +50,6 @@ def tfp_layers(group, rounds, seed):
     """
     import tf_keras
 
-    rounds, seed = int(rounds), int(seed)
     tf_keras.utils.set_random_seed(seed)
     networks = {f"{group}.tfp_{name}": _lenet(kind) for name, kind in METHODS.items()}
     text = {"training": "LeNet step, TFP {}", "prediction": "LeNet, 128 samples, TFP {}"}[group]
@@ -101,7 +94,3 @@ def _lenet(kind=None):
             dense(10, **options),
         ]
     )
-
-
-if __name__ == "__main__":
-    print(json.dumps({"memory": memory, "tfp_layers": tfp_layers}[sys.argv[1]](*sys.argv[2:])))

@@ -6,16 +6,13 @@ of a precision compile side by side, and then take turns: one is at work while i
 
 import contextlib
 import itertools
-import subprocess
-import sys
-import tempfile
 import time
 
 import keras
 import numpy as np
 
 from experiments.benchmark import timing
-from experiments.benchmark.networks import KINDS, environment, images, stepper, stochastic
+from experiments.benchmark.networks import KINDS, images, process, stepper, stochastic
 from experiments.benchmark.record import row
 
 __all__ = ["gpu_steps", "looping", "stepping"]
@@ -31,18 +28,18 @@ def gpu_steps(settings, network="vgg16", steps=STEPS):
     library = {"jax": "JAX", "tensorflow": "TensorFlow"}[keras.backend.backend()]
     for precision in PRECISIONS:
         with contextlib.ExitStack() as stack:
-            processes = {
-                (kind, batch): stack.enter_context(
-                    _Process(network, kind, precision, batch, steps, settings.seed)
-                )
-                for kind in ("none", *TARGETS)
-                for batch in BATCHES
+            cases = list(itertools.product(("none", *TARGETS), BATCHES))
+            pools = {case: stack.enter_context(process()) for case in cases}
+            words = {case: (network, case[0], precision, case[1], steps) for case in cases}
+            begun = {
+                case: pool.submit(_prepare, *words[case], settings.seed)
+                for case, pool in pools.items()
             }
-            for process in processes.values():
-                process.begin()
-            for process in processes.values():
-                process.end()
-            times = timing.interleave(processes, max(4, settings.rounds // 2), warmup=0)
+            for case, future in begun.items():
+                if error := future.exception():
+                    raise RuntimeError(f"{' '.join(map(str, words[case]))} failed: {error}")
+            actions = {case: lambda pool=pools[case]: pool.submit(_step).result() for case in cases}
+            times = timing.interleave(actions, max(4, settings.rounds // 2), warmup=0)
         for kind, batch in itertools.product(TARGETS, BATCHES):
             own, reference = (times[x, batch] for x in (kind, "none"))
             yield row(
@@ -54,47 +51,14 @@ def gpu_steps(settings, network="vgg16", steps=STEPS):
             )
 
 
-class _Process:
-    """A process that compiles one network, and times a step of it each time it is called."""
+def _prepare(*arguments):
+    """Compile a network in this process, for `_step`."""
+    _prepare.action = stepping(*arguments)
+    _prepare.action()
 
-    def __init__(self, *arguments):
-        self._arguments = list(map(str, arguments))
-        self._errors = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=environment(),
-        )
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-    def begin(self):
-        """Ask for the seconds of a step."""
-        with contextlib.suppress(BrokenPipeError):  # `end` says why
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-
-    def end(self):
-        """Return them."""
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._errors.seek(0)
-            last = (self._errors.read().strip().splitlines() or ["it printed nothing"])[-1]
-            raise RuntimeError(f"{' '.join(self._arguments)} failed: {last}")
-        return float(answer)
-
-    def __call__(self):
-        self.begin()
-        return self.end()
+def _step():
+    return _prepare.action()
 
 
 def stepping(network, kind, precision, batch, steps, seed):
@@ -116,11 +80,6 @@ def looping(model, x, y):
     """Compile a model for one loop over all steps; return an action: the seconds of one step.
 
     The loop is `lax.scan` over Keras's own `train_step`. Its state stays on the device.
-
-    Args:
-        model: of JAX.
-        x: images, (steps, batch, ...), on the device.
-        y: labels, (steps, batch).
     """
     import jax
 
@@ -150,9 +109,3 @@ def looping(model, x, y):
         return (time.perf_counter() - began) / len(y)
 
     return action
-
-
-if __name__ == "__main__":  # answer each line of the standard input with the seconds of a step
-    action = stepping(*sys.argv[1:4], *map(int, sys.argv[4:]))
-    for _ in sys.stdin:
-        print(action(), flush=True)

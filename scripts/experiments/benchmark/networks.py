@@ -1,38 +1,28 @@
 """The networks that are timed, how they are trained and called, and processes of their own."""
 
+import concurrent.futures
 import contextlib
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 
 import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
 
-__all__ = ["KINDS", "TRAIN_SIZE", "a_few_images", "compiled", "images", "stepper", "stochastic"]
+__all__ = ["KINDS", "compiled", "images", "in_process", "process", "stepper", "stochastic"]
 
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}
 """The posteriors that are timed, and what tables call them."""
 TRAIN_SIZE = 50_000
 CLASSES = 10
 EPOCHS = 3
-_LIMIT_SECONDS = 900
 
 
 def stochastic(network, kind, *, noise="channel", first=True):
-    """Return a network of `ibnn.models` with the posteriors of `posterior_map`.
-
-    Args:
-        network: its name.
-        kind: of the posteriors; "none" leaves the network deterministic.
-        noise: "channel" or "position".
-        first: whether the first layer, `conv1`, is stochastic too.
-    """
+    """Return a network of `ibnn.models` with the posteriors of `posterior_map`."""
     plain = getattr(ibnn.models, network)()
     if kind == "none":
         return plain
@@ -109,33 +99,22 @@ def compiled(model, x, repeats=1):
     return action
 
 
-def environment(**more):
-    """Return the environment of a process that imports this package."""
-    scripts = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [scripts, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, **more}
+def process():
+    """Return a pool of one process; not forked, which TensorFlow and JAX do not survive."""
+    context = multiprocessing.get_context("spawn")
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=context)
 
 
-def child(*arguments, **more):
-    """Return what `children`, or a command, prints as JSON in a process of its own.
-
-    Args:
-        *arguments: of `children`; or "-c" and code.
-        **more: environment variables.
-    """
-    words = arguments if arguments[0] == "-c" else ("-m", f"{__package__}.children", *arguments)
-    name = "A process" if words[0] == "-c" else " ".join(map(str, words))
+def in_process(function, *arguments, **environment):
+    """Return what a function gives in a process of its own, with some environment variables."""
+    before = dict(os.environ)
+    os.environ.update(environment)
     try:
-        done = subprocess.run(
-            [sys.executable, *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_SECONDS,
-            env=environment(**more),
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{name} took longer than {_LIMIT_SECONDS} s.") from None
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise RuntimeError(f"{name} failed ({done.returncode}): {last}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+        with process() as pool:
+            return pool.submit(function, *arguments).result()
+    except Exception as error:  # whatever it is, the other groups go on
+        words = " ".join(map(str, (function.__name__, *arguments)))
+        raise RuntimeError(f"{words} failed: {error}") from error
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -254,9 +254,7 @@ def progress(text):
 def parse(argv):
     methods = "\n".join(f"methods of {name}: {', '.join(all_)}" for name, all_ in METHODS.items())
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=methods,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, epilog=methods, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))

@@ -90,7 +90,7 @@ class Scorer:
 def _has_dropout(layer):
     """Whether a model, or one inside of it, has a dropout layer with a rate above 0."""
     inner = [*getattr(layer, "layers", ()), getattr(layer, "layer", None)]
-    drops = type(layer).__name__.endswith(_DROPOUTS) and layer.rate > 0
+    drops = type(layer).__name__.endswith(_DROPOUTS) and getattr(layer, "rate", 0) > 0
     return drops or any(_has_dropout(part) for part in inner if part is not None)
 
 

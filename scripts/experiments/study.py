@@ -211,7 +211,7 @@ def _scaled(rows, folder, held_out):
     It is fitted to the held-out images of the method's trial. Methods without one are cross-fitted.
     """
     fitted = {of: fit_temperature(*predictions(path)) for of, path in held_out.items()}
-    first, last = [], []
+    scaled = []
     for row in (row for row in rows if row["budget"] == "equal"):
         mean, labels = predictions(folder_of(row, folder))
         model = fitted.get((row["dataset"], row["method"]))
@@ -221,9 +221,8 @@ def _scaled(rows, folder, held_out):
             mean, temperatures = cross_fit(mean, labels)
         about = {key: row[key] for key in ("budget", "method", "seed")}
         about |= {"temperature": float(np.mean(temperatures)), "crosswise": model is None}
-        (last if model is None else first).append({**about, **_scores(mean, labels)})
-    order = [method for _, method in held_out]
-    return [*sorted(first, key=lambda row: order.index(row["method"])), *last]
+        scaled.append({**about, **_scores(mean, labels)})
+    return scaled
 
 
 def _scores(mean, labels):

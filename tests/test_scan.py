@@ -15,7 +15,7 @@ from experiments.folder import RunFolder
 from tests.layer_checklist import numpy
 from tfp_ibnn._core import backend
 from tfp_ibnn.data import ShuffledBatches
-from tfp_ibnn.training.scan import LARGEST, can_scan
+from tfp_ibnn.training.scan import LARGEST, can_scan, scan
 
 # The package exports a function of the module's name.
 run_module = importlib.import_module("experiments.run")
@@ -110,3 +110,14 @@ def test_both_rates_warm_up_and_then_follow_the_schedule(schedule):
         found = [float(part._learning_rate(step)) for step in (0, 10, 20, 60, 100)]
         after = [1, 0.5, 0] if schedule == "cosine" else [1, 1, 1]
         assert found == pytest.approx([peak * share for share in (0, 0.5, *after)], abs=1e-6)
+
+
+@pytest.mark.skipif(ON_JAX, reason="JAX scans")
+def test_tensorflow_says_what_to_do_instead():
+    x = np.zeros((6, 2), "float32")
+    batches = ShuffledBatches(x, x, 3, drop_remainder=True)
+    assert not can_scan(batches)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match="steps_per_execution"), scan(model, batches):
+        pass

@@ -28,7 +28,7 @@ def can_scan(batches: keras.utils.PyDataset) -> bool:
         batches: as `ibnn.data.ShuffledBatches`.
     """
     return (
-        backend.NAME == "jax"
+        backend.SCANS_EPOCHS
         and bool(backend.accelerators())
         and (batches.drop_remainder or len(batches) == 1)
         and batches.x.nbytes + batches.y.nbytes <= LARGEST
@@ -46,26 +46,14 @@ def scan(model: keras.Model, batches: keras.utils.PyDataset) -> Iterator[None]:
         batches: as `ibnn.data.ShuffledBatches`; what `fit` is called with, along with
             `batches.follow()` among the callbacks.
     """
-    import jax
-
-    arrays = jax.device_put((batches.x, batches.y))
     shape = len(batches), min(batches.batch_size, len(batches.x))
-
-    def epoch(state: Any, order: Any, arrays: Any) -> tuple[Any, Any]:
-        def step(state: Any, rows: Any) -> tuple[Any, Any]:
-            logs, state = model.train_step(state, tuple(part[rows] for part in arrays))
-            return state, logs
-
-        state, logs = jax.lax.scan(step, state, order)
-        return jax.tree.map(lambda values: values[-1], logs), state
-
-    compiled = jax.jit(epoch, donate_argnums=0)
+    epoch = backend.epoch_in_one_call(model.train_step, (batches.x, batches.y))
 
     def train_function(state: Any, iterator: Any) -> tuple[Any, Any]:
         del iterator  # nothing is read from it: the data is on the device already
         model.steps_per_execution = before  # `fit` has read it; callbacks may predict
         order = batches.order[: shape[0] * shape[1]].astype("int32").reshape(shape)
-        return compiled(state, order, arrays)
+        return epoch(state, order)
 
     # `fit` counts the steps of one call by this; given to `compile`, it would be saved as well.
     before, model.steps_per_execution = model.steps_per_execution, len(batches)

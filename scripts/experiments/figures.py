@@ -35,6 +35,12 @@ NAMES = {
 }
 """What methods are called in figures, in the order in which they stand there."""
 
+# Seven colours take turns; methods that are drawn together have different ones.
+_LOOKS = """
+deterministic mc_dropout gaussian mixture_16 flow_last mixture_16_ibnn gaussian_elbo
+deterministic_continued flow_elbo gaussian_inner mixture flow flow_over_mixture fixed_inner
+flow_planar flow_iaf flow_sylvester mixture_4 flow_first
+""".split()
 _TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 AXES = {
@@ -52,7 +58,7 @@ _POSTERIORS = "gaussian mixture_16 flow_last gaussian_elbo flow_elbo".split()
 
 def look(method):
     """Return colour, line and marker of a method: the same in all figures."""
-    return {**marked(list(NAMES).index(method)), "label": NAMES[method]}
+    return {**marked(_LOOKS.index(method)), "label": NAMES[method]}
 
 
 def facets(grid, draw, size, *, legend=0, grid_lines="y", **options):
@@ -103,7 +109,7 @@ def values_of(rows, key, **wanted):
     return [row[key] for row in rows if all(row[name] == v for name, v in wanted.items())]
 
 
-def _means(ax, methods, values, **style):
+def _means(ax, xlabel, methods, values, **style):
     """Draw the mean of each method's values with its standard error, and the values faintly."""
     for place, method in enumerate(methods):
         found, look_ = values(method), {"color": look(method)["color"], **style}
@@ -118,8 +124,8 @@ def _means(ax, methods, values, **style):
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.label_outer(remove_inner_ticks=True)
-    ax.xaxis.label.set_visible(True)
-    ax.tick_params(labelbottom=True)
+    ax.tick_params(bottom=True, labelbottom=True)
+    ax.set_xlabel(xlabel, visible=True)
 
 
 # The comparisons of methods.
@@ -196,9 +202,8 @@ def scores(rows):
         parts.setdefault((row["dataset"], row["budget"]), []).append(row)
 
     def draw(ax, of, key):
-        ax.set_xlabel(SCORES[key])
-        part = parts[of]
-        _means(ax, methods_of(part), lambda method: values_of(part, key, method=method))
+        part, label = parts[of], SCORES[key]
+        _means(ax, label, methods_of(part), lambda method: values_of(part, key, method=method))
         if key == "accuracy":
             ax.set_title(f"{_TITLES[of[0]]}, budget: {of[1]}", loc="left", fontsize=10)
 
@@ -308,12 +313,12 @@ def ood(rows):
     names, methods = list(dict.fromkeys(row["name"] for row in rows)), methods_of(rows)
 
     def draw(ax, name):
-        ax.set_xlabel("AUROC")
         ax.set_title(name.replace("_", "-"), fontsize=10)
         for place, kind in enumerate(UNCERTAINTIES):
             key, style = f"{kind}_auroc", {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place]}
             _means(
                 ax,
+                "AUROC",
                 methods,
                 lambda method, key=key: values_of(rows, key, method=method, name=name),
                 shift=0.14 * (2 * place - 1),
@@ -336,9 +341,10 @@ def frozen(rows):
         found = pd.DataFrame(row for row in rows if row["budget"] == budget)
         by_seed = found.pivot(index="seed", columns="method", values=key)
         ax.axvline(0, color="0.6", lw=1, zorder=0)
-        ax.set_xlabel(f"{label}, minus the Gaussian's")
         ax.set_title(titles[budget], fontsize=10)
-        _means(ax, flows, lambda method: (by_seed[method] - by_seed["gaussian"]).to_list())
+        label = f"{label}, minus the Gaussian's"
+        change = by_seed.sub(by_seed["gaussian"], axis=0)
+        _means(ax, label, flows, lambda method: change[method].to_list())
 
     grid = [[(key, label, budget) for budget in titles] for key, label in keys.items()]
     return {"differences.png": facets(grid, draw, (8.5, 4.6), sharex="row", grid_lines="x")}

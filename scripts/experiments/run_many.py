@@ -21,7 +21,9 @@ NOT_RUN = "not run"
 """Why something is missing that was not tried."""
 
 
-def run_many(runs, folder, *, evaluations=None, train=True, missing=None, **options):
+def run_many(
+    runs, folder, *, evaluations=None, train=True, missing=None, jobs=1, data_dir=None, log=print
+):
     """Train every run in a folder of its own; return what each measured, by name.
 
     Runs that are finished already are not repeated, and unfinished ones resume. A run that fails,
@@ -37,14 +39,14 @@ def run_many(runs, folder, *, evaluations=None, train=True, missing=None, **opti
         train: run what is not finished; else only what is finished is returned.
         missing: gets the names of what was not run or failed, and why. None raises for a failure,
             when all others are finished.
-        **options: `jobs`, processes at once, which pay where a run leaves the processor idle, as
-            small networks do on a GPU; `data_dir`, where the data is cached; and `log`, called with
-            lines of progress.
+        jobs: processes at once. More than one pays where a run leaves the processor idle, as small
+            networks do on a GPU.
+        data_dir: where the data is cached.
+        log: called with lines of progress.
 
     Raises:
         RunError: if a folder belongs to something else; or if a run failed, see `missing`.
     """
-    jobs, log, data_dir = (options.get(*o) for o in (("jobs", 1), ("log", print), ("data_dir",)))
     evaluations = evaluations or {}
     tasks = {
         name: Task(name, settings, Path(folder) / name, evaluations.get(name, {}), data_dir)

@@ -548,6 +548,13 @@ def test_every_figure_is_drawn(written):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("drawn", [figures._DRAWN, figures._POSTERIORS, LENET.methods])
+def test_methods_of_one_figure_have_colours_of_their_own(drawn):
+    assert len({figures.look(method)["color"] for method in drawn}) == len(drawn)
+    looks = [figures.look(method) for method in figures.NAMES]
+    assert len({(look["color"], look["ls"], look["marker"]) for look in looks}) == len(looks)
+
+
 def test_the_distance_from_the_confidence_is_drawn(results, written, runs):
     rows = [row for row in results.rows if (row["budget"], row["method"]) == ("half", "gaussian")]
     found = [study.predictions(study.folder_of(row, runs)) for row in rows]

@@ -20,9 +20,9 @@ _MIN_VARIANCE = 1e-5
 class BatchNorm(Flow):
     """Normalise the draws by their own statistics, then shift and scale.
 
-    y = shift + exp(bounded(raw)) * (x - mean) / sqrt(variance). In training, `push` takes mean and
-    variance from the draws themselves and moves the running statistics along; otherwise, and for a
-    single draw, the running statistics serve. `bijector` always uses the running ones and is
+    y = shift + exp(bounded(raw)) * (x - mean) / sqrt(variance). In training, `forward_and_log_det`
+    takes mean and variance from the draws themselves and updates the running statistics; otherwise,
+    and for a single draw, it uses the running statistics. `bijector` always uses these and is
     therefore a fixed invertible map, which starts as the identity.
 
     The log-determinant treats the statistics as constants, as is usual; the KL of a training step
@@ -34,7 +34,7 @@ class BatchNorm(Flow):
 
     Example:
         >>> import keras
-        >>> y, log_det = BatchNorm().push(keras.random.normal((64, 2), seed=0))
+        >>> y, log_det = BatchNorm().forward_and_log_det(keras.random.normal((64, 2), seed=0))
         >>> y.shape[-1]
         2
 
@@ -68,12 +68,12 @@ class BatchNorm(Flow):
             ops.convert_to_tensor(self.mean), ops.convert_to_tensor(self.variance)
         )
 
-    def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Map draws forward; in training by their own statistics if there are at least two."""
         if not self.built:
             self.build(tuple(x.shape))
         if not training:
-            return super().push(x)
+            return super().forward_and_log_det(x)
         axes = tuple(range(len(x.shape) - 1))
         count = ops.prod(ops.shape(ops.stop_gradient(x)[..., 0])) if axes else 1
         several = ops.convert_to_tensor(count) > 1

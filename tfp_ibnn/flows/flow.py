@@ -51,7 +51,7 @@ class FlowBijector(tfb.Bijector):
         # itself after its weights have changed, so every bijector must count as unique.
         return self._serial_number
 
-    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `forward(x)` and its log-determinants, which may share work."""
         return self._forward(x), self._forward_log_det_jacobian(x)
 
@@ -129,13 +129,13 @@ class Flow(keras.layers.Layer):
         """Return the bijector, built afresh from the weights as they are now."""
         raise NotImplementedError(f"{type(self).__name__} must define `bijector`.")
 
-    def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
         x = ops.convert_to_tensor(x, dtype=self.dtype)
         bijector = self.bijector()
         if isinstance(bijector, FlowBijector):
-            return bijector.push(x)
+            return bijector.forward_and_log_det(x)
         return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims=1)
 
     def call(self, inputs: Tensor) -> Tensor:

@@ -35,16 +35,16 @@ class PlanarBijector(FlowBijector):
     parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0, "slope": 0}
 
     def _forward(self, x: Tensor) -> Tensor:
-        return self.push(x)[0]
+        return self.forward_and_log_det(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
         along = solve_monotone(self.slope, self.b, inner(y, self.w))
         return y - outer(tanh(along + self.b), self.u)
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.push(x)[1]
+        return self.forward_and_log_det(x)[1]
 
-    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `forward(x)` and its log-determinants, from one projection."""
         bend = tanh(inner(x, self.w) + self.b)
         return x + outer(bend, self.u), ops.log1p(self.slope * (1 - bend * bend))

@@ -150,8 +150,8 @@ if NAME == "tensorflow":
     # multiply matrices in a shorter format, and are fast anyway.
 
     def inner(x: Tensor, w: Tensor) -> Tensor:
-        """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
-        if jit_compiles_well():
+        """Return the inner products (...,) of vectors x and w (..., channels)."""
+        if jit_compiles_well() or len(w.shape) > 1:
             return tf.reduce_sum(x * w, axis=-1)
         if len(x.shape) == 2:
             return tf.linalg.matvec(x, w)
@@ -159,8 +159,8 @@ if NAME == "tensorflow":
         return tf.reshape(tf.linalg.matvec(rows, w), tf.shape(x)[:-1])
 
     def outer(x: Tensor, u: Tensor) -> Tensor:
-        """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
-        if jit_compiles_well():
+        """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
+        if jit_compiles_well() or len(u.shape) > 1:
             return x[..., None] * u
         if len(x.shape) == 1:
             return tf.matmul(x[:, None], u[None])
@@ -300,11 +300,11 @@ elif NAME == "jax":
     times = keras.ops.multiply
 
     def inner(x: Tensor, w: Tensor) -> Tensor:
-        """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
+        """Return the inner products (...,) of vectors x and w (..., channels)."""
         return jnp.sum(x * w, axis=-1)
 
     def outer(x: Tensor, u: Tensor) -> Tensor:
-        """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
+        """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
         return x[..., None] * u
 
     def affine(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:

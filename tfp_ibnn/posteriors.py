@@ -318,6 +318,13 @@ class FlowPosterior(Posterior):
             raise ValueError(
                 f"`flows` must be a list of flows such as [ibnn.flows.Planar()]; got {flows!r}."
             )
+        for flow in flows:
+            if flow.condition_size is not None or flow.event_ndims != 1:
+                raise ValueError(
+                    "`flows` of a posterior must have condition_size=None and event_ndims=1, since "
+                    f"z is a vector without a condition; got {type(flow).__name__} with "
+                    f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}."
+                )
         self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
         self.initial_scale = initial_scale
         self.order = _checks.one_of("affine", affine, ("last", "first"))

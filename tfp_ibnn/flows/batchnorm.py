@@ -62,18 +62,19 @@ class BatchNorm(Flow):
         self.mean = self.add_parameter("mean", shape, "zeros", **running)
         self.variance = self.add_parameter("variance", shape, "ones", **running)
 
-    def bijector(self) -> AffineBijector:
+    def bijector(self, condition: Tensor | None = None) -> AffineBijector:
         """Return the map for the running statistics."""
-        return self._bijector(
-            ops.convert_to_tensor(self.mean), ops.convert_to_tensor(self.variance)
-        )
+        mean, variance = map(ops.convert_to_tensor, (self.mean, self.variance))
+        return self._bijector(mean, variance, condition)
 
-    def forward_and_log_det(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(
+        self, x: Tensor, condition: Tensor | None = None, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Map draws forward; in training by their own statistics if there are at least two."""
         if not self.built:
             self.build(tuple(x.shape))
         if not training:
-            return super().forward_and_log_det(x)
+            return super().forward_and_log_det(x, condition)
         axes = tuple(range(len(x.shape) - 1))
         count = ops.prod(ops.shape(ops.stop_gradient(x)[..., 0])) if axes else 1
         several = ops.convert_to_tensor(count) > 1
@@ -85,14 +86,16 @@ class BatchNorm(Flow):
         for running, new in ((self.mean, mean), (self.variance, variance)):
             kept = self.momentum * running + (1 - self.momentum) * ops.stop_gradient(new)
             running.assign(kept)
-        bijector = self._bijector(mean, variance)
-        return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims=1)
+        bijector = self._bijector(mean, variance, condition)
+        return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), "momentum": self.momentum, "limit": self.limit}
 
-    def _bijector(self, mean: Tensor, variance: Tensor) -> AffineBijector:
-        log_scale = _constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
-        scale = ops.exp(log_scale) / ops.sqrt(ops.maximum(variance, _MIN_VARIANCE))
-        return AffineBijector(shift=self.shift - scale * mean, scale=scale)
+    def _bijector(self, mean: Tensor, variance: Tensor, condition: Tensor | None) -> AffineBijector:
+        shift = self.parameter(self.shift, condition)
+        raw = self.parameter(self.raw_log_scale, condition)
+        deviation = ops.sqrt(ops.maximum(variance, _MIN_VARIANCE))
+        scale = ops.exp(_constraints.bounded(raw, self.limit)) / deviation
+        return AffineBijector(shift=shift - scale * mean, scale=scale)

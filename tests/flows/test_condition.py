@@ -19,7 +19,7 @@ every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not
 every_size = pytest.mark.parametrize(
     ("name", "channels"),
     [
-        pytest.param(name, size, marks=[pytest.mark.once] if name in VARIANTS else [])
+        pytest.param(name, size, marks=[pytest.mark.once] if name in VARIANTS or size == 1 else [])
         for name in FLOWS
         for size in (1, 3)
         if size >= min_channels(name)
@@ -59,7 +59,7 @@ def test_log_dets_are_those_of_the_autodiff_jacobians(float64, name, channels):
 
 @every_size
 def test_inverse_undoes_forward_and_forward_undoes_inverse(float64, name, channels):
-    flow, x, condition = make(name, channels, seed=2), draws((20, channels)), conditions(20)
+    flow, x, condition = make(name, channels, seed=2), draws((10, channels)), conditions(10)
     close(inverse(flow, forward(flow, x, condition), condition), x, 1e-8)
     close(forward(flow, inverse(flow, x, condition), condition), x, 1e-8)
 
@@ -89,14 +89,15 @@ def test_forward_and_log_det_gives_both(float64, name):
 
 
 @every_flow
-def test_every_weight_gets_a_gradient(float64, name):
+def test_every_weight_and_condition_gets_a_gradient(float64, name):
     flow, x, condition = make(name, seed=2), draws((16, 3)), conditions(16)
     direction = draws((16, 3), seed=3)
 
-    def loss():
+    def loss(condition=condition):
         y, found = flow.forward_and_log_det(ops.convert_to_tensor(x), condition)
         return ops.sum(y * direction) + ops.sum(found)
 
+    assert np.all(autodiff.gradient(loss, condition) != 0)
     gradients = autodiff.weight_gradients(loss, flow.trainable_weights)
     for weight, gradient in zip(flow.trainable_weights, gradients, strict=True):
         assert np.all(np.isfinite(gradient)), weight.path
@@ -104,33 +105,13 @@ def test_every_weight_gets_a_gradient(float64, name):
 
 
 @every_kind
-def test_the_condition_itself_gets_a_gradient(float64, name):
-    flow, x, condition = make(name, seed=2), draws((4, 3)), conditions(4)
-
-    def loss(condition):
-        y, found = flow.forward_and_log_det(ops.convert_to_tensor(x), condition)
-        return ops.sum(y) + ops.sum(found)
-
-    gradient, step = autodiff.gradient(loss, condition), 1e-6
-    for index in np.ndindex(*condition.shape):
-        ends = []
-        for sign in (1, -1):
-            moved = condition.copy()
-            moved[index] += sign * step
-            ends.append(float(loss(ops.convert_to_tensor(moved))))
-        close(gradient[index], (ends[0] - ends[1]) / (2 * step), 1e-6)
-
-
-@every_kind
 @pytest.mark.parametrize(
     ("lead", "rows"),
     [
-        ((2, 4), (4,)),
-        ((2, 4), (2, 1)),
-        ((2, 4), ()),
-        ((4,), (2, 1)),
-        ((), (4,)),
-        pytest.param((2, 4, 3), (2, 1, 1), marks=pytest.mark.once),
+        ((2, 2), (2, 1)),
+        ((1,), (3,)),
+        pytest.param((2, 2), (), marks=pytest.mark.once),
+        pytest.param((), (2, 1), marks=pytest.mark.once),
     ],
     ids=str,
 )

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn import _checks
-from tfp_ibnn.backend import Tensor, matmul
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, matmul
 
 __all__ = ["Conditional"]
 
@@ -24,8 +24,8 @@ class Conditional(keras.layers.Layer):
     def __init__(self, *, condition_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if condition_size is not None:
-            condition_size = _checks.positive_integer(
-                "condition_size", condition_size, _checks.LARGEST_SIZE
+            condition_size = checks.positive_integer(
+                "condition_size", condition_size, checks.LARGEST_SIZE
             )
         self.condition_size = condition_size
         self._linear_maps: dict[str, keras.Variable] = {}

@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from tfp_ibnn.backend import Tensor, matmul
+from tfp_ibnn._core.backend import Tensor, matmul
 
 __all__ = ["add_diagonal", "column", "like_rows", "times_matrix", "total"]
 

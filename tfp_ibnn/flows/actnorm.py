@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
@@ -41,7 +41,7 @@ class ActNorm(Flow):
 
     def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.limit = _checks.positive("limit", limit)
+        self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the shift and the raw log-scale."""
@@ -53,7 +53,7 @@ class ActNorm(Flow):
         """Return the map for the present weights."""
         shift = self.parameter(self.shift, condition)
         raw = self.parameter(self.raw_log_scale, condition)
-        return AffineBijector(shift=shift, scale=ops.exp(_constraints.bounded(raw, self.limit)))
+        return AffineBijector(shift=shift, scale=ops.exp(constraints.bounded(raw, self.limit)))
 
     def adapt(self, samples: Tensor) -> None:
         """Set the weights so that `samples` (..., channels) come out with mean 0, deviation 1.

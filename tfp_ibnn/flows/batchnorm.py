@@ -5,9 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor
-from tfp_ibnn.backend import mean as mean_of
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import mean as mean_of
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
@@ -46,10 +46,10 @@ class BatchNorm(Flow):
 
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.momentum = _checks.non_negative("momentum", momentum)
+        self.momentum = checks.non_negative("momentum", momentum)
         if self.momentum >= 1:
             raise ValueError(f"`momentum` must lie in [0, 1); got {momentum!r}.")
-        self.limit = _checks.positive("limit", limit)
+        self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add shift, raw log-scale and the running statistics."""
@@ -97,5 +97,5 @@ class BatchNorm(Flow):
         shift = self.parameter(self.shift, condition)
         raw = self.parameter(self.raw_log_scale, condition)
         deviation = ops.sqrt(ops.maximum(variance, _MIN_VARIANCE))
-        scale = ops.exp(_constraints.bounded(raw, self.limit)) / deviation
+        scale = ops.exp(constraints.bounded(raw, self.limit)) / deviation
         return AffineBijector(shift=shift - scale * mean, scale=scale)

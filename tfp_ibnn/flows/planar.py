@@ -5,8 +5,8 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor, inner, outer, tanh
+from tfp_ibnn._core import constraints
+from tfp_ibnn._core.backend import Tensor, inner, outer, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows._rows import column, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
@@ -56,7 +56,7 @@ class Planar(Flow):
     """Planar flow, y = x + u * tanh(w.x + b): bends the space across one hyperplane.
 
     The free vector u' is corrected along w so that w.u = m(w.u') > -1, where m is the identity for
-    positive arguments (`_constraints.above_minus_one`); u' = 0 is the identity, where it starts.
+    positive arguments (`constraints.above_minus_one`); u' = 0 is the identity, where it starts.
 
     Example:
         >>> import keras
@@ -79,7 +79,7 @@ class Planar(Flow):
         """Return the map for the present weights, made invertible."""
         u, w, b = (self.parameter(weight, condition) for weight in (self.u, self.w, self.b))
         product = total(w * u)
-        slope = _constraints.above_minus_one(product)
+        slope = constraints.above_minus_one(product)
         # The correction vanishes to second order with w; the floor only guards against 0 / 0.
         correction = column(slope - product) * w / ops.maximum(column(total(w * w)), 1e-12)
         return PlanarBijector(u=u + correction, w=w, b=b, slope=slope)

@@ -6,8 +6,8 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core import constraints
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._rows import column
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
@@ -71,7 +71,7 @@ class Radial(Flow):
     """Radial flow: pulls draws towards a center, or pushes them away from it.
 
     alpha is kept positive by a softplus, and beta = alpha * m(raw) with m > -1
-    (`_constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
+    (`constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
     typical distance of a draw, sqrt(channels).
 
     Example:
@@ -87,7 +87,7 @@ class Radial(Flow):
         """Add the center, the raw alpha and the raw beta."""
         super().build(input_shape)
         spread = keras.initializers.RandomNormal(stddev=0.1)
-        reach = _constraints.inverse_scale(math.sqrt(self.channels))
+        reach = constraints.inverse_scale(math.sqrt(self.channels))
         self.center = self.add_parameter("center", (self.channels,), spread)
         self.raw_alpha = self.add_parameter("raw_alpha", (), keras.initializers.Constant(reach))
         self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
@@ -95,6 +95,6 @@ class Radial(Flow):
     def bijector(self, condition: Tensor | None = None) -> RadialBijector:
         """Return the map for the present weights."""
         center = self.parameter(self.center, condition)
-        alpha = _constraints.scale(self.parameter(self.raw_alpha, condition))
-        ratio = _constraints.above_minus_one(self.parameter(self.raw_beta, condition))
+        alpha = constraints.scale(self.parameter(self.raw_alpha, condition))
+        ratio = constraints.above_minus_one(self.parameter(self.raw_beta, condition))
         return RadialBijector(center=center, alpha=alpha, beta=alpha * ratio)

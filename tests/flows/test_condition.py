@@ -125,7 +125,7 @@ def test_broadcasting_equals_a_loop(float64, name, lead, rows):
         assert found.shape[: len(whole)] == whole
         pairs = zip(each_x, each_condition, strict=True)
         looped = np.stack([function(flow, v, condition=c) for v, c in pairs])
-        close(found.reshape(looped.shape), looped, 1e-10)
+        close(found.reshape(looped.shape), looped, 1e-8)
 
 
 @every_kind

@@ -75,6 +75,7 @@ class BatchNorm(Flow):
             self.build(tuple(x.shape))
         if not training:
             return super().forward_and_log_det(x, condition)
+        condition = self.checked_condition(condition)  # before the statistics change
         axes = tuple(range(len(x.shape) - 1))
         count = ops.prod(ops.shape(ops.stop_gradient(x)[..., 0])) if axes else 1
         several = ops.convert_to_tensor(count) > 1

@@ -105,12 +105,12 @@ times = keras.ops.multiply
 
 
 def inner(x: Tensor, w: Tensor) -> Tensor:
-    """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
+    """Return the inner products (...,) of vectors x and w (..., channels)."""
     return jnp.sum(x * w, axis=-1)
 
 
 def outer(x: Tensor, u: Tensor) -> Tensor:
-    """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
+    """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
     return x[..., None] * u
 
 

@@ -151,8 +151,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, w: Tensor) -> Tensor:
-    """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
-    if jit_compiles_well():
+    """Return the inner products (...,) of vectors x and w (..., channels)."""
+    if jit_compiles_well() or len(w.shape) > 1:
         return tf.reduce_sum(x * w, axis=-1)
     if len(x.shape) == 2:
         return tf.linalg.matvec(x, w)
@@ -161,8 +161,8 @@ def inner(x: Tensor, w: Tensor) -> Tensor:
 
 
 def outer(x: Tensor, u: Tensor) -> Tensor:
-    """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
-    if jit_compiles_well():
+    """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
+    if jit_compiles_well() or len(u.shape) > 1:
         return x[..., None] * u
     if len(x.shape) == 1:
         return tf.matmul(x[:, None], u[None])

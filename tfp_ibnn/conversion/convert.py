@@ -174,7 +174,7 @@ class _Templates:
                 re.compile(pattern)
             except (re.error, TypeError, OverflowError, RecursionError) as error:
                 raise ValueError(
-                    f"`posterior` has the pattern {pattern!r}, which is no regular expression: "
+                    f"`posterior` has the pattern {pattern!r}, which is not a regular expression: "
                     f"{error}."
                 ) from None
         self._mapping = mapping

@@ -18,7 +18,7 @@ class PlanarBijector(FlowBijector):
     """y = x + u * tanh(w.x + b).
 
     Log-determinant: log(1 + w.u * (1 - tanh^2(w.x + b))). Invertible for w.u > -1. The product w.u
-    is given besides, since recomputing it from long vectors in float32 may round below -1.
+    is given too, since recomputing it from long vectors in float32 may round below -1.
 
     Inverse: the product with w gives one equation for a = w.x,
         a + w.u * tanh(a + b) = w.y,

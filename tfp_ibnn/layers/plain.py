@@ -15,7 +15,7 @@ __all__ = [
 
 
 class _StochasticPlain(Stochastic):
-    """A stochastic layer that takes the arguments of a plain Keras layer besides its own."""
+    """A stochastic layer that takes the arguments of a plain Keras layer and its own."""
 
     layer_class: ClassVar[type[keras.layers.Layer]]
 

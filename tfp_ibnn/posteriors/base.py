@@ -38,7 +38,7 @@ class Posterior(SavesRandomState, PosteriorTemplate, keras.layers.Layer):
     Args:
         prior_scale: standard deviation of the prior.
         prior_loc: mean of the prior.
-        learn_prior_scale: train the prior's scale along with the posterior, one a layer.
+        learn_prior_scale: train the prior's scale along with the posterior, one per layer.
         beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later

@@ -43,9 +43,9 @@ class FlowPosterior(Posterior):
         affine: "last", or "first" for z = NF(loc + scale * eps), the order of the original report.
         components: number of Gaussians in the base distribution. Above 1, eps is drawn from an
             equally weighted mixture with learned means and scales, so that z can have many modes.
-        shared_components: draw one component index for all layers of a pass instead of one a layer.
-            The layers are then dependent, and the sum of their KLs, each given the index, is an
-            upper bound of the joint KL, loose by at most log(components) in all.
+        shared_components: draw one component index for all layers of a pass, not one per layer. The
+            layers are then dependent, and the sum of their KLs, each given the index, is an upper
+            bound of the joint KL, loose by at most log(components) in all.
         **kwargs: those of `Posterior`.
 
     Example:

@@ -20,7 +20,7 @@ __all__ = [
     "gradient",
     "inner",
     "is_eager",
-    "jit_compiles_well",
+    "jit_pays",
     "matmul",
     "mean",
     "normal",
@@ -76,7 +76,7 @@ def gradient(
     return lambda *arrays: compiled([v.value for v in variables], *arrays)
 
 
-def jit_compiles_well() -> bool:
+def jit_pays() -> bool:
     """Whether just-in-time compilation pays: JAX is slow without."""
     return True
 

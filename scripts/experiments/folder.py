@@ -30,7 +30,7 @@ class RunFolder:
         if check and self._record.exists():
             self._check_same()
         elif check and self.path.exists() and not self._is_empty():
-            raise RunError(f"{self.path} holds something that is no run: choose another folder.")
+            raise RunError(f"{self.path} holds something that is not a run: choose another folder.")
 
     def claim(self):
         """Make the folder this run's own, until `release`; raise RunError if it is in use."""

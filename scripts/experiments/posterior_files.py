@@ -55,7 +55,8 @@ def read_posteriors(path, defaults=None):
         try:
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{path}: {pattern!r} is no regular expression: {error}.") from error
+            reason = f"{pattern!r} is not a regular expression: {error}."
+            raise ValueError(f"{path}: {reason}") from error
         found[pattern] = _made(f"{path}, {pattern!r}", entry, "posterior", _POSTERIORS, defaults)
     return found
 

@@ -169,7 +169,7 @@ def fill(text, results):
     def table(match):
         begin, kind, experiment, conditions, end = match.groups()
         if kind not in _KINDS:
-            raise ValueError(f"{begin.strip()} is no kind of table: known are {', '.join(_KINDS)}.")
+            raise ValueError(f"{begin.strip()} is not a table: known are {', '.join(_KINDS)}.")
         if not all(re.fullmatch("[^=]+=[^=]+", part) for part in conditions.split()):
             raise ValueError(f"Conditions have the form key=value, not as in {begin.strip()}.")
         wanted = dict(part.split("=") for part in conditions.split())

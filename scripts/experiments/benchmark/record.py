@@ -101,9 +101,9 @@ def read(path):
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no record of a benchmark: {error!r}.") from None
+        raise ValueError(f"{path} is not a record of a benchmark: {error!r}.") from None
     if not good:
-        raise ValueError(f"{path} is no record of a benchmark: its rows lack entries.")
+        raise ValueError(f"{path} is not a record of a benchmark: its rows lack entries.")
     return record
 
 

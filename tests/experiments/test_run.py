@@ -192,7 +192,7 @@ def test_a_run_with_other_settings_is_refused(full, run):
 @pytest.mark.once
 def test_a_folder_of_something_else_is_left_alone(run, tmp_path):
     (tmp_path / "thesis.tex").write_text("work of years")
-    with pytest.raises(RunError, match="no run"):
+    with pytest.raises(RunError, match="not a run"):
         run(Settings(**SMALL), tmp_path)
     assert list(contents(tmp_path)) == ["thesis.tex"]
 

@@ -8,7 +8,7 @@ from tests.robustness.harness import Wrong
 
 __all__ = ["Campaign"]
 
-REQUESTS = 500
+REQUESTS = 512  # by eight clients
 LIMITS = ("--threads", "2", "--max-body-mb", "1", "--timeout", "10")
 
 

@@ -184,11 +184,11 @@ def save_figures(rows, folder):
 
 def show_stored(record):
     """Bring the figures and tables of the page up to date."""
-    from tfp_ibnn import _files
+    from tfp_ibnn._core import files
 
     paths = sorted(RESULTS.glob("*.json"))
     save_figures([row for path in paths for row in record.read(path)["rows"]], IMAGES)
-    _files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
+    files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 
 
 def sampling(settings):

@@ -30,7 +30,7 @@ from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import plots
-from tfp_ibnn.backend import matmul, tfb
+from tfp_ibnn._core.backend import matmul, tfb
 from tfp_ibnn.experiments import provenance
 from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
 from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv

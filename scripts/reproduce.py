@@ -118,12 +118,12 @@ def what_is_lost(folder, options):
 
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
-    from tfp_ibnn import _files
+    from tfp_ibnn._core import files
     from tfp_ibnn.experiments.tables import PAGES, fill
 
     for path in map(Path, PAGES):
         try:
-            _files.write_text(path, fill(path.read_text(encoding="utf-8"), "results"))
+            files.write_text(path, fill(path.read_text(encoding="utf-8"), "results"))
         except (OSError, ValueError) as error:
             print(f"The tables of {path} stay as they are: {error}")
 

@@ -5,7 +5,7 @@ import keras
 import pytest
 
 from tests import autodiff, precision
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 # For the whole session: JAX cannot switch once arrays exist. Keras makes its own arrays in floatx,
 # so what a test does in float32 stays in float32.

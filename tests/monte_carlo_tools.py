@@ -5,7 +5,7 @@ import numpy as np
 from keras import ops
 
 import tfp_ibnn as ibnn
-from tfp_ibnn import _constraints
+from tfp_ibnn._core import constraints
 
 __all__ = [
     "JAX",
@@ -70,7 +70,7 @@ def linear(kernel, loc, scale, activation=None):
     model = keras.Sequential([keras.Input((len(kernel),)), layer])
     layer.layer.kernel.assign(kernel)
     layer.posterior.affine.shift.assign(loc)
-    layer.posterior.affine.raw_scale.assign([_constraints.inverse_scale(float(s)) for s in scale])
+    layer.posterior.affine.raw_scale.assign([constraints.inverse_scale(float(s)) for s in scale])
     return model
 
 

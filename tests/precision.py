@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import pytest
 
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 __all__ = ["TF32", "at_least", "follow_hardware"]
 

@@ -7,7 +7,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
-from tfp_ibnn.checkpoint import CheckpointError
+from tfp_ibnn.training.checkpoint import CheckpointError
 
 N, EPOCHS, BATCH = 20, 4, 8
 rng = np.random.default_rng(0)

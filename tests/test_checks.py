@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 
 pytestmark = pytest.mark.once
 
@@ -14,11 +14,11 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("check", "value"),
     [
-        *[(_checks.finite, bad) for bad in (NAN, INF, -INF, "1", None, True, [1.0], 1j)],
-        *[(_checks.positive, bad) for bad in (0, -1.5, NAN, INF, "1", None, False)],
-        *[(_checks.non_negative, bad) for bad in (-1e-9, NAN, -INF, "0", None)],
-        *[(_checks.positive_integer, bad) for bad in (0, -3, 2.5, NAN, INF, "2", None, True)],
-        *[(_checks.whole, bad) for bad in (-1, Fraction(2**54 + 1, 2), np.True_)],
+        *[(checks.finite, bad) for bad in (NAN, INF, -INF, "1", None, True, [1.0], 1j)],
+        *[(checks.positive, bad) for bad in (0, -1.5, NAN, INF, "1", None, False)],
+        *[(checks.non_negative, bad) for bad in (-1e-9, NAN, -INF, "0", None)],
+        *[(checks.positive_integer, bad) for bad in (0, -3, 2.5, NAN, INF, "2", None, True)],
+        *[(checks.whole, bad) for bad in (-1, Fraction(2**54 + 1, 2), np.True_)],
     ],
 )
 def test_bad_numbers_are_refused_by_name_and_value(check, value):
@@ -32,24 +32,24 @@ def test_bad_numbers_are_refused_by_name_and_value(check, value):
 )
 def test_arrays_are_not_numbers(value):
     with pytest.raises(ValueError, match="`width`"):
-        _checks.finite("width", value)
+        checks.finite("width", value)
 
 
 @pytest.mark.parametrize(
     ("check", "value", "expected"),
     [
-        (_checks.finite, -2, -2.0),
-        (_checks.finite, np.float32(0.5), 0.5),
-        (_checks.positive, 1e-9, 1e-9),
-        (_checks.positive, np.int64(4), 4.0),
-        (_checks.non_negative, 0, 0.0),
-        (_checks.positive_integer, 1, 1),
-        (_checks.positive_integer, 8.0, 8),
-        (_checks.positive_integer, np.int32(8), 8),
-        (_checks.positive_integer, 2**53 + 1, 2**53 + 1),
-        (_checks.positive_integer, np.int64(2**53 + 1), 2**53 + 1),
-        (_checks.whole, np.uint64(2**63 + 1), 2**63 + 1),
-        (_checks.whole, 0.0, 0),
+        (checks.finite, -2, -2.0),
+        (checks.finite, np.float32(0.5), 0.5),
+        (checks.positive, 1e-9, 1e-9),
+        (checks.positive, np.int64(4), 4.0),
+        (checks.non_negative, 0, 0.0),
+        (checks.positive_integer, 1, 1),
+        (checks.positive_integer, 8.0, 8),
+        (checks.positive_integer, np.int32(8), 8),
+        (checks.positive_integer, 2**53 + 1, 2**53 + 1),
+        (checks.positive_integer, np.int64(2**53 + 1), 2**53 + 1),
+        (checks.whole, np.uint64(2**63 + 1), 2**63 + 1),
+        (checks.whole, 0.0, 0),
     ],
 )
 def test_good_numbers_come_back_as_python_numbers(check, value, expected):
@@ -59,16 +59,16 @@ def test_good_numbers_come_back_as_python_numbers(check, value, expected):
 
 
 def test_one_of():
-    assert _checks.one_of("start", "b", ("a", "b")) == "b"
+    assert checks.one_of("start", "b", ("a", "b")) == "b"
     with pytest.raises(ValueError, match="`start` must be one of 'a', 'b'; got 'c'"):
-        _checks.one_of("start", "c", ("a", "b"))
+        checks.one_of("start", "c", ("a", "b"))
 
 
 @pytest.mark.parametrize(
     ("shape", "channels"), [((3,), 3), ((None, 4), 4), ([None, 8, 8, 1], 1), ((None, None, 2), 2)]
 )
 def test_channels_of(shape, channels):
-    assert _checks.channels_of("Owner", shape) == channels
+    assert checks.channels_of("Owner", shape) == channels
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_channels_of(shape, channels):
 )
 def test_channels_of_refuses_what_has_no_channels(shape):
     with pytest.raises(ValueError, match="Owner") as caught:
-        _checks.channels_of("Owner", shape)
+        checks.channels_of("Owner", shape)
     assert repr(shape) in str(caught.value)
 
 
@@ -93,7 +93,7 @@ def test_channels_of_refuses_what_has_no_channels(shape):
     ],
 )
 def test_full_precision(policy, policy_name, expected):
-    assert _checks.full_precision(policy_name) == expected
-    assert _checks.full_precision(keras.DTypePolicy(policy_name)) == expected
+    assert checks.full_precision(policy_name) == expected
+    assert checks.full_precision(keras.DTypePolicy(policy_name)) == expected
     policy(policy_name)
-    assert _checks.full_precision() == expected
+    assert checks.full_precision() == expected

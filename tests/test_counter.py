@@ -7,7 +7,7 @@ from keras import ops
 from scipy.stats import kstest
 
 from tests.flows.tools import numpy
-from tfp_ibnn import _counter
+from tfp_ibnn.noise import counter
 
 
 def word(value):
@@ -27,11 +27,11 @@ def key(first=1, second=2):
     ],
 )
 def test_known_answers(key, counter, expected):
-    found = _counter.threefry(tuple(map(word, key)), *map(word, counter))
+    found = counter.threefry(tuple(map(word, key)), *map(word, counter))
     assert tuple(int(numpy(part)) for part in found) == expected
 
 
-@pytest.mark.parametrize("source", [_counter.bits, _counter.sobol])
+@pytest.mark.parametrize("source", [counter.bits, counter.sobol])
 def test_words_are_uniform_and_rows_and_columns_independent(source):
     words = numpy(source(key(), ops.arange(2048), 3, 5)) / 2**32
     for column in words.T:
@@ -42,19 +42,19 @@ def test_words_are_uniform_and_rows_and_columns_independent(source):
 def test_numbers_of_the_words():
     words = ops.convert_to_tensor(np.array([[0, 2**31, 2**32 - 1]], "uint32"))
     for dtype in ("float32", "float64"):
-        z = numpy(_counter.normal(words, dtype))[0]
+        z = numpy(counter.normal(words, dtype))[0]
         assert z.dtype == dtype
         assert np.all(np.isfinite(z))
         assert z[1] == pytest.approx(0, abs=1e-9)
         assert 5 < z[2] == pytest.approx(-z[0], rel=1e-6)
-    u = numpy(_counter.uniform(words, "float32"))[0]
+    u = numpy(counter.uniform(words, "float32"))[0]
     assert u[0] == 0
     assert 0.999 < u[2] < 1
 
 
 def test_sobol_points_are_a_net():
     """Of 2^m points each elementary interval holds as many as its volume says."""
-    points = numpy(_counter.sobol(key(), ops.arange(64), 0, 2)) / 2**32
+    points = numpy(counter.sobol(key(), ops.arange(64), 0, 2)) / 2**32
     for i in range(7):
         cells = (np.floor(points * [2**i, 2 ** (6 - i)])).astype(int)
         assert len(np.unique(cells, axis=0)) == 64
@@ -65,7 +65,7 @@ def test_directions_are_those_of_scipys_points():
 
     engine = qmc.Sobol(3, scramble=True, rng=np.random.default_rng(0))
     expected = (engine.random(256) * 2.0**32).astype("uint32")
-    found = numpy(_counter.sobol(key(), ops.arange(256), 0, 3)).astype("uint32")
+    found = numpy(counter.sobol(key(), ops.arange(256), 0, 3)).astype("uint32")
     # Up to the shift, and up to the order within the first 256, the points are the same.
     assert {tuple(row) for row in found ^ found[0]} == {
         tuple(row) for row in expected ^ expected[0]
@@ -73,22 +73,22 @@ def test_directions_are_those_of_scipys_points():
 
 
 def test_the_shift_depends_on_the_key():
-    first, second = (numpy(_counter.sobol(key(k), ops.arange(4), 0, 3)) for k in (1, 2))
+    first, second = (numpy(counter.sobol(key(k), ops.arange(4), 0, 3)) for k in (1, 2))
     assert np.all(first != second)
 
 
 def test_past_the_last_sobol_dimension(monkeypatch):
-    monkeypatch.setattr(_counter, "_SOBOL_DIMENSIONS", 3)
-    _counter._directions.cache_clear()
-    words = numpy(_counter.sobol(key(), ops.arange(64), 1, 8)) / 2**32
-    _counter._directions.cache_clear()
+    monkeypatch.setattr(counter, "_SOBOL_DIMENSIONS", 3)
+    counter._directions.cache_clear()
+    words = numpy(counter.sobol(key(), ops.arange(64), 1, 8)) / 2**32
+    counter._directions.cache_clear()
     assert words.shape == (64, 8)
     # In every round of the dimensions the points come in another order.
     assert np.mean(np.abs(np.corrcoef(words.T) - np.eye(8))) < 0.1
 
 
 def test_seeds_of_any_size_have_keys_of_their_own():
-    keys = {tuple(_counter.key_from_seed(seed)) for seed in (0, 1, 2**31, 2**63, 2**100)}
+    keys = {tuple(counter.key_from_seed(seed)) for seed in (0, 1, 2**31, 2**63, 2**100)}
     assert len(keys) == 5
     assert all(0 <= word < 2**31 for pair in keys for word in pair)
 
@@ -97,7 +97,7 @@ def test_words_do_not_depend_on_the_compiler():
     class Words(keras.Model):
         def call(self, x):
             rows = ops.cast(x[:, 0], "int32")
-            return ops.cast(_counter.bits(key(), rows, 0, 3), "float32")
+            return ops.cast(counter.bits(key(), rows, 0, 3), "float32")
 
     x = np.arange(4, dtype="float32")[:, None]
     model = Words()

@@ -16,7 +16,8 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
-from tfp_ibnn import backend, experiments
+from tfp_ibnn import experiments
+from tfp_ibnn._core import backend
 from tfp_ibnn.experiments import RunError, Settings, devices_for
 
 ROOT = Path(__file__).parents[1]
@@ -127,7 +128,7 @@ MIRRORED = f"""
 JIT = False
 {NETWORK}
 import tensorflow as tf
-from tfp_ibnn.backend import SeedGenerator
+from tfp_ibnn._core.backend import SeedGenerator
 from tfp_ibnn.experiments import devices_for
 
 devices = devices_for(2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 
 pytestmark = pytest.mark.once
 
@@ -26,7 +26,7 @@ def target(tmp_path):
 
 
 def test_the_new_file_appears_only_at_the_end(target):
-    with _files.replacing(target) as temporary:
+    with files.replacing(target) as temporary:
         temporary.write_text("new")
         assert temporary.parent == target.parent  # another file system would need a copy
         assert temporary.suffix == target.suffix
@@ -38,7 +38,7 @@ def test_the_new_file_appears_only_at_the_end(target):
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, MemoryError])
 def test_an_error_in_the_middle_keeps_the_old_file(target, error):
     def write():
-        with _files.replacing(target) as temporary:
+        with files.replacing(target) as temporary:
             temporary.write_text("half")
             raise error
 
@@ -49,7 +49,7 @@ def test_an_error_in_the_middle_keeps_the_old_file(target, error):
 
 
 def test_a_writer_that_writes_nothing_keeps_the_old_file(target):
-    with pytest.raises(FileNotFoundError), _files.replacing(target):
+    with pytest.raises(FileNotFoundError), files.replacing(target):
         pass
     assert target.read_text() == '"old"'
     assert names(target.parent) == ["kept.json"]
@@ -60,11 +60,11 @@ def test_a_full_disk_keeps_the_old_file(target, monkeypatch, call):
     if call == "open":
         monkeypatch.setattr(Path, "write_text", no_space)
     elif call == "fsync":
-        monkeypatch.setattr(_files.os, "fsync", no_space)
+        monkeypatch.setattr(files.os, "fsync", no_space)
     else:
         monkeypatch.setattr(Path, "replace", no_space)
     with pytest.raises(OSError, match="No space left") as caught:
-        _files.write_json(target, {"a": 1})
+        files.write_json(target, {"a": 1})
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
     assert target.read_text() == '"old"'
@@ -73,57 +73,57 @@ def test_a_full_disk_keeps_the_old_file(target, monkeypatch, call):
 
 def test_the_contents_are_on_disk_before_the_name(target, monkeypatch):
     calls = []
-    fsync, replace = _files.os.fsync, Path.replace
-    monkeypatch.setattr(_files.os, "fsync", lambda fd: calls.append("fsync") or fsync(fd))
+    fsync, replace = files.os.fsync, Path.replace
+    monkeypatch.setattr(files.os, "fsync", lambda fd: calls.append("fsync") or fsync(fd))
     monkeypatch.setattr(
         Path, "replace", lambda self, to: calls.append("replace") or replace(self, to)
     )
-    _files.write_text(target, "new")
+    files.write_text(target, "new")
     assert calls == ["fsync", "replace"]
 
 
 @pytest.mark.parametrize("name", ["no_suffix", "two.dots.npz", ".hidden", "with space.csv", "ä.md"])
 def test_any_name_will_do(tmp_path, name):
-    _files.write_text(tmp_path / name, "text")
+    files.write_text(tmp_path / name, "text")
     assert names(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "text"
 
 
 def test_a_path_may_be_a_string(tmp_path):
-    _files.write_text(str(tmp_path / "a.txt"), "ä\n")
+    files.write_text(str(tmp_path / "a.txt"), "ä\n")
     assert (tmp_path / "a.txt").read_bytes() == "ä\n".encode()
 
 
 def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        _files.write_text(tmp_path / "missing" / "a.txt", "text")
+        files.write_text(tmp_path / "missing" / "a.txt", "text")
     assert names(tmp_path) == []
 
 
 def test_a_folder_is_not_replaced(tmp_path):
     (tmp_path / "a.json").mkdir()
     with pytest.raises(OSError, match="directory"):
-        _files.write_json(tmp_path / "a.json", 1)
+        files.write_json(tmp_path / "a.json", 1)
     assert names(tmp_path) == ["a.json"]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_what_json_lacks_is_refused(target, number):
     with pytest.raises(ValueError, match="JSON"):
-        _files.write_json(target, {"deep": [1.0, {"er": number}]})
+        files.write_json(target, {"deep": [1.0, {"er": number}]})
     assert target.read_text() == '"old"'
     assert names(target.parent) == ["kept.json"]
 
 
 def test_what_is_no_json_is_refused(target):
     with pytest.raises(TypeError):
-        _files.write_json(target, {"a": object()})
+        files.write_json(target, {"a": object()})
     assert target.read_text() == '"old"'
 
 
 def test_json_comes_back(target):
     content = {"a": [1, 2.5, None, True, "ä\n"], "b": {}}
-    _files.write_json(target, content)
+    files.write_json(target, content)
     text = target.read_text(encoding="utf-8")
     assert json.loads(text) == content
     assert text.endswith("\n")
@@ -135,7 +135,7 @@ def test_writers_at_once_leave_one_whole_file(target):
 
     def write(content):
         for _ in range(15):
-            _files.write_json(target, content)
+            files.write_json(target, content)
 
     def read():
         while not stop.is_set():
@@ -167,17 +167,17 @@ def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path):
     folder.mkdir()
     for path in (left, folder / "part", *kept):
         path.touch()
-    _files.remove_leftovers(tmp_path)
+    files.remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_lock_is_held_until_it_is_closed(tmp_path):
     path = tmp_path / "record.json"
     path.write_text("{}")
-    lock = _files.locked(path)
-    assert _files.locked(path) is None
+    lock = files.locked(path)
+    assert files.locked(path) is None
     lock.close()
-    _files.locked(path).close()
+    files.locked(path).close()
 
 
 def test_file_systems_without_locks_do_without(tmp_path, monkeypatch):
@@ -186,35 +186,35 @@ def test_file_systems_without_locks_do_without(tmp_path, monkeypatch):
 
     path = tmp_path / "record.json"
     path.write_text("{}")
-    monkeypatch.setattr(_files.fcntl, "flock", refuse)
-    _files.locked(path).close()
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    files.locked(path).close()
 
 
 def test_what_was_replaced_before_it_was_locked_is_locked_anew(tmp_path, monkeypatch):
-    path, real = tmp_path / "record.json", _files.fcntl.flock
+    path, real = tmp_path / "record.json", files.fcntl.flock
     path.write_text("old")
     calls = []
 
     def replaced(file, how):
         calls.append(how)
         if len(calls) == 1:
-            _files.write_text(path, "new")
+            files.write_text(path, "new")
         real(file, how)
 
-    monkeypatch.setattr(_files.fcntl, "flock", replaced)
-    with _files.locked(path) as file:
+    monkeypatch.setattr(files.fcntl, "flock", replaced)
+    with files.locked(path) as file:
         assert file.read() == b"new"
-        assert _files.locked(path) is None
+        assert files.locked(path) is None
 
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     target = tmp_path / "target"
     for content in ("one", "two"):
-        with _files.replacing_folder(target) as temporary:
+        with files.replacing_folder(target) as temporary:
             temporary.mkdir()
             (temporary / "file").write_text(content)
         assert (target / "file").read_text() == content
-    with pytest.raises(RuntimeError), _files.replacing_folder(target) as temporary:  # noqa: PT012
+    with pytest.raises(RuntimeError), files.replacing_folder(target) as temporary:  # noqa: PT012
         temporary.mkdir()
         raise RuntimeError
     assert (target / "file").read_text() == "two"

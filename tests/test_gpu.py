@@ -13,7 +13,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from tests.conftest import NO_GPU
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 pytestmark = pytest.mark.skipif(not backend.accelerators(), reason=NO_GPU)

@@ -364,7 +364,7 @@ def plain_call(model, x, seed, draw):
     here = noise.Pass(groups=1, seed=seed, sample=ops.array([draw], dtype="int32"))
     ahead = [layer for layer in ibnn.stochastic_layers(model) if layer.noise == "channel"]
     draws = {layer: layer.draw(here, 1)[0] for layer in ahead}
-    options = {"groups": 1, "seed": seed, "sample": here.sample, "skip": here.used}
+    options = {"groups": 1, "seed": seed, "sample": here.source.sample, "skip": here.source.used}
     with noise.scope(**options, draws=draws, losses=False):
         return numpy(model(x, training=False))
 

@@ -10,9 +10,9 @@ from scipy.stats import norm
 
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import data, dense, numpy, set_weights
-from tfp_ibnn._head_of import predictive_of
-from tfp_ibnn._predictive import Categorical, Gaussian, Labels, Point
 from tfp_ibnn.layers import GaussianHead, GaussianNLL
+from tfp_ibnn.prediction.head import predictive_of
+from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 
 pytestmark = pytest.mark.once
 

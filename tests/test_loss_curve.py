@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 import tfp_ibnn as ibnn
 from tests import autodiff
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 STORED = Path(__file__).parent / "files" / f"loss_curve_{backend.NAME}.json"
 EPOCHS, STEPS = 20, 10

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 import tfp_ibnn as ibnn
 from tests import precision
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 HALVES = ("mixed_bfloat16", "mixed_float16")
 

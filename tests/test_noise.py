@@ -34,7 +34,7 @@ def z_of(layer, count, **options):
 
 def normals(count, shape=(1,), generator_seed=0, **options):
     generator = keras.random.SeedGenerator(generator_seed)
-    return numpy(noise.Pass(**options).normal(count, shape, "float64", generator))
+    return numpy(noise.Pass(**options).source.normal(count, shape, "float64", generator))
 
 
 class Scoped(keras.Model):
@@ -172,7 +172,7 @@ def test_qmc_is_joint_over_layers(float64):
 def test_unknown_sizes_are_refused_by_quasi_random_draws():
     here, generator = noise.Pass(sampling="qmc"), keras.random.SeedGenerator(0)
     with pytest.raises(ValueError, match="sizes that are known ahead"):
-        here.normal(2, (ops.convert_to_tensor(3), 2), "float32", generator)
+        here.source.normal(2, (ops.convert_to_tensor(3), 2), "float32", generator)
 
 
 def test_seeded_draws_of_unknown_size():
@@ -216,7 +216,7 @@ def test_a_key_may_be_a_tensor():
 
 def test_requests_of_a_pass_are_independent():
     here, generator = noise.Pass(seed=1), keras.random.SeedGenerator(0)
-    first, second = (numpy(here.normal(512, (1,), "float64", generator)) for _ in range(2))
+    first, second = (numpy(here.source.normal(512, (1,), "float64", generator)) for _ in range(2))
     assert abs(np.corrcoef(first[:, 0], second[:, 0])[0, 1]) < 0.15
     skipped = normals(512, seed=1, skip=1)
     np.testing.assert_array_equal(skipped, second)
@@ -710,7 +710,7 @@ def test_noise_that_need_not_be_portable_differs_wherever_it_should():
         seed = ops.convert_to_tensor(np.array(key, "int32"))
         sample = ops.convert_to_tensor(np.arange(first, first + 50, dtype="int32"))
         here = noise.Pass(seed=seed, sample=sample, portable=False)
-        return [numpy(here.normal(50, (40,), "float64", None)) for _ in range(3)]
+        return [numpy(here.source.normal(50, (40,), "float64", None)) for _ in range(3)]
 
     batches = [draws(first, (3 + batch, 4)) for batch in range(4) for first in (0, 50)]
     values = np.concatenate([z.ravel() for layers in batches for z in layers])

@@ -7,8 +7,8 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from tests.autodiff import gradient
-from tfp_ibnn import layers
-from tfp_ibnn._noisy_convolution import (
+from tfp_ibnn.layers import multiplicative
+from tfp_ibnn.layers.convolution import (
     SeparateChannels,
     convolves,
     noisy_convolution,
@@ -112,7 +112,7 @@ def test_one_z_goes_into_the_kernel_and_many_share_the_convolutions(name):
     expected = [ops.convert_to_numpy(layer(inputs * row)) for row in z]
     found = scaled_convolution(layer, inputs, ops.convert_to_tensor(z[0]))
     np.testing.assert_allclose(found, expected[0], atol=1e-12)
-    joined = SeparateChannels(layer, inputs).join(ops.convert_to_tensor(z))
+    joined = SeparateChannels(layer, inputs)(ops.convert_to_tensor(z))
     np.testing.assert_allclose(joined, np.concatenate(expected), atol=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_predictions_are_those_of_the_plain_way(eagerly, recipe, chunk_size, mon
         return ibnn.MonteCarlo(model, 7, **options).predict(x, verbose=0)
 
     fast = predict()
-    monkeypatch.setattr(layers, "convolves", lambda layer: False)
+    monkeypatch.setattr(multiplicative, "convolves", lambda layer: False)
     plain = predict()
     assert np.ptp(plain["epistemic"]) > 0
     for key, value in plain.items():

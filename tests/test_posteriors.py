@@ -19,7 +19,7 @@ from tests.registry import (
     min_posterior_channels,
     over,
 )
-from tfp_ibnn.backend import tfd
+from tfp_ibnn._core.backend import tfd
 
 NAN = float("nan")
 

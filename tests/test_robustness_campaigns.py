@@ -23,12 +23,12 @@ from tests.monte_carlo_tools import JAX, classifier, data
 from tests.robustness import harness, itself, mutate
 from tests.robustness.checkpoints import network, same, state
 from tests.robustness.dataset_files import huge_picture
-from tfp_ibnn import _checks, _files
-from tfp_ibnn.checkpoint import CheckpointError
+from tfp_ibnn._core import checks, files
 from tfp_ibnn.data import DataError, _clients, _sources
 from tfp_ibnn.experiments.folder import RunError, read_record
 from tfp_ibnn.experiments.posterior_files import read_posteriors
 from tfp_ibnn.experiments.saved import read_model
+from tfp_ibnn.training.checkpoint import CheckpointError
 
 if JAX:
     pytest.skip("the campaigns run on TensorFlow", allow_module_level=True)
@@ -256,11 +256,11 @@ def test_a_layer_without_an_input_says_so():
 def test_numbers_that_float32_cannot_hold_are_refused():
     for value in (1e300, -1e39, 10**40):
         with pytest.raises(ValueError, match="finite number"):
-            _checks.finite("x", value)
+            checks.finite("x", value)
     with pytest.raises(ValueError, match="above 0; got 1e-320"):
         ibnn.NormalAffine(prior_scale=1e-320)
-    assert _checks.finite("x", -3e38) == -3e38
-    assert _checks.positive("x", 1e-37) == 1e-37
+    assert checks.finite("x", -3e38) == -3e38
+    assert checks.positive("x", 1e-37) == 1e-37
 
 
 def test_scales_whose_squares_float32_cannot_hold_are_refused():
@@ -281,7 +281,7 @@ def test_scales_whose_squares_float32_cannot_hold_are_refused():
 
 def test_a_broken_dtype_is_named():
     with pytest.raises(ValueError, match="`dtype` must be a type or a policy"):
-        _checks.full_precision({"class_name": "x", "config": {}})
+        checks.full_precision({"class_name": "x", "config": {}})
 
 
 @pytest.mark.parametrize(
@@ -397,16 +397,16 @@ def test_a_folder_is_there_after_a_kill_at_any_renaming(tmp_path, number):
     path = tmp_path / "folder"
     path.mkdir()
     (path / "old").touch()
-    done = subprocess.run([sys.executable, "-c", REPLACE, _files.__file__, path, str(number)])
+    done = subprocess.run([sys.executable, "-c", REPLACE, files.__file__, path, str(number)])
     assert done.returncode in (0, -signal.SIGKILL)
     assert os.listdir(path) in (["old"], ["new"])
 
 
 def test_without_an_exchange_a_folder_is_replaced_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(_files, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     path = tmp_path / "folder"
     for name in ("first", "second"):
-        with _files.replacing_folder(path) as temporary:
+        with files.replacing_folder(path) as temporary:
             temporary.mkdir()
             (temporary / name).touch()
     assert os.listdir(tmp_path) == ["folder"]

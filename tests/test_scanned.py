@@ -10,7 +10,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 from tfp_ibnn.data import ShuffledBatches
 from tfp_ibnn.experiments import Settings
 from tfp_ibnn.experiments.devices import Devices

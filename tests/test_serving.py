@@ -17,9 +17,9 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests import saved_files
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow, statistics
-from tfp_ibnn import serving
 from tfp_ibnn.layers import GaussianHead
-from tfp_ibnn.serving import MANIFEST
+from tfp_ibnn.prediction import saved_model
+from tfp_ibnn.prediction.saved_model import MANIFEST
 
 ROOT = Path(__file__).parents[1]
 S = 6
@@ -220,7 +220,7 @@ def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
     wide, deep = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     outputs = dense(3, "softmax")(layers.Concatenate()([wide, deep]))
     for kind in (dict, collections.OrderedDict):
-        found = serving._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
+        found = saved_model._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
         assert {name: shape for name, (shape, _) in found.specs.items()} == {
             "wide": (None, 3),
             "deep": (None, 2),
@@ -238,7 +238,7 @@ def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
     ],
 )
 def test_only_equal_names_are_numbered(names, told_apart):
-    assert serving._told_apart(names) == told_apart
+    assert saved_model._make_unique(names) == told_apart
 
 
 @on_tensorflow
@@ -312,7 +312,7 @@ def test_a_signature_in_the_forms_of_keras():
         ([spec, spec], ["inputs_0", "inputs_1"], [0, 1]),
         ([{"y": spec, "x": named}], ["x", "y"], {"x": 0, "y": 1}),
     ):
-        inputs = serving._inputs(Own(None), signature)
+        inputs = saved_model._inputs(Own(None), signature)
         assert inputs.specs == dict.fromkeys(names, ((None, 4), "float32"))
         assert inputs.pack({name: number for number, name in enumerate(names)}) == packed
 

@@ -8,7 +8,8 @@ from keras import layers, ops
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy, posterior_weights, stir
-from tfp_ibnn.training import ScaledSchedule, posterior_statistics
+from tfp_ibnn.training.callbacks import posterior_statistics
+from tfp_ibnn.training.optimizers import ScaledSchedule
 
 N = 16
 schedules = keras.optimizers.schedules

@@ -6,14 +6,13 @@ sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 """
 
 from tfp_ibnn import data, flows, layers, metrics, models, noise
-from tfp_ibnn.checkpoint import Checkpoint
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
-from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.layers import (
     Stochastic,
     StochasticConv2D,
     StochasticDense,
+    StochasticModel,
     freeze,
     noise_off,
     set_noise,
@@ -27,10 +26,7 @@ from tfp_ibnn.metrics import (
     ExpectedCalibrationError,
     MaximumCalibrationError,
     NegativeLogLikelihood,
-    TemperatureScaling,
 )
-from tfp_ibnn.model import StochasticModel
-from tfp_ibnn.monte_carlo import MonteCarlo, MonteCarloEvaluation
 from tfp_ibnn.posteriors import (
     FlowPosterior,
     MixturePosterior,
@@ -43,8 +39,17 @@ from tfp_ibnn.posteriors import (
     NormalSylvester,
     Posterior,
 )
-from tfp_ibnn.serving import export
-from tfp_ibnn.training import KLAnnealing, PosteriorLog, TwoSpeed, two_speed
+from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling, export
+from tfp_ibnn.training import (
+    Checkpoint,
+    KLAnnealing,
+    MonteCarloEvaluation,
+    NonFiniteError,
+    PosteriorLog,
+    TerminateOnNonFinite,
+    TwoSpeed,
+    two_speed,
+)
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_images
 
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import dense, set_weights
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 from tfp_ibnn.data import adversarial, corruptions
 from tfp_ibnn.data.adversarial import fgsm, fgsm_direction
 from tfp_ibnn.data.corruptions import CORRUPTIONS, corrupt

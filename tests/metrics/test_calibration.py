@@ -4,7 +4,7 @@ import pytest
 from scipy.special import softmax
 
 import tfp_ibnn as ibnn
-from tfp_ibnn.backend import tfp
+from tfp_ibnn._core.backend import tfp
 from tfp_ibnn.metrics import (
     adaptive_calibration_error,
     classwise_calibration_error,

@@ -10,7 +10,7 @@ from keras import ops
 import tfp_ibnn as ibnn
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
-from tfp_ibnn.checkpoint import CheckpointError
+from tfp_ibnn.training.checkpoint import CheckpointError
 
 __all__ = ["Campaign"]
 

@@ -87,9 +87,9 @@ class Records:
 
     @staticmethod
     def write(folder, version):
-        from tfp_ibnn import _files
+        from tfp_ibnn._core import files
 
-        _files.write_json(folder / "metrics.json", {"version": version, "rows": [version] * 5000})
+        files.write_json(folder / "metrics.json", {"version": version, "rows": [version] * 5000})
 
     @staticmethod
     def read(folder):

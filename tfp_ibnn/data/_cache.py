@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 from tfp_ibnn.data._formats import Report, quiet, verify
 from tfp_ibnn.data.datasets import DataError, Dataset, Splits
 
@@ -81,7 +81,7 @@ def write(path: Path, splits: Splits) -> None:
     """Write a cache file. No other process ever sees part of it, and a failure leaves nothing."""
     arrays = [array for split in splits for array in split]
     try:
-        with _files.replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -8,11 +8,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _checks, noise
-from tfp_ibnn._head_of import predictive_of
-from tfp_ibnn._predictive import Categorical, Labels
-from tfp_ibnn.backend import Tensor, gradient
-from tfp_ibnn.monte_carlo import MonteCarlo
+from tfp_ibnn import noise
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, gradient
+from tfp_ibnn.prediction.head import predictive_of
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.predictive import Categorical, Labels
 
 __all__ = ["fgsm", "fgsm_direction"]
 
@@ -62,7 +63,7 @@ def fgsm(
         Goodfellow, Shlens and Szegedy, Explaining and Harnessing Adversarial Examples, arXiv
         1412.6572.
     """
-    epsilon = np.float32(_checks.non_negative("epsilon", epsilon))
+    epsilon = np.float32(checks.non_negative("epsilon", epsilon))
     direction = fgsm_direction(
         model, images, labels, from_logits=from_logits, batch_size=batch_size, seed=seed
     )
@@ -115,15 +116,15 @@ def fgsm_direction(
     """
     log_odds = _log_odds_of(model, from_logits)
     images, labels = _checked(images, labels)
-    batch_size = _checks.positive_integer("batch_size", batch_size)
-    seed = _checks.whole("seed", seed)
+    batch_size = checks.positive_integer("batch_size", batch_size)
+    seed = checks.whole("seed", seed)
     result = np.empty(images.shape, "int8")
     if not len(images):
         return result
     # One compiled function serves batches of one size, so the last batch overlaps the one before.
     batch_size = min(batch_size, len(images))
     last = len(images) - batch_size
-    dtype = _checks.full_precision(model.dtype_policy)
+    dtype = checks.full_precision(model.dtype_policy)
     with _state_kept(model):
         slope = _slope(model, log_odds, seed)
         for start in (*range(0, last, batch_size), last):
@@ -174,7 +175,7 @@ def _log_odds_of(model: keras.Model, from_logits: bool | None) -> Callable[[Any,
                 f"{model.name!r} has the shape {tuple(scores.shape)}"
                 f"{', several answers of yes or no' if wide else ''}."
             )
-        scores = ops.cast(scores, _checks.full_precision(model.dtype_policy))
+        scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
         if isinstance(predictive, Labels):
             no = ops.zeros_like(scores) if logits else 1 - scores
             scores = ops.concatenate([no, scores], axis=-1)

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tfp_ibnn import _checks
-from tfp_ibnn._random_state import SavesRandomState
-from tfp_ibnn.backend import SeedGenerator, Tensor
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import SeedGenerator, Tensor
+from tfp_ibnn._core.serialization import SavesRandomState
 
 __all__ = ["RandomMirror", "RandomShift", "preprocessing"]
 
@@ -34,7 +34,7 @@ class RandomShift(SavesRandomState, layers.Layer):
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.padding = _checks.positive_integer("padding", padding, _checks.LARGEST_SIZE)
+        self.padding = checks.positive_integer("padding", padding, checks.LARGEST_SIZE)
         self.seed = seed
         self.seed_generator = SeedGenerator(seed)
 

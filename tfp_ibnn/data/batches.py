@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 
 __all__ = ["ShuffledBatches"]
 
@@ -57,8 +57,8 @@ class ShuffledBatches(keras.utils.PyDataset):
                 f"{len(x)} and {len(y)}."
             )
         self.x, self.y = x, y
-        self.batch_size = _checks.positive_integer("batch_size", batch_size)
-        self.seed = _checks.whole("seed", seed)
+        self.batch_size = checks.positive_integer("batch_size", batch_size)
+        self.seed = checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
         self.shard = self._checked_shard(shard)
         self._followed = self._begun = False
@@ -102,8 +102,8 @@ class ShuffledBatches(keras.utils.PyDataset):
     def _checked_shard(self, shard: tuple[int, int]) -> tuple[int, int]:
         if not isinstance(shard, (tuple, list)) or len(shard) != 2:
             raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
-        index = _checks.whole("shard[0]", shard[0])
-        count = _checks.positive_integer("shard[1]", shard[1])
+        index = checks.whole("shard[0]", shard[0])
+        count = checks.positive_integer("shard[1]", shard[1])
         if index >= count:
             raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
         sizes = {min(self.batch_size, len(self.x))}

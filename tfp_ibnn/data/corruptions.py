@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.data._images import checked_images
 
 __all__ = ["CORRUPTIONS", "corrupt"]
@@ -72,11 +72,11 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         program, ImageNet-C/create_c/make_cifar_c.py in github.com/hendrycks/robustness.
     """
     images = checked_images(images)
-    _checks.one_of("name", name, CORRUPTIONS)
+    checks.one_of("name", name, CORRUPTIONS)
     is_whole = isinstance(severity, numbers.Integral) and not isinstance(severity, bool)
     if not is_whole or not 1 <= severity <= 5:
         raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
-    seed, first = _checks.whole("seed", seed), _checks.whole("first", first)
+    seed, first = checks.whole("seed", seed), checks.whole("first", first)
     function, levels = _CORRUPTIONS[name]
     source = seed, zlib.crc32(name.encode()), int(severity)
     result = np.empty_like(images)

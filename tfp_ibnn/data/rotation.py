@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.data._images import checked_images
 
 __all__ = ["rotate"]
@@ -33,7 +33,7 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
                [1, 3]], dtype=uint8)
     """
     images = checked_images(images)
-    degrees = _checks.finite("degrees", degrees)
+    degrees = checks.finite("degrees", degrees)
     # "grid-constant" blends into the black beyond the edge; "constant" would be black right there.
     options = {"reshape": False, "order": 1, "mode": "grid-constant", "output": "float32"}
     return np.rint(ndimage.rotate(images, degrees, axes=(1, 2), **options)).astype("uint8")

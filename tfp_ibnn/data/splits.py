@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 
 __all__ = ["validation_split"]
 
@@ -45,12 +45,12 @@ def validation_split(
         raise ValueError(
             f"`x` must have as many rows as `y`, {len(y)}; got an array of shape {x.shape}."
         )
-    size = _checks.positive_integer("size", size)
+    size = checks.positive_integer("size", size)
     if size >= len(y):
         raise ValueError(
             f"`size` must leave something to train on, so be at most {len(y) - 1}; got {size}."
         )
-    seed = _checks.whole("seed", seed)
+    seed = checks.whole("seed", seed)
     if seed >= 2**32:
         raise ValueError(f"`seed` must be below 2**32; got {seed}.")
 

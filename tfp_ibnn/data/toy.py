@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.special import softmax
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 
 __all__ = ["CENTRES", "CLASSES", "SCALE", "bayes_scores", "sample", "true_probabilities"]
 
@@ -40,7 +40,7 @@ def sample(size: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray
         >>> x.shape, round(float(y.mean()), 3)
         ((1000, 2), 0.263)
     """
-    size = _checks.positive_integer("size", size)
+    size = checks.positive_integer("size", size)
     random = np.random.default_rng(seed)
     cluster = random.integers(len(CENTRES), size=size)
     points = CENTRES[cluster] + SCALE * random.standard_normal((size, 2))
@@ -84,7 +84,7 @@ def bayes_scores(step: float = 0.02) -> dict[str, float]:
         >>> {name: round(value, 4) for name, value in toy.bayes_scores().items()}
         {'accuracy': 0.9534, 'nll': 0.119, 'brier': 0.0694}
     """
-    step = _checks.positive("step", step)
+    step = checks.positive("step", step)
     low, high = CENTRES.min(axis=0) - 7 * SCALE, CENTRES.max(axis=0) + 7 * SCALE
     axes = [np.arange(a, b + step, step) for a, b in zip(low, high, strict=True)]
     # The density of a cluster is a product of two, so it needs no grid of its own.

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_ibnn.experiments.scoring import Scores
 from tfp_ibnn.experiments.summary import SCORES
-from tfp_ibnn.metrics import TemperatureScaling
+from tfp_ibnn.prediction import TemperatureScaling
 
 __all__ = ["averaged", "crosswise", "folder_of", "predictions", "scaled"]
 

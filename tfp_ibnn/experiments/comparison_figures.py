@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 from tfp_ibnn.experiments.report import history
 from tfp_ibnn.plots.style import COLORS, epochs_below, marked, tidy
 
@@ -71,7 +71,7 @@ def save_figures(
 def save(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]:
     """Write figures, by name, into a folder, and return their paths."""
     for name, figure in figures.items():
-        with _files.replacing(Path(folder) / name) as temporary:
+        with files.replacing(Path(folder) / name) as temporary:
             figure.savefig(temporary, dpi=150)
         plt.close(figure)
     return [Path(folder) / name for name in figures]

@@ -21,9 +21,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _checks, backend
-from tfp_ibnn.checkpoint import Checkpoint, CheckpointError
+from tfp_ibnn._core import backend, checks
 from tfp_ibnn.experiments.folder import RunError
+from tfp_ibnn.training.checkpoint import Checkpoint, CheckpointError
 
 __all__ = ["Devices", "devices_for"]
 
@@ -287,7 +287,7 @@ def devices_for(count: int | None = None, distributed: bool = False) -> Devices:
         1
     """
     if count is not None:
-        count = _checks.positive_integer("devices", count)
+        count = checks.positive_integer("devices", count)
     if distributed:
         _check_environment()
         return _Parallel(count, distributed)

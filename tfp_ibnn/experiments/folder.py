@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 
 __all__ = ["RecordError", "RunError", "RunFolder", "read_record"]
 
@@ -52,13 +52,13 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if not self._record.exists():
-            _files.write_json(self._record, self.identity)
-        self._lock = _files.locked(self._record)
+            files.write_json(self._record, self.identity)
+        self._lock = files.locked(self._record)
         if self._lock is None:
             raise RunError(f"{self.path} is in use: somebody else is at this run.")
         try:
             self._check_same()  # it may have been claimed since it was looked at
-            _files.remove_leftovers(self.path)
+            files.remove_leftovers(self.path)
             self._failure.unlink(missing_ok=True)
         except BaseException:
             self.release()
@@ -92,7 +92,7 @@ class RunFolder:
     def fail(self, error: RunError) -> None:
         """Keep why the run failed, for whoever looks at the folder; if it is this run's own."""
         if self._lock is not None:
-            _files.write_text(self._failure, f"{error}\n")
+            files.write_text(self._failure, f"{error}\n")
 
     @property
     def failure(self) -> str | None:
@@ -108,7 +108,7 @@ class RunFolder:
         return self.path / "settings.json"
 
     def _is_empty(self) -> bool:
-        return self.path.is_dir() and all(map(_files.is_leftover, self.path.iterdir()))
+        return self.path.is_dir() and all(map(files.is_leftover, self.path.iterdir()))
 
     def _check_same(self) -> None:
         found, identity = read_record(self._record), self.identity

@@ -19,7 +19,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_ibnn import _checks, _files, data
+from tfp_ibnn import data
+from tfp_ibnn._core import checks, files
 from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.experiments.folder import RunFolder
 from tfp_ibnn.experiments.provenance import provenance
@@ -77,10 +78,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("images", "pretrain_epochs", "epochs", "batch_size", "samples"):
-            _checks.positive_integer(name, getattr(self, name))
+            checks.positive_integer(name, getattr(self, name))
         for field in dataclasses.fields(self):
             if field.type is float:
-                _checks.positive(field.name, getattr(self, field.name))
+                checks.positive(field.name, getattr(self, field.name))
 
     def posteriors(self) -> dict[str, Posterior]:
         """Return the posteriors that are compared, by method."""
@@ -129,7 +130,7 @@ def run_kept(
         where = {key: made[key] for key in ("backend", "hardware", "versions", "python")}
         rows = run(seed, settings, data_dir=data_dir, say=say)
         rows = [{**row, **where} for row in rows]
-        _files.write_json(kept / "metrics.json", {"rows": rows})
+        files.write_json(kept / "metrics.json", {"rows": rows})
     return rows
 
 
@@ -151,7 +152,7 @@ def run(
         data_dir: where the data is cached.
         say: called with a line of text for each model.
     """
-    seed = _checks.whole("seed", seed)
+    seed = checks.whole("seed", seed)
     settings = settings or Settings()
     (x, y), (x_test, y_test) = _split(seed, settings.images, data_dir)
     training = _Training(seed, settings, x, y)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.experiments.comparison import HELD_OUT, best, report_budget, row, shortened
 from tfp_ibnn.experiments.fleet import run_all
 from tfp_ibnn.experiments.folder import RunError
@@ -119,9 +119,9 @@ def lenet(
     """
     missing = {} if missing is None else missing
     for dataset in datasets:
-        _checks.one_of("datasets", dataset, DATASETS)
+        checks.one_of("datasets", dataset, DATASETS)
     for method in methods:
-        _checks.one_of("methods", method, METHODS)
+        checks.one_of("methods", method, METHODS)
     shorten = shortened if quick else lambda settings: settings
     options = {"jobs": jobs, "data_dir": data_dir, "missing": missing, "say": say}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tfp_ibnn
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 
 __all__ = ["provenance"]
 

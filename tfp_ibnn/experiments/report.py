@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_ibnn import _files, data
+from tfp_ibnn import data
+from tfp_ibnn._core import files
 from tfp_ibnn.experiments.scoring import Scores
 
 __all__ = ["write_report"]
@@ -43,7 +44,7 @@ def write_report(
             class_names=_classes(metrics["options"]),
         )
         _save(chosen, folder / "images.png")
-    _files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
+    files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
 
 
 def history(folder: Path) -> dict[str, list[float]]:
@@ -122,6 +123,6 @@ def _use(metrics: dict[str, Any]) -> str:
 def _save(figure: Figure, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    with _files.replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=150)
     plt.close(figure)

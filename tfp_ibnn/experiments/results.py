@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 from tfp_ibnn.experiments import summary
 from tfp_ibnn.experiments.provenance import provenance
 
@@ -32,6 +32,6 @@ def write_results(
     record = {key: value for key, value in record.items() if key not in known}
     common = {key: record[key] for key in ("command", "backend", "hardware") if key in record}
     table = summary.summarise(rows, **common)
-    _files.write_json(Path(folder) / "summary.json", table)
-    _files.write_json(Path(folder) / "runs.json", {"runs": list(rows), **more, **record})
+    files.write_json(Path(folder) / "summary.json", table)
+    files.write_json(Path(folder) / "runs.json", {"runs": list(rows), **more, **record})
     return table

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tfp_ibnn import _checks, _files, backend, data, metrics
+from tfp_ibnn import data, metrics
+from tfp_ibnn._core import backend, checks, files
 from tfp_ibnn.experiments import foreign
 from tfp_ibnn.experiments.folder import RunError, RunFolder, read_record
 from tfp_ibnn.experiments.provenance import provenance
@@ -70,32 +71,32 @@ class Settings:
 
     def __post_init__(self) -> None:
         names = tuple(data.DATASETS)
-        _checks.one_of("dataset", self.dataset, names)
+        checks.one_of("dataset", self.dataset, names)
         others = tuple(name for name in names if name != self.dataset)
         if self.foreign is None:
             object.__setattr__(self, "foreign", foreign.FOREIGN[self.dataset])
-        checks = {
-            "shifts": lambda value: _checks.one_of("shifts", value, SHIFTS),
-            "corruptions": lambda value: _checks.one_of("corruptions", value, data.CORRUPTIONS),
-            "severities": lambda value: _checks.one_of("severities", value, range(1, 6)),
-            "degrees": lambda value: _checks.finite("degrees", value),
-            "epsilons": lambda value: _checks.positive("epsilons", value),
-            "foreign": lambda value: _checks.one_of("foreign", value, others),
+        tests = {
+            "shifts": lambda value: checks.one_of("shifts", value, SHIFTS),
+            "corruptions": lambda value: checks.one_of("corruptions", value, data.CORRUPTIONS),
+            "severities": lambda value: checks.one_of("severities", value, range(1, 6)),
+            "degrees": lambda value: checks.finite("degrees", value),
+            "epsilons": lambda value: checks.positive("epsilons", value),
+            "foreign": lambda value: checks.one_of("foreign", value, others),
         }
-        for name, check in checks.items():
+        for name, check in tests.items():
             # Each once: a mean over corruptions must not count one twice.
             values = tuple(dict.fromkeys(check(value) for value in getattr(self, name)))
             if not values and name != "foreign":
                 raise ValueError(f"`{name}` must hold one value at least; got none.")
             object.__setattr__(self, name, values)
         if self.classes is not None:
-            _checks.one_of(
+            checks.one_of(
                 "classes", self.classes, range(2, len(data.DATASETS[self.dataset].classes))
             )
-        _checks.positive_integer("samples", self.samples)
+        checks.positive_integer("samples", self.samples)
         if self.limit is not None:
-            _checks.positive_integer("limit", self.limit)
-        _checks.whole("seed", self.seed)
+            checks.positive_integer("limit", self.limit)
+        checks.whole("seed", self.seed)
 
     def __len__(self) -> int:
         """Return the number of sets of images to predict."""
@@ -252,7 +253,7 @@ def _evaluate(
     from tfp_ibnn.experiments.robustness_figures import save_figures
 
     save_figures(found, settings.dataset, folder.path)
-    _files.write_json(folder / "robustness.json", record)
+    files.write_json(folder / "robustness.json", record)
     return record
 
 

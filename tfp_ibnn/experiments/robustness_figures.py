@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
-from tfp_ibnn import _files, plots
+from tfp_ibnn import plots
+from tfp_ibnn._core import files
 from tfp_ibnn.experiments.robustness import Measured
 from tfp_ibnn.experiments.scoring import Scores
 from tfp_ibnn.plots.style import COLORS, tidy
@@ -44,7 +45,7 @@ def save_figures(found: Measured, dataset: str, folder: str | os.PathLike) -> li
     if found.foreign:
         figures["foreign.png"] = histograms(found.rows, found.clean, found.foreign, dataset)
     for name, figure in figures.items():
-        with _files.replacing(Path(folder) / name) as temporary:
+        with files.replacing(Path(folder) / name) as temporary:
             figure.savefig(temporary, dpi=150)
     return [Path(folder) / name for name in figures]
 

@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_ibnn import _files, backend, data, models
-from tfp_ibnn.checkpoint import Checkpoint, CheckpointError
+from tfp_ibnn import data, models
+from tfp_ibnn._core import backend, files
 from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.experiments.devices import Devices
 from tfp_ibnn.experiments.folder import RunError, RunFolder
@@ -29,9 +29,10 @@ from tfp_ibnn.experiments.saved import read_model
 from tfp_ibnn.experiments.scanned import can_scan, scanned
 from tfp_ibnn.experiments.scoring import Scorer, Scores
 from tfp_ibnn.experiments.settings import Settings, Stage
-from tfp_ibnn.finiteness import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.layers import freeze, stochastic_layers
 from tfp_ibnn.training import KLAnnealing, PosteriorLog, two_speed
+from tfp_ibnn.training.checkpoint import Checkpoint, CheckpointError
+from tfp_ibnn.training.nonfinite import NonFiniteError, TerminateOnNonFinite
 
 __all__ = ["finished", "identity", "run"]
 
@@ -449,7 +450,7 @@ def _write_history(checkpoint: Checkpoint, path: Path) -> None:
     rows = checkpoint.logs
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (
-        _files.replacing(path) as temporary,
+        files.replacing(path) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.DictWriter(file, ["epoch", *names])
@@ -467,14 +468,14 @@ def _write(
     say: Say,
 ) -> None:
     """Write what a finished run leaves; `metrics.json`, which makes it finished, comes last."""
-    with _files.replacing(folder / "probabilities.npz") as temporary:
+    with files.replacing(folder / "probabilities.npz") as temporary:
         np.savez_compressed(temporary, **scores.arrays())
     if keep_models:
-        with _files.replacing(folder / "model.keras") as temporary:
+        with files.replacing(folder / "model.keras") as temporary:
             scorer.model.save(temporary)
         metrics["saved_model"] = _export(scorer, folder / "saved_model", say)
     write_report(folder.path, metrics, scores, test)
-    _files.write_json(folder / "metrics.json", metrics)
+    files.write_json(folder / "metrics.json", metrics)
     for stage in ("pretraining", "training"):
         (folder / f"{stage}.npz").unlink(missing_ok=True)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from tfp_ibnn import backend, data
-from tfp_ibnn._outputs import activation_of
+from tfp_ibnn import data
+from tfp_ibnn._core import backend
+from tfp_ibnn.conversion.outputs import activation_of
 from tfp_ibnn.experiments.folder import RunError, read_record
 
 __all__ = ["read_model", "trained_on"]

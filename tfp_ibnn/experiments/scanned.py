@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tfp_ibnn import backend
+from tfp_ibnn._core import backend
 from tfp_ibnn.data import ShuffledBatches
 
 __all__ = ["can_scan", "scanned"]

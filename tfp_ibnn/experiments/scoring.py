@@ -10,10 +10,10 @@ from scipy.special import entr, softmax
 
 from tfp_ibnn import metrics
 from tfp_ibnn._core.keras_internals import nested_layers
-from tfp_ibnn._dropout import DROPOUTS
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.monte_carlo import MonteCarlo
-from tfp_ibnn.serving import export
+from tfp_ibnn.prediction.dropout import DROPOUTS
+from tfp_ibnn.prediction.export import export
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 __all__ = ["Scorer", "Scores"]
 

@@ -6,9 +6,10 @@ import re
 import shlex
 from typing import Any, NamedTuple
 
-from tfp_ibnn import _checks, data, models
+from tfp_ibnn import data, models
+from tfp_ibnn._core import checks
 from tfp_ibnn.experiments.posterior_files import read_posteriors
-from tfp_ibnn.layers import NOISES, REDUCTIONS
+from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 from tfp_ibnn.models._blocks import LEAST, image_shape
 from tfp_ibnn.models.wide_resnet import check_size
 from tfp_ibnn.posteriors import Posterior
@@ -168,25 +169,25 @@ class Settings:
                 raise ValueError(f"`{name}` must be a text; got {getattr(self, name)!r}.")
         if not isinstance(self.pretrained, str | None):
             raise ValueError(f"`pretrained` must be the path of a file; got {self.pretrained!r}.")
-        _checks.one_of("dataset", self.dataset, tuple(data.DATASETS))
+        checks.one_of("dataset", self.dataset, tuple(data.DATASETS))
         self._check_network()
-        _checks.one_of("noise", self.noise, NOISES)
-        _checks.one_of("kl_reduction", self.kl_reduction, REDUCTIONS)
-        _checks.one_of("affine", self.affine, ("last", "first"))
-        _checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
+        checks.one_of("noise", self.noise, NOISES)
+        checks.one_of("kl_reduction", self.kl_reduction, REDUCTIONS)
+        checks.one_of("affine", self.affine, ("last", "first"))
+        checks.one_of("optimizer", self.optimizer, OPTIMIZERS)
         if self.pretrain_optimizer is not None:
-            _checks.one_of("pretrain_optimizer", self.pretrain_optimizer, OPTIMIZERS)
-        _checks.one_of("schedule", self.schedule, SCHEDULES)
-        _checks.one_of("precision", self.precision, PRECISIONS)
+            checks.one_of("pretrain_optimizer", self.pretrain_optimizer, OPTIMIZERS)
+        checks.one_of("schedule", self.schedule, SCHEDULES)
+        checks.one_of("precision", self.precision, PRECISIONS)
         # 3.0 counts as 3, and is the same run.
         for name in _COUNTS:
-            self._set(name, _checks.positive_integer(name, getattr(self, name)))
+            self._set(name, checks.positive_integer(name, getattr(self, name)))
         for name in _WHOLE:
-            self._set(name, _checks.whole(name, getattr(self, name)))
+            self._set(name, checks.whole(name, getattr(self, name)))
         if self.seed >= 2**31:
             raise ValueError(f"`seed` must be below 2**31; got {self.seed}.")
         for name in ("prior_scale", "learning_rate"):
-            _checks.positive(name, getattr(self, name))
+            checks.positive(name, getattr(self, name))
         for name in (
             "initial_scale",
             "mean_spread",
@@ -194,22 +195,22 @@ class Settings:
             "pretrain_learning_rate",
         ):
             if getattr(self, name) is not None:
-                _checks.positive(name, getattr(self, name))
+                checks.positive(name, getattr(self, name))
         for name in ("beta", "gamma", "weight_decay"):
-            _checks.non_negative(name, getattr(self, name))
-        _checks.fraction("dropout", self.dropout)
+            checks.non_negative(name, getattr(self, name))
+        checks.fraction("dropout", self.dropout)
         if self.limit is not None:
-            self._set("limit", _checks.positive_integer("limit", self.limit))
-        _checks.one_of("augment", self.augment, (None, True, False))
+            self._set("limit", checks.positive_integer("limit", self.limit))
+        checks.one_of("augment", self.augment, (None, True, False))
         for name in ("learn_prior_scale", "freeze_network"):
-            self._set(name, bool(_checks.one_of(name, getattr(self, name), (True, False))))
+            self._set(name, bool(checks.one_of(name, getattr(self, name), (True, False))))
         if self.flow_depth is not None:
-            self._set("flow_depth", _checks.positive_integer("flow_depth", self.flow_depth))
+            self._set("flow_depth", checks.positive_integer("flow_depth", self.flow_depth))
         for name in ("deterministic_layers", "flow_layers"):
             _check_pattern(name, getattr(self, name))
         if self.classes is not None:
             known = len(data.DATASETS[self.dataset].classes)
-            if not 2 <= _checks.positive_integer("classes", self.classes) < known:
+            if not 2 <= checks.positive_integer("classes", self.classes) < known:
                 raise ValueError(
                     f"`classes` must be at least 2 and leave some of {self.dataset}'s {known}; got "
                     f"{self.classes!r}."
@@ -281,7 +282,7 @@ class Settings:
             depth, width = match.groups()
             return "wide_resnet", {"depth": int(depth), "width": int(width)} if depth else {}
         choices = ("lenet", "vgg16", "mlp", "wide_resnet", "wide_resnet_16_4")
-        return _checks.one_of("model", self.model, choices), {}
+        return checks.one_of("model", self.model, choices), {}
 
     def _check_network(self) -> None:
         name, size = self.network()

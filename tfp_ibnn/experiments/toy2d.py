@@ -30,13 +30,14 @@ import keras
 import numpy as np
 from scipy.special import softmax
 
-from tfp_ibnn import _checks, metrics
+from tfp_ibnn import metrics
+from tfp_ibnn._core import checks
 from tfp_ibnn.conversion import to_stochastic
 from tfp_ibnn.data import toy
 from tfp_ibnn.data.batches import ShuffledBatches
 from tfp_ibnn.models import mlp
-from tfp_ibnn.monte_carlo import MonteCarlo
 from tfp_ibnn.posteriors import NormalAffine, NormalPlanar1d
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.training import two_speed
 
 __all__ = ["Result", "Settings", "method_of", "run"]
@@ -96,9 +97,9 @@ class Settings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if field.type is int and field.name != "flow_length":
-                _checks.positive_integer(field.name, getattr(self, field.name))
-        _checks.positive("learning_rate", self.learning_rate)
-        lengths = [_checks.whole("lengths", length) for length in self.lengths]
+                checks.positive_integer(field.name, getattr(self, field.name))
+        checks.positive("learning_rate", self.learning_rate)
+        lengths = [checks.whole("lengths", length) for length in self.lengths]
         if len(lengths) < 2 or lengths[0] != 0 or lengths != sorted(set(lengths)):
             raise ValueError(
                 "`lengths` must rise from 0, the Gaussian that flows are compared with, as in "
@@ -183,7 +184,7 @@ def run(
         >>> from tfp_ibnn.experiments import toy2d
         >>> result = toy2d.run(0, toy2d.Settings.quick())  # doctest: +SKIP
     """
-    seed = _checks.whole("seed", seed)
+    seed = checks.whole("seed", seed)
     settings = settings or Settings()
     x, y = toy.sample(settings.points, [_TRAINING, seed])
     x_test, labels = toy.sample(settings.test_points, [_TEST])

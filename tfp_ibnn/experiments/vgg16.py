@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.experiments import vgg16_plan as plan
 from tfp_ibnn.experiments.afterwards import crosswise, scaled
 from tfp_ibnn.experiments.comparison import planned, row
@@ -60,9 +60,9 @@ def vgg16(
         RunError: if no trial of a method is finished, so that its settings are not known.
     """
     for part in parts:
-        _checks.one_of("parts", part, PARTS)
+        checks.one_of("parts", part, PARTS)
     for method in methods:
-        _checks.one_of("methods", method, METHODS)
+        checks.one_of("methods", method, METHODS)
     runs: dict[str, Settings] = {}
     found: dict[str, Row] = {}
     missing = {} if missing is None else missing

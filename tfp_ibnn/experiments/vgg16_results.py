@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 from tfp_ibnn.experiments.afterwards import averaged, folder_of
 from tfp_ibnn.experiments.fleet import NOT_RUN
 from tfp_ibnn.experiments.folder import RunError, read_record
@@ -87,7 +87,7 @@ def write(
                 "epistemic": found["epistemic"].astype("float16"),
                 "labels": found["labels"].astype("uint8"),
             }
-        with _files.replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             np.savez_compressed(temporary, **arrays)
     for path in old:
         path.unlink()
@@ -98,7 +98,7 @@ def write(
             shifts = {budget: quick_evaluations(found) for budget, found in shifts.items()}
         options_of = {budget: found["robustness"].as_dict() for budget, found in shifts.items()}
         content = {"options": options_of, "rows": list(map(_rounded, results.robustness))}
-        _files.write_json(folder / "robustness.json", content)
+        files.write_json(folder / "robustness.json", content)
     more = {name: getattr(results, name) for name in _ENTRIES}
     rows = [row for row in results.rows if row["budget"] in _AVERAGED]
     ensembles = averaged(rows, lambda row: probabilities(row, folder))

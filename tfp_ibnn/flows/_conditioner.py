@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor, matmul
+from tfp_ibnn._core import constraints
+from tfp_ibnn._core.backend import Tensor, matmul
 
 __all__ = ["Conditioner"]
 
@@ -63,7 +63,7 @@ class Conditioner(keras.layers.Layer):
         hidden = ops.relu(matmul(inputs, kernel) + self.bias)
         shift = matmul(hidden, output_kernel[0]) + self.output_bias[0]
         raw = matmul(hidden, output_kernel[1]) + self.output_bias[1]
-        return shift, _constraints.bounded(raw, self.limit)
+        return shift, constraints.bounded(raw, self.limit)
 
     def _spread(self, fan_in: int) -> float:
         return fan_in**0.5

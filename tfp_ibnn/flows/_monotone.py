@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from tfp_ibnn.backend import Tensor, tanh
+from tfp_ibnn._core.backend import Tensor, tanh
 
 __all__ = ["solve_monotone"]
 

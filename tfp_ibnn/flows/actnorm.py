@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
@@ -41,7 +41,7 @@ class ActNorm(Flow):
 
     def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.limit = _checks.positive("limit", limit)
+        self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the shift and the raw log-scale."""
@@ -51,7 +51,7 @@ class ActNorm(Flow):
 
     def bijector(self) -> AffineBijector:
         """Return the map for the present weights."""
-        log_scale = _constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
+        log_scale = constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
         return AffineBijector(shift=ops.convert_to_tensor(self.shift), scale=ops.exp(log_scale))
 
     def adapt(self, samples: Tensor) -> None:

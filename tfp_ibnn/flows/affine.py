@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor, affine
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor, affine
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Affine", "AffineBijector"]
@@ -56,8 +56,8 @@ class Affine(Flow):
         self, initial_shift: float = 0.0, initial_scale: float = 1.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.initial_shift = _checks.finite("initial_shift", initial_shift)
-        self.initial_scale = _checks.positive("initial_scale", initial_scale)
+        self.initial_shift = checks.finite("initial_shift", initial_shift)
+        self.initial_scale = checks.positive("initial_scale", initial_scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the shift and the raw scale."""
@@ -65,13 +65,13 @@ class Affine(Flow):
         constant = keras.initializers.Constant
         shape = (self.channels,)
         self.shift = self.add_parameter("shift", shape, constant(self.initial_shift))
-        raw = _constraints.inverse_scale(self.initial_scale)
+        raw = constraints.inverse_scale(self.initial_scale)
         self.raw_scale = self.add_parameter("raw_scale", shape, constant(raw))
 
     def bijector(self) -> AffineBijector:
         """Return the map for the present weights."""
         shift = ops.convert_to_tensor(self.shift)
-        return AffineBijector(shift=shift, scale=_constraints.scale(self.raw_scale))
+        return AffineBijector(shift=shift, scale=constraints.scale(self.raw_scale))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

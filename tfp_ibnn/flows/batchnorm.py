@@ -5,9 +5,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor
-from tfp_ibnn.backend import mean as mean_of
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import mean as mean_of
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
@@ -46,10 +46,10 @@ class BatchNorm(Flow):
 
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.momentum = _checks.non_negative("momentum", momentum)
+        self.momentum = checks.non_negative("momentum", momentum)
         if self.momentum >= 1:
             raise ValueError(f"`momentum` must lie in [0, 1); got {momentum!r}.")
-        self.limit = _checks.positive("limit", limit)
+        self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add shift, raw log-scale and the running statistics."""
@@ -93,6 +93,6 @@ class BatchNorm(Flow):
         return {**super().get_config(), "momentum": self.momentum, "limit": self.limit}
 
     def _bijector(self, mean: Tensor, variance: Tensor) -> AffineBijector:
-        log_scale = _constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
+        log_scale = constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
         scale = ops.exp(log_scale) / ops.sqrt(ops.maximum(variance, _MIN_VARIANCE))
         return AffineBijector(shift=self.shift - scale * mean, scale=scale)

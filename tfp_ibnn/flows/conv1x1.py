@@ -9,8 +9,8 @@ import numpy as np
 import scipy.linalg
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor, matmul
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Conv1x1Bijector", "InvertibleConv1x1"]
@@ -92,8 +92,8 @@ class InvertibleConv1x1(Flow):
 
     def __init__(self, start: str = "orthogonal", limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.start = _checks.one_of("start", start, ("orthogonal", "identity"))
-        self.limit = _checks.positive("limit", limit)
+        self.start = checks.one_of("start", start, ("orthogonal", "identity"))
+        self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the packed factors, the permutation and the starting diagonal."""
@@ -116,7 +116,7 @@ class InvertibleConv1x1(Flow):
         start = ops.convert_to_tensor(self.diagonal)
         eye = ops.eye(self.channels, dtype=packed.dtype)
         triangles = packed / self._spread
-        log_factor = _constraints.bounded(ops.diagonal(packed), self.limit)
+        log_factor = constraints.bounded(ops.diagonal(packed), self.limit)
         return Conv1x1Bijector(
             permutation=ops.convert_to_tensor(self.permutation),
             lower=ops.tril(triangles, -1) + eye,

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from tfp_ibnn import _checks
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditioner import Conditioner
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
@@ -74,9 +74,9 @@ class AffineCoupling(Flow):
         self, hidden: int = 32, swap: bool = False, limit: float = 2.0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden = _checks.positive_integer("hidden", hidden, _checks.LARGEST_SIZE)
+        self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.swap = bool(swap)
-        self.limit = _checks.positive("limit", limit)
+        self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the network for the two parts."""

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._checks import channels_of, full_precision
-from tfp_ibnn.backend import Tensor, tfb, tfp
+from tfp_ibnn._core.backend import Tensor, tfb, tfp
+from tfp_ibnn._core.checks import channels_of, full_precision
 
 __all__ = ["Flow", "FlowBijector"]
 

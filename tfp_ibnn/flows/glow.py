@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import keras
 
-from tfp_ibnn.backend import tfb
+from tfp_ibnn._core.backend import tfb
 from tfp_ibnn.flows.actnorm import ActNorm
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AffineCoupling

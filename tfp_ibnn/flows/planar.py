@@ -5,8 +5,8 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor, inner, outer, tanh
+from tfp_ibnn._core import constraints
+from tfp_ibnn._core.backend import Tensor, inner, outer, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
@@ -55,7 +55,7 @@ class Planar(Flow):
     """Planar flow, y = x + u * tanh(w.x + b): bends the space across one hyperplane.
 
     The free vector u' is corrected along w so that w.u = m(w.u') > -1, where m is the identity for
-    positive arguments (`_constraints.above_minus_one`); u' = 0 is the identity, where it starts.
+    positive arguments (`constraints.above_minus_one`); u' = 0 is the identity, where it starts.
 
     Example:
         >>> import keras
@@ -78,7 +78,7 @@ class Planar(Flow):
         """Return the map for the present weights, made invertible."""
         w, u = ops.convert_to_tensor(self.w), ops.convert_to_tensor(self.u)
         product = ops.sum(w * u)
-        slope = _constraints.above_minus_one(product)
+        slope = constraints.above_minus_one(product)
         # The correction vanishes to second order with w; the floor only guards against 0 / 0.
         correction = (slope - product) * w / ops.maximum(ops.sum(w * w), 1e-12)
         return PlanarBijector(u=u + correction, w=w, b=ops.convert_to_tensor(self.b), slope=slope)

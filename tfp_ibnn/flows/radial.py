@@ -6,8 +6,8 @@ from typing import ClassVar
 import keras
 from keras import ops
 
-from tfp_ibnn import _constraints
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core import constraints
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Radial", "RadialBijector"]
@@ -68,7 +68,7 @@ class Radial(Flow):
     """Radial flow: pulls draws towards a center, or pushes them away from it.
 
     alpha is kept positive by a softplus, and beta = alpha * m(raw) with m > -1
-    (`_constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
+    (`constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
     typical distance of a draw, sqrt(channels).
 
     Example:
@@ -84,13 +84,13 @@ class Radial(Flow):
         """Add the center, the raw alpha and the raw beta."""
         super().build(input_shape)
         spread = keras.initializers.RandomNormal(stddev=0.1)
-        reach = _constraints.inverse_scale(math.sqrt(self.channels))
+        reach = constraints.inverse_scale(math.sqrt(self.channels))
         self.center = self.add_parameter("center", (self.channels,), spread)
         self.raw_alpha = self.add_parameter("raw_alpha", (), keras.initializers.Constant(reach))
         self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
 
     def bijector(self) -> RadialBijector:
         """Return the map for the present weights."""
-        alpha = _constraints.scale(self.raw_alpha)
-        beta = alpha * _constraints.above_minus_one(ops.convert_to_tensor(self.raw_beta))
+        alpha = constraints.scale(self.raw_alpha)
+        beta = alpha * constraints.above_minus_one(ops.convert_to_tensor(self.raw_beta))
         return RadialBijector(center=ops.convert_to_tensor(self.center), alpha=alpha, beta=beta)

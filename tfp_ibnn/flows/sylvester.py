@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import _checks, _constraints
-from tfp_ibnn.backend import Tensor, matmul, tanh
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor, matmul, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
@@ -71,7 +71,7 @@ class Sylvester(Flow):
 
     Q is a product of Householder reflections. The diagonals are S_ii = exp(bounded(.)) > 0 (its
     sign would only be traded against those of b and R) and R_ii = k_i / S_ii with k_i > -1 free
-    (`_constraints.above_minus_one`). R starts at 0: the identity.
+    (`constraints.above_minus_one`). R starts at 0: the identity.
 
     Args:
         units: hidden units; at most the number of channels is used.
@@ -88,7 +88,7 @@ class Sylvester(Flow):
 
     def __init__(self, units: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.units = _checks.positive_integer("units", units, _checks.LARGEST_SIZE)
+        self.units = checks.positive_integer("units", units, checks.LARGEST_SIZE)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the reflections, both triangles and the bias."""
@@ -105,8 +105,8 @@ class Sylvester(Flow):
         """Return the map for the present weights."""
         units = self.b.shape[0]
         r, s = ops.convert_to_tensor(self.r), ops.convert_to_tensor(self.s)
-        s_diagonal = ops.exp(_constraints.bounded(ops.diagonal(s), 2.0))
-        r_diagonal = _constraints.above_minus_one(ops.diagonal(r)) / s_diagonal
+        s_diagonal = ops.exp(constraints.bounded(ops.diagonal(s), 2.0))
+        r_diagonal = constraints.above_minus_one(ops.diagonal(r)) / s_diagonal
         eye = ops.cast(np.eye(units), r.dtype)
         above = ops.cast(np.triu(np.ones((units, units)), 1), r.dtype)
         return SylvesterBijector(

@@ -1,4 +1,4 @@
-"""Calibration, proper scores, detection of the unknown, and temperature scaling."""
+"""Calibration, proper scores, and detection of the unknown."""
 
 from tfp_ibnn.metrics.calibration import (
     Reliability,
@@ -21,7 +21,6 @@ from tfp_ibnn.metrics.streaming_calibration import (
     ExpectedCalibrationError,
     MaximumCalibrationError,
 )
-from tfp_ibnn.metrics.temperature import TemperatureScaling
 
 __all__ = [
     "AdaptiveCalibrationError",
@@ -32,7 +31,6 @@ __all__ = [
     "NegativeLogLikelihood",
     "Reliability",
     "RiskCoverage",
-    "TemperatureScaling",
     "adaptive_calibration_error",
     "aupr",
     "auroc",

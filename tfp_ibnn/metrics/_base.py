@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 from scipy import special
 
-from tfp_ibnn import _checks
-from tfp_ibnn.backend import Tensor, is_eager
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, is_eager
 
 __all__ = ["TOLERANCE", "ClassificationMetric", "Examples", "checked", "prepare"]
 
@@ -60,7 +60,7 @@ class ClassificationMetric(keras.metrics.Metric):
     """
 
     def __init__(self, from_logits: bool, name: str, dtype: Any) -> None:
-        super().__init__(name=name, dtype=_checks.full_precision(dtype or keras.config.floatx()))
+        super().__init__(name=name, dtype=checks.full_precision(dtype or keras.config.floatx()))
         self.from_logits = bool(from_logits)
         self.invalid = self.add_variable(
             shape=(), initializer="zeros", dtype=self.dtype, name="invalid"

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.metrics._base import checked
 
 __all__ = [
@@ -72,7 +72,7 @@ def reliability(
         >>> round(bins.ece, 4)
         0.3
     """
-    bins = _checks.positive_integer("bins", bins)
+    bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
     count, confident, right = _sums(*examples.top_label(np), examples.weight, bins)
     with np.errstate(invalid="ignore"):
@@ -137,7 +137,7 @@ def adaptive_calibration_error(
         >>> ibnn.metrics.adaptive_calibration_error([[0.8, 0.2], [0.6, 0.4]], [0, 1], bins=2)
         0.4
     """
-    bins = _checks.positive_integer("bins", bins)
+    bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
     confidence, correct = (part[:, 0] for part in examples.top_label(np))
     level, which = np.unique(confidence, return_inverse=True)
@@ -167,7 +167,7 @@ def classwise_calibration_error(
         >>> ibnn.metrics.classwise_calibration_error([[0.8, 0.2], [0.8, 0.2]], [0, 1])
         0.3
     """
-    bins = _checks.positive_integer("bins", bins)
+    bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
     count, frequency, mean = _sums(examples.probabilities, examples.targets, examples.weight, bins)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))

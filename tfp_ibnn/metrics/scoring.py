@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked, prepare
 
 __all__ = ["BrierScore", "NegativeLogLikelihood", "brier_score", "negative_log_likelihood"]

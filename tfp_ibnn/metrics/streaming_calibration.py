@@ -10,8 +10,8 @@ import numpy as np
 from keras import ops
 from scipy.special import expit
 
-from tfp_ibnn import _checks
-from tfp_ibnn.backend import Tensor
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples
 from tfp_ibnn.metrics.calibration import bin_edges
 
@@ -41,7 +41,7 @@ class _BinnedMetric(ClassificationMetric):
         self, bins: int, from_logits: bool, name: str, dtype: Any, columns: int | None = 1
     ) -> None:
         super().__init__(from_logits, name, dtype)
-        self.bins = _checks.positive_integer("bins", bins, _checks.LARGEST_SIZE)
+        self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
         self.count = None
         if columns is not None:
             self._add_cells(columns)
@@ -237,7 +237,7 @@ class ClasswiseCalibrationError(_BinnedMetric):
         name: str = "classwise_ece",
         dtype: Any = None,
     ) -> None:
-        classes = None if classes is None else _checks.positive_integer("classes", classes)
+        classes = None if classes is None else checks.positive_integer("classes", classes)
         super().__init__(bins, from_logits, name, dtype, columns=classes)
         self.classes = classes
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 from keras import layers
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 
 Preprocessing = Sequence[keras.layers.Layer]
 Shape = tuple[int, ...]
@@ -24,7 +24,7 @@ def entrance(shape: Shape, preprocessing: Preprocessing) -> tuple[keras.KerasTen
 
 def dropped(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
     """Return `x`, the input of layer `name`, under dropout, or as it is if the rate is 0."""
-    if _checks.fraction("dropout", rate) == 0:
+    if checks.fraction("dropout", rate) == 0:
         return x
     return layers.Dropout(rate, name=f"{name}_dropout")(x)
 

@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance, image_shape
 
 __all__ = ["lenet"]
@@ -44,5 +44,5 @@ def lenet(
         x = dropped(x, dropout, f"fc{position}")
         x = layers.Dense(units, "relu", name=f"fc{position}")(x)
     x = dropped(x, dropout, "fc3")
-    classes = _checks.positive_integer("num_classes", num_classes)
+    classes = checks.positive_integer("num_classes", num_classes)
     return keras.Model(inputs, layers.Dense(classes, name="fc3")(x), name="lenet")

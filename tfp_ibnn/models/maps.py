@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.posteriors import (
     MixturePosterior,
     NormalAffine,
@@ -63,8 +63,8 @@ def posterior_map(
         ...     det, ibnn.models.posterior_map("lenet", "gaussian"), train_size=50_000
         ... )
     """
-    _checks.one_of("model", model, tuple(_FLOWS))
-    _checks.one_of("kind", kind, POSTERIORS)
+    checks.one_of("model", model, tuple(_FLOWS))
+    checks.one_of("kind", kind, POSTERIORS)
     if kind != "flow" and (layers is not None or depth is not None):
         raise ValueError(f"`layers` and `depth` are of flows, and {kind!r} has none.")
     rest = _EVERYWHERE if deterministic is None else f"(?!(?:{deterministic})$).*"

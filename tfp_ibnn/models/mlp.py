@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 from keras import layers
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance
 
 __all__ = ["mlp"]
@@ -36,13 +36,13 @@ def mlp(
         >>> [layer.name for layer in model.layers]
         ['input', 'fc1', 'fc2']
     """
-    sizes = [_checks.positive_integer("hidden", units) for units in hidden]
+    sizes = [checks.positive_integer("hidden", units) for units in hidden]
     inputs, x = entrance(tuple(input_shape), preprocessing)
     if len(x.shape) > 2:
         x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate(sizes, start=1):
         x = layers.Dense(units, activation, name=f"fc{position}")(x)
         x = dropped(x, dropout, f"fc{position + 1}")
-    classes = _checks.positive_integer("num_classes", num_classes)
+    classes = checks.positive_integer("num_classes", num_classes)
     logits = layers.Dense(classes, name=f"fc{len(sizes) + 1}")(x)
     return keras.Model(inputs, logits, name="mlp")

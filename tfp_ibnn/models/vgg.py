@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance, image_shape
 
 __all__ = ["vgg16"]
@@ -54,5 +54,5 @@ def vgg16(
     for position, units in enumerate((1024, 512), start=1):
         x = layers.Dense(units, "relu", kernel_initializer="he_normal", name=f"fc{position}")(x)
         x = dropped(x, dropout, f"fc{position + 1}")
-    classes = _checks.positive_integer("num_classes", num_classes)
+    classes = checks.positive_integer("num_classes", num_classes)
     return keras.Model(inputs, layers.Dense(classes, name="fc3")(x), name="vgg16")

@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance, image_shape
 
 __all__ = ["wide_resnet"]
@@ -49,15 +49,15 @@ def wide_resnet(
             x = _block(x, channels, strides, dropout, f"group{group}_block{block}")
     x = _activated(x, "final")
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    classes = _checks.positive_integer("num_classes", num_classes)
+    classes = checks.positive_integer("num_classes", num_classes)
     return keras.Model(inputs, layers.Dense(classes, name="fc")(x), name="wide_resnet")
 
 
 def check_size(depth: int, width: int) -> None:
     """Raise if there is no such network."""
-    if _checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
+    if checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
         raise ValueError(f"`depth` must be 10, 16, 22, 28, ... (6n + 4); got {depth!r}.")
-    _checks.positive_integer("width", width)
+    checks.positive_integer("width", width)
 
 
 def _block(

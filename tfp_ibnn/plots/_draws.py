@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 from scipy.stats import norm
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.posteriors import Posterior
 
 __all__ = ["Draws", "distance_from_gaussian", "draw"]
@@ -43,11 +43,11 @@ def draw(
 ) -> Draws:
     """Draw from a posterior, or a layer's, and choose channels if none are given."""
     posterior = _posterior_of(posterior)
-    draws = _checks.positive_integer("draws", draws)
+    draws = checks.positive_integer("draws", draws)
     if draws < 100:
         raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
     chosen = None if channels is None else _channels(channels, posterior.channels)
-    count = _checks.positive_integer("count", count)
+    count = checks.positive_integer("count", count)
     noise = np.random.default_rng(seed).standard_normal((draws, posterior.channels))
     # Noise made here is the same on every backend, and leaves the posterior's own seed alone.
     component = None

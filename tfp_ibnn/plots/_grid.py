@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.special import entr
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 
 __all__ = ["axes_of", "evaluate"]
@@ -20,7 +20,7 @@ def axes_of(x: np.ndarray | None, limits: Any, resolution: int) -> tuple[np.ndar
         limits: ((left, right), (bottom, top)), or None.
         resolution: grid points along each axis.
     """
-    count = _checks.positive_integer("resolution", resolution)
+    count = checks.positive_integer("resolution", resolution)
     if count < 2:
         raise ValueError(f"`resolution` must be at least 2; got {resolution!r}.")
     across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
@@ -35,7 +35,7 @@ def evaluate(
         raise ValueError(f"`predict` must be a function of points (M, 2); got {predict!r:.80}.")
     given = predict(grid)
     parts = given if isinstance(given, Mapping) else {"mean": given}
-    _checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
+    checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
     if "mean" not in parts:
         raise ValueError(f"`predict` must return a mapping with the key 'mean'; got {[*parts]}.")
     mean = np.asarray(parts["mean"])

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy.ndimage import zoom
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots._grid import axes_of, evaluate
 from tfp_ibnn.plots.style import COLORS, MARKERS, new_axes, pale
@@ -69,7 +69,7 @@ def decision_boundary(
         >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
         ['class 0', 'class 1', 'p = 0.5']
     """
-    style = _checks.one_of("style", style, tuple(_RESOLUTION))
+    style = checks.one_of("style", style, tuple(_RESOLUTION))
     x = None if x is None else _inputs.array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
@@ -82,7 +82,7 @@ def decision_boundary(
     if maximum is None:
         # A model that is certain everywhere has nothing to scale by.
         maximum = np.log(classes) if uncertainty == "entropy" else doubt.max() or 1.0
-    maximum = _checks.positive("maximum", float(maximum))
+    maximum = checks.positive("maximum", float(maximum))
 
     ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
     ink = 1 - (1 - _LEAST[style]) * np.clip(doubt / maximum, 0, 1)

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots.style import COLORS
 
@@ -50,7 +50,7 @@ def extreme_images(
     """
     pictures = _inputs.images("images", images)
     doubt = _inputs.vector("uncertainty", uncertainty, len(pictures))
-    count = _checks.positive_integer("count", count)
+    count = checks.positive_integer("count", count)
     if 2 * count > len(pictures):
         raise ValueError(
             f"`count` must be at most {len(pictures) // 2}, half of the {len(pictures)} images, "

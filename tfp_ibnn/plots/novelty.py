@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
 
@@ -48,8 +48,8 @@ def entropy_histograms(
         'share of examples'
     """
     known, unknown = _inputs.vector("known", known), _inputs.vector("unknown", unknown)
-    bins = _checks.positive_integer("bins", bins)
-    if auroc is not None and not 0 <= _checks.finite("auroc", auroc) <= 1:
+    bins = checks.positive_integer("bins", bins)
+    if auroc is not None and not 0 <= checks.finite("auroc", auroc) <= 1:
         raise ValueError(f"`auroc` must lie between 0 and 1; got {auroc!r}.")
     if isinstance(names, str) or len(names) != 2:
         raise ValueError(f"`names` must be two names, known first; got {names!r}.")

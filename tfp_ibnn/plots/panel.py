@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, tidy
 from tfp_ibnn.plots.training import Histories, check_histories, check_keys
 
@@ -56,7 +56,7 @@ def training_panel(
         keys = keys or list(_LABELS)
     keys = check_keys(histories, keys, tuple(_PHASES))
     if mc_every is not None:
-        mc_every = _checks.positive_integer("mc_every", mc_every)
+        mc_every = checks.positive_integer("mc_every", mc_every)
     columns = min(3, len(keys))
     rows = -(-len(keys) // columns)
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots.style import COLORS, HATCHES, new_axes, pale, tidy
 
@@ -48,7 +48,7 @@ def class_distributions(
         ['cat', 'dog', 'cow']
     """
     samples = _inputs.probabilities("samples", samples, "draws")
-    kind = _checks.one_of("kind", kind, ("violin", "histogram"))
+    kind = checks.one_of("kind", kind, ("violin", "histogram"))
     classes = samples.shape[1]
     names = _inputs.names("class_names", class_names, classes)
     if label is not None and label not in range(classes):

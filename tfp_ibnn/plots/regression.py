@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
 
@@ -49,7 +49,7 @@ def regression_bands(
     parts = _parts(prediction, len(x))
     if np.ndim(multiples) != 1 or len(multiples) == 0:
         raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
-    multiples = sorted((_checks.positive("multiples", each) for each in multiples), reverse=True)
+    multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
     points = None if data is None else _points(data)
     truth = None if truth is None else _inputs.vector("truth", truth, len(x))
 

@@ -18,8 +18,8 @@ from tfp_ibnn.experiments.benchmark.networks import (
 )
 from tfp_ibnn.experiments.benchmark.record import Row, row
 from tfp_ibnn.experiments.benchmark.settings import Settings
-from tfp_ibnn.monte_carlo import MonteCarlo
 from tfp_ibnn.posteriors import NormalAffine, NormalInvConv, NormalPlanar1d, Posterior
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 __all__ = ["exponents"]
 

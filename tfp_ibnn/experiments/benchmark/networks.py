@@ -11,7 +11,7 @@ import numpy as np
 
 from tfp_ibnn import conversion, models
 from tfp_ibnn.experiments.benchmark.timing import Action
-from tfp_ibnn.model import StochasticModel
+from tfp_ibnn.layers.model import StochasticModel
 
 __all__ = [
     "KINDS",

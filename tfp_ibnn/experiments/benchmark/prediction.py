@@ -11,7 +11,7 @@ from tfp_ibnn.experiments.benchmark.networks import KINDS, compiled, images, sto
 from tfp_ibnn.experiments.benchmark.record import Row, row
 from tfp_ibnn.experiments.benchmark.settings import Settings
 from tfp_ibnn.experiments.benchmark.training import ENSEMBLE, tfp_rows
-from tfp_ibnn.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 __all__ = ["IMAGES", "SAMPLES", "passes", "predictions", "time_passes"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfp_ibnn import _files
+from tfp_ibnn._core import files
 from tfp_ibnn.experiments._markdown import markdown_table
 from tfp_ibnn.experiments.provenance import provenance
 
@@ -114,7 +114,7 @@ def write(path: str | os.PathLike, rows: Sequence[Row], options: dict[str, Any])
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    _files.write_json(path, record)
+    files.write_json(path, record)
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:

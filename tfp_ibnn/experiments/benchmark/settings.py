@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfp_ibnn import _checks
+from tfp_ibnn._core import checks
 
 __all__ = ["Settings"]
 
@@ -22,8 +22,8 @@ class Settings:
     short: bool = False
 
     def __post_init__(self) -> None:
-        _checks.positive_integer("rounds", self.rounds)
-        _checks.whole("seed", self.seed)
+        checks.positive_integer("rounds", self.rounds)
+        checks.whole("seed", self.seed)
         if self.rounds < 2:
             raise ValueError(
                 "`rounds` must be at least 2, or there is no telling the noise; got 1."

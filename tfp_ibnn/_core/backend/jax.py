@@ -1,0 +1,149 @@
+"""What differs on JAX; `tensorflow.py` has the same names."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from tensorflow_probability.substrates import jax as tfp
+
+from tfp_ibnn._core.backend.shared import Tensor
+
+__all__ = [
+    "SeedGenerator",
+    "accelerators",
+    "affine",
+    "checked",
+    "fori_loop",
+    "gradient",
+    "inner",
+    "is_eager",
+    "jit_compiles_well",
+    "matmul",
+    "mean",
+    "normal",
+    "outer",
+    "pullback",
+    "replica_count",
+    "replica_id",
+    "save_functions",
+    "tanh",
+    "tfb",
+    "tfd",
+    "tfp",
+    "times",
+]
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+# On GPUs JAX multiplies float32 matrices in a shorter format by default. A rotation is then no
+# rotation, and the KL of a posterior that equals its prior is not 0.
+matmul = functools.partial(jnp.matmul, precision="highest")
+
+# Both go through float32 in keras.ops, even for a float64 argument.
+mean = jnp.mean
+tanh = jnp.tanh
+
+fori_loop = keras.ops.fori_loop
+
+
+def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
+    """Return x: JAX knows all sizes while it traces, when they are checked already."""
+    del condition, message
+    return x
+
+
+def gradient(
+    function: Callable[..., Tensor], variables: Sequence[keras.Variable]
+) -> Callable[..., Tensor]:
+    """Return the compiled gradient of a scalar function with respect to its first argument.
+
+    Args:
+        function: of arrays; it may assign to `variables`, which need not take effect.
+        variables: those that it reads; their values are read at each call.
+    """
+
+    @jax.jit
+    def compiled(values: list[Tensor], x: Tensor, *others: Tensor) -> Tensor:
+        def scalar(x: Tensor) -> Tensor:
+            with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
+                return function(x, *others)
+
+        return jax.grad(scalar)(x)
+
+    return lambda *arrays: compiled([v.value for v in variables], *arrays)
+
+
+def jit_compiles_well() -> bool:
+    """Whether just-in-time compilation pays: JAX is slow without."""
+    return True
+
+
+def is_eager(tensor: Tensor) -> bool:
+    """Whether a tensor has a value already, as it has not while a function is compiled."""
+    return not isinstance(tensor, jax.core.Tracer)
+
+
+def accelerators() -> list[str]:
+    """Names of the GPUs and TPUs in use."""
+    return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+
+
+def replica_count() -> int:
+    """Number of replicas that share the present training step: JAX sees one global batch."""
+    return 1
+
+
+def replica_id() -> int:
+    """Number of this replica among those that share the step: JAX sees one global batch."""
+    return 0
+
+
+times = keras.ops.multiply
+
+
+def inner(x: Tensor, w: Tensor) -> Tensor:
+    """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
+    return jnp.sum(x * w, axis=-1)
+
+
+def outer(x: Tensor, u: Tensor) -> Tensor:
+    """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
+    return x[..., None] * u
+
+
+def affine(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return shift + scale * x, where shift and scale broadcast."""
+    return shift + scale * x
+
+
+def pullback(
+    function: Callable[..., Tensor], arguments: Sequence[Tensor], upstream: Tensor
+) -> Sequence[Tensor]:
+    """Return the gradients of a function's arguments, given that of its value."""
+    return jax.vjp(function, *arguments)[1](upstream)
+
+
+SeedGenerator = keras.random.SeedGenerator
+
+
+def normal(
+    shape: tuple[int | Tensor, ...],
+    dtype: str,
+    seed: keras.random.SeedGenerator | Tensor,
+    stddev: float | Tensor = 1.0,
+) -> Tensor:
+    """Like `keras.random.normal`; the seed may be a tensor of two integers."""
+    seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
+    return stddev * jax.random.normal(jnp.asarray(seed, "uint32"), shape, dtype)
+
+
+def save_functions(*_: Any) -> None:
+    """Refuse."""
+    raise RuntimeError(
+        "A SavedModel is written by TensorFlow; the backend is 'jax'. Save the model here with "
+        "model.save('model.keras'); there, with KERAS_BACKEND=tensorflow, load and export it, for "
+        "example by scripts/export.py."
+    )

@@ -1,0 +1,270 @@
+"""What differs on TensorFlow; `jax.py` has the same names."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_ibnn._core.backend.shared import REPLICA_STRIDE, Tensor
+
+__all__ = [
+    "SeedGenerator",
+    "accelerators",
+    "affine",
+    "checked",
+    "fori_loop",
+    "gradient",
+    "inner",
+    "is_eager",
+    "jit_compiles_well",
+    "matmul",
+    "mean",
+    "normal",
+    "outer",
+    "pullback",
+    "replica_count",
+    "replica_id",
+    "save_functions",
+    "tanh",
+    "tfb",
+    "tfd",
+    "tfp",
+    "times",
+]
+
+_SHORT_AXIS = 16
+
+tfb, tfd = tfp.bijectors, tfp.distributions
+
+Specs = Mapping[str, tuple[tuple[int | None, ...], str]]
+
+mean = keras.ops.mean
+tanh = tf.tanh
+
+
+def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
+    """Like `keras.ops.fori_loop`, but one step at a time: parallel steps take more memory."""
+    _, state = tf.while_loop(
+        lambda i, _: i < upper,
+        lambda i, state: (i + 1, body(i, state)),
+        (tf.convert_to_tensor(lower), state),
+        parallel_iterations=1,
+    )
+    return state
+
+
+def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
+    """Return x, or raise where a condition that is known at run time only does not hold."""
+    with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
+        return tf.identity(x)
+
+
+def gradient(
+    function: Callable[..., Tensor], variables: Sequence[keras.Variable]
+) -> Callable[..., Tensor]:
+    """Return the compiled gradient of a scalar function with respect to its first argument.
+
+    Args:
+        function: of arrays; it may assign to `variables`, which need not take effect.
+        variables: those that it reads; their values are read at each call.
+    """
+    del variables  # TensorFlow's functions find them by themselves
+
+    @tf.function
+    def compiled(x: Tensor, *others: Tensor) -> Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = function(x, *others)
+        return tape.gradient(value, x, unconnected_gradients="zero")
+
+    return lambda *arrays: compiled(*map(tf.convert_to_tensor, arrays))
+
+
+def jit_compiles_well() -> bool:
+    """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def is_eager(tensor: Tensor) -> bool:
+    """Whether a tensor has a value already, as it has not while a function is compiled."""
+    return hasattr(tensor, "numpy")
+
+
+def accelerators() -> list[str]:
+    """Names of the GPUs and TPUs in use."""
+    found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
+    details = tf.config.experimental.get_device_details
+    return [details(device).get("device_name", device.device_type) for device in found]
+
+
+def replica_count() -> int:
+    """Number of replicas that share the present training step."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def replica_id() -> int | Tensor:
+    """Number of this replica among those that share the step; 0 outside of replicas."""
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else context.replica_id_in_sync_group
+
+
+def normal(
+    shape: tuple[int | Tensor, ...],
+    dtype: str,
+    seed: keras.random.SeedGenerator | Tensor,
+    stddev: float | Tensor = 1.0,
+) -> Tensor:
+    """Like `keras.random.normal`; the seed may be a tensor of two integers.
+
+    Box and Muller's pairs take half of its time on CPUs, where the numbers are most of what
+    noise costs: their functions run on whole vectors.
+    """
+    if isinstance(seed, keras.random.SeedGenerator):
+        # XLA knows seeds of 32 bits only.
+        seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
+    known = all(isinstance(size, int) for size in shape)
+    count = math.prod(shape) if known else tf.reduce_prod(tf.stack(shape))
+    uniform = tf.random.stateless_uniform((2, (count + 1) // 2), seed, dtype=dtype)
+    radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - uniform[0]))
+    angle = 2 * math.pi * uniform[1]
+    pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+    return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """Like `keras.ops.matmul`, in full precision on GPUs too.
+
+    TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
+    rotation is then no rotation, and the KL of a posterior that equals its prior is not 0.
+    """
+    if not jit_compiles_well() or x.dtype != tf.float32:
+        return keras.ops.matmul(x, y)
+    product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
+    return tf.cast(product, tf.float32)
+
+
+# As products of matrices these two take a third of the time of multiplying and summing up. GPUs
+# multiply matrices in a shorter format, and are fast anyway.
+
+
+def inner(x: Tensor, w: Tensor) -> Tensor:
+    """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
+    if jit_compiles_well():
+        return tf.reduce_sum(x * w, axis=-1)
+    if len(x.shape) == 2:
+        return tf.linalg.matvec(x, w)
+    rows = tf.reshape(x, (-1, x.shape[-1]))
+    return tf.reshape(tf.linalg.matvec(rows, w), tf.shape(x)[:-1])
+
+
+def outer(x: Tensor, u: Tensor) -> Tensor:
+    """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
+    if jit_compiles_well():
+        return x[..., None] * u
+    if len(x.shape) == 1:
+        return tf.matmul(x[:, None], u[None])
+    rows = tf.matmul(tf.reshape(x, (-1, 1)), u[None])
+    return tf.reshape(rows, tf.concat([tf.shape(x), [u.shape[0]]], axis=0))
+
+
+def pullback(
+    function: Callable[..., Tensor], arguments: Sequence[Tensor], upstream: Tensor
+) -> list[Tensor]:
+    """Return the gradients of a function's arguments, given that of its value."""
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(arguments)
+        value = function(*arguments)
+    return tape.gradient(value, arguments, upstream, unconnected_gradients="zero")
+
+
+def times(x: Tensor, z: Tensor) -> Tensor:
+    """Return x * z, where z broadcasts."""
+    return _on_rows(tf.multiply, x, z)
+
+
+def affine(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return shift + scale * x, where shift and scale broadcast."""
+    return _on_rows(lambda x, scale, shift: shift + scale * x, x, scale, shift)
+
+
+def _on_rows(function: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
+    """Return an elementwise function of x and tensors that broadcast against it.
+
+    TensorFlow is slow where the last axis is short and the one before it broadcasts. The two
+    are made one axis here, by repeating the others, which are small.
+    """
+
+    def grows(other: Tensor) -> bool:
+        """Whether x broadcasts too."""
+        missing = len(x.shape) - len(other.shape)
+        return missing < 0 or any(
+            own == 1 != size for own, size in zip(x.shape[missing:], other.shape, strict=True)
+        )
+
+    *_, width, channels = (1, 1, *x.shape)
+    ranks = [len(other.shape) for other in others]
+    ends = [(1, 1, *other.shape)[-2:] for other in others]
+    if (
+        len(x.shape) < 3
+        or width in (1, None)
+        or channels is None
+        or channels > _SHORT_AXIS
+        or any(rank and end != (1, channels) for rank, end in zip(ranks, ends, strict=True))
+        or any(grows(other) for other in others)
+    ):
+        return function(x, *others)
+    rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)
+
+    def repeat(other: Tensor, rank: int) -> Tensor:
+        other = other[..., 0, :] if rank > 1 else other
+        return tf.tile(other, (*(1,) * (rank - 2), width)) if rank else other
+
+    repeated = map(repeat, others, ranks)
+    return tf.reshape(function(tf.reshape(x, rows), *repeated), tf.shape(x))
+
+
+class SeedGenerator(keras.random.SeedGenerator):
+    """A generator whose replicas under `tf.distribute` draw apart.
+
+    Each replica has a copy of the state, and all copies count alike: Keras's generators give
+    every replica the same noise. Here the seed depends on the replica, the state does not. The
+    first replica, and a model without any, draw as they do with Keras's.
+    """
+
+    def next(self, ordered: bool = True) -> Tensor:
+        """Return the next seed of this replica."""
+        seed = super().next(ordered)
+        if replica_count() == 1:
+            return seed
+        stride = tf.constant([REPLICA_STRIDE, 0], seed.dtype)
+        return seed + tf.cast(replica_id(), seed.dtype) * stride
+
+
+def save_functions(
+    path: str, functions: Mapping[str, tuple[Callable[..., Any], Specs]], tables: Sequence[Any]
+) -> None:
+    """Write a SavedModel whose signatures are functions that take tensors by name.
+
+    Args:
+        path: of a folder.
+        functions: by signature, each with (shape, dtype) of its inputs by name. The first is the
+            default of TensorFlow Serving too.
+        tables: what the functions read that is not a variable.
+    """
+    signatures = {}
+    for name, (function, specs) in functions.items():
+        tensors = {key: tf.TensorSpec(*spec, key) for key, spec in specs.items()}
+        compiled = tf.function(function, autograph=False)
+        signatures[name] = compiled.get_concrete_function(**tensors)
+    first = next(iter(signatures.values()))
+    signatures[tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY] = first
+    module = tf.Module()
+    # What the functions read; the optimizer and the metrics stay behind.
+    module.read = list(
+        {v.ref(): v for function in signatures.values() for v in function.graph.variables}.values()
+    )
+    module.tables = tables
+    tf.saved_model.save(module, path, signatures=signatures)

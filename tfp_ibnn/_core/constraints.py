@@ -1,0 +1,47 @@
+"""The maps that keep parameters in range; each is written once, here.
+
+No caller adds an epsilon inside a logarithm: the range itself is bounded away from the trouble.
+"""
+
+import math
+
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor, tanh
+
+__all__ = ["MIN_SCALE", "above_minus_one", "bounded", "inverse_scale", "scale"]
+
+MIN_SCALE = 1e-6
+"""The smallest standard deviation a posterior may reach."""
+
+_MARGIN = 1e-3
+
+
+def bounded(x: Tensor, limit: float) -> Tensor:
+    """Map the real line onto (-limit, limit) by `limit * tanh(x / limit)`; the identity near 0."""
+    return limit * tanh(x / limit)
+
+
+def scale(raw: Tensor) -> Tensor:
+    """Map the real line onto (MIN_SCALE, inf) by a shifted softplus."""
+    return MIN_SCALE + ops.softplus(raw)
+
+
+def inverse_scale(value: float) -> float:
+    """Return the argument at which `scale` takes `value`, a number above MIN_SCALE."""
+    excess = value - MIN_SCALE
+    if excess <= 0:
+        raise ValueError(f"A scale must be above {MIN_SCALE}; got {value!r}.")
+    return excess + math.log(-math.expm1(-excess))
+
+
+def above_minus_one(x: Tensor) -> Tensor:
+    """Map the real line onto (-1 + 1e-3, inf): the identity for x >= 0, an exponential below.
+
+    Planar, radial and Sylvester flows are invertible where a certain product exceeds -1. This map
+    is continuously differentiable, is the identity to first order at 0, and keeps a margin, so that
+    `log1p` of it stays finite and the inverse stays solvable in float32.
+    """
+    limit = 1 - _MARGIN
+    # The inner minimum keeps exp from overflowing in the branch that is not taken.
+    return ops.where(x >= 0, x, limit * ops.expm1(ops.minimum(x, 0) / limit))

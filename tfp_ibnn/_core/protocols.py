@@ -1,0 +1,140 @@
+"""What the parts of the library know of each other.
+
+A method of inference is a posterior with its layer, or a posterior over whole weight sets. All else
+(conversion, prediction, export, callbacks, plots) knows only what stands here:
+
+- a `Posterior` is a template that wraps a Keras layer into a stochastic one;
+- a stochastic layer (`layers.base.StochasticLayer`) makes a `Draw` in each forward pass;
+- a `WeightPosterior` gives whole sets of weights for one network;
+- a `Sampler` runs the sampled networks, whatever made them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tfp_ibnn._core.backend import Tensor
+
+__all__ = ["Chunks", "Draw", "Posterior", "Sampler", "WeightPosterior"]
+
+
+class Draw(NamedTuple):
+    """Draws of z (..., channels) with their KL and entropy, in nats.
+
+    `kl` and `entropy` are estimates, one per draw, or closed forms, which are scalars.
+    """
+
+    z: Tensor
+    kl: Tensor
+    entropy: Tensor
+
+
+class Posterior:
+    """A template for the posteriors of a model's layers.
+
+    `beta`, the weight of the KL, is a variable of each copy that a layer has taken; `seed` is that
+    of the noise.
+    """
+
+    beta: Any
+    initial_beta: float
+    seed: int | None
+
+    def wrap(self, layer: Any, train_size: int, **options: Any) -> Any:
+        """Return a stochastic layer around a Keras layer, with its own copy of this posterior.
+
+        Args:
+            layer: a Keras layer.
+            train_size: number of training examples.
+            **options: those of the stochastic layer, such as `seed` and `name`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `wrap`.")
+
+    def bind(self, layers: Sequence[Any]) -> None:
+        """See all stochastic layers of a converted model, once; a joint posterior needs them."""
+
+    def loss(self, draw: Draw) -> Tensor:
+        """Return what a draw adds to the loss before division by the number of examples."""
+        raise NotImplementedError(f"{type(self).__name__} must define `loss`.")
+
+    def summary(self) -> Draw:
+        """Return a fixed set of draws, the same for the same weights."""
+        raise NotImplementedError(f"{type(self).__name__} must define `summary`.")
+
+
+class Chunks(NamedTuple):
+    """The sampled networks on a batch, to be run chunk by chunk.
+
+    Attributes:
+        run: returns the outputs (size, batch, ...) of the draws from a given number on.
+        size: draws in a chunk.
+        count: number of chunks; the last one may go beyond the number of samples.
+    """
+
+    run: Callable[[int | Tensor], Tensor]
+    size: int | Tensor
+    count: int | Tensor
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is known ahead that there is one chunk only."""
+        return isinstance(self.count, int) and self.count == 1
+
+
+class Sampler:
+    """Runs sampled networks on a batch. Keys are tensors of two integers.
+
+    Attributes:
+        samples: number of networks that `chunks` runs.
+        is_random: whether they differ at all.
+    """
+
+    samples: int
+    is_random: bool
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Prepare the networks that a key gives for a batch."""
+        raise NotImplementedError
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...) of one of them; `chunks` has those from 0 on."""
+        raise NotImplementedError
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        """Return the outputs (1, batch, ...) of the network without noise."""
+        raise NotImplementedError
+
+
+class WeightPosterior:
+    """A posterior over whole sets of weights of one network.
+
+    A subclass is a Keras layer, registered for serialization, so that files hold it.
+
+    Attributes:
+        network: the Keras model whose weights are sampled.
+        count: how many sets there are; None gives as many as are wanted.
+    """
+
+    network: Any
+    count: int | None
+
+    @property
+    def sampled(self) -> list[Any]:
+        """The variables of `network` that a set has values for, batch-norm statistics included."""
+        return self.network.variables
+
+    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
+        """Return the values of one set, in the order of `sampled`.
+
+        Args:
+            key: two integers; the sets that it gives are numbered from 0.
+            number: which of them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `sample`.")
+
+    def mean(self) -> list[Tensor]:
+        """Return the values of the one set that stands for all."""
+        raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
+
+    def sampler(self, samples: int, **options: Any) -> Sampler:
+        """Return what runs `samples` of the networks."""
+        raise NotImplementedError(f"{type(self).__name__} must define `sampler`.")

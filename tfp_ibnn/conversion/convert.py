@@ -1,0 +1,316 @@
+"""Turn a deterministic Keras model into a stochastic one, and back."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+from keras import layers
+
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.protocols import Posterior
+from tfp_ibnn.conversion.graph import functional_graph, has_layer_graph, overrides_call
+from tfp_ibnn.layers import StochasticLayer, stochastic_layers
+from tfp_ibnn.layers.base import CONVERTIBLE, check_train_size
+from tfp_ibnn.layers.model import StochasticModel
+
+__all__ = ["to_deterministic", "to_stochastic"]
+
+# Layers whose weights nobody expects to be converted.
+_SILENT = (
+    layers.BatchNormalization,
+    layers.Embedding,
+    layers.GroupNormalization,
+    layers.LayerNormalization,
+    layers.Normalization,
+    layers.PReLU,
+    layers.RMSNormalization,
+    layers.SpectralNormalization,
+)
+
+# The pattern of all layers that other patterns leave, which may be none.
+_REST = ".*"
+
+
+def to_stochastic(
+    model: keras.Model,
+    posterior: Posterior | Mapping[str, Posterior],
+    train_size: int | None = None,
+    *,
+    noise: str = "channel",
+    kl_reduction: str = "sum",
+    train_samples: int = 1,
+    seed: int | None = None,
+) -> StochasticModel:
+    """Return a stochastic copy of a model: each chosen layer multiplies its input by a latent z.
+
+    Weights carry over and the original is not changed. With the noise off, the copy computes what
+    the original does. Dense, EinsumDense and all convolution layers can be converted, in nested
+    models too; a layer that is used twice stays one layer, with one z and one KL.
+
+    Args:
+        model: a built Functional or Sequential model, trained or not.
+        posterior: a template for all layers, or a mapping from patterns of layer names
+            (`re.fullmatch`, the first match wins) to templates. Layers that match no pattern stay
+            deterministic, and a pattern passes over layers that cannot be converted. Each must
+            convert some layer, but for ".*", which others may leave nothing to.
+        train_size: number of training examples, over which the KL is spread.
+        noise: "channel" or "position", see `Stochastic`.
+        kl_reduction: "sum" or "mean" over positions, see `Stochastic`.
+        train_samples: samples of z for each example in training.
+        seed: of the noise; each layer draws a stream of its own.
+
+    Returns:
+        A Functional model, not compiled.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential(
+        ...     [keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(3)]
+        ... )
+        >>> sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=100)
+        >>> [type(layer).__name__ for layer in sto.layers]
+        ['InputLayer', 'Stochastic', 'Stochastic']
+    """
+    train_size = check_train_size(train_size)
+    checks.positive_integer("train_samples", train_samples)
+    graph = _graph_of(model)
+    if stochastic_layers(model):
+        raise ValueError(
+            f"Model {model.name!r} is stochastic already. Convert the original, or fold the "
+            "posterior into the weights first with `to_deterministic`."
+        )
+    templates = _Templates(posterior)
+
+    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
+        copy = _copy_layer(layer)
+        template = templates.find(layer)
+        if template is None:
+            return copy
+        own_seed = template.seed if seed is None else seed
+        if own_seed is not None:
+            own_seed += templates.converted - 1
+        wrapped = template.wrap(
+            copy,
+            train_size,
+            noise=noise,
+            kl_reduction=kl_reduction,
+            seed=own_seed,
+            name=layer.name,
+        )
+        templates.bound.setdefault(id(template), (template, []))[1].append(wrapped)
+        return wrapped
+
+    def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
+        weights = old.get_weights()
+        new.carry_over(weights) if isinstance(new, StochasticLayer) else new.set_weights(weights)
+
+    inputs, outputs = _rebuild(graph, convert, carry_over)
+    templates.check_all_used()
+    for template, wrapped in templates.bound.values():
+        template.bind(wrapped)
+    return StochasticModel(inputs, outputs, train_samples=train_samples, name=model.name)
+
+
+def to_deterministic(model: keras.Model) -> keras.Model:
+    """Return a plain Keras model with the posterior means folded into the weights.
+
+    It computes what the stochastic model does with its noise off, contains no class of this
+    library, and can be saved, quantised or served like any other. Where a mean cannot be folded
+    into a kernel, a `keras.layers.Rescaling` layer applies it.
+
+    Args:
+        model: a Functional or Sequential model with stochastic layers.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> sto = ibnn.to_stochastic(det, ibnn.NormalPlanar1d(), train_size=100)
+        >>> type(ibnn.to_deterministic(sto).layers[-1]).__name__
+        'Dense'
+    """
+    graph = _graph_of(model)
+    if not stochastic_layers(model):
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+
+    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, StochasticLayer):
+            return layer.fold()
+        if stochastic_layers(layer):
+            raise ValueError(
+                f"Layer {layer.name!r} ({type(layer).__name__}) has a stochastic layer inside, "
+                "where its posterior cannot be folded away."
+            )
+        return _copy_layer(layer)
+
+    def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
+        if not isinstance(old, StochasticLayer):
+            new.set_weights(old.get_weights())
+
+    inputs, outputs = _rebuild(graph, convert, carry_over)
+    return keras.Model(inputs, outputs, name=model.name)
+
+
+class _Templates:
+    """Finds the posterior for a layer by its name, and knows what was found."""
+
+    def __init__(self, posterior: Posterior | Mapping[str, Posterior]) -> None:
+        mapping = {_REST: posterior} if isinstance(posterior, Posterior) else posterior
+        if not isinstance(mapping, Mapping) or not mapping:
+            raise ValueError(
+                "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
+                f"patterns of layer names to posteriors; got {posterior!r}. A recipe must be "
+                "called: NormalAffine(), not NormalAffine."
+            )
+        for pattern, template in mapping.items():
+            if not isinstance(template, Posterior):
+                raise ValueError(
+                    f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
+                    f"got {template!r}. A recipe must be called: NormalAffine(), not NormalAffine."
+                )
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError, OverflowError, RecursionError) as error:
+                raise ValueError(
+                    f"`posterior` has the pattern {pattern!r}, which is no regular expression: "
+                    f"{error}."
+                ) from None
+        self._mapping = mapping
+        self._used: set[str] = set()
+        self._convertible: list[str] = []
+        self._passed_over: list[str] = []
+        self.converted = 0
+        self.bound: dict[int, tuple[Posterior, list[StochasticLayer]]] = {}
+
+    def find(self, layer: keras.layers.Layer) -> Posterior | None:
+        """Return the template for a layer, or None if it stays as it is."""
+        pattern = next((p for p in self._mapping if re.fullmatch(p, layer.name)), None)
+        if not isinstance(layer, CONVERTIBLE):
+            if pattern is not None and layer.trainable_weights and not isinstance(layer, _SILENT):
+                self._passed_over.append(f"{layer.name} ({type(layer).__name__})")
+            return None
+        self._convertible.append(layer.name)
+        if pattern is None:
+            return None
+        self._used.add(pattern)
+        self.converted += 1
+        return self._mapping[pattern]
+
+    def check_all_used(self) -> None:
+        """Raise for a pattern that converted nothing; warn of layers that were passed over."""
+        passed_over = (
+            f"cannot be converted: {', '.join(self._passed_over)}. To make one stochastic, build "
+            "the model with `ibnn.Stochastic(layer, posterior, train_size)` in its place, if it "
+            "has one input, or with `ibnn.StochasticDense` inside a composite layer of your own."
+        )
+        if not self._convertible:
+            raise ValueError(
+                "`model` has no layer to convert. Those that can be are "
+                f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}, also in nested models."
+                + (f" These layers {passed_over}" if self._passed_over else "")
+            )
+        nothing_left = {_REST} if self.converted else set()
+        for pattern in self._mapping:
+            if pattern not in self._used | nothing_left:
+                raise ValueError(
+                    f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers "
+                    f"that can be converted: {', '.join(self._convertible)}. (It must match a "
+                    "whole name, and the first that matches wins.)"
+                )
+        if self._passed_over:
+            warnings.warn(
+                f"These layers stay deterministic, since they {passed_over}", stacklevel=3
+            )
+
+
+def _graph_of(model: Any) -> keras.Model:
+    """Return the Functional model behind a model, or raise if there is none."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if not has_layer_graph(model):
+        raise ValueError(
+            f"Model {model.name!r} is a subclass of keras.Model ({type(model).__name__}), whose "
+            "layers cannot be replaced from outside. Build it with the Functional or Sequential "
+            "API, or use StochasticDense, StochasticConv2D and Stochastic in its code."
+        )
+    if overrides_call(model):
+        raise ValueError(
+            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own. Only the "
+            "layers of a graph are converted: anything else that `call` computes would be lost. "
+            "Make it part of the graph: keras.Model(x, keras.layers.Rescaling(2.0)(y)), for "
+            "example, instead of a `call` that returns 2 * super().call(x)."
+        )
+    graph = functional_graph(model)
+    if graph is None:
+        raise ValueError(
+            f"Sequential model {model.name!r} is not built: give it a keras.Input as its first "
+            "entry, or call `model.build(input_shape)`."
+        )
+    return graph
+
+
+def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
+    try:
+        return type(layer).from_config(layer.get_config())
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied from its "
+            "configuration. Register the functions and classes that it uses with "
+            "`keras.saving.register_keras_serializable`, and give a layer of your own a "
+            f"`get_config`. Keras says: {error}"
+        ) from error
+
+
+def _rebuild(
+    graph: keras.Model,
+    convert: Callable[[keras.layers.Layer], keras.layers.Layer],
+    carry_over: Callable[[keras.layers.Layer, keras.layers.Layer], None],
+) -> tuple[Any, Any]:
+    """Rebuild a Functional model with converted layers; return its inputs and outputs."""
+    pairs: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
+    copies: dict[int, Any] = {}
+
+    def clone(layer: Any) -> Any:
+        # One copy for each layer, so that what is shared, even among nested models, stays shared.
+        if id(layer) not in copies:
+            copies[id(layer)] = _clone(layer)
+        return copies[id(layer)]
+
+    def _clone(layer: Any) -> Any:
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
+            return type(layer).from_config(layer.get_config())
+        if has_layer_graph(layer):
+            return keras.Model(*rebuild(_graph_of(layer)), name=layer.name)
+        copy = convert(layer)
+        pairs.append((layer, copy))
+        return copy
+
+    def rebuild(graph: keras.Model) -> tuple[Any, Any]:
+        # An alias of the same layers, since Keras would compile the clone of a compiled model.
+        alias = keras.Model(graph.input, graph.output)
+        fresh = keras.tree.map_structure(
+            lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=_input_name(x)),
+            alias.input,
+        )
+        rebuilt = keras.models.clone_model(
+            alias, input_tensors=fresh, clone_function=clone, call_function=_call
+        )
+        return rebuilt.input, rebuilt.output
+
+    ends = rebuild(graph)
+    for old, new in pairs:
+        carry_over(old, new)
+    return ends
+
+
+def _call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+    """Call a layer of a new graph, with the mask of the old one if it can take one."""
+    if mask is not None and "mask" in inspect.signature(layer.call).parameters:
+        kwargs["mask"] = mask
+    return layer(*args, **kwargs)
+
+
+def _input_name(tensor: Any) -> str:
+    return keras_internals.origin(tensor)[0].name

@@ -1,0 +1,23 @@
+"""Stochastic layers, the model that holds them, and the switches of their noise."""
+
+from tfp_ibnn.layers.base import StochasticLayer
+from tfp_ibnn.layers.control import freeze, noise_off, set_noise, stochastic_layers, unfreeze
+from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
+from tfp_ibnn.layers.model import StochasticModel
+from tfp_ibnn.layers.multiplicative import Stochastic
+from tfp_ibnn.layers.plain import StochasticConv2D, StochasticDense
+
+__all__ = [
+    "GaussianHead",
+    "GaussianNLL",
+    "Stochastic",
+    "StochasticConv2D",
+    "StochasticDense",
+    "StochasticLayer",
+    "StochasticModel",
+    "freeze",
+    "noise_off",
+    "set_noise",
+    "stochastic_layers",
+    "unfreeze",
+]

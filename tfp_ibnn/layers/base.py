@@ -1,0 +1,229 @@
+"""The base of all stochastic layers."""
+
+import inspect
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn import noise
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn._core.protocols import Draw, Posterior
+
+__all__ = ["CONVERTIBLE", "StochasticLayer", "check_train_size"]
+
+CONVERTIBLE = (
+    keras.layers.Dense,
+    keras.layers.EinsumDense,
+    keras.layers.Conv1D,
+    keras.layers.Conv2D,
+    keras.layers.Conv3D,
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
+    keras.layers.DepthwiseConv1D,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+)
+"""The layers that `to_stochastic` wraps: each multiplies its input, of any type, by a kernel."""
+
+
+class StochasticLayer(keras.layers.Wrapper):
+    """A Keras layer with a random latent, drawn once in each forward pass, whose KL is a loss.
+
+    A new kind of layer is a subclass with `draw`, `apply`, `mean_latent` and `fold`.
+
+    Args:
+        layer: a Keras layer.
+        posterior: template, of which the layer takes its own copy.
+        train_size: number of training examples, over which the KL is spread.
+        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
+            has taken that.
+        **kwargs: those of `keras.layers.Layer`.
+    """
+
+    draws_ahead = True
+    """Whether `draw` works without `inputs`."""
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        posterior: Posterior,
+        train_size: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(layer, keras.layers.Layer):
+            raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
+        if isinstance(layer, StochasticLayer):
+            raise ValueError(f"`layer` is stochastic already: {layer.name!r}.")
+        kwargs.setdefault("dtype", layer.dtype_policy)
+        super().__init__(layer, **kwargs)
+        if not isinstance(posterior, Posterior):
+            raise ValueError(
+                "`posterior` must be a posterior such as ibnn.NormalAffine(); got "
+                f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine."
+            )
+        self.train_size = check_train_size(train_size)
+        self.posterior = posterior.copy_for_layer(checks.full_precision(self.dtype_policy), seed)
+        self.supports_masking = True
+        self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
+
+    def draw(
+        self,
+        forward_pass: noise.Pass,
+        count: int | Tensor,
+        inputs: Any = None,
+        training: bool = False,
+    ) -> Draw:
+        """Return `count` latents of a pass, with their KL and entropy.
+
+        If the noise is switched off, each is `mean_latent`.
+
+        Args:
+            forward_pass: the pass, whose `source` gives the noise.
+            count: number of draws.
+            inputs: the layer's input, where the latents depend on its shape (`draws_ahead`).
+            training: whether this is a training step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `draw`.")
+
+    def apply(
+        self,
+        inputs: Tensor,
+        latent: Tensor,
+        groups: int | Tensor | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        """Return the output for given latents.
+
+        Args:
+            inputs: one batch.
+            latent: one, one for each example, or, with groups, one for each block of examples.
+            groups: number of consecutive blocks of equal size that the batch is cut into.
+            mask: of the inputs.
+            training: whether this is a training step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `apply`.")
+
+    def mean_latent(self) -> Tensor:
+        """Return the one latent that stands for the posterior where there is no noise."""
+        raise NotImplementedError(f"{type(self).__name__} must define `mean_latent`.")
+
+    def fold(self) -> keras.layers.Layer:
+        """Return a plain Keras layer, built, that computes what this one does without noise."""
+        raise NotImplementedError(f"{type(self).__name__} must define `fold`.")
+
+    def carry_over(self, weights: list[Any]) -> None:
+        """Take the weights of the plain layer that this one was converted from."""
+        self.layer.set_weights(weights)
+
+    def kl_weight(self, inputs: Tensor) -> float | Tensor:
+        """Return how often the KL of one draw counts."""
+        del inputs
+        return 1.0
+
+    def shares_work(self, inputs: Any) -> bool:
+        """Whether many latents on the same inputs, given symbolically, go faster by `shared`."""
+        del inputs
+        return False
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the wrapped layer and the switch of the noise; the posterior must be built."""
+        if not self.layer.built:
+            self.layer.build(input_shape)
+        for variable in self.posterior.variables:
+            variable.of_posterior = True  # by which `two_speed` knows them
+        if not self.posterior.trainable:
+            # A flag that came with a config reaches the flows only when it changes.
+            self.posterior.trainable = True
+            self.posterior.trainable = False
+        self.noise_switch = self.add_weight(
+            shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
+        )
+        self.built = True
+
+    def call(
+        self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """Return the output for the latent of this pass, and add its KL to the loss."""
+        inputs = self.checked_inputs(inputs)
+        forward_pass = noise.current()
+        latent = forward_pass.recall(self)
+        if latent is not None:
+            forward_pass.restore_losses()
+        elif forward_pass.off:
+            latent = self.mean_latent()
+            forward_pass.remember(self, latent)
+        else:
+            latent = self._draw_latent(forward_pass, inputs, bool(training))
+        return self.apply(inputs, latent, forward_pass.groups, mask, bool(training))
+
+    def checked_inputs(self, inputs: Any) -> Any:
+        """Return the inputs as `apply` takes them, or raise."""
+        return inputs
+
+    def _draw_latent(self, forward_pass: noise.Pass, inputs: Tensor, training: bool) -> Tensor:
+        groups = forward_pass.groups
+        count = ops.shape(inputs)[0] if groups is None else groups
+        draw = self.draw(forward_pass, count, inputs, training)
+        if not forward_pass.losses:
+            forward_pass.remember(self, draw.z)
+            return draw.z
+        weight = ops.cast(self.noise_switch > 0.5, self.posterior.dtype) * self.kl_weight(inputs)
+        loss = weight * mean(self.posterior.loss(draw)) / self.train_size
+        loss = ops.cast(loss, keras.config.floatx())
+        self.add_loss(loss)
+        forward_pass.remember(self, draw.z, loss, weight * mean(draw.kl))
+        return draw.z
+
+    def compute_output_spec(
+        self, inputs: Any, mask: Any = None, training: bool | None = None
+    ) -> Any:
+        """Return the wrapped layer's output spec; noise changes neither shape nor type."""
+        return self.layer.compute_output_spec(self.checked_inputs(inputs))
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
+        """Return the wrapped layer's output shape."""
+        return self.layer.compute_output_shape(input_shape)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        """Return the wrapped layer's output mask."""
+        return (
+            self.layer.compute_mask(inputs, previous_mask) if self.layer.supports_masking else None
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "posterior": keras.saving.serialize_keras_object(self.posterior),
+            "train_size": self.train_size,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "StochasticLayer":
+        """Return a layer from what `get_config` gave."""
+        config = dict(config)
+        for key in ("layer", "posterior"):
+            if isinstance(config.get(key), dict):
+                config[key] = keras.saving.deserialize_keras_object(
+                    config[key], custom_objects=custom_objects
+                )
+        return cls(**config)
+
+
+def check_train_size(train_size: Any) -> int:
+    """Return the number of training examples, or raise."""
+    if train_size is None:
+        raise ValueError(
+            "`train_size` is missing: give the number of training examples. The KL is divided by "
+            "it, since Keras averages the likelihood over the batch; without it the loss would not "
+            "be the ELBO."
+        )
+    return checks.positive_integer("train_size", train_size)

@@ -1,0 +1,133 @@
+"""Switch the noise of a model off, or stop training a part of it."""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn.layers.base import StochasticLayer
+
+__all__ = [
+    "freeze",
+    "noise_off",
+    "set_noise",
+    "stochastic_layers",
+    "unfreeze",
+]
+
+
+def stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
+    """Return the stochastic layers of a model, nested ones included, each once."""
+    layers = keras_internals.nested_layers(model)
+    return [layer for layer in layers if isinstance(layer, StochasticLayer)]
+
+
+def set_noise(model: keras.layers.Layer, on: bool) -> None:
+    """Switch the noise of all stochastic layers on or off.
+
+    Off, z is its posterior mean and no KL is added: the model is a plain deterministic network. The
+    switch is a variable, so it takes effect in functions that are compiled already.
+
+    Args:
+        model: a model with stochastic layers.
+        on: whether there is noise.
+    """
+    for switch in _switches(model):
+        switch.assign(float(on))
+
+
+@contextlib.contextmanager
+def noise_off(model: keras.layers.Layer) -> Iterator[None]:
+    """Switch the noise off for the length of a `with` block, then back to what it was.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(1, train_size=10)
+        >>> x = keras.ops.ones((2, 3))
+        >>> _ = layer(x)
+        >>> with ibnn.noise_off(layer):
+        ...     y = layer(x)
+        >>> bool(keras.ops.all(y[0] == y[1]))
+        True
+    """
+    switches = _switches(model)
+    before = [float(ops.convert_to_numpy(switch)) for switch in switches]
+    set_noise(model, on=False)
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.assign(value)
+
+
+def _switches(model: keras.layers.Layer) -> list[keras.Variable]:
+    layers = stochastic_layers(model)
+    if not layers:
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            f"The noise of {', '.join(unbuilt)} cannot be switched before the layer is built: call "
+            "the model on data, or build it, first."
+        )
+    return [layer.noise_switch for layer in layers]
+
+
+def freeze(model: keras.layers.Layer, part: str) -> None:
+    """Stop training one part of a model; compile it again afterwards, as Keras requires.
+
+    Args:
+        model: a model with stochastic layers.
+        part: "stochastic", the posteriors, or "deterministic", all other weights.
+    """
+    # Listed first: what a layer is set to, its weights and sublayers are set to as well.
+    for switch in [switch for switch in _switches_of(model, part) if switch.trainable]:
+        switch.frozen_by_part = True
+        switch.trainable = False
+
+
+def unfreeze(model: keras.layers.Layer, part: str) -> None:
+    """Train again what `freeze` has stopped; compile the model again afterwards.
+
+    What was frozen before `freeze`, by `layer.trainable = False`, stays frozen. Files do not tell
+    the two apart: if nothing of the part trains and no `freeze` is known, as in a loaded model, all
+    of the part is trained.
+
+    Args:
+        model: a model with stochastic layers.
+        part: "stochastic" or "deterministic", as for `freeze`.
+    """
+    switches = _switches_of(model, part)
+    layers = [switch for switch in switches if isinstance(switch, keras.layers.Layer)]
+    nothing_trains = not any(layer.trainable_weights for layer in layers)
+    ours = [getattr(switch, "frozen_by_part", False) for switch in switches]
+    everything = nothing_trains and not any(ours)
+    wanted = [
+        everything or own or switch.trainable for switch, own in zip(switches, ours, strict=True)
+    ]
+    for switch, value in zip(switches, wanted, strict=True):
+        switch.trainable = value
+        switch.frozen_by_part = False
+
+
+def _switches_of(model: keras.layers.Layer, part: str) -> list[keras.layers.Layer | keras.Variable]:
+    """Return all of a part that has a flag `trainable`: layers, each before what it contains."""
+    checks.one_of("part", part, ("stochastic", "deterministic"))
+    posteriors = [layer.posterior for layer in stochastic_layers(model)]
+    if not posteriors:
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    nested = keras_internals.nested_layers
+    layers = [layer for posterior in posteriors for layer in nested(posterior)]
+    if part == "deterministic":
+        inside = {id(layer) for layer in layers}
+        others = nested(model, include_self=False)
+        layers = [layer for layer in others if id(layer) not in inside]
+    switches = []
+    for layer in layers:
+        # The flag of a container would reach its posteriors too, so only its own weights are set.
+        if part == "stochastic" or not nested(layer, include_self=False):
+            switches.append(layer)
+        switches += keras_internals.own_trainable_variables(layer)
+    return switches

@@ -1,0 +1,114 @@
+"""A regression head that predicts mean and spread, and its loss."""
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor
+
+__all__ = ["GaussianHead", "GaussianNLL", "gaussian_nll", "matched"]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class GaussianHead(keras.layers.Layer):
+    """Turn 2D numbers into the means and the standard deviations of D Gaussians.
+
+    The first half passes as it is; the second becomes softplus(x) + `min_scale`. The layer has no
+    weights, so that the Dense layer before it can be converted like any other. The loss for it is
+    `GaussianNLL`.
+
+    Args:
+        min_scale: the smallest standard deviation.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> model = keras.Sequential(
+        ...     [keras.Input((3,)), keras.layers.Dense(2), ibnn.layers.GaussianHead()]
+        ... )
+        >>> model.compile("adam", ibnn.layers.GaussianNLL())
+    """
+
+    def __init__(self, min_scale: float = 1e-3, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.min_scale = checks.positive("min_scale", min_scale)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Check that there are as many scales as means."""
+        channels = checks.channels_of("GaussianHead", input_shape)
+        if channels % 2:
+            raise ValueError(
+                "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
+                f"shape {tuple(input_shape)}. Give the layer before it 2 * outputs units."
+            )
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Return (..., 2D): D means, then D standard deviations."""
+        loc, raw = ops.split(inputs, 2, axis=-1)
+        return ops.concatenate([loc, ops.softplus(raw) + self.min_scale], axis=-1)
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
+        """Return the input's shape."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "min_scale": self.min_scale}
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class GaussianNLL(keras.losses.Loss):
+    """Negative log-likelihood of targets under the Gaussians of a `GaussianHead`, in nats.
+
+    sum_d log(scale_d) + ((y_d - loc_d) / scale_d)^2 / 2 + log(2 pi) / 2
+
+    Args:
+        name: of the loss.
+        **kwargs: those of `keras.losses.Loss`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> loss = ibnn.layers.GaussianNLL()
+        >>> round(float(loss(keras.ops.array([[0.0]]), keras.ops.array([[0.0, 1.0]]))), 4)
+        0.9189
+    """
+
+    def __init__(self, name: str = "gaussian_nll", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+
+    def call(self, y_true: Any, y_pred: Any) -> Tensor:
+        """Return the loss of each example.
+
+        Args:
+            y_true: (..., D), or (...,) if D is 1.
+            y_pred: (..., 2D), means and standard deviations.
+        """
+        y_pred = ops.convert_to_tensor(y_pred)
+        loc, scale = ops.split(y_pred, 2, axis=-1)
+        y_true = matched(y_true, loc)
+        return gaussian_nll(y_true, loc, ops.square(scale))
+
+
+def gaussian_nll(y: Tensor, loc: Tensor, variance: Tensor) -> Tensor:
+    """Return minus the log-density of y (..., D) under independent Gaussians, summed over D."""
+    distance = ops.square(y - loc) / variance
+    return 0.5 * ops.sum(distance + ops.log(variance) + math.log(2 * math.pi), axis=-1)
+
+
+def matched(y_true: Any, like: Tensor) -> Tensor:
+    """Return targets with the shape of the predicted means, or raise."""
+    y_true = ops.cast(y_true, like.dtype)
+    if len(y_true.shape) == len(like.shape) - 1 and like.shape[-1] == 1:
+        y_true = y_true[..., None]
+    if len(y_true.shape) != len(like.shape) or any(
+        None not in sizes and sizes[0] != sizes[1]
+        for sizes in zip(y_true.shape, like.shape, strict=True)
+    ):
+        raise ValueError(
+            f"The targets have the shape {tuple(y_true.shape)}, the predicted means "
+            f"{tuple(like.shape)}: they must agree."
+        )
+    return y_true

@@ -1,0 +1,234 @@
+"""The Keras model that `to_stochastic` returns."""
+
+import inspect
+import warnings
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn import noise
+from tfp_ibnn._core import checks, keras_internals, serialization
+from tfp_ibnn._core.backend import Tensor, replica_count
+from tfp_ibnn.layers.control import stochastic_layers
+
+__all__ = ["StochasticModel"]
+
+_LOSS = -1
+"""Place of a loss that is not finite; those of z and KL are counted from 1."""
+
+
+_EXACT = 2**24
+"""Up to here float32, in which Keras's metrics count, has all whole numbers."""
+
+
+class _TrainSizeCheck(keras.callbacks.Callback):
+    """Compares `train_size` with the examples of the first epoch, at no cost in the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_open, self._steps = True, 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""
+        self._steps = batch + 1
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Check before validation starts the metrics again."""
+        self._check()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check where there is no validation."""
+        self._check()
+
+    def _check(self) -> None:
+        steps = self.params["steps"] or self._steps
+        if self._is_open and steps and not self.model.stop_training:
+            self.model._check_train_size(steps)
+        self._is_open = False
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticModel(keras.Model):
+    """A Functional Keras model that knows of its noise.
+
+    It does all that a Functional model does, and besides
+    - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
+      as `kl`; loss = nll + kl / train_size when beta is 1 and no other regulariser is used;
+    - draws `train_samples` samples of z for each training example and averages their
+      log-likelihoods.
+
+    (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
+
+    Args:
+        *args: inputs and outputs, as for `keras.Model`.
+        train_samples: samples for each example in training.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,))
+        >>> outputs = ibnn.StochasticDense(2, train_size=100)(inputs)
+        >>> model = ibnn.StochasticModel(inputs, outputs, train_samples=4)
+    """
+
+    def __init__(self, *args: Any, train_samples: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.train_samples = checks.positive_integer("train_samples", train_samples)
+        self._nll_tracker = keras.metrics.Mean(name="nll")
+        self._kl_tracker = keras.metrics.Mean(name="kl")
+        # On JAX the loss is computed outside the call; a variable carries the KL across.
+        self._last_kl = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, autocast=False, name="last_kl"
+        )
+        self._first_fault = self.add_weight(
+            shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
+        )
+        self._layers_in_order: list[str] = []
+        self._warned_of_train_size = False
+
+    def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
+        """Compile for training; the arguments are Keras's.
+
+        Args:
+            *args: optimizer, loss and so on.
+            jit_compile: whether to use XLA. "auto" is Keras's choice, and not saved with the model:
+                after JAX or a GPU, XLA is not used on a CPU, where it is slow.
+            **kwargs: the other arguments.
+        """
+        self._jit_is_open = jit_compile == "auto"
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """Return what `compile` was given."""
+        config = super().get_compile_config()
+        return {**config, "jit_compile": "auto"} if config and self._jit_is_open else config
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile as a saved model was."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Train the model; the arguments are Keras's.
+
+        Warns once, after the first epoch, if that had another number of examples than `train_size`,
+        by more than a batch; not if `steps_per_epoch` is given, since epochs are then not passes
+        over the data.
+        """
+        given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
+        callbacks = given.get("callbacks")
+        ready = isinstance(callbacks, keras.callbacks.CallbackList)
+        if not ready and given.get("steps_per_epoch") is None and not self._warned_of_train_size:
+            # First, so that no other callback has touched the metrics.
+            given["callbacks"] = [_TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
+        return super().fit(**given)
+
+    def _check_train_size(self, steps: int) -> None:
+        """Warn if `train_size` is not the number of examples that the metrics have counted.
+
+        Args:
+            steps: how many batches they came in.
+        """
+        count = round(float(ops.convert_to_numpy(self._nll_tracker.count)))
+        seen = count // self.train_samples
+        sizes = {layer.train_size for layer in stochastic_layers(self)}
+        wrong = [size for size in sizes if abs(size - seen) > seen / steps]
+        # A `train_step` of a subclass may count none.
+        if not wrong or not seen or count > _EXACT:
+            return
+        self._warned_of_train_size = True
+        warnings.warn(
+            f"`train_size` is {wrong[0]}, but the first epoch had {seen} training examples. The KL "
+            f"is divided by `train_size`, so it counts {seen / wrong[0]:.3g} times as much as in "
+            f"the ELBO. Write train_size={seen}. (len() of a tf.data.Dataset or a PyDataset is its "
+            "number of batches.)",
+            stacklevel=2,
+        )
+
+    def train_step(self, *args: Any) -> Any:
+        """Take a training step on `train_samples` copies of each example, each with its own z."""
+        # The backends disagree on what comes before the data (nothing, or the state on JAX).
+        *state, data = args
+        return super().train_step(*state, self._repeat(data))
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Run the model and keep the KL of the pass."""
+        outputs = super().call(inputs, training=training, mask=mask)
+        here = noise.current()
+        if here.losses:
+            here.restore_losses()
+            self._last_kl.assign(ops.cast(here.kl, self._last_kl.dtype))
+            if training:
+                self._layers_in_order = [layer.name for layer in here.layers]
+                self._note_fault(here.first_fault())
+        return outputs
+
+    def _note_fault(self, place: Tensor) -> None:
+        """Keep the place of a fault (0 is none) if it is the first since `clear_fault`."""
+        known = ops.convert_to_tensor(self._first_fault)
+        self._first_fault.assign(ops.where(known == 0, ops.cast(place, known.dtype), known))
+
+    def clear_fault(self) -> None:
+        """Forget the fault that `fault` tells of."""
+        self._first_fault.assign(0)
+
+    @property
+    def fault(self) -> str | None:
+        """What was the first to leave the finite range in training; None if nothing did."""
+        place = int(ops.convert_to_numpy(self._first_fault))
+        if place == 0:
+            return None
+        if place == _LOSS:
+            return "the loss, while every z and KL was finite"
+        if not self._layers_in_order:  # a loaded model, which has not been trained since
+            return "a z or a KL"
+        layer = self._layers_in_order[(place - 1) // 2]
+        return f"{'z' if place % 2 else 'the KL'} of layer {layer!r}"
+
+    def save_own_variables(self, store: Any) -> None:
+        """Save what the layers inside do not save themselves: the random state of Keras's own."""
+        super().save_own_variables(store)
+        serialization.save(store, self._foreign_states())
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` has saved."""
+        super().load_own_variables(serialization.load(store, self._foreign_states(), self.name))
+
+    def _foreign_states(self) -> list[keras.Variable]:
+        layers = keras_internals.nested_layers(self, include_self=False)
+        own = serialization.SavesRandomState
+        return serialization.states_of(x for x in layers if not isinstance(x, own))
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Return the loss, and report its parts."""
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        added = keras_internals.added_loss(self)
+        examples = ops.shape(keras.tree.flatten(x)[0])[0]
+        # Keras divides each replica's loss by their number; the metric undoes it.
+        nll = (loss - added) * replica_count()
+        self._nll_tracker.update_state(nll, sample_weight=examples)
+        self._kl_tracker.update_state(self._last_kl, sample_weight=examples)
+        if training:
+            self._note_fault(ops.where(ops.isfinite(loss), 0, _LOSS))
+        return loss
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the graph and `train_samples`."""
+        return {**super().get_config(), "train_samples": self.train_samples}
+
+    def _repeat(self, data: Any) -> Any:
+        if self.train_samples == 1:
+            return data
+        return keras.tree.map_structure(
+            lambda part: None if part is None else ops.repeat(part, self.train_samples, axis=0),
+            data,
+        )

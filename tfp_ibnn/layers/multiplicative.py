@@ -1,0 +1,353 @@
+"""Layers whose input is multiplied by a latent z drawn from a posterior."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn import noise as noise_room
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, affine, mean, times
+from tfp_ibnn._core.protocols import Draw, Posterior
+from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
+from tfp_ibnn.layers.convolution import (
+    SeparateChannels,
+    convolves,
+    noisy_convolution,
+    scaled_convolution,
+)
+from tfp_ibnn.layers.folding import fold_into, is_foldable
+
+__all__ = ["NOISES", "REDUCTIONS", "Stochastic"]
+
+NOISES = ("channel", "position")
+REDUCTIONS = ("sum", "mean")
+
+_FEW_CHANNELS = 4  # an image's
+_SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Stochastic(StochasticLayer):
+    """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
+
+    The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
+    likelihood over the batch, so the sum of both is the negative ELBO per example.
+
+    The noise is on in training and in inference alike: it is a posterior, not a regulariser. It is
+    switched off, and on again, by `set_noise`.
+
+    Args:
+        layer: a Keras layer with one floating-point input tensor, (batch, ..., channels). Dense
+            layers and convolutions also take integers and booleans, and cast them.
+        posterior: template; the layer builds its own copy for its channels. None is a Gaussian.
+        train_size: number of training examples, over which the KL is spread.
+        noise: "channel", one z for each example and channel; or "position", one for each position
+            (pixel, time step) too, from the same posterior.
+        kl_reduction: with position noise, "sum" the KL over positions (the ELBO) or take the "mean"
+            (as the original report did).
+        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
+            has taken that.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.Stochastic(keras.layers.Dense(2), ibnn.NormalPlanar1d(), train_size=100)
+        >>> layer(keras.ops.ones((5, 3))).shape[-1]
+        2
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        posterior: Posterior | None = None,
+        train_size: int | None = None,
+        noise: str = "channel",
+        kl_reduction: str = "sum",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if posterior is None:
+            # By its name: posteriors know their layers, and not the other way round.
+            posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
+        super().__init__(layer, posterior, train_size, seed, **kwargs)
+        self.noise = checks.one_of("noise", noise, NOISES)
+        self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether `draw` works without `inputs`: with noise at each position it needs the shape."""
+        return self.noise == "channel"
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the posterior, the wrapped layer and the switch of the noise."""
+        owner = f"Stochastic({type(self.layer).__name__}) {self.name!r}"
+        last = input_shape
+        if isinstance(input_shape, (tuple, list)) and self._channel_axis(len(input_shape)) == 1:
+            last = input_shape[:2]
+        channels = checks.channels_of(owner, last)
+        if len(input_shape) < 2:
+            raise ValueError(
+                f"{owner} needs an input of shape (batch, ..., channels); got {input_shape}."
+            )
+        self._input_shape = tuple(input_shape)
+        if not self.layer.built:
+            self.layer.build(input_shape)
+        self.posterior.build((None, channels))
+        super().build(input_shape)
+
+    def draw(
+        self,
+        forward_pass: noise_room.Pass,
+        count: int | Tensor,
+        inputs: Any = None,
+        training: bool = False,
+    ) -> Draw:
+        """Return `count` z of a pass, (count, [positions,] channels), with KL and entropy."""
+        posterior = self.posterior
+        positions = () if self.draws_ahead else self._positions(inputs)
+        # A Gaussian is switched off by noise of size 0; it is its mean then.
+        stddev = ops.cast(self.noise_switch > 0.5, posterior.dtype)
+        normal = forward_pass.source.normal(
+            count,
+            (*positions, posterior.channels),
+            posterior.dtype,
+            posterior.seed_generator,
+            stddev if posterior.is_centered else 1.0,
+        )
+        component = None
+        if posterior.components > 1:
+            component = forward_pass.source.component(
+                posterior.components,
+                ops.shape(normal)[0],
+                posterior.seed_generator,
+                shared=posterior.shared_components,
+            )
+            rows = ops.shape(normal)[0]
+            component = ops.reshape(component, (rows, *(1,) * len(positions)))
+        if posterior.is_centered:
+            return posterior.transform(normal, component, training=training)
+        return self._switched(normal, component, training)
+
+    def apply(
+        self,
+        inputs: Tensor,
+        latent: Tensor,
+        groups: int | Tensor | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        """Return the wrapped layer's output for z * inputs."""
+        if training and self._is_entrance and groups is None:
+            loc, scale = self.posterior.loc_and_scale()
+            rank = len(inputs.shape)
+            parts = (
+                self.broadcast(ops.cast(part, inputs.dtype), rank)
+                for part in (latent, (latent - loc) / scale)
+            )
+            return noisy_convolution(self.layer, inputs, *parts, loc, scale)
+        if not training and self._is_one_scale(inputs, latent):
+            return scaled_convolution(self.layer, inputs, latent[0])
+        modulated = self._multiply(inputs, latent, shared=groups is not None)
+        return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
+
+    def mean_latent(self) -> Tensor:
+        """Return the mean of z, (1, channels)."""
+        return self.posterior.mean()[None]
+
+    def fold(self) -> keras.layers.Layer:
+        """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`."""
+        config = {**self.layer.get_config(), "name": self.name}
+        copy = type(self.layer).from_config(config)
+        mean_z = ops.convert_to_numpy(self.posterior.mean())
+        weights = self.layer.get_weights()
+        if is_foldable(self.layer, self.posterior.channels):
+            copy.build(self._input_shape)
+            copy.set_weights(fold_into(self.layer, weights, mean_z))
+            return copy
+        factors = self.broadcast(self.mean_latent(), len(self._input_shape))[0]
+        rescaling = keras.layers.Rescaling(
+            ops.convert_to_numpy(factors).tolist(), dtype=self.layer.dtype_policy
+        )
+        folded = keras.Sequential([rescaling, copy], name=self.name)
+        folded.build(self._input_shape)
+        folded.set_weights(weights)
+        return folded
+
+    def kl_weight(self, inputs: Tensor) -> float | Tensor:
+        """Return the number of positions that have a z of their own, if their KLs are summed."""
+        weight = 1.0
+        if self.kl_reduction == "sum" and not self.draws_ahead:
+            for size in self._positions(inputs):
+                weight = weight * ops.cast(size, self.posterior.dtype)
+        return weight
+
+    def shares_work(self, inputs: Any) -> bool:
+        """Whether many z on the same inputs had better go by `SeparateChannels`.
+
+        That takes memory as for one draw more for each channel of the input, so it is left to small
+        networks, of which the first convolution is a large part.
+        """
+        if not (
+            self.draws_ahead
+            and type(self).call is Stochastic.call
+            and self.posterior.channels <= _FEW_CHANNELS
+            and self._convolves
+            and self._channel_axis(len(inputs.shape)) != 1
+        ):
+            return False
+        outputs = self.compute_output_shape(inputs.shape)[1:]
+        return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
+
+    def shared(self, inputs: Tensor) -> SeparateChannels:
+        """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
+        return SeparateChannels(self.layer, ops.cast(inputs, self.compute_dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {"noise": self.noise, "kl_reduction": self.kl_reduction}
+        return {**super().get_config(), **config}
+
+    # A mean that is an average of draws takes them along with those of the pass: a second chain of
+    # flows, under a condition, costs more than they do.
+
+    def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
+        """Return the draws for base noise; if the noise is off, z is the posterior's mean."""
+        posterior, on = self.posterior, self.noise_switch > 0.5
+        fixed = posterior.fixed_noise(training)
+        if fixed is None:
+            draw = posterior.transform(normal, component, training=training)
+            center = self._mean_if_needed(on)
+        elif (normal.shape[0] or 0) >= len(fixed):
+            draw, center = self._in_place(normal, fixed, on, training)
+        else:
+            draw, center = self._appended(normal, fixed, training)
+        center = ops.where(on, ops.zeros_like(center), center)
+        return draw._replace(z=affine(draw.z, center, ops.cast(on, posterior.dtype)))
+
+    def _in_place(
+        self, normal: Tensor, fixed: np.ndarray, on: Tensor, training: bool
+    ) -> tuple[Draw, Tensor]:
+        """Return the draws and, if the noise is off, the mean, whose noise takes their place."""
+        count, *positions, channels = normal.shape
+        rows = ops.tile(fixed, (-(-count // len(fixed)), 1))[:count]
+        rows = ops.reshape(rows, (count, *(1,) * len(positions), channels))
+        draw = self.posterior.transform(ops.where(on, normal, rows), training=training)
+        averaged = ops.reshape(draw.z[: len(fixed)], (len(fixed), -1, channels))[:, 0]
+        return draw, mean(averaged, axis=0)
+
+    def _appended(self, normal: Tensor, fixed: np.ndarray, training: bool) -> tuple[Draw, Tensor]:
+        """Return the draws, and the mean of others that follow them."""
+        rows = ops.reshape(normal, (-1, normal.shape[-1]))
+        draw = self.posterior.transform(ops.concatenate([rows, fixed]), training=training)
+        z, kl, entropy = (part[: -len(fixed)] for part in draw)
+        z = ops.reshape(z, ops.shape(normal))
+        return Draw(z, kl, entropy), mean(draw.z[-len(fixed) :], axis=0)
+
+    def _mean_if_needed(self, on: Tensor) -> Tensor:
+        """Return the posterior's mean; where it is costly, compute it only if the noise is off."""
+        posterior = self.posterior
+        if posterior.has_cheap_mean:
+            return posterior.mean()
+        nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
+        return ops.cond(on, lambda: nothing, posterior.mean)
+
+    def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
+        """Return z * inputs, where z is (draws, [positions,] channels).
+
+        Args:
+            inputs: (batch, ..., channels).
+            z: one draw, or one for each example, or, if shared, one for each block of examples.
+            shared: whether blocks of examples share a draw.
+        """
+        z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
+        draws, batch = z.shape[0], inputs.shape[0]
+        if draws == 1 or draws == batch is not None or (draws is None and not shared):
+            return times(inputs, z)
+        if draws is not None and batch is not None and batch % draws:
+            raise ValueError(
+                f"Stochastic layer {self.name!r} has {draws} draws in this pass, which do not fit "
+                f"a batch of {batch}. A layer that is called twice must see the same batch size, "
+                "and a batch must divide into the `groups` of a noise scope."
+            )
+        # The batch is consecutive blocks, one per draw; broadcasting spares a repeated copy of z.
+        size = ops.shape(inputs)
+        draws = ops.shape(z)[0]
+        blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
+        return ops.reshape(times(blocks, z[:, None]), size)
+
+    def broadcast(self, z: Tensor, rank: int) -> Tensor:
+        """Return z (groups, [positions,] channels) with the axes of an input of that rank."""
+        channels_first = self._channel_axis(rank) == 1
+        if len(z.shape) == rank:
+            return ops.moveaxis(z, -1, 1) if channels_first else z
+        gap = (1,) * (rank - len(z.shape))
+        order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
+        return ops.reshape(z, order)
+
+    @property
+    def _is_entrance(self) -> bool:
+        """Whether this is a convolution of images, most likely, under Gaussian noise."""
+        return (
+            self.posterior.is_centered
+            and self.posterior.channels <= _FEW_CHANNELS
+            and self._convolves
+        )
+
+    def _is_one_scale(self, inputs: Tensor, z: Tensor) -> bool:
+        """Whether all share one z, and it is less work to scale a kernel by it than the inputs."""
+        if z.shape[0] != 1 or len(z.shape) != 2 or not self._convolves:
+            return False
+        example = inputs.shape[1:]
+        return None not in example and math.prod(self.layer.kernel.shape) < 8 * math.prod(example)
+
+    @property
+    def _convolves(self) -> bool:
+        return convolves(self.layer) and self.layer.compute_dtype == self.compute_dtype
+
+    def _channel_axis(self, rank: int) -> int:
+        first = getattr(self.layer, "data_format", None) == "channels_first"
+        return 1 if first and rank > 2 else rank - 1
+
+    def _positions(self, inputs: Tensor) -> tuple[int | Tensor, ...]:
+        """Return the sizes of the axes between examples and channels."""
+        shape = ops.shape(inputs)
+        first = self._channel_axis(len(shape)) == 1
+        return tuple(shape[2:]) if first else tuple(shape[1:-1])
+
+    def checked_inputs(self, inputs: Any) -> Any:
+        """Return the inputs in a type that can be multiplied by noise, or raise."""
+        if isinstance(inputs, (list, tuple, dict)):
+            raise ValueError(
+                f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is "
+                f"called with {len(inputs)} inputs. Only layers with one input can be wrapped."
+            )
+        if not hasattr(inputs, "dtype"):
+            raise ValueError(
+                f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
+            )
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        if not keras.backend.is_float_dtype(dtype):
+            is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
+            if not is_number or not isinstance(self.layer, CONVERTIBLE):
+                raise ValueError(
+                    f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "
+                    f"floating-point input; got {dtype}. Cast the input, or leave "
+                    f"{type(self.layer).__name__} deterministic."
+                )
+            inputs = ops.cast(inputs, self.layer.compute_dtype)
+        if len(inputs.shape) < 2 and not isinstance(inputs, keras.KerasTensor):
+            raise ValueError(  # a graph may add an axis yet
+                f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
+                f"got {tuple(inputs.shape)}."
+            )
+        if self.built and len(inputs.shape) == len(self._input_shape):
+            channels = inputs.shape[self._channel_axis(len(inputs.shape))]
+            if channels not in (None, self.posterior.channels):
+                raise ValueError(
+                    f"Stochastic layer {self.name!r} was built for {self.posterior.channels} "
+                    f"channels; got an input of shape {tuple(inputs.shape)}."
+                )
+        return inputs

@@ -1,0 +1,97 @@
+"""Keras's own layers on noisy input, by their own arguments."""
+
+from typing import Any, ClassVar
+
+import keras
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.protocols import Posterior
+from tfp_ibnn.layers.multiplicative import Stochastic
+
+__all__ = [
+    "StochasticConv2D",
+    "StochasticDense",
+]
+
+
+class _StochasticPlain(Stochastic):
+    """A stochastic layer that takes the arguments of a plain Keras layer besides its own."""
+
+    layer_class: ClassVar[type[keras.layers.Layer]]
+
+    def __init__(
+        self,
+        *args: Any,
+        posterior: Posterior | None = None,
+        train_size: int | None = None,
+        noise: str = "channel",
+        kl_reduction: str = "sum",
+        seed: int | None = None,
+        name: str | None = None,
+        trainable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        try:
+            layer = self.layer_class(*args, **kwargs)
+        except (TypeError, ValueError):
+            takers = (self.layer_class.__init__, _StochasticPlain.__init__)
+            checks.known_keywords(type(self).__name__, kwargs, takers, but=("self",))
+            raise
+        super().__init__(
+            layer,
+            posterior,
+            train_size,
+            noise,
+            kl_reduction,
+            seed,
+            name=name,
+            trainable=trainable,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = super().get_config()
+        del config["layer"]
+        inner = self.layer.get_config()
+        del inner["name"]
+        trainable = inner.pop("trainable")
+        return {**inner, **config, "dtype": inner["dtype"], "layer_trainable": trainable}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "_StochasticPlain":
+        """Return a layer from what `get_config` gave."""
+        config = dict(config)
+        trainable = config.pop("layer_trainable", True)
+        layer = super().from_config(config, custom_objects)
+        layer.layer.trainable = trainable
+        return layer
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticDense(_StochasticPlain):
+    """A Dense layer on noisy input: takes the arguments of `keras.layers.Dense` and `Stochastic`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(8, activation="relu", train_size=100)
+        >>> layer(keras.ops.ones((5, 3))).shape[-1]
+        8
+    """
+
+    layer_class = keras.layers.Dense
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticConv2D(_StochasticPlain):
+    """A Conv2D layer on noisy input: takes the arguments of `keras.layers.Conv2D` and `Stochastic`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticConv2D(8, 3, posterior=ibnn.NormalInvConv(), train_size=100)
+        >>> layer(keras.ops.ones((5, 6, 6, 3))).shape[-1]
+        8
+    """
+
+    layer_class = keras.layers.Conv2D

@@ -1,0 +1,164 @@
+"""The noise of one forward pass.
+
+A `Pass` hands every stochastic layer its draws for one pass through a model and remembers them, so
+that a layer which is called twice uses one z and counts its KL once.
+
+By default each outermost call of a model or layer is a pass of its own, with independent
+draws for each example: `model(x)`, `model.stateless_call(...)`, and each batch of `fit`, `evaluate`
+and `predict`. The rule is the same on every backend; a `keras.StatelessScope` around two calls does
+not join them. A method that is called directly, `layer.call(x)`, belongs to the pass around it, and
+is refused where there is none.
+
+A model that wants other draws opens a `scope` inside its own `call`:
+
+    with noise.scope(groups=1):                      # one z for the whole batch
+    with noise.scope(groups=8, sampling="qmc"):      # the batch is 8 blocks, one z each
+    with noise.scope(off=True):                      # z is its mean
+
+A pass lives as long as the call it serves: nothing survives a trace.
+"""
+
+import contextlib
+import contextvars
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.noise.source import Source
+
+__all__ = ["Pass", "current", "scope"]
+
+_open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
+    "tfp_ibnn_pass", default=None
+)
+
+_passes: "weakref.WeakKeyDictionary[Any, Pass]" = weakref.WeakKeyDictionary()
+
+
+class Pass:
+    """What one forward pass hands to its stochastic layers, and what they have drawn in it.
+
+    Args:
+        groups: how many z each layer draws. The batch is cut into that many consecutive blocks of
+            equal size, and all examples of a block share one z. None draws one for each example.
+        off: every layer uses the mean of its posterior.
+        losses: whether layers add their KL to the loss.
+        draws: z by layer, of shape (groups, ...), for layers whose draws are already made.
+        **source: `sampling`, `seed` and so on: those of `Source`.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: int | Tensor | None = None,
+        off: bool = False,
+        losses: bool = True,
+        draws: Mapping[keras.layers.Layer, Tensor] | None = None,
+        **source: Any,
+    ) -> None:
+        if groups is not None and not ops.is_tensor(groups):
+            groups = checks.positive_integer("groups", groups)
+        self.groups = groups
+        self.off = off
+        self.losses = losses
+        self.source = Source(**source)
+        self._draws: dict[keras.layers.Layer, Tensor] = dict(draws or {})
+        self._losses: dict[keras.layers.Layer, Tensor] = {}
+        self._kl: dict[keras.layers.Layer, Tensor] = {}
+
+    @property
+    def kl(self) -> Tensor:
+        """The KL divergences of all layers so far, summed, in nats."""
+        return sum(self._kl.values()) if self._kl else ops.zeros(())
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The layers that have drawn so far, in that order."""
+        return list(self._draws)
+
+    def first_fault(self) -> Tensor:
+        """Return the place of the first z or KL that is not finite, from 1 on; 0 if all are.
+
+        Layer i of `layers`, counted from 0, has its z in place 2 i + 1 and its KL in 2 i + 2.
+        """
+        numbers = [
+            ops.cast(number, "float32")
+            for layer, z in self._draws.items()
+            # With noise at each position z is large; one example shows what the weights do.
+            for number in (ops.sum(z if len(z.shape) == 2 else z[:1]), self._kl.get(layer, 0.0))
+        ]
+        if not numbers:
+            return ops.zeros((), dtype="int32")
+        bad = ops.logical_not(ops.isfinite(ops.stack(numbers)))
+        return ops.where(ops.any(bad), ops.cast(ops.argmax(bad), "int32") + 1, 0)
+
+    def recall(self, layer: keras.layers.Layer) -> Tensor | None:
+        """Return the z that `layer` has in this pass, or None before its first call."""
+        return self._draws.get(layer)
+
+    def remember(
+        self,
+        layer: keras.layers.Layer,
+        z: Tensor,
+        loss: Tensor | None = None,
+        kl: Tensor | None = None,
+    ) -> None:
+        """Keep what `layer` has drawn for its further calls in this pass, and add up the KL."""
+        self._draws[layer] = z
+        if loss is not None:
+            self._losses[layer] = loss
+        if kl is not None:
+            self._kl[layer] = kl
+
+    def restore_losses(self) -> None:
+        """Add the losses of this pass again to layers whose losses Keras has forgotten.
+
+        In JAX's functions Keras takes every call of a layer for an outermost one, and then drops
+        what the layer added before; run eagerly, it may even drop what another layer added.
+        """
+        for layer, loss in self._losses.items():
+            if not keras_internals.own_losses(layer):
+                layer.add_loss(loss)
+
+
+@contextlib.contextmanager
+def scope(**options: Any) -> Iterator[Pass]:
+    """Open a pass with the options of `Pass` and `Source`; to be used inside a model's `call` only.
+
+    Around `predict` or `fit` it would act on tracing, and not on functions already compiled.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(2, posterior=ibnn.NormalAffine(), train_size=10)
+        >>> with ibnn.noise.scope(groups=1):
+        ...     y = layer(keras.ops.ones((3, 4)))
+        >>> bool(keras.ops.all(y[0] == y[2]))
+        True
+    """
+    opened = Pass(**options)
+    token = _open_pass.set(opened)
+    try:
+        yield opened
+    finally:
+        _open_pass.reset(token)
+
+
+def current() -> Pass:
+    """Return the innermost open pass, or else the one that belongs to the present Keras call."""
+    opened = _open_pass.get()
+    if opened is not None:
+        return opened
+    call = keras_internals.find_call()
+    if call is None:
+        raise RuntimeError(
+            "No forward pass can be found, so the KL would be lost or counted twice. Call the "
+            "layer or model itself, layer(x), not layer.call(x), or open a pass around the call: "
+            "`with ibnn.noise.scope():`. If you did, this package does not work with Keras "
+            f"{keras.__version__}: pip install 'keras{keras_internals.TESTED_VERSIONS}'."
+        )
+    return _passes.setdefault(call, Pass())

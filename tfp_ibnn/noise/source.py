@@ -1,0 +1,194 @@
+"""Where the random numbers of a forward pass come from: independent, mirrored, quasi-random."""
+
+import math
+from collections.abc import Callable
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, checked, normal
+from tfp_ibnn.noise import counter
+
+__all__ = ["SAMPLINGS", "Source"]
+
+SAMPLINGS = ("iid", "antithetic", "qmc")
+
+_CALL_STRIDE = 0x9E3779B1
+"""Distance between the seeds of two layers: those of two batches follow each other."""
+
+_ROWS = (
+    "Layers with a common mixture component for each example need the same batch: a reshape inside "
+    "the network may cut each example into several rows, as from (batch, time, channels) to "
+    "(batch * time, channels), but not merge examples. To allow any reshape, choose components per "
+    "layer: FlowPosterior(components=4)."
+)
+
+
+class Source:
+    """Gives the random numbers of one pass, layer after layer.
+
+    Args:
+        sampling: "iid"; "antithetic", where the second draw of each pair mirrors the first; or
+            "qmc", scrambled Sobol points, over all layers jointly.
+        seed: None takes fresh noise from the layers' own generators at each execution. With a
+            number, or a key of two integers (a tensor, perhaps), every draw is a function of it and
+            of `sample` and `stream` alone, on every backend and under every compiler.
+        sample: with a seed, the number of each draw, (draws,); 0, 1, ... by default.
+        stream: with a seed, which of many independent streams each draw is from, (draws,).
+        skip: with a seed, how many random numbers of each draw are already used.
+        portable: False relaxes what a seed promises: independent noise may then depend on the
+            number of draws too, on backend and compiler. It is drawn several times as fast.
+    """
+
+    def __init__(
+        self,
+        sampling: str = "iid",
+        seed: int | Tensor | None = None,
+        sample: Tensor | None = None,
+        stream: Tensor | None = None,
+        skip: int = 0,
+        portable: bool = True,
+    ) -> None:
+        self.sampling = checks.one_of("sampling", sampling, SAMPLINGS)
+        self.key = None if seed is None else _key(seed)
+        self.sample, self.stream = sample, stream
+        self.portable = portable
+        self.used = skip
+        self._calls = 0
+        self._components: dict[int, Tensor] = {}
+
+    def normal(
+        self,
+        count: int | Tensor,
+        shape: tuple[int | Tensor, ...],
+        dtype: str,
+        generator: keras.random.SeedGenerator,
+        stddev: float | Tensor = 1.0,
+    ) -> Tensor:
+        """Return `count` normal arrays of the given shape, drawn as this pass samples.
+
+        Args:
+            count: number of draws, which may be known at run time only.
+            shape: shape of one draw; quasi-random draws need numbers.
+            dtype: floating type of the draws.
+            generator: source of fresh noise.
+            stddev: standard deviation, a number.
+        """
+        if self.key is None and self.sampling == "iid":
+            return normal((count, *shape), dtype, generator, stddev)
+        if self.key is None and self.sampling == "antithetic":
+            half = normal(((count + 1) // 2, *shape), dtype, generator, stddev)
+            return ops.reshape(ops.stack([half, -half], axis=1), (-1, *shape))[:count]
+        if self.sampling == "iid" and not self.portable:
+            first, second = (ops.cast(word, "int32") for word in self.key)
+            apart = self._calls * _CALL_STRIDE % 2**31
+            seed = ops.stack([first + apart, second + ops.sum(self._samples(count)[:1])])
+            self._calls += 1
+            self.used += math.prod(shape)
+            return normal((count, *shape), dtype, seed, stddev)
+        source = counter.sobol if self.sampling == "qmc" else counter.bits
+        words = self._words(count, shape, generator, source)
+        draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
+        if self.sampling == "antithetic":
+            sign = 1 - 2 * ops.cast(self._samples(count) % 2, dtype)
+            draws = draws * ops.reshape(sign, (count, *(1,) * len(shape)))
+        return stddev * draws
+
+    def uniform(self, count: int | Tensor, shape: tuple[int | Tensor, ...], dtype: str) -> Tensor:
+        """Return `count` arrays of numbers uniform in [0, 1), independent, of a seeded pass."""
+        words = self._words(count, shape, None, counter.bits, paired=False)
+        return ops.reshape(counter.uniform(words, dtype), (count, *shape))
+
+    def component(
+        self,
+        components: int,
+        count: int | Tensor,
+        generator: keras.random.SeedGenerator,
+        *,
+        shared: bool,
+    ) -> Tensor:
+        """Return the mixture component of each draw, integers of shape (count,).
+
+        Args:
+            components: how many there are.
+            count: number of draws.
+            generator: source of fresh noise.
+            shared: one index for all layers of the pass that have as many components. The draws
+                then take the components in turn, from a random one on (the first, if the seed is
+                fixed), so that each has its share in batches of any size. Where a batch is reshaped
+                into more rows inside the network, the rows of an example have its component.
+        """
+        if not shared:
+            if self.key is None:
+                return keras.random.randint((count,), 0, components, seed=generator)
+            number = ops.floor(components * self.uniform(count, (1,), "float32")[:, 0])
+            return ops.cast(number, "int32")
+        if components not in self._components:
+            index = self._samples(count)
+            if self.sampling == "antithetic":
+                index = index // 2
+            if self.stream is not None:
+                index = index + self.stream
+            if self.key is None:
+                index = index + keras.random.randint((), 0, components, seed=generator)
+            self._components[components] = index % components
+            return self._components[components]
+        return _spread(self._components[components], count)
+
+    def _samples(self, count: int | Tensor) -> Tensor:
+        return ops.arange(count, dtype="int32") if self.sample is None else self.sample
+
+    def _words(
+        self,
+        count: int | Tensor,
+        shape: tuple[int | Tensor, ...],
+        generator: keras.random.SeedGenerator | None,
+        source: Callable[..., Tensor],
+        *,
+        paired: bool = True,
+    ) -> Tensor:
+        """Return the next random words (count, size of a draw) of this pass."""
+        if source is counter.sobol and not all(isinstance(size, int) for size in shape):
+            raise ValueError(
+                "Quasi-random noise needs sizes that are known ahead; one draw has the shape "
+                f"{shape}. Give the model's input a fixed size, or use another sampling."
+            )
+        key = self.key
+        if key is None:
+            key = _key(keras.random.randint((2,), 0, 2**31 - 1, seed=generator))
+        if self.stream is not None:
+            key = (key[0], key[1] + ops.cast(self.stream, "uint32")[:, None])
+        samples = self._samples(count)
+        if paired and self.sampling == "antithetic":
+            samples = samples // 2
+        size = math.prod(shape)
+        words = source(key, samples, self.used, size)
+        self.used += size
+        return words
+
+
+def _spread(index: Tensor, count: int | Tensor) -> Tensor:
+    """Return the component of each of `count` rows, given those of the examples they came from.
+
+    A reshape, as from (batch, time, channels) to (batch * time, channels), leaves the rows of an
+    example next to each other.
+    """
+    examples = ops.shape(index)[0]
+    known = isinstance(examples, int) and isinstance(count, int)
+    if count is examples or (known and count == examples):
+        return index
+    rows = count // (max(examples, 1) if known else ops.maximum(examples, 1))
+    if not known:
+        index = checked(index, rows * examples == count, _ROWS)
+    elif rows * examples != count:
+        raise ValueError(f"{_ROWS} Here {count} rows follow {examples} examples.")
+    return ops.reshape(ops.broadcast_to(index[:, None], (examples, rows)), (count,))
+
+
+def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the two words of a seed, or of a key of two integers."""
+    if not ops.is_tensor(seed):
+        seed = ops.convert_to_tensor(counter.key_from_seed(seed), dtype="int32")
+    words = ops.cast(seed, "uint32")
+    return words[0], words[1]

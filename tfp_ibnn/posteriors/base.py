@@ -1,0 +1,280 @@
+"""The base of all posteriors over a layer's multiplicative noise z."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks, constraints, protocols
+from tfp_ibnn._core.backend import SeedGenerator, Tensor, inner, mean, tfd
+from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn.layers.multiplicative import Stochastic
+from tfp_ibnn.noise import Source
+
+__all__ = [
+    "Posterior",
+    "checked_component",
+    "checked_scale",
+    "diagonal_normal",
+    "equal_mixture",
+    "log_normal",
+]
+
+_FIXED_PAIRS = 64
+
+
+_LOG_2_PI = math.log(2 * math.pi)
+
+
+class Posterior(SavesRandomState, protocols.Posterior, keras.layers.Layer):
+    """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
+
+    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
+    given to a layer is a template: each layer takes a copy, built for its own channels.
+
+    Args:
+        prior_scale: standard deviation of the prior.
+        prior_loc: mean of the prior.
+        learn_prior_scale: train the prior's scale along with the posterior, one a layer.
+        beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
+        gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
+        seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
+            one a seed derived from it, so that layers of one template draw different noise.
+    """
+
+    components = 1
+    """Number of mixture components that `transform` chooses from."""
+
+    shared_components = False
+    """Whether the component index is common to all layers of a pass."""
+
+    def __init__(
+        self,
+        *,
+        prior_scale: float = 0.5,
+        prior_loc: float = 1.0,
+        learn_prior_scale: bool = False,
+        beta: float = 1.0,
+        gamma: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
+        super().__init__(**kwargs)
+        self.prior_scale = checked_scale("prior_scale", prior_scale)
+        self.prior_loc = checks.moderate("prior_loc", prior_loc)
+        self.learn_prior_scale = bool(learn_prior_scale)
+        self.initial_beta = checks.non_negative("beta", beta)
+        self.gamma = checks.non_negative("gamma", gamma)
+        self.seed = seed
+        self.seed_generator = SeedGenerator(seed)
+        self._layers_served = 0
+        self.channels: int | None = None
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add beta and the prior's scale; call this first."""
+        self.channels = checks.channels_of(type(self).__name__, input_shape)
+        constant = keras.initializers.Constant
+        self.beta = self._add_parameter("beta", (), constant(self.initial_beta), trainable=False)
+        if self.learn_prior_scale:
+            raw = constant(constraints.inverse_scale(self.prior_scale))
+            self.raw_prior_scale = self._add_parameter("raw_prior_scale", (), raw)
+
+    def prior(self) -> tfd.Distribution:
+        """Return the prior, with event shape (channels,)."""
+        ones = ops.ones((self.channels,), dtype=self.dtype)
+        return diagonal_normal(self.prior_loc * ones, self._prior_scale() * ones)
+
+    def transform(
+        self, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy.
+
+        Args:
+            noise: standard normal.
+            component: mixture component of each draw, integers that broadcast against the leading
+                axes of `noise`; only for posteriors of several components.
+            training: whether this is a training step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `transform`.")
+
+    def mean(self) -> Tensor:
+        """Return the mean of z, (channels,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
+
+    def distribution(self) -> tfd.Distribution:
+        """Return q(z), with event shape (channels,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define `distribution`.")
+
+    @property
+    def has_cheap_mean(self) -> bool:
+        """Whether `mean` is a closed form."""
+        return True
+
+    @property
+    def is_centered(self) -> bool:
+        """Whether z = loc + scale * noise; the posterior then has a method `loc_and_scale`."""
+        return False
+
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return noise (draws, channels) whose draws of z have `mean` as their average.
+
+        None if there is no such noise, as where `mean` is a closed form.
+
+        Args:
+            training: whether the draws are made in a training step.
+        """
+        del training
+        return None
+
+    def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+        """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
+
+        The KL is a scalar where it has a closed form, else an estimate for each draw. No inverse is
+        computed.
+        """
+        draw = self._draw(sample_shape)
+        return draw.z, draw.kl
+
+    def entropy(self) -> Tensor:
+        """Return the entropy of z in nats: exact where it has a closed form, else an estimate."""
+        return mean(self.summary().entropy)
+
+    def summary(self) -> Draw:
+        """Return a fixed set of draws (draws, channels), the same for the same weights."""
+        component = None
+        if self.components > 1:
+            component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
+        return self.transform(ops.convert_to_tensor(self._fixed_noise()), component)
+
+    def loss(self, draw: Draw) -> Tensor:
+        """Return what a draw adds to the loss before division by the number of examples."""
+        loss = self.beta * draw.kl
+        return loss - self.gamma * draw.entropy if self.gamma else loss
+
+    def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
+        """Return `Stochastic(layer, self, train_size, **options)`."""
+        return Stochastic(layer, self, train_size, **options)
+
+    def copy(self, **changes: Any) -> "Posterior":
+        """Return an unbuilt posterior of the same configuration, but for the changes."""
+        return type(self).from_config({**self.get_config(), **changes})
+
+    def copy_for_layer(self, dtype: str, seed: int | None = None) -> "Posterior":
+        """Return the unbuilt copy that a layer takes of this template.
+
+        Args:
+            dtype: of the copy.
+            seed: of the copy; None takes the next of this template, if it has a seed.
+        """
+        if seed is None and self.seed is not None:
+            seed = self.seed
+            if self._layers_served:  # far from the seeds that users choose, which lie close
+                words = np.random.SeedSequence((seed % 2**64, self._layers_served))
+                seed = int(words.generate_state(1)[0] >> 1)
+            self._layers_served += 1
+        copy = self.copy(name="posterior", dtype=dtype, seed=seed)
+        copy._layers_served = 1  # by its own layer, should it become a template in turn
+        return copy
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "prior_scale": self.prior_scale,
+            "prior_loc": self.prior_loc,
+            "learn_prior_scale": self.learn_prior_scale,
+            "beta": self.initial_beta,
+            "gamma": self.gamma,
+            "seed": self.seed,
+        }
+        return {**super().get_config(), **config}
+
+    def get_build_config(self) -> None:
+        """Leave building to the layer, so that weight paths are the same after loading."""
+        return None
+
+    def _add_parameter(
+        self, name: str, shape: tuple[int, ...], initializer: Any, trainable: bool = True
+    ) -> keras.Variable:
+        return self.add_weight(
+            shape=shape, initializer=initializer, trainable=trainable, autocast=False, name=name
+        )
+
+    def _prior_scale(self) -> Tensor:
+        if self.learn_prior_scale:
+            return constraints.scale(self.raw_prior_scale)
+        return ops.convert_to_tensor(self.prior_scale, dtype=self.dtype)
+
+    # These densities are written out: TFP's objects, from which the tests take the same numbers,
+    # take four times as many operations, and most layers' operations are so small that it counts.
+
+    def _gaussian(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Return KL and entropy (...,) of diagonal Gaussians (..., channels)."""
+        prior_scale = self._prior_scale()
+        log_scale = ops.log(scale)
+        ratio = log_scale - ops.log(prior_scale)
+        distance = (loc - self.prior_loc) / prior_scale
+        kl = ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio, axis=-1)
+        if type(self).prior is not Posterior.prior:
+            kl = tfd.kl_divergence(diagonal_normal(loc, scale), self.prior())
+        return kl, ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+
+    def _log_prior(self, z: Tensor) -> Tensor:
+        """Return the prior's log-density (...,) at z (..., channels)."""
+        if type(self).prior is not Posterior.prior:
+            return self.prior().log_prob(z)
+        scale = self._prior_scale()
+        return log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)
+
+    def _draw(self, sample_shape: tuple[int, ...]) -> Draw:
+        if not self.built:
+            raise ValueError(
+                f"{type(self).__name__} is not built: call `build((channels,))` first, or use the "
+                "posterior of a layer."
+            )
+        count, noise = int(np.prod(sample_shape, dtype=int)), Source()
+        shape = (*sample_shape, self.channels)
+        normal = noise.normal(count, (self.channels,), self.dtype, self.seed_generator)
+        component = None
+        if self.components > 1:
+            component = noise.component(self.components, count, self.seed_generator, shared=False)
+            component = ops.reshape(component, sample_shape)
+        return self.transform(ops.reshape(normal, shape), component)
+
+    def _fixed_noise(self) -> np.ndarray:
+        """Return antithetic pairs of standard normal noise, always the same."""
+        half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
+        return np.stack([half, -half], axis=1).reshape(-1, self.channels).astype(self.dtype)
+
+
+def checked_scale(name: str, value: Any) -> float:
+    """Return a positive scale of moderate size, or raise."""
+    checks.positive(name, value)
+    return checks.moderate(name, value)
+
+
+def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:
+    """Return a diagonal Gaussian over the last axis."""
+    return tfd.Independent(tfd.Normal(loc, scale), reinterpreted_batch_ndims=1)
+
+
+def log_normal(x: Tensor) -> Tensor:
+    """Return the log-density (...,) of standard normal noise (..., channels)."""
+    squares = inner(x * x, ops.ones((x.shape[-1],), dtype=x.dtype))
+    return -(squares + x.shape[-1] * _LOG_2_PI) / 2
+
+
+def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:
+    """Return the equally weighted mixture of the Gaussians in the rows of `loc` and `scale`."""
+    logits = ops.zeros((loc.shape[0],), dtype=loc.dtype)
+    return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), diagonal_normal(loc, scale))
+
+
+def checked_component(component: Tensor | None) -> Tensor:
+    """Return component indices as a tensor, or raise if there are none."""
+    if component is None:
+        raise ValueError("A posterior of several components needs `component`, one index per draw.")
+    return ops.convert_to_tensor(component, dtype="int32")

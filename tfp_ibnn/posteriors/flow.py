@@ -1,0 +1,233 @@
+"""A normalizing flow on standard normal noise."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
+from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn.flows import Affine, Flow
+from tfp_ibnn.posteriors.base import (
+    Posterior,
+    checked_component,
+    checked_scale,
+    diagonal_normal,
+    equal_mixture,
+    log_normal,
+)
+
+__all__ = [
+    "FlowPosterior",
+]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class FlowPosterior(Posterior):
+    """A normalizing flow on standard normal noise: z = loc + scale * NF(eps).
+
+    log q(z) = log N(eps; 0, 1) - sum_i log|det J_i| - sum_c log scale_c. Without flows this is a
+    learnable Gaussian, whose KL and entropy are closed forms; with flows both are estimated from
+    the draws of the pass, forward only.
+
+    With the affine map last, a rotation leaves the noise as it is, and every flow of this library
+    starts with q = N(prior_loc, initial_scale^2): at KL 0 if `initial_scale` equals `prior_scale`.
+
+    Args:
+        flows: flows, applied in order; an empty sequence gives a Gaussian. They are copied.
+        initial_scale: scale of z at the start; None takes `prior_scale`. A small one keeps a
+            trained network's accuracy when it is converted.
+        affine: "last", or "first" for z = NF(loc + scale * eps), the order of the original report.
+        components: number of Gaussians in the base distribution. Above 1, eps is drawn from an
+            equally weighted mixture with learned means and scales, so that z can have many modes.
+        shared_components: draw one component index for all layers of a pass instead of one a layer.
+            The layers are then dependent, and the sum of their KLs, each given the index, is an
+            upper bound of the joint KL, loose by at most log(components) in all.
+        **kwargs: those of `Posterior`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> posterior = ibnn.FlowPosterior([ibnn.flows.Planar(), ibnn.flows.Planar()])
+        >>> posterior.build((3,))
+        >>> z, kl = posterior.sample_and_kl((1000,))
+        >>> bool(abs(keras.ops.mean(kl)) < 1e-4)
+        True
+    """
+
+    def __init__(
+        self,
+        flows: Sequence[Flow] = (),
+        *,
+        initial_scale: float | None = None,
+        affine: str = "last",
+        components: int = 1,
+        shared_components: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
+            raise ValueError(
+                f"`flows` must be a list of flows such as [ibnn.flows.Planar()]; got {flows!r}."
+            )
+        self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
+        self.initial_scale = initial_scale
+        self.order = checks.one_of("affine", affine, ("last", "first"))
+        self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
+        self.shared_components = bool(shared_components)
+        self.affine = Affine(
+            initial_shift=self.prior_loc,
+            initial_scale=self.prior_scale
+            if initial_scale is None
+            else checked_scale("initial_scale", initial_scale),
+            dtype=self.dtype,
+            name="affine",
+        )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the flows and the base distribution."""
+        super().build(input_shape)
+        for flow in self._chain():
+            flow.build(input_shape)
+        if self.components > 1:
+            # Components of variance 1 - spread^2 around means of variance spread^2: 1 in all.
+            spread = 0.5
+            shape = (self.components, self.channels)
+            raw = constraints.inverse_scale((1 - spread**2) ** 0.5)
+            self.base_loc = self._add_parameter(
+                "base_loc", shape, keras.initializers.RandomNormal(stddev=spread)
+            )
+            self.base_raw_scale = self._add_parameter(
+                "base_raw_scale", shape, keras.initializers.Constant(raw)
+            )
+
+    def distribution(self) -> tfd.TransformedDistribution:
+        """Return q(z), with event shape (channels,)."""
+        # A chain applies its last element first.
+        chain = tfb.Chain([flow.bijector() for flow in reversed(self._chain())])
+        return tfd.TransformedDistribution(self._base(), chain)
+
+    def transform(
+        self, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
+        noise = ops.convert_to_tensor(noise, dtype=self.dtype)
+        if self._is_gaussian:
+            affine = self.affine.bijector()
+            return Draw(affine.push(noise)[0], *self._gaussian(affine.shift, affine.scale))
+        z, log_q = self._from_base(noise, component)
+        for flow in self._chain():
+            z, log_det = flow.push(z, training=training)
+            log_q = log_q - log_det
+        return Draw(z, log_q - self._log_prior(z), -log_q)
+
+    def mean(self) -> Tensor:
+        """Return the mean of z, (channels,): exact for linear flows, else over antithetic draws.
+
+        The draws are always the same, so the mean is a function of the weights; a flow that is odd,
+        as all are at the start, has its exact mean.
+        """
+        if self._is_gaussian:
+            return ops.convert_to_tensor(self.affine.shift)
+        if self.has_cheap_mean:
+            center = ops.zeros((self.channels,), dtype=self.dtype)
+            if self.components > 1:
+                center = mean(ops.convert_to_tensor(self.base_loc), axis=0)
+            for flow in self._chain():
+                center = flow.bijector().forward(center)
+            return center
+        noise = ops.convert_to_tensor(self._fixed_noise())
+        if self.components == 1:
+            return mean(self.transform(noise).z, axis=0)
+        every = np.arange(self.components, dtype="int32")
+        return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
+
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return the noise whose draws `mean` averages, if it does so, over one component.
+
+        Flows with a `push` of their own may look at all draws of a training step together; then
+        there must be no others among them.
+        """
+        alone = not training or all(type(flow).push is Flow.push for flow in self.flows)
+        if self.has_cheap_mean or self.components > 1 or not (alone and self._is_plain):
+            return None
+        return self._fixed_noise()
+
+    @property
+    def has_cheap_mean(self) -> bool:
+        """Whether `mean` is a closed form: no flow, or linear ones only."""
+        return all(flow.is_linear for flow in self.flows)
+
+    @property
+    def is_centered(self) -> bool:
+        """Whether z = loc + scale * noise, which makes it a Gaussian."""
+        return self._is_gaussian and self._is_plain
+
+    def loc_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation (channels,) of a Gaussian posterior."""
+        affine = self.affine.bijector()
+        return affine.shift, affine.scale
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "flows": [keras.saving.serialize_keras_object(flow) for flow in self.flows],
+            "initial_scale": self.initial_scale,
+            "affine": self.order,
+            "components": self.components,
+            "shared_components": self.shared_components,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "FlowPosterior":
+        """Return a posterior from what `get_config` gave."""
+        flows = [
+            flow if isinstance(flow, Flow) else keras.saving.deserialize_keras_object(flow)
+            for flow in config["flows"]
+        ]
+        return cls(**{**config, "flows": flows})
+
+    def copy(self, **changes: Any) -> "FlowPosterior":
+        """Return an unbuilt posterior of the same configuration, but for the changes."""
+        # The flows go by as objects: their classes need not be registered for a copy.
+        return super().copy(**{"flows": self.flows, **changes})
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether no subclass has another way to draw z, or another mean."""
+        methods = (type(self).transform, type(self).mean)
+        return methods == (FlowPosterior.transform, FlowPosterior.mean)
+
+    @property
+    def _is_gaussian(self) -> bool:
+        return not self.flows and self.components == 1
+
+    def _chain(self) -> list[Flow]:
+        """Return all maps in the order in which they are applied."""
+        return [self.affine, *self.flows] if self.order == "first" else [*self.flows, self.affine]
+
+    def _base(self) -> tfd.Distribution:
+        if self.components == 1:
+            zeros = ops.zeros((self.channels,), dtype=self.dtype)
+            return diagonal_normal(zeros, ops.ones_like(zeros))
+        loc, scale = ops.convert_to_tensor(self.base_loc), constraints.scale(self.base_raw_scale)
+        return equal_mixture(loc, scale)
+
+    def _from_base(self, noise: Tensor, component: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return draws of the base distribution and their log-density."""
+        if self.components == 1:
+            return noise, log_normal(noise)
+        component = checked_component(component)
+        loc = ops.take(self.base_loc, component, axis=0)
+        scale = ops.take(constraints.scale(self.base_raw_scale), component, axis=0)
+        z = loc + scale * noise
+        q = diagonal_normal(loc, scale) if self.shared_components else self._base()
+        return z, q.log_prob(z)
+
+
+def _copy_flow(flow: Flow, position: int, dtype: str) -> Flow:
+    name = f"{type(flow).__name__.lower()}_{position}"
+    return type(flow).from_config({**flow.get_config(), "dtype": dtype, "name": name})

@@ -1,0 +1,108 @@
+"""The named recipes: posteriors that one line makes."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tfp_ibnn._core import checks
+from tfp_ibnn.flows import (
+    GlowStep,
+    InverseAutoregressive,
+    InvertibleConv1x1,
+    Planar,
+    Radial,
+    Sylvester,
+)
+from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.flow import FlowPosterior
+
+__all__ = [
+    "NormalAffine",
+    "NormalGlowStep",
+    "NormalIAF",
+    "NormalInvConv",
+    "NormalPlanar1d",
+    "NormalRadial",
+    "NormalSylvester",
+]
+
+_MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
+
+
+Recipe = Callable[..., FlowPosterior]
+
+
+def _recipe(make: Recipe) -> Recipe:
+    """Let a recipe answer for keywords that nobody takes, which Keras would blame on a class."""
+
+    @functools.wraps(make)
+    def recipe(*args: Any, **kwargs: Any) -> FlowPosterior:
+        try:
+            return make(*args, **kwargs)
+        except (TypeError, ValueError):
+            takers = (make, FlowPosterior.__init__, Posterior.__init__)
+            checks.known_keywords(make.__name__, kwargs, takers, but=("self", "flows"))
+            raise
+
+    return recipe
+
+
+@_recipe
+def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a learnable Gaussian, with closed-form KL.
+
+    Args:
+        **kwargs: those of `FlowPosterior`, as in all recipes.
+    """
+    return FlowPosterior((), **kwargs)
+
+
+@_recipe
+def NormalPlanar1d(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` planar flows."""
+    return FlowPosterior([Planar() for _ in _steps(depth)], **kwargs)
+
+
+@_recipe
+def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `planar` planar flows, `depth` 1x1 convolutions, `planar` planar."""
+    around = checks.positive_integer("planar", planar, _MOST_FLOWS)
+    flows = [
+        *(Planar() for _ in range(around)),
+        *(InvertibleConv1x1() for _ in _steps(depth)),
+        *(Planar() for _ in range(around)),
+    ]
+    return FlowPosterior(flows, **kwargs)
+
+
+@_recipe
+def NormalGlowStep(depth: int = 3, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` Glow steps, which move either half in turn."""
+    flows = [GlowStep(hidden, swap=step % 2 == 1) for step in _steps(depth)]
+    return FlowPosterior(flows, **kwargs)
+
+
+@_recipe
+def NormalRadial(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` radial flows."""
+    return FlowPosterior([Radial() for _ in _steps(depth)], **kwargs)
+
+
+@_recipe
+def NormalSylvester(depth: int = 2, units: int = 8, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` Sylvester flows of `units` hidden units."""
+    return FlowPosterior([Sylvester(units) for _ in _steps(depth)], **kwargs)
+
+
+@_recipe
+def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
+    """Return a Gaussian under `depth` inverse autoregressive flows, in alternating order."""
+    flows = [InverseAutoregressive(hidden, reverse=step % 2 == 1) for step in _steps(depth)]
+    return FlowPosterior(flows, **kwargs)
+
+
+def _steps(depth: int) -> range:
+    try:
+        return range(checks.positive_integer("depth", depth, _MOST_FLOWS))
+    except ValueError as error:
+        raise ValueError(f"{error} For a posterior without a flow use NormalAffine().") from None

@@ -1,0 +1,104 @@
+"""Check what `MonteCarlo` is given."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.prediction.wrapping import unscaled
+
+__all__ = [
+    "check_input",
+    "check_model",
+    "check_options",
+    "example_like",
+    "is_empty",
+]
+
+
+def check_input(x: Any, y: Any = None) -> None:
+    """Raise for what is no number, or not finite: ReLU may turn NaN into a number again."""
+    parts = keras.tree.flatten(x)
+    if all(part is None for part in parts):
+        raise ValueError("`x` is missing: give arrays, or a dataset.")
+    floatx = keras.config.floatx()
+    for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
+        part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
+        if not isinstance(part, np.ndarray):
+            continue
+        if part.dtype.kind == "c":
+            raise ValueError(f"`{name}` holds complex numbers; give real ones.")
+        if not part.ndim:
+            raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
+        if name == "x" and part.dtype.kind == "f" and len(part):
+            with np.errstate(over="ignore"):
+                bad = ~np.isfinite(part.astype(floatx, copy=False)).reshape(len(part), -1).all(
+                    axis=1
+                )
+            if bad.any():
+                raise ValueError(
+                    f"`x` holds NaN or infinity, or numbers beyond {floatx}, in {bad.sum()} of "
+                    f"{len(part)} examples; the first is number {bad.argmax()}."
+                )
+
+
+def is_empty(x: Any) -> bool:
+    """Return whether `x` is arrays without an example."""
+    return all(tuple(getattr(part, "shape", ()))[:1] == (0,) for part in keras.tree.flatten(x))
+
+
+def example_like(part: Any) -> np.ndarray:
+    """Return an example of zeros, or empty strings, that could be among those of an array."""
+    part = np.asarray(part)
+    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
+    return np.zeros((1, *part.shape[1:]), dtype)
+
+
+def check_model(model: Any, dropout: bool) -> keras.Model:
+    """Return the network that is averaged, or raise for a model that cannot be."""
+    network = model.network if isinstance(model, WeightPosterior) else model
+    if not isinstance(network, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    unbuilt = [layer.name for layer in stochastic_layers(network) if not layer.built]
+    if not network.built or unbuilt:
+        raise ValueError(
+            f"Model {network.name!r} is not built: call it on data, or build it, first."
+        )
+    graph = functional_graph(unscaled(network))
+    if graph is not None and len(graph.outputs) != 1:
+        raise ValueError(
+            f"Model {network.name!r} has {len(graph.outputs)} outputs; MonteCarlo needs one. Make "
+            "a model of each with keras.Model(model.inputs, model.outputs[i])."
+        )
+    if dropout and graph is None:
+        raise ValueError(
+            f"Dropout can be left on in Functional and Sequential models; {network.name!r} is a "
+            f"{type(network).__name__} with a `call` of its own."
+        )
+    return network
+
+
+def check_options(
+    samples: int, sampling: str, interval: float | None, standard_error: bool
+) -> None:
+    """Raise for options that contradict each other."""
+    if interval is not None and not 0 < checks.finite("interval", interval) < 1:
+        raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {interval!r}.")
+    if not standard_error:
+        return
+    if sampling == "qmc":
+        raise ValueError(
+            "Quasi-random draws have no `standard_error`: compare the means of a few seeds "
+            "instead, or use sampling='antithetic'."
+        )
+    least, even = (4, True) if sampling == "antithetic" else (2, False)
+    if samples < least or (even and samples % 2):
+        raise ValueError(
+            f"A `standard_error` needs {least} `samples` at least"
+            f"{', and an even number of them' if even else ''}; got {samples}."
+        )

@@ -1,0 +1,314 @@
+"""What a network's output means, and how draws of it are summed up."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn.layers.heads import gaussian_nll, matched
+from tfp_ibnn.metrics import BrierScore, ExpectedCalibrationError, NegativeLogLikelihood
+from tfp_ibnn.metrics._base import TOLERANCE
+from tfp_ibnn.metrics.scoring import Accuracy, surprise
+
+__all__ = ["Categorical", "Gaussian", "Labels", "Point", "Predictive", "Summary"]
+
+_BISECTIONS = 40
+
+
+class Summary(NamedTuple):
+    """Sums over draws, from which all statistics follow; two of them merge exactly.
+
+    Attributes:
+        count: number of draws.
+        mean: of the draws.
+        squares: summed squared distances from the mean.
+        within: summed uncertainty of each draw (entropy, or variance).
+        between: summed divergence of each draw from the mean.
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+    within: Tensor
+    between: Tensor
+
+
+class Predictive:
+    """What a kind of output predicts; the base of all kinds.
+
+    A draw is what one sampled network says of an example, in a form that can be averaged. Draws
+    have the shape (draws, examples, ...).
+    """
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the draws in a network's outputs, and the uncertainty within each."""
+        raise NotImplementedError
+
+    def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
+        """Return how far a draw is from the mean."""
+        raise NotImplementedError
+
+    def statistics(self, summary: Summary) -> dict[str, Tensor]:
+        """Return what is predicted."""
+        raise NotImplementedError
+
+    def public(self, draws: Tensor) -> Tensor:
+        """Return draws, or their mean or spread, in the form the user sees."""
+        return draws
+
+    def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """Return the bounds of the central interval that holds the given probability."""
+        ends = ops.cast([(1 - level) / 2, (1 + level) / 2], draws.dtype)
+        bounds = ops.quantile(self.public(draws), ends, axis=0)
+        return bounds[0], bounds[1]
+
+    def scores(self) -> list[keras.metrics.Metric]:
+        """Return the metrics that suit this kind."""
+        raise NotImplementedError
+
+    def update(
+        self,
+        scores: list[keras.metrics.Metric],
+        y_true: Any,
+        prediction: dict[str, Tensor],
+        sample_weight: Any,
+    ) -> None:
+        """Count a batch in those metrics."""
+        target, predicted = self._pair(y_true, prediction)
+        for score in scores:
+            score.update_state(target, predicted, sample_weight=sample_weight)
+
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return the loss of each example, or of each of its positions."""
+        raise NotImplementedError
+
+    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return targets and predictions that go together."""
+        raise NotImplementedError
+
+    def summarize(self, draws: Tensor, within: Tensor, weights: Tensor) -> Summary:
+        """Sum up draws, each counted with its weight, 0 or 1."""
+        count = ops.sum(weights)
+        center = _sum(weights, draws) / count
+        return Summary(
+            count,
+            center,
+            _sum(weights, ops.square(draws - center)),
+            _sum(weights, within),
+            _sum(weights, self.divergence(draws, center)),
+        )
+
+    def merge(self, one: Summary, other: Summary) -> Summary:
+        """Return the summary of the draws of both; `other` is not empty.
+
+        The divergence of a draw from the common mean is, on average, that from its part's mean
+        plus that of its part's mean from the common one: true of squared distances and of KL.
+        """
+        count = one.count + other.count
+        step = other.mean - one.mean
+        center = one.mean + step * (other.count / count)
+        moved = one.count * self.divergence(one.mean, center)
+        moved = moved + other.count * self.divergence(other.mean, center)
+        return Summary(
+            count,
+            center,
+            one.squares + other.squares + ops.square(step) * (one.count * other.count / count),
+            one.within + other.within,
+            one.between + other.between + moved,
+        )
+
+
+class Categorical(Predictive):
+    """One of several classes, on the last axis."""
+
+    def __init__(self, from_logits: bool) -> None:
+        self.from_logits = from_logits
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class probabilities, and their entropies."""
+        if outputs.shape[-1] == 1:
+            raise ValueError(
+                "One number is no distribution over classes. For yes or no say head='sigmoid'."
+            )
+        if self.from_logits:
+            probabilities = ops.softmax(outputs, axis=-1)
+        else:
+            total = ops.sum(outputs, axis=-1, keepdims=True)
+            positive = ops.all(outputs >= 0, axis=-1, keepdims=True)
+            valid = ops.logical_and(positive, ops.abs(total - 1) < TOLERANCE)
+            probabilities = _or_nan(outputs, valid)
+        return probabilities, entropy(probabilities)
+
+    def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
+        """Return KL[draw || mean] in nats."""
+        # Of a product with 0 the logarithm does not matter.
+        inside = ops.logical_and(draw > 0, mean > 0)
+        ratio = ops.where(inside, draw, 1) / ops.where(inside, mean, 1)
+        return ops.sum(draw * ops.log(ratio), axis=-1)
+
+    def statistics(self, summary: Summary) -> dict[str, Tensor]:
+        """Return mean, variance, and the entropies."""
+        variance = self.public(summary.squares / summary.count)
+        return {
+            "mean": self.public(summary.mean),
+            "variance": variance,
+            "entropy": entropy(summary.mean),
+            "aleatoric": summary.within / summary.count,
+            "epistemic": summary.between / summary.count,
+            "total_variance": self._total(variance),
+        }
+
+    def scores(self) -> list[keras.metrics.Metric]:
+        """Return accuracy, NLL, Brier score and ECE."""
+        return [Accuracy(), NegativeLogLikelihood(), BrierScore(), ExpectedCalibrationError()]
+
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return minus the log-probability of the label."""
+        target, probabilities = self._pair(y_true, prediction)
+        loss = surprise(target, probabilities)
+        return ops.reshape(loss, ops.shape(probabilities)[:-1])
+
+    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        return y_true, prediction["mean"]
+
+    def _total(self, variance: Tensor) -> Tensor:
+        return ops.sum(variance, axis=-1)
+
+
+class Labels(Categorical):
+    """Yes or no, for each entry of the last axis; a draw has [no, yes] on an axis of its own."""
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities of no and yes, and their entropies."""
+        if self.from_logits:
+            yes, no = ops.sigmoid(outputs), ops.sigmoid(-outputs)
+        else:
+            yes = _or_nan(outputs, ops.logical_and(outputs >= 0, outputs <= 1))
+            no = 1 - yes
+        both = ops.stack([no, yes], axis=-1)
+        return both, entropy(both)
+
+    def public(self, draws: Tensor) -> Tensor:
+        """Return the entry of yes."""
+        return draws[..., 1]
+
+    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        yes = prediction["mean"]
+        return matched(y_true, yes), ops.stack([1 - yes, yes], axis=-1)
+
+    def _total(self, variance: Tensor) -> Tensor:
+        return variance
+
+
+class Point(Predictive):
+    """A number; its own uncertainty is not predicted."""
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs."""
+        return outputs, ops.zeros_like(outputs)
+
+    def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
+        """Return the squared distance."""
+        return ops.square(draw - mean)
+
+    def statistics(self, summary: Summary) -> dict[str, Tensor]:
+        """Return the mean and the variances."""
+        aleatoric, epistemic = summary.within / summary.count, summary.between / summary.count
+        return {
+            "mean": summary.mean,
+            "aleatoric": aleatoric,
+            "epistemic": epistemic,
+            "total_variance": aleatoric + epistemic,
+        }
+
+    def scores(self) -> list[keras.metrics.Metric]:
+        """Return the root of the mean squared error."""
+        return [keras.metrics.RootMeanSquaredError(name="rmse")]
+
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return the squared error."""
+        target, predicted = self._pair(y_true, prediction)
+        return ops.mean(ops.square(target - predicted), axis=-1)
+
+    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        return matched(y_true, prediction["mean"]), prediction["mean"]
+
+
+class Gaussian(Point):
+    """A number with a standard deviation: the output of a `GaussianHead`."""
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and the variances."""
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                "A gaussian head has as many standard deviations as means; the output has "
+                f"{outputs.shape[-1]} entries."
+            )
+        loc, scale = ops.split(outputs, 2, axis=-1)
+        return loc, ops.square(_or_nan(scale, scale >= 0))
+
+    def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """Return the bounds of the interval that holds new observations with that probability.
+
+        They are quantiles of the mixture of all draws' Gaussians, found by bisection.
+        """
+        scale = ops.sqrt(within)
+
+        def quantile(probability: float) -> Tensor:
+            def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+                lower, upper = ends
+                middle = (lower + upper) / 2
+                below = mean(_normal_cdf((middle - draws) / scale), axis=0) < probability
+                return ops.where(below, middle, lower), ops.where(below, upper, middle)
+
+            # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
+            start = ops.min(draws - 8 * scale, axis=0), ops.max(draws + 8 * scale, axis=0)
+            lower, upper = ops.fori_loop(0, _BISECTIONS, halve, start)
+            return (lower + upper) / 2
+
+        return quantile((1 - level) / 2), quantile((1 + level) / 2)
+
+    def scores(self) -> list[keras.metrics.Metric]:
+        """Return the root of the mean squared error, and the NLL."""
+        return [*super().scores(), keras.metrics.Mean(name="nll")]
+
+    def update(
+        self,
+        scores: list[keras.metrics.Metric],
+        y_true: Any,
+        prediction: dict[str, Tensor],
+        sample_weight: Any,
+    ) -> None:
+        """Count a batch in those metrics."""
+        *errors, nll = scores
+        super().update(errors, y_true, prediction, sample_weight)
+        nll.update_state(self.loss(y_true, prediction), sample_weight=sample_weight)
+
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return minus the log-density of the Gaussian with the predicted mean and variance."""
+        target, predicted = self._pair(y_true, prediction)
+        return gaussian_nll(target, predicted, prediction["total_variance"])
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Return the entropy over the last axis, in nats."""
+    logarithm = ops.log(ops.where(probabilities > 0, probabilities, 1))
+    return -ops.sum(probabilities * logarithm, axis=-1)
+
+
+def _normal_cdf(x: Tensor) -> Tensor:
+    return 0.5 * (1 + ops.erf(x * 2.0**-0.5))
+
+
+def _or_nan(values: Tensor, valid: Tensor) -> Tensor:
+    """Return values, and NaN for what is not valid, so that nothing false comes out later."""
+    return ops.where(valid, values, ops.full_like(values, float("nan")))
+
+
+def _like(weights: Tensor, values: Tensor) -> Tensor:
+    return ops.reshape(weights, (-1, *(1,) * (len(values.shape) - 1)))
+
+
+def _sum(weights: Tensor, values: Tensor) -> Tensor:
+    return ops.sum(_like(weights, values) * values, axis=0)

@@ -1,0 +1,298 @@
+"""Temperature scaling: one number that makes a trained classifier less sure, or surer."""
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from scipy.optimize import brentq
+from scipy.special import softmax
+
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.outputs import activation_of
+from tfp_ibnn.metrics._base import Examples, checked
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.wrapping import ScaledModel, innermost
+
+__all__ = ["TemperatureScaling"]
+
+BOUNDS = (0.01, 100.0)
+"""Between which a temperature is sought."""
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class TemperatureScaling(ScaledModel, keras.Model):
+    """A classifier whose logits z are divided by a temperature T fitted to validation data.
+
+    The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
+    returns probabilities p (each at least the smallest normal float). The predicted class stays the
+    same; T > 1 makes it less sure. The temperature is 1 until `fit` is called; it is no trainable
+    weight, and is saved with the model.
+
+    A classifier that returns a dictionary is taken at its "mean", as probabilities: the prediction
+    of a `MonteCarlo` can be scaled. The other way round, `MonteCarlo` of a scaled model averages
+    draws that are scaled each.
+
+    Args:
+        model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
+        from_logits: whether it returns logits; None asks the activation of its last layer.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> too_sure = keras.Sequential([keras.Input((2,)), keras.layers.Rescaling(10.0)])
+        >>> scaled = ibnn.TemperatureScaling(too_sure, from_logits=True)
+        >>> x = np.eye(2)[[0, 0, 0, 0, 1, 1, 1, 1]]
+        >>> scaled = scaled.fit(x, np.array([0, 0, 0, 1, 1, 1, 1, 0]))
+        >>> round(float(scaled.temperature), 2)  # right three times of four: 10 / T = log 3
+        9.1
+
+    References:
+        Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599.
+    """
+
+    def __init__(self, model: keras.Model, from_logits: bool | None = None, **kwargs: Any) -> None:
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"`model` must be a Keras model that classifies; got {model!r}.")
+        kwargs.setdefault("dtype", checks.full_precision(model.dtype_policy))
+        super().__init__(**kwargs)
+        self.model = model
+        self.from_logits = None if from_logits is None else bool(from_logits)
+        self.temperature = self.add_weight(
+            shape=(), initializer="ones", trainable=False, autocast=False, name="temperature"
+        )
+        self._evaluate: Callable[..., Any] | None = None
+        self._width: int | None = None
+        self.built = model.built
+
+    @property
+    def inner(self) -> keras.Model:
+        """The classifier."""
+        return self.model
+
+    def build(self, input_shape: Any) -> None:
+        """Build the classifier."""
+        if not self.model.built:
+            self.model.build(input_shape)
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
+        """Return the classifier's output at the temperature."""
+        return self.scale(self.model(inputs, training=training))
+
+    def scale(self, outputs: Any) -> Tensor:
+        """Return an output of the classifier at the temperature."""
+        outputs, from_logits = self._read(outputs)
+        outputs = ops.cast(outputs, self.temperature.dtype)
+        if from_logits:
+            return outputs / self.temperature
+        tiny = np.finfo(self.temperature.dtype).tiny
+        log_probabilities = ops.log(ops.maximum(outputs, tiny))
+        if outputs.shape[-1] == 1:
+            other = ops.log(ops.maximum(1 - outputs, tiny))
+            return ops.sigmoid((log_probabilities - other) / self.temperature)
+        return ops.softmax(log_probabilities / self.temperature)
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+    ) -> "TemperatureScaling":
+        """Find the temperature of the least negative log-likelihood, and return the model.
+
+        The likelihood is concave in 1 / T, so there is one such temperature. The classifier stays
+        as it is.
+
+        Args:
+            x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
+                batches (x, y) or (x, y, sample_weight), finite or cut by `steps`.
+            y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
+            sample_weight: weights of arrays.
+            batch_size: for arrays; as for `predict`.
+            steps: number of batches to take from a dataset; None takes all.
+        """
+        if any(hasattr(part, "shape") for part in keras.tree.flatten(x)):
+            predictions = self._predict_arrays(x, y, sample_weight, batch_size)
+        else:
+            predictions = self._predict_dataset(x, y, sample_weight, steps)
+        self._width = predictions[0].shape[-1]
+        examples = checked(*predictions, names=("model(x)", "y", "sample_weight"))
+        self.temperature.assign(_best_temperature(examples))
+        self.built = True  # the classifier is, now that it was run
+        return self
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with.
+
+        Args:
+            *args: those of Keras.
+            **kwargs: those of Keras.
+        """
+        if self.compiled:
+            return super().evaluate(*args, **kwargs)
+        if self._evaluate is None:
+            # The method alone: a model would be tracked, and saved, as a part of this one.
+            head = "sigmoid" if self._width == 1 else None
+            self._evaluate = MonteCarlo(self, samples=1, head=head, independent=True).evaluate
+        return self._evaluate(*args, **kwargs)
+
+    def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Export as Keras does, where the model was never called, too.
+
+        Args:
+            filepath: where to.
+            *args: those of Keras.
+            **kwargs: those of Keras.
+        """
+        graph = functional_graph(innermost(self))
+        if len(args) < 3 and graph is not None:
+            kwargs.setdefault("input_signature", [keras.tree.map_structure(_spec, graph.input)])
+        super().export(filepath, *args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = {
+            "model": keras.saving.serialize_keras_object(self.model),
+            "from_logits": self.from_logits,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "TemperatureScaling":
+        """Return a model from what `get_config` gave."""
+        model = keras.saving.deserialize_keras_object(
+            config["model"], custom_objects=custom_objects
+        )
+        return cls(**{**config, "model": model})
+
+    @property
+    def returns_logits(self) -> bool | None:
+        """Whether the output is logits; None if that cannot be told before the model has run."""
+        if self.from_logits is not None:
+            return self.from_logits
+        if isinstance(self.model, TemperatureScaling):
+            return self.model.returns_logits
+        return False if innermost(self) is not self.model else _returns_logits(self.model)
+
+    def _read(self, outputs: Any) -> tuple[Any, bool]:
+        """Return the classifier's one output, and whether it is logits."""
+        from_logits = self.returns_logits
+        if isinstance(outputs, dict) and "mean" in outputs:
+            outputs = outputs["mean"]
+            from_logits = bool(from_logits)
+        if not hasattr(outputs, "shape"):
+            raise ValueError(
+                "`model` must return one tensor, or a dictionary with the key 'mean'; got "
+                f"{keras.tree.map_structure(type, outputs)}."
+            )
+        if from_logits is None:
+            raise ValueError(
+                f"The last layer of `model`, {self.model.name!r}, does not tell logits from "
+                "probabilities. Give from_logits=True or from_logits=False."
+            )
+        if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
+            raise ValueError(
+                f"`model`, {self.model.name!r}, answers yes or no to several labels; temperature "
+                "scaling is for one label, or for classes."
+            )
+        return outputs, from_logits
+
+    def _predict_arrays(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None
+    ) -> tuple[Any, Any, Any, bool]:
+        """Return the classifier's output, the labels, the weights, and whether it is logits."""
+        if y is None:
+            raise ValueError("`y` must hold the labels when `x` is an array; got None.")
+        if keras.tree.flatten(x)[0].shape[0] == 0:
+            raise ValueError("`x` must hold one example at least; got none.")
+        outputs, from_logits = self._read(self.model.predict(x, batch_size=batch_size, verbose=0))
+        return outputs, y, sample_weight, from_logits
+
+    def _predict_dataset(
+        self, x: Any, y: Any, sample_weight: Any, steps: int | None
+    ) -> tuple[Any, Any, Any, bool]:
+        """Return the same; labels and weights are those of the dataset."""
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` must come from `x` when it is a dataset, as its batches "
+                "(x, y, sample_weight); leave them out."
+            )
+        # A shuffled dataset has a new order in each pass, so there is only one.
+        parts = []
+        for batch in itertools.islice(_batches(x), steps):
+            inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
+            if labels is None:
+                raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
+            outputs, from_logits = self._read(self.model.predict_on_batch(inputs))
+            labels = np.asarray(labels)
+            weight = np.ones(len(labels)) if weight is None else np.asarray(weight)
+            parts.append((outputs, labels, weight))
+        if not parts:
+            raise ValueError("`x` must hold one example at least; got none.")
+        return *(np.concatenate(part) for part in zip(*parts, strict=True)), from_logits
+
+
+def _spec(tensor: Any) -> keras.InputSpec:
+    name = keras_internals.origin(tensor)[0].name
+    return keras.InputSpec(shape=tensor.shape, dtype=tensor.dtype, name=name)
+
+
+def _batches(dataset: Any) -> Iterator[Any]:
+    if isinstance(dataset, keras.utils.PyDataset):
+        count = dataset.num_batches
+        return (dataset[i] for i in (itertools.count() if count is None else range(count)))
+    return iter(dataset)
+
+
+def _best_temperature(examples: Examples) -> float:
+    """Return the temperature at which the derivative of the negative log-likelihood is 0."""
+    if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
+        raise ValueError(
+            "`y` must hold two classes at least to fit a temperature; got only "
+            f"{np.argmax(examples.targets[0])}."
+        )
+    log_p = examples.log_probabilities
+    if log_p is None:
+        log_p = np.log(
+            np.maximum(examples.probabilities, np.finfo(examples.probabilities.dtype).tiny)
+        )
+    # A class excluded by the logit -inf; 0 * -inf would be NaN.
+    log_p = np.maximum(log_p.astype("float64"), np.log(np.finfo("float64").tiny))
+    observed = np.sum(log_p * examples.targets, axis=-1)
+
+    def slope(log_inverse: float) -> float:
+        expected = np.sum(softmax(np.exp(log_inverse) * log_p, axis=-1) * log_p, axis=-1)
+        return float(np.average(expected - observed, weights=examples.weight))
+
+    hot, cold = -np.log(BOUNDS[1]), -np.log(BOUNDS[0])
+    if slope(cold) <= 0:
+        temperature, reason = BOUNDS[0], "every prediction is right: the colder, the better"
+    elif slope(hot) >= 0:
+        temperature, reason = BOUNDS[1], "the predictions are no better than chance"
+    else:
+        return float(np.exp(-brentq(slope, hot, cold)))
+    warnings.warn(
+        f"The temperature stops at {temperature:g}, because on these data {reason}. Fit it to more "
+        "data that the model was not trained on.",
+        stacklevel=3,
+    )
+    return temperature
+
+
+def _returns_logits(model: keras.Model) -> bool | None:
+    """Return whether the output of a model is logits; None if one cannot tell."""
+    activation = activation_of(model)
+    if activation in ("softmax", "sigmoid"):
+        return False
+    return True if activation in ("linear", "log_softmax") else None

@@ -1,0 +1,19 @@
+"""What `model.fit` takes: optimizers and callbacks."""
+
+from tfp_ibnn.training.callbacks import KLAnnealing, PosteriorLog
+from tfp_ibnn.training.checkpoint import Checkpoint, CheckpointError
+from tfp_ibnn.training.evaluation import MonteCarloEvaluation
+from tfp_ibnn.training.nonfinite import NonFiniteError, TerminateOnNonFinite
+from tfp_ibnn.training.optimizers import TwoSpeed, two_speed
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "KLAnnealing",
+    "MonteCarloEvaluation",
+    "NonFiniteError",
+    "PosteriorLog",
+    "TerminateOnNonFinite",
+    "TwoSpeed",
+    "two_speed",
+]

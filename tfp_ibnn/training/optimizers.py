@@ -1,0 +1,181 @@
+"""Two learning rates: one for the posteriors, one for all other weights."""
+
+import contextlib
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import checks, keras_internals
+
+__all__ = [
+    "TwoSpeed",
+    "two_speed",
+]
+
+_POSTERIORS = "posteriors"
+
+
+Schedule = keras.optimizers.schedules.LearningRateSchedule
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ScaledSchedule(Schedule):
+    """A learning-rate schedule times a constant."""
+
+    def __init__(self, schedule: Schedule, factor: float) -> None:
+        self.schedule, self.factor = schedule, factor
+
+    def __call__(self, step: Any) -> Any:
+        """Return the scaled rate at a step."""
+        return self.factor * self.schedule(step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        schedule = keras.saving.serialize_keras_object(self.schedule)
+        return {"schedule": schedule, "factor": self.factor}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ScaledSchedule":
+        """Return a schedule from what `get_config` gave."""
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
+
+
+class _ByOwner(keras.optimizers.OptimizerMap):
+    """Tells the optimizer of a variable by whether a stochastic layer's posterior owns it."""
+
+    def __call__(self, variable: keras.Variable) -> keras.optimizers.Optimizer:
+        owned = getattr(variable, "of_posterior", False)
+        return self[_POSTERIORS] if owned else self.default_optimizer
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class TwoSpeed(keras.optimizers.MultiOptimizer):
+    """One optimizer for the posteriors, another for all other weights; made by `two_speed`.
+
+    `learning_rate` is that of the other weights. Setting it, as Keras's callbacks do, keeps the
+    ratio of the two.
+
+    Args:
+        deterministic: the optimizer of all weights but the posteriors'.
+        stochastic: the optimizer of the posteriors' weights.
+        **kwargs: those of `keras.optimizers.MultiOptimizer`.
+    """
+
+    _ratio = 1.0
+    """Stochastic to deterministic rate, kept while the rates are 0."""
+
+    def __init__(
+        self,
+        deterministic: keras.optimizers.Optimizer,
+        stochastic: keras.optimizers.Optimizer,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(_ByOwner(deterministic, {_POSTERIORS: stochastic}), **kwargs)
+
+    @property
+    def deterministic(self) -> keras.optimizers.Optimizer:
+        """The optimizer of all weights but the posteriors'."""
+        return keras_internals.optimizer_map(self).default_optimizer
+
+    @property
+    def stochastic(self) -> keras.optimizers.Optimizer:
+        """The optimizer of the posteriors' weights."""
+        return keras_internals.optimizer_map(self)[_POSTERIORS]
+
+    @property
+    def optimizers(self) -> Any:
+        """Absent: Keras's callbacks would set one rate in all the optimizers they find here."""
+        raise AttributeError("Use the properties `deterministic` and `stochastic`.")
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the deterministic part."""
+        return self.deterministic.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if isinstance(keras_internals.learning_rate_of(self.deterministic), Schedule):
+            self.deterministic.learning_rate = value  # raises, and says why
+        old = float(ops.convert_to_numpy(self.deterministic.learning_rate))
+        if old > 0:
+            self._ratio = float(ops.convert_to_numpy(self.stochastic.learning_rate)) / old
+        self.deterministic.learning_rate = value
+        self.stochastic.learning_rate = ops.convert_to_numpy(value) * self._ratio
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        config = super().get_config()
+        del config["optimizer_map"]
+        parts = {"deterministic": self.deterministic, "stochastic": self.stochastic}
+        written = {name: keras.optimizers.serialize(part) for name, part in parts.items()}
+        return {**config, **written}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "TwoSpeed":
+        """Return an optimizer from what `get_config` gave."""
+        config = dict(config)
+        if "optimizer_map" in config:  # the form of files that were written before this one
+            old = config.pop("optimizer_map")["config"]
+            (stochastic,) = old["optimizer_map"].values()
+            config.update(deterministic=old["default_optimizer"], stochastic=stochastic)
+        for name in ("deterministic", "stochastic"):
+            config[name] = keras.optimizers.deserialize(config[name], custom_objects)
+        return cls(**config)
+
+
+def two_speed(
+    optimizer: str | keras.optimizers.Optimizer, stochastic_lr: float | Schedule
+) -> TwoSpeed:
+    """Return an optimizer that trains the posteriors at a learning rate of their own.
+
+    The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
+    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio; if the optimizer has a
+    learning-rate schedule, the posteriors' rate is the same schedule, scaled so that it starts at
+    `stochastic_lr`.
+
+    Args:
+        optimizer: for all weights that do not belong to a posterior; a name such as "adam" is that
+            optimizer with Keras's defaults.
+        stochastic_lr: learning rate of the posteriors' weights, or a schedule for it.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> optimizer = ibnn.two_speed(keras.optimizers.SGD(0.1, momentum=0.9), stochastic_lr=0.02)
+        >>> [
+        ...     round(float(o.learning_rate), 3)
+        ...     for o in (optimizer.deterministic, optimizer.stochastic)
+        ... ]
+        [0.1, 0.02]
+    """
+    if isinstance(optimizer, str):
+        with contextlib.suppress(ValueError):  # below, for a name that Keras does not know
+            optimizer = keras.optimizers.get(optimizer)
+    many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
+        raise ValueError(
+            "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3), or its "
+            f"name such as 'adam'; got {optimizer!r}."
+        )
+    config = optimizer.get_config()
+    if config.get("weight_decay") is not None:
+        config["weight_decay"] = 0.0
+    own = keras_internals.learning_rate_of(optimizer)
+    if isinstance(stochastic_lr, Schedule):
+        config["learning_rate"] = stochastic_lr
+    elif isinstance(own, Schedule):
+        start = float(ops.convert_to_numpy(own(0)))
+        if start == 0:
+            raise ValueError(
+                "The optimizer's learning-rate schedule starts at 0, so a `stochastic_lr` of "
+                f"{stochastic_lr!r} cannot scale it. Give `stochastic_lr` as a schedule too."
+            )
+        config["learning_rate"] = ScaledSchedule(
+            own, checks.positive("stochastic_lr", stochastic_lr) / start
+        )
+    else:
+        config["learning_rate"] = checks.positive("stochastic_lr", stochastic_lr)
+    config["name"] = f"{config['name']}_stochastic"
+    return TwoSpeed(optimizer, type(optimizer).from_config(config))

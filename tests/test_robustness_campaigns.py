@@ -32,7 +32,8 @@ from tfp_ibnn.training.checkpoint import CheckpointError
 
 if JAX:
     pytest.skip("the campaigns run on TensorFlow", allow_module_level=True)
-pytest.importorskip("aiohttp")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
 
 pytestmark = pytest.mark.once
 

@@ -210,24 +210,36 @@ def test_lookup_tables():
         assert int(table.size()) == 2
 
 
-def test_values_of_and_restore_values():
+def test_values_kept():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0])]
     advice = (
         "The JAX trainer takes the arrays out of variables while it runs (`_purge_model_variables` "
         "in keras/src/backend/jax/trainer.py); do what undoes that."
     )
-    with contract("values_of", advice):
-        values = keras_internals.values_of(variables)
-        np.testing.assert_array_equal(numpy(values[0]), [1, 2])
-    with contract("restore_values", advice):
-        if ON_JAX:
-            for variable in variables:
-                variable._value = None
-        keras_internals.restore_values(variables, values)
+    with contract("values_kept", advice):
+        with contextlib.suppress(RuntimeError), keras_internals.values_kept(variables):
+            variables[1].assign([4.0])
+            if ON_JAX:
+                variables[0]._value = None
+            raise RuntimeError
         np.testing.assert_array_equal(numpy(variables[0]), [1, 2])
-        variables[1].assign([4.0])
-        keras_internals.restore_values(variables, values)
         np.testing.assert_array_equal(numpy(variables[1]), [4])
+
+
+def test_values_in_place():
+    inner, outer = keras.Variable(1.0), keras.Variable(2.0)
+    advice = (
+        "A StatelessScope keeps its values in `state_mapping`, and the scope around it in "
+        "`original_scope` once it is entered (keras/src/backend/common/stateless_scope.py)."
+    )
+    with contract("values_in_place", advice):
+        with keras.StatelessScope(state_mapping=[(outer, keras.ops.convert_to_tensor(20.0))]):
+            with keras_internals.values_in_place([(inner, keras.ops.convert_to_tensor(10.0))]):
+                assert (float(inner.value), float(outer.value)) == (10, 20)
+            assert (float(inner.value), float(outer.value)) == (1, 20)
+        with keras_internals.values_in_place([(inner, keras.ops.convert_to_tensor(10.0))]):
+            assert (float(inner.value), float(outer.value)) == (10, 2)
+        assert float(inner.value) == 1
 
 
 def test_mask_of_and_set_mask():

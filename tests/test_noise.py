@@ -12,6 +12,7 @@ from scipy.stats import norm
 import tfp_ibnn as ibnn
 from tests.flows.tools import close, numpy
 from tfp_ibnn import noise
+from tfp_ibnn.noise import forward_pass
 
 ON_JAX = keras.backend.backend() == "jax"
 JIT = ON_JAX  # XLA compiles slowly, and JAX cannot do without
@@ -575,7 +576,7 @@ def test_a_keras_that_renames_its_call_context_is_refused(monkeypatch):
 
 def left_behind():
     gc.collect()
-    return len(noise._passes)
+    return len(forward_pass._passes)
 
 
 @pytest.mark.slow
@@ -590,11 +591,11 @@ def test_nothing_is_left_behind():
     model.fit(x, y, verbose=0)
     model.evaluate(x, y, verbose=0)
     assert left_behind() == 0
-    assert noise._open_pass.get() is None
+    assert forward_pass._open_pass.get() is None
 
 
 def test_a_failing_call_leaves_nothing_behind():
-    before = len(noise._passes)
+    before = len(forward_pass._passes)
 
     class Fails(keras.layers.Layer):
         def call(self, inputs):
@@ -607,7 +608,7 @@ def test_a_failing_call_leaves_nothing_behind():
     model = Scoped(keras.Model(x, Fails()(bare()(x))), groups=1)
     with pytest.raises(RuntimeError, match="on purpose"):
         model(np.ones((2, 3), "float32"))
-    assert noise._open_pass.get() is None
+    assert forward_pass._open_pass.get() is None
     assert distinct_rows(numpy(bare()(ops.ones((4, 3))))) == 4
     assert left_behind() <= before
 
@@ -655,7 +656,7 @@ def test_an_exception_restores_the_outer_scope():
         assert noise.current() is outer
     with pytest.raises(KeyError), noise.scope(groups=2):
         raise KeyError
-    assert noise._open_pass.get() is None
+    assert forward_pass._open_pass.get() is None
 
 
 def test_threads_do_not_see_each_others_scope():

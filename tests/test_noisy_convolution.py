@@ -149,12 +149,12 @@ def test_only_the_first_layer_is_shared_and_only_if_it_is_called_once():
     once = keras.layers.Conv2D(3, 3)
     plain = keras.Model(inputs, keras.layers.Flatten()(once(shared(shared(inputs)))))
     twice = ibnn.to_stochastic(plain, ibnn.NormalAffine(), 10)
-    assert not ibnn.MonteCarlo(twice, 2, head="point")._ensemble._first
+    assert not ibnn.MonteCarlo(twice, 2, head="point")._sampler._first
     model = small(ibnn.NormalAffine())
     first, *_ = ibnn.stochastic_layers(model)
-    assert list(ibnn.MonteCarlo(model, 2, from_logits=True)._ensemble._first) == [first]
+    assert list(ibnn.MonteCarlo(model, 2, from_logits=True)._sampler._first) == [first]
     at_each_pixel = small(ibnn.NormalAffine(), noise="position")
-    assert not ibnn.MonteCarlo(at_each_pixel, 2, from_logits=True)._ensemble._first
+    assert not ibnn.MonteCarlo(at_each_pixel, 2, from_logits=True)._sampler._first
 
 
 @pytest.mark.once

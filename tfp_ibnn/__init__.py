@@ -50,6 +50,7 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
+from tfp_ibnn.weights import DeepEnsemble
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "BrierScore",
     "Checkpoint",
     "ClasswiseCalibrationError",
+    "DeepEnsemble",
     "ExpectedCalibrationError",
     "Flow",
     "FlowPosterior",

@@ -4,8 +4,9 @@ No other file of the package uses one. Each function has a contract test in
 tests/test_keras_internals.py, which fails and says what to do when Keras changes.
 """
 
+import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -41,11 +42,11 @@ __all__ = [
     "origin",
     "own_losses",
     "own_trainable_variables",
-    "restore_values",
     "seed_generators",
     "set_mask",
     "symbolic_build",
-    "values_of",
+    "values_in_place",
+    "values_kept",
 ]
 
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
@@ -112,16 +113,17 @@ def lookup_tables(model: keras.layers.Layer) -> list[Any]:
     return [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
 
 
-def values_of(variables: list[keras.Variable]) -> list[Any]:
-    """Return the arrays that variables hold."""
-    return [variable._value for variable in variables]
-
-
-def restore_values(variables: list[keras.Variable], values: list[Any]) -> None:
-    """Give variables their arrays back where Keras's JAX trainer has taken them out."""
-    for variable, value in zip(variables, values, strict=True):
-        if variable._value is None:
-            variable._value = value
+@contextlib.contextmanager
+def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
+    """Give variables their arrays back after an error: Keras's JAX trainer takes them out."""
+    values = [variable._value for variable in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in zip(variables, values, strict=True):
+            if variable._value is None:
+                variable._value = value
+        raise
 
 
 def mask_of(tensor: Any) -> Any | None:
@@ -197,3 +199,15 @@ def origin(tensor: Any) -> tuple[Any, Any]:
     """Return the layer or operation that a symbolic tensor comes from, and that call's node."""
     operation, number, _ = tensor._keras_history
     return operation, operation._inbound_nodes[number]
+
+
+@contextlib.contextmanager
+def values_in_place(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
+    """Let variables have other values inside; those of a `StatelessScope` around it stay.
+
+    Scopes do not nest: an inner one hides the values of the outer one.
+    """
+    with keras.StatelessScope(state_mapping=pairs) as scope:
+        if scope.original_scope is not None:
+            scope.state_mapping = {**scope.original_scope.state_mapping, **scope.state_mapping}
+        yield

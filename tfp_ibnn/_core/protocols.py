@@ -120,7 +120,12 @@ class WeightPosterior:
     @property
     def sampled(self) -> list[Any]:
         """The variables of `network` that a set has values for, batch-norm statistics included."""
-        return self.network.variables
+        return self.network.weights
+
+    @property
+    def metrics(self) -> list[Any]:
+        """None: those of a compiled `network` would be mixed with the scores of a prediction."""
+        return []
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return the values of one set, in the order of `sampled`.

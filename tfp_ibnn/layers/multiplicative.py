@@ -225,7 +225,8 @@ class Stochastic(StochasticLayer):
         else:
             draw, center = self._appended(normal, fixed, training)
         center = ops.where(on, ops.zeros_like(center), center)
-        return draw._replace(z=affine(draw.z, center, ops.cast(on, posterior.dtype)))
+        z = affine(draw.z, center, ops.cast(on, posterior.dtype))
+        return Draw(z, draw.kl, draw.entropy)
 
     def _in_place(
         self, normal: Tensor, fixed: np.ndarray, on: Tensor, training: bool

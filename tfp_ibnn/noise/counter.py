@@ -23,6 +23,11 @@ _PARITY = 0x1BD11BDA
 _SHIFT_ROW = 0xFFFFFFFF
 
 
+def random_seed() -> int:
+    """Return a seed that nobody has chosen; the states of all generators stay as they are."""
+    return int(np.random.default_rng().integers(2**31))
+
+
 def key_from_seed(seed: int) -> np.ndarray:
     """Return the key (2,) of a non-negative seed, as int32 values of at least 0."""
     return (np.random.SeedSequence(seed).generate_state(2) >> 1).astype("int32")

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core import checks
+from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.saved_model import write_saved_model
 
@@ -66,10 +67,13 @@ def export(
             served = tf.saved_model.load("saved_model/1")
             served.signatures["serve"](features=tf.ones((5, 3)))["epistemic"]
     """
+    options = {}
     if samples is not None:
-        samples = checks.positive_integer("samples", samples)
+        options["samples"] = checks.positive_integer("samples", samples)
     if seed is not None:
-        seed = checks.whole("seed", seed)
-    if not isinstance(model, MonteCarlo):
-        model = MonteCarlo(model) if samples is None else MonteCarlo(model, samples)
-    return write_saved_model(model.frozen(samples, seed), path, input_signature, overwrite)
+        options["seed"] = checks.whole("seed", seed)
+    if isinstance(model, MonteCarlo):
+        served = model.frozen(**options)
+    else:
+        served = MonteCarlo(model, **{"seed": counter.random_seed(), **options})
+    return write_saved_model(served, path, input_signature, overwrite)

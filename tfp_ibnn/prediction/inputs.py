@@ -1,4 +1,4 @@
-"""Check what `MonteCarlo` is given."""
+"""Check what `MonteCarlo` is given, and what it returns."""
 
 from typing import Any
 
@@ -16,6 +16,8 @@ __all__ = [
     "check_input",
     "check_model",
     "check_options",
+    "checked_prediction",
+    "checked_scores",
     "example_like",
     "is_empty",
 ]
@@ -102,3 +104,31 @@ def check_options(
             f"A `standard_error` needs {least} `samples` at least"
             f"{', and an even number of them' if even else ''}; got {samples}."
         )
+
+
+def checked_scores(name: str, scores: Any) -> Any:
+    """Return the scores of the model of a name, or raise if they are not finite."""
+    if not np.all(np.isfinite(keras.tree.flatten(scores))):
+        raise ValueError(
+            f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
+            "not probabilities that sum to 1 (are they logits? then say from_logits=True), or "
+            "there are labels outside its classes."
+        )
+    return scores
+
+
+def checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
+    prediction = {key: np.asarray(value) for key, value in prediction.items()}
+    count = len(prediction["mean"])
+    bad = np.zeros(count, bool)
+    for value in prediction.values() if count else ():
+        bad |= ~np.isfinite(value).reshape(count, -1).all(axis=1)
+    if bad.any():
+        raise ValueError(
+            f"The prediction of {bad.sum()} of {count} examples (the first is number "
+            f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
+            "its output is not probabilities that sum to 1 (are they logits? then say "
+            "from_logits=True), or it has a standard deviation below 0."
+        )
+    return prediction

@@ -1,10 +1,7 @@
 """Prediction by many sampled networks: a Keras model."""
 
-import contextlib
 import os
 import random
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,7 +11,7 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_compiles_well, replica_id
-from tfp_ibnn._core.protocols import Sampler, WeightPosterior
+from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.averaging import Averaging
 from tfp_ibnn.prediction.head import predictive_of
@@ -22,12 +19,14 @@ from tfp_ibnn.prediction.inputs import (
     check_input,
     check_model,
     check_options,
+    checked_prediction,
+    checked_scores,
     example_like,
     is_empty,
 )
-from tfp_ibnn.prediction.noise_sampler import NoiseSampler
+from tfp_ibnn.prediction.sampler import sampler_of
 from tfp_ibnn.prediction.saved_model import write_saved_model
-from tfp_ibnn.prediction.wrapping import PredictionWrapper, ScaledModel
+from tfp_ibnn.prediction.wrapping import PredictionWrapper
 
 __all__ = [
     "MonteCarlo",
@@ -135,7 +134,15 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         self.return_samples, self.interval = bool(return_samples), interval
         self.standard_error = bool(standard_error)
         self._predictive = predictive
-        self._sampler = self._make_sampler(model)
+        self._sampler = sampler_of(
+            model,
+            samples,
+            portable=seed is not None,
+            sampling=sampling,
+            independent=self.independent,
+            chunk_size=chunk_size,
+            dropout=self.dropout,
+        )
         self.samples = self._sampler.samples
         self._average = Averaging(
             predictive,
@@ -155,40 +162,6 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         self.built = True
         self.resample()
         self.compile()
-
-    def _make_sampler(self, model: Any) -> Sampler:
-        options = {
-            "sampling": self.sampling,
-            "independent": self.independent,
-            "chunk_size": self.chunk_size,
-            "dropout": self.dropout,
-        }
-        if isinstance(model, WeightPosterior):
-            return model.sampler(self._wanted_samples, **options)
-        nested = keras_internals.nested_layers
-        # The noise of a MonteCarlo inside is its own.
-        inside = [part for part in nested(model) if isinstance(part, MonteCarlo)]
-        quiet = [layer for part in inside for layer in nested(part)]
-        sampler = NoiseSampler(
-            model, self._wanted_samples, portable=self.seed is not None, quiet=quiet, **options
-        )
-        if self.dropout and sampler.hidden_dropout:
-            warnings.warn(
-                f"The dropout inside of {', '.join(sampler.hidden_dropout)} stays off: only "
-                "dropout layers of the graph can be left on.",
-                stacklevel=3,
-            )
-        if sampler.samples > 1 and not sampler.is_random:
-            # What is scaled needs no noise, unless it was asked for.
-            if self.dropout or not isinstance(model, ScaledModel):
-                warnings.warn(
-                    f"Model {model.name!r} has no stochastic layer"
-                    + (" and no dropout" if self.dropout else "")
-                    + ": all samples are alike, so one is enough, and one is drawn.",
-                    stacklevel=3,
-                )
-            sampler.samples = 1
-        return sampler
 
     def resample(self) -> None:
         """Draw new networks; with a seed, the same ones again."""
@@ -286,16 +259,16 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         if is_empty(x):  # of which Keras makes no batch
             return self.predict_on_batch(x)
         self.resample()
-        with self._values_kept():
-            return self._checked(super().predict(x, *args, **kwargs))
+        with keras_internals.values_kept(self.variables):
+            return checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes, for one batch."""
         check_input(x)
         self.resample()
-        with self._values_kept():
+        with keras_internals.values_kept(self.variables):
             if not is_empty(x):
-                return self._checked(super().predict_on_batch(x))
+                return checked_prediction(self.inner.name, super().predict_on_batch(x))
             # Not every layer takes an empty batch; of a made-up example no row is returned.
             prediction = super().predict_on_batch(keras.tree.map_structure(example_like, x))
             return {key: np.asarray(value)[:0] for key, value in prediction.items()}
@@ -313,16 +286,16 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         if is_empty(x):
             raise ValueError("`x` holds no example, so there is nothing to score.")
         self.resample()
-        with self._values_kept():
+        with keras_internals.values_kept(self.variables):
             scores = super().evaluate(x, *args, **kwargs)
-            return scores if allow_nan else self._checked_scores(scores)
+            return scores if allow_nan else checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Score the averaged prediction of one batch."""
         check_input(x, args[0] if args else kwargs.get("y"))
         self.resample()
-        with self._values_kept():
-            return self._checked_scores(super().test_on_batch(x, *args, **kwargs))
+        with keras_internals.values_kept(self.variables):
+            return checked_scores(self.inner.name, super().test_on_batch(x, *args, **kwargs))
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: it is the model inside that is trained."""
@@ -367,34 +340,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             samples: number of draws; None takes those of this model.
             seed: of the draws; None takes that of this model, or a random one.
         """
-        options = self.options()
-        if samples is not None:
-            options["samples"] = samples
-        if seed is not None:
-            options["seed"] = seed
-        if options["seed"] is None:
-            options["seed"] = int(np.random.default_rng().integers(2**31))
-        return type(self)(self.inner, **options)
-
-    @contextlib.contextmanager
-    def _values_kept(self) -> Iterator[None]:
-        """Put the weights back if there is an error: on JAX Keras takes them out while it runs."""
-        variables = self.variables
-        values = keras_internals.values_of(variables)
-        try:
-            yield
-        except BaseException:
-            keras_internals.restore_values(variables, values)
-            raise
-
-    def _checked_scores(self, scores: Any) -> Any:
-        if not np.all(np.isfinite(keras.tree.flatten(scores))):
-            raise ValueError(
-                f"The evaluation is not finite: {scores}. The predictions of model "
-                f"{self.inner.name!r} are NaN or no probabilities that sum to 1 (are they logits? "
-                "then say from_logits=True), or there are labels outside its classes."
-            )
-        return scores
+        seed = self.seed if seed is None else seed
+        seed = counter.random_seed() if seed is None else seed
+        samples = self._wanted_samples if samples is None else samples
+        return type(self)(self.inner, **{**self.options(), "samples": samples, "seed": seed})
 
     def compute_loss(
         self,
@@ -407,15 +356,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Return the NLL of the averaged prediction (the squared error of a point)."""
         if y is None:
             raise ValueError("The evaluation needs labels or targets: `y` is missing.")
-        loss = self._predictive.loss(y, y_pred)
-        if sample_weight is not None:
-            weight = ops.cast(sample_weight, loss.dtype)
-            weight = weight[..., 0] if len(weight.shape) > len(loss.shape) else weight
-            while len(weight.shape) < len(loss.shape):
-                weight = weight[..., None]
-            loss = loss * weight
-        # A replica may have no example.
-        return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
+        return self._predictive.mean_loss(y, y_pred, sample_weight)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
@@ -452,19 +393,3 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             config["model"], custom_objects=custom_objects
         )
         return cls(**{**config, "model": model})
-
-    def _checked(self, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Return the prediction as arrays, or raise if it is not finite."""
-        prediction = {key: np.asarray(value) for key, value in prediction.items()}
-        count = len(prediction["mean"])
-        bad = np.zeros(count, bool)
-        for value in prediction.values() if count else ():
-            bad |= ~np.isfinite(value).reshape(count, -1).all(axis=1)
-        if bad.any():
-            raise ValueError(
-                f"The prediction of {bad.sum()} of {count} examples (the first is number "
-                f"{bad.argmax()}) is not finite: model {self.inner.name!r} or its input holds NaN "
-                "or infinity, or its output is no probabilities that sum to 1 (are they logits? "
-                "then say from_logits=True), or it has a standard deviation below 0."
-            )
-        return prediction

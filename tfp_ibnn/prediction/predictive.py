@@ -87,6 +87,18 @@ class Predictive:
         """Return targets and predictions that go together."""
         raise NotImplementedError
 
+    def mean_loss(self, y_true: Any, prediction: dict[str, Tensor], sample_weight: Any) -> Tensor:
+        """Return the loss of a batch, averaged over examples and positions."""
+        loss = self.loss(y_true, prediction)
+        if sample_weight is not None:
+            weight = ops.cast(sample_weight, loss.dtype)
+            weight = weight[..., 0] if len(weight.shape) > len(loss.shape) else weight
+            while len(weight.shape) < len(loss.shape):
+                weight = weight[..., None]
+            loss = loss * weight
+        # A replica may have no example.
+        return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
+
     def summarize(self, draws: Tensor, within: Tensor, weights: Tensor) -> Summary:
         """Sum up draws, each counted with its weight, 0 or 1."""
         count = ops.sum(weights)

@@ -1,0 +1,173 @@
+"""An ensemble of given models is averaged, saved and exported like any other posterior."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import tfp_ibnn as ibnn
+
+JAX = keras.backend.backend() == "jax"
+X = np.random.default_rng(0).normal(size=(20, 6, 6, 3)).astype("float32")
+Y = np.random.default_rng(1).integers(0, 4, 20)
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def network(seed, units=4, activation="relu"):
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 3)),
+            keras.layers.Conv2D(5, 3, activation=activation),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(units),
+        ]
+    )
+    model.compile("sgd", LOSS)
+    return model
+
+
+def trained(seed):
+    """Return a network whose batch-norm statistics are its own."""
+    model = network(seed)
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        least = 0.5 if weight.path.endswith("variance") else -0.2
+        weight.assign(rng.uniform(least, least + 0.4, weight.shape))
+    return model
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [trained(seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module")
+def by_hand(models):
+    """The probabilities of each model, (models, examples, classes)."""
+    return np.stack([ops.convert_to_numpy(ops.softmax(model(X))) for model in models])
+
+
+@pytest.fixture(scope="module")
+def monte_carlo(models):
+    return ibnn.MonteCarlo(ibnn.DeepEnsemble(models))
+
+
+def test_it_is_the_average_bit_by_bit(monte_carlo, by_hand):
+    for number, expected in enumerate(by_hand):
+        one = ops.convert_to_numpy(monte_carlo.draw(X, number)["mean"])
+        np.testing.assert_array_equal(one, expected)
+    found = ops.convert_to_numpy(monte_carlo(X)["mean"])
+    if JAX:  # compiles every loop, and rounds otherwise in it
+        np.testing.assert_allclose(found, by_hand.mean(axis=0), rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(found, by_hand.sum(axis=0) / np.float32(3))
+
+
+def test_compiled_it_says_the_same(monte_carlo, by_hand):
+    found = monte_carlo.predict(X, batch_size=7, verbose=0)
+    np.testing.assert_allclose(found["mean"], by_hand.mean(axis=0), atol=3e-7)
+    np.testing.assert_allclose(found["variance"], by_hand.var(axis=0), atol=3e-7)
+    gap = found["entropy"] - found["aleatoric"]
+    np.testing.assert_allclose(found["epistemic"], gap, atol=2e-6)
+    assert found["epistemic"].min() > 0
+
+
+def test_all_models_are_taken_but_no_more(models, by_hand):
+    ensemble = ibnn.DeepEnsemble(models)
+    assert ibnn.MonteCarlo(ensemble).samples == 3
+    two = ibnn.MonteCarlo(ensemble, samples=2)
+    assert two.samples == 2
+    found = two.predict(X, verbose=0)["mean"]
+    np.testing.assert_allclose(found, by_hand[:2].mean(axis=0), atol=3e-7)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2])
+def test_chunks(models, by_hand, chunk_size):
+    mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(models), chunk_size=chunk_size, return_samples=True)
+    found = mc.predict(X, verbose=0)
+    np.testing.assert_allclose(found["samples"], np.moveaxis(by_hand, 0, 1), atol=3e-7)
+    streamed = ibnn.MonteCarlo(ibnn.DeepEnsemble(models), chunk_size=chunk_size)
+    np.testing.assert_allclose(
+        streamed.predict(X, verbose=0)["mean"], by_hand.mean(axis=0), atol=3e-7
+    )
+
+
+def test_scores_are_those_of_the_average(monte_carlo, by_hand):
+    scores = monte_carlo.evaluate(X, Y, verbose=0, return_dict=True)
+    nll = -np.log(by_hand.mean(axis=0)[np.arange(20), Y]).mean()
+    assert scores["nll"] == pytest.approx(nll, rel=1e-5)
+    assert scores["loss"] == pytest.approx(nll, rel=1e-5)  # not the loss of a model inside
+
+
+def test_the_weights_are_copies(models):
+    ensemble = ibnn.DeepEnsemble(models)
+    before = ops.convert_to_numpy(ibnn.MonteCarlo(ensemble)(X)["mean"])
+    old = [model.get_weights() for model in models]
+    for model in models:
+        model.set_weights([w + 1 for w in model.get_weights()])
+    after = ops.convert_to_numpy(ibnn.MonteCarlo(ensemble)(X)["mean"])
+    for model, weights in zip(models, old, strict=True):
+        model.set_weights(weights)
+    np.testing.assert_array_equal(before, after)
+
+
+def test_a_file_holds_all_sets(monte_carlo, tmp_path):
+    monte_carlo.save(tmp_path / "ensemble.keras")
+    loaded = keras.models.load_model(tmp_path / "ensemble.keras")
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(loaded(X)["mean"]), ops.convert_to_numpy(monte_carlo(X)["mean"])
+    )
+
+
+@pytest.mark.skipif(JAX, reason="TensorFlow writes SavedModels")
+def test_export(monte_carlo, by_hand, tmp_path):
+    import tensorflow as tf
+
+    ibnn.export(monte_carlo, tmp_path / "1")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures
+    found = served["serve"](inputs=tf.constant(X))["mean"].numpy()
+    np.testing.assert_allclose(found, by_hand.mean(axis=0), atol=3e-7)
+    for number in (0, 2, 4):
+        one = served["sample"](inputs=tf.constant(X), seed=tf.constant(number))["mean"].numpy()
+        np.testing.assert_allclose(one, by_hand[number % 3], atol=3e-7)
+    first = served["deterministic"](inputs=tf.constant(X))["mean"].numpy()
+    np.testing.assert_allclose(first, by_hand[0], atol=3e-7)
+
+
+def test_regression_and_temperature(models, by_hand):
+    labels = np.where(np.arange(20) % 3, by_hand.mean(axis=0).argmax(axis=1), Y)
+    scaled = ibnn.TemperatureScaling(ibnn.MonteCarlo(ibnn.DeepEnsemble(models))).fit(X, labels)
+    assert scaled.predict(X, verbose=0).shape == (20, 4)
+    mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(models), head="point")
+    found = mc.predict(X, verbose=0)
+    raw = np.stack([ops.convert_to_numpy(model(X)) for model in models])
+    np.testing.assert_allclose(found["mean"], raw.mean(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["epistemic"], raw.var(axis=0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: [], "list of built Keras models"),
+        (lambda: [keras.layers.Dense(2)], "must be a Keras model"),
+        (lambda: [keras.Sequential([keras.layers.Dense(2)])], "is not built"),
+        (lambda: [network(0), network(1, units=3)], "another architecture"),
+        (lambda: [network(0), network(1, activation="tanh")], "another architecture"),
+        (
+            lambda: [ibnn.to_stochastic(network(0), ibnn.NormalAffine(), 10)],
+            "has stochastic layers",
+        ),
+    ],
+)
+def test_what_is_not_an_ensemble(make, words):
+    with pytest.raises(ValueError, match=words):
+        ibnn.DeepEnsemble(make())
+
+
+@pytest.mark.parametrize("option", [{"sampling": "qmc"}, {"independent": True}, {"dropout": True}])
+def test_options_of_noise_are_refused(models, option):
+    with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
+        ibnn.MonteCarlo(ibnn.DeepEnsemble(models), **option)

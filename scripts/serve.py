@@ -52,12 +52,12 @@ def verify(folder):
     """Raise if a folder does not hold exactly the files of its manifest, by their SHA-256."""
     paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     if odd := [path for path in paths if path.is_symlink() or not path.is_file()]:
-        raise ValueError(f"{odd[0].name!r} is a link or a device.")
+        raise ValueError(f"{str(odd[0])!r} is a link or a device.")
     expected = CONTENT.validate_json((folder / MANIFEST).read_bytes())["sha256"]
     found = {x.relative_to(folder).as_posix(): hashlib.sha256(x.read_bytes()) for x in paths}
     digests = {name: value.hexdigest() for name, value in found.items() if name != MANIFEST}
     if wrong := sorted(digests.items() ^ expected.items()):
-        raise ValueError(f"{wrong[0][0]!r} is missing, has changed or is not in the manifest.")
+        raise ValueError(f"{folder}: {wrong[0][0]!r} is missing, changed or not in the manifest.")
 
 
 def reason(error):
@@ -178,14 +178,14 @@ def main(argv=None):
     for name, field in Options.model_fields.items():
         flag = name if field.is_required() else f"--{name.replace('_', '-')}"
         parser.add_argument(flag, default=field.default, help=field.description)
-    given = parser.parse_args(argv)
     try:
-        options = Options(**vars(given))
+        options = Options(**vars(parser.parse_args(argv)))
         app = application(Service(options.folder, options.max_batch), options)
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listener = socket.create_server((options.host, options.port), family=family)
     except Exception as error:
-        sys.exit(f"error: {given.folder}: {reason(error)}")
+        sys.exit(f"error: {reason(error)}")
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else answers wait 40 ms
     limits = {"timeout_keep_alive": options.timeout, "timeout_graceful_shutdown": 60}
     config = uvicorn.Config(app, http=Connection, log_level="warning", **limits)
     host = f"[{options.host}]" if ":" in options.host else options.host

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "serve.py"
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -79,6 +78,8 @@ class Bank:
     """Examples for the input `features` of an exported folder, with their right answers."""
 
     def __init__(self, folder, features):
+        import tensorflow as tf
+
         self.features, self._answers = features, {}
         signatures = tf.saved_model.load(str(folder)).signatures
         for name, seed in (("serve", {}), ("deterministic", {}), ("sample", {"seed": 10**9})):

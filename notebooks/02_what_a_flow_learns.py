@@ -40,9 +40,9 @@ plt.rcParams["figure.dpi"] = 80
 # %% [markdown]
 # ## The change of variables
 #
-# One planar flow in one dimension, with weights set by hand. `push` maps points forward and returns
-# the logarithm of the slope beside them. The density of the output is the density of the input
-# divided by the slope.
+# One planar flow in one dimension, with weights set by hand. `forward_and_log_det` maps points
+# forward and returns the logarithm of the slope beside them. The density of the output is the
+# density of the input divided by the slope.
 
 # %%
 planar = ibnn.flows.Planar()
@@ -52,7 +52,7 @@ planar.w.assign([2.0])
 planar.b.assign(0.5)
 
 noise = np.linspace(-4, 4, 801, dtype="float32")
-moved, log_slope = (ops.convert_to_numpy(part) for part in planar.push(noise[:, None]))
+moved, log_slope = map(ops.convert_to_numpy, planar.forward_and_log_det(noise[:, None]))
 moved = moved[:, 0]
 density = norm.pdf(noise) / np.exp(log_slope)
 

@@ -646,7 +646,7 @@ def test_missing_train_size():
         ({}, "`posterior` must be a posterior such as"),
         ({".*": ibnn.NormalAffine}, r"`posterior\['.*'\]` must be a posterior"),
         ({".*": "planar"}, r"`posterior\['.*'\]`.*'planar'"),
-        ({"(": ibnn.NormalAffine()}, r"'\(', which is no regular expression"),
+        ({"(": ibnn.NormalAffine()}, r"'\(', which is not a regular expression"),
         ({3: ibnn.NormalAffine()}, "`posterior`.*3"),
     ],
 )

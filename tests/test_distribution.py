@@ -193,7 +193,8 @@ images = np.arange(16 * 3 * 3.0, dtype="float32").reshape(16, 3, 3, 1)
 
 def step():
     number = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, "float32")
-    norm.push(number + ops.reshape(ops.arange(8, dtype="float32"), (4, 2)), training=True)
+    draws = number + ops.reshape(ops.arange(8, dtype="float32"), (4, 2))
+    norm.forward_and_log_det(draws, training=True)
     seeds = [generator.next() for generator in generators]
     return [*seeds, shift(images, training=True), mirror(images, training=True)]
 

@@ -1,4 +1,4 @@
-"""Numbers that leave the finite range: caught, explained, and nothing lost."""
+"""Numbers that become NaN or infinite: caught, explained, and nothing lost."""
 
 import functools
 
@@ -31,7 +31,7 @@ def build(kind="stochastic"):
     optimizer = keras.optimizers.SGD(1e-2, momentum=0.9)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
-        ibnn.two_speed(optimizer, stochastic_lr=1e-2), loss, jit_compile=backend.jit_compiles_well()
+        ibnn.two_speed(optimizer, stochastic_lr=1e-2), loss, jit_compile=backend.jit_pays()
     )
     model.optimizer.build(model.trainable_variables)
     return model
@@ -96,10 +96,10 @@ def ruin(layer, weight):
 )
 def test_names_the_first_to_leave_the_finite_range(layer, weight, culprit):
     model, guard = make(), ibnn.TerminateOnNonFinite(every=4)
-    with pytest.warns(UserWarning, match="leave the finite range") as caught:
+    with pytest.warns(UserWarning, match="become NaN or infinite") as caught:
         history = fit(model, guard, AtBatch(4, ruin(layer, weight)))
     assert len(history.epoch) == 1
-    assert f"The first to leave the finite range was {culprit}." in guard.message
+    assert f"The first to become NaN or infinite was {culprit}." in guard.message
     assert "After batch 8 of epoch 1" in guard.message
     assert guard.message in {str(warning.message) for warning in caught}
     assert all(np.isfinite(value).all() for value in state(model))
@@ -121,7 +121,7 @@ def test_tells_a_kl_from_z():
     det = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="only")])
     model = ibnn.to_stochastic(det, InfiniteKL(initial_scale=0.2), train_size=80)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, jit_compile=backend.jit_compiles_well())
+    model.compile("sgd", loss, jit_compile=backend.jit_pays())
     guard = ibnn.TerminateOnNonFinite(every=1)
     with pytest.warns(UserWarning, match="the KL of layer 'only'"):
         fit(model, guard, AtBatch(2, lambda m: m.get_layer("only").posterior.broken.assign(1)))
@@ -232,7 +232,7 @@ def test_weights_that_are_bad_from_the_beginning():
 def test_batches_that_keras_runs_at_once_are_counted():
     model, guard = build(), ibnn.TerminateOnNonFinite(every=3)
     model.compile(
-        model.optimizer, model.loss, steps_per_execution=2, jit_compile=backend.jit_compiles_well()
+        model.optimizer, model.loss, steps_per_execution=2, jit_compile=backend.jit_pays()
     )
     ruin_after = AtBatch(5, ruin("first", lambda posterior: posterior.affine.weights[0]))
     with pytest.warns(UserWarning, match="After batch 6 of epoch 1.*those of 6 batches before"):
@@ -243,7 +243,7 @@ def test_batches_that_keras_runs_at_once_are_counted():
 def test_a_model_that_is_built_in_its_first_step_has_nothing_to_go_back_to():
     model = keras.Sequential([ibnn.StochasticDense(3, train_size=80)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(1e30), loss, jit_compile=backend.jit_compiles_well())
+    model.compile(keras.optimizers.SGD(1e30), loss, jit_compile=backend.jit_pays())
     guard = ibnn.TerminateOnNonFinite(every=1)
     with pytest.warns(UserWarning, match="none to go back to"):
         fit(model, guard, x=X * 1e10)

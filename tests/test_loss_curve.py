@@ -45,7 +45,7 @@ def curve():
     model.compile(
         ibnn.two_speed(optimizer, stochastic_lr=0.02),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=backend.jit_compiles_well(),
+        jit_compile=backend.jit_pays(),
     )
     model.optimizer.build(model.trainable_variables)
     batches = ibnn.data.ShuffledBatches(x[: 32 * STEPS], y[: 32 * STEPS], 32, seed=2)

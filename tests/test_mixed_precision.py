@@ -42,7 +42,7 @@ def make():
     model.compile(
         ibnn.two_speed(optimizer, stochastic_lr=0.02),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=backend.jit_compiles_well(),
+        jit_compile=backend.jit_pays(),
     )
     return model
 

@@ -201,7 +201,7 @@ def test_a_checkpoint_is_restored_exactly_or_not_at_all(checkpoint, tmp_path):
         (rewritten(files, logs=[{"loss": 2.0}]), "SHA-256"),
         (rewritten(files, epochs=7), "SHA-256"),
         (rewritten(files, epochs=-1, sha256=None), "epochs"),
-        (with_member(files, last, b""), "is no array"),
+        (with_member(files, last, b""), "is not an array"),
     ):
         path.write_bytes(content)
         callback = ibnn.Checkpoint(path)
@@ -320,7 +320,7 @@ def test_a_size_that_would_take_all_memory_is_refused_at_once(make):
     ("text", "words"),
     [
         ("[" * 100_000, "is no JSON"),
-        ('{"a{99999999999}": {"posterior": "NormalAffine"}}', "no regular expression"),
+        ('{"a{99999999999}": {"posterior": "NormalAffine"}}', "not a regular expression"),
         ('{".*": {"posterior": "NormalAffine"}, ".*": {}}', r"'\.\*' twice"),
         ('{".*": {"posterior": "NormalAffine", "beta": 1, "beta": 2}}', "'beta' twice"),
     ],
@@ -335,7 +335,7 @@ def test_a_posterior_file_is_refused_in_one_line(tmp_path, text, words):
 
 def test_a_pattern_with_too_many_repetitions_is_named():
     det = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    with pytest.raises(ValueError, match="no regular expression"):
+    with pytest.raises(ValueError, match="not a regular expression"):
         ibnn.to_stochastic(det, {"a{99999999999}": ibnn.NormalAffine()}, train_size=10)
 
 

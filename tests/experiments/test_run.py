@@ -399,7 +399,7 @@ def test_a_broken_checkpoint_is_an_error_and_stays(run, script, tmp_path, capsys
         output, {**Settings(**SMALL).as_dict(), "backend": keras.backend.backend()}
     ).claim()
     (output / "training.npz").write_bytes(b"PK half a zip")
-    with pytest.raises(RunError, match=r"training\.npz is no whole checkpoint"):
+    with pytest.raises(RunError, match=r"training\.npz is not a whole checkpoint"):
         run(Settings(**SMALL), output)
     assert (output / "training.npz").read_bytes() == b"PK half a zip"
     assert "training.npz" in (output / "failure.txt").read_text()

@@ -60,7 +60,7 @@ def test_a_call_assigns_nothing():
     flow, x = make_flow("actnorm", seed=2), ops.convert_to_tensor(draws((5, 3), dtype="float32"))
     before = flow.get_weights()
     flow(x)
-    flow.push(x, training=True)
+    flow.forward_and_log_det(x, training=True)
     flow.bijector().inverse(x)
     for old, new in zip(before, flow.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)

@@ -110,9 +110,9 @@ def test_any_leading_shape_equals_a_loop(float64, name):
 
 
 @every_flow
-def test_push_gives_draws_and_log_det(float64, name):
+def test_forward_and_log_det_gives_draws_and_log_det(float64, name):
     flow, x = make_flow(name, seed=2), draws((2, 4, 3))
-    y, found = flow.push(ops.convert_to_tensor(x))
+    y, found = flow.forward_and_log_det(ops.convert_to_tensor(x))
     close(ops.convert_to_numpy(y), forward(flow, x), 1e-12)
     close(np.broadcast_to(ops.convert_to_numpy(found), (2, 4)), log_det(flow, x), 1e-12)
 
@@ -137,11 +137,11 @@ def test_compiled_equals_eager(float64, name):
 @every_flow
 def test_every_weight_gets_a_gradient(float64, name):
     flow, x = make_flow(name, seed=2), ops.convert_to_tensor(draws((16, 3)))
-    push = draws((16, 3), seed=3)
+    direction = draws((16, 3), seed=3)
 
     def loss():
-        y, found = flow.push(x)
-        return ops.sum(y * push) + ops.sum(found)
+        y, found = flow.forward_and_log_det(x)
+        return ops.sum(y * direction) + ops.sum(found)
 
     assert flow.trainable_weights
     gradients = autodiff.weight_gradients(loss, flow.trainable_weights)
@@ -225,7 +225,7 @@ def test_precision_under_policies(policy, name, setting, given_to):
     assert kinds - {layer_checklist.INTEGER} == {expected}
     coarse = "float64" if setting == "float64" else setting.removeprefix("mixed_")
     y = flow(ops.cast(draws((2, 3)), coarse))
-    found = flow.push(ops.cast(draws((2, 3)), expected))
+    found = flow.forward_and_log_det(ops.cast(draws((2, 3)), expected))
     assert {keras.backend.standardize_dtype(t.dtype) for t in (y, *found)} == {expected}
 
 

@@ -102,7 +102,7 @@ def test_gradients_against_finite_differences(float64):
 
     def loss():
         v = ops.convert_to_tensor(x)
-        y, found = flow.push(v)
+        y, found = flow.forward_and_log_det(v)
         back = flow.bijector().inverse(v)
         return ops.sum(ops.square(y)) + ops.sum(ops.exp(found)) + ops.sum(ops.square(back))
 

@@ -17,29 +17,44 @@ def draws(shape, seed=1, dtype="float64"):
 
 @functools.cache
 def _method(flow, name, **kwargs):
-    def call(x):
-        return getattr(flow.bijector(), name)(x, **kwargs)
+    def call(x, *condition):
+        return getattr(flow.bijector(*condition), name)(x, **kwargs)
 
     # Inverses hold loops.
     return autodiff.quick(call, flow.weights) if name.startswith("inverse") else call
 
 
-def forward(flow, x):
-    return ops.convert_to_numpy(_method(flow, "forward")(ops.convert_to_tensor(x)))
+def _run(flow, name, x, condition, **kwargs):
+    arrays = [x] if condition is None else [x, condition]
+    function = _method(flow, name, **kwargs)
+    return ops.convert_to_numpy(function(*map(ops.convert_to_tensor, arrays)))
 
 
-def inverse(flow, y):
-    return ops.convert_to_numpy(_method(flow, "inverse")(ops.convert_to_tensor(y)))
+def forward(flow, x, condition=None):
+    return _run(flow, "forward", x, condition)
 
 
-def log_det(flow, x, direction="forward"):
-    function = _method(flow, f"{direction}_log_det_jacobian", event_ndims=1)
-    value = ops.convert_to_numpy(function(ops.convert_to_tensor(x)))
-    return np.broadcast_to(value, x.shape[:-1])  # a constant one comes as a scalar
+def inverse(flow, y, condition=None):
+    return _run(flow, "inverse", y, condition)
 
 
-def jacobian(flow, x, direction="forward"):
-    return autodiff.jacobian(lambda v: getattr(flow.bijector(), direction)(v), x)
+def log_det(flow, x, direction="forward", condition=None):
+    """Log-determinants; a constant one comes as a scalar, and is broadcast."""
+    name, events = f"{direction}_log_det_jacobian", flow.event_ndims
+    value = _run(flow, name, x, condition, event_ndims=events)
+    return np.broadcast_to(value, np.broadcast_shapes(value.shape, x.shape[: x.ndim - events]))
+
+
+def jacobian(flow, x, direction="forward", condition=None):
+    """Jacobians (..., n, n), where n is the size of an event."""
+    lead, event = x.shape[: x.ndim - flow.event_ndims], x.shape[x.ndim - flow.event_ndims :]
+
+    def of_flat(v):
+        bijector = flow.bijector() if condition is None else flow.bijector(condition)
+        return ops.reshape(getattr(bijector, direction)(ops.reshape(v, (*lead, *event))), flat)
+
+    flat = (*lead, int(np.prod(event)))
+    return autodiff.jacobian(of_flat, x.reshape(flat))
 
 
 def close(actual, desired, tolerance):

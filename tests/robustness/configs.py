@@ -30,9 +30,9 @@ def finite(*values):
 
 
 def use_flow(flow):
-    """Build a flow and push noise through it."""
+    """Build a flow and map noise by it."""
     flow.build((None, 4))
-    finite(*flow.push(ops.convert_to_tensor(X, dtype=flow.dtype)))
+    finite(*flow.forward_and_log_det(ops.convert_to_tensor(X, dtype=flow.dtype)))
 
 
 def use_posterior(posterior):

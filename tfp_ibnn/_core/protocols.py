@@ -3,7 +3,7 @@
 A method of inference is a posterior with its layer, or a posterior over whole weight sets. All else
 (conversion, prediction, export, callbacks, plots) knows only what stands here:
 
-- a `Posterior` is a template that wraps a Keras layer into a stochastic one;
+- a `PosteriorTemplate` wraps a Keras layer into a stochastic one;
 - a stochastic layer (`layers.base.StochasticLayer`) makes a `Draw` in each forward pass;
 - a `WeightPosterior` gives whole sets of weights for one network;
 - a `Sampler` runs the sampled networks, whatever made them.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tfp_ibnn._core.backend import Tensor
 
-__all__ = ["Chunks", "Draw", "Posterior", "Sampler", "WeightPosterior"]
+__all__ = ["Chunks", "Draw", "PosteriorTemplate", "Sampler", "WeightPosterior"]
 
 
 class Draw(NamedTuple):
@@ -28,7 +28,7 @@ class Draw(NamedTuple):
     entropy: Tensor
 
 
-class Posterior:
+class PosteriorTemplate:
     """A template for the posteriors of a model's layers.
 
     `beta`, the weight of the KL, is a variable of each copy that a layer has taken; `seed` is that

@@ -10,7 +10,7 @@ import keras
 from keras import layers
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.protocols import Posterior
+from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.conversion.graph import functional_graph, has_layer_graph, overrides_call
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE, check_train_size
@@ -36,7 +36,7 @@ _REST = ".*"
 
 def to_stochastic(
     model: keras.Model,
-    posterior: Posterior | Mapping[str, Posterior],
+    posterior: PosteriorTemplate | Mapping[str, PosteriorTemplate],
     train_size: int | None = None,
     *,
     noise: str = "channel",
@@ -156,8 +156,8 @@ def to_deterministic(model: keras.Model) -> keras.Model:
 class _Templates:
     """Finds the posterior for a layer by its name, and knows what was found."""
 
-    def __init__(self, posterior: Posterior | Mapping[str, Posterior]) -> None:
-        mapping = {_REST: posterior} if isinstance(posterior, Posterior) else posterior
+    def __init__(self, posterior: PosteriorTemplate | Mapping[str, PosteriorTemplate]) -> None:
+        mapping = {_REST: posterior} if isinstance(posterior, PosteriorTemplate) else posterior
         if not isinstance(mapping, Mapping) or not mapping:
             raise ValueError(
                 "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
@@ -165,7 +165,7 @@ class _Templates:
                 "called: NormalAffine(), not NormalAffine."
             )
         for pattern, template in mapping.items():
-            if not isinstance(template, Posterior):
+            if not isinstance(template, PosteriorTemplate):
                 raise ValueError(
                     f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
                     f"got {template!r}. A recipe must be called: NormalAffine(), not NormalAffine."
@@ -174,7 +174,7 @@ class _Templates:
                 re.compile(pattern)
             except (re.error, TypeError, OverflowError, RecursionError) as error:
                 raise ValueError(
-                    f"`posterior` has the pattern {pattern!r}, which is no regular expression: "
+                    f"`posterior` has the pattern {pattern!r}, which is not a regular expression: "
                     f"{error}."
                 ) from None
         self._mapping = mapping
@@ -182,9 +182,9 @@ class _Templates:
         self._convertible: list[str] = []
         self._passed_over: list[str] = []
         self.converted = 0
-        self.bound: dict[int, tuple[Posterior, list[StochasticLayer]]] = {}
+        self.bound: dict[int, tuple[PosteriorTemplate, list[StochasticLayer]]] = {}
 
-    def find(self, layer: keras.layers.Layer) -> Posterior | None:
+    def find(self, layer: keras.layers.Layer) -> PosteriorTemplate | None:
         """Return the template for a layer, or None if it stays as it is."""
         pattern = next((p for p in self._mapping if re.fullmatch(p, layer.name)), None)
         if not isinstance(layer, CONVERTIBLE):

@@ -49,13 +49,17 @@ class ActNorm(Flow):
         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
         self.raw_log_scale = self.add_parameter("raw_log_scale", (self.channels,), "zeros")
 
-    def bijector(self) -> AffineBijector:
+    def bijector(self, condition: Tensor | None = None) -> AffineBijector:
         """Return the map for the present weights."""
-        log_scale = constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
-        return AffineBijector(shift=ops.convert_to_tensor(self.shift), scale=ops.exp(log_scale))
+        shift = self.parameter(self.shift, condition)
+        raw = self.parameter(self.raw_log_scale, condition)
+        return AffineBijector(shift=shift, scale=ops.exp(constraints.bounded(raw, self.limit)))
 
     def adapt(self, samples: Tensor) -> None:
-        """Set the weights so that `samples` (..., channels) come out with mean 0, deviation 1."""
+        """Set the weights so that `samples` (..., channels) come out with mean 0, deviation 1.
+
+        With a condition, this holds where it is 0.
+        """
         values = np.asarray(ops.convert_to_numpy(samples), dtype="float64")
         if not self.built:
             self.build(values.shape)

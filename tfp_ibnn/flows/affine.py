@@ -7,6 +7,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, affine
+from tfp_ibnn.flows._rows import total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Affine", "AffineBijector"]
@@ -18,8 +19,8 @@ class AffineBijector(FlowBijector):
     Log-determinant: sum_c log scale_c. Invertible for scale > 0. Cost: O(channels) per draw.
 
     Args:
-        shift: (channels,)
-        scale: (channels,), positive.
+        shift: (..., channels)
+        scale: (..., channels), positive.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {"shift": 1, "scale": 1}
@@ -32,7 +33,7 @@ class AffineBijector(FlowBijector):
         return (y - self.shift) / self.scale
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return ops.sum(ops.log(self.scale))
+        return total(ops.log(self.scale))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -68,10 +69,11 @@ class Affine(Flow):
         raw = constraints.inverse_scale(self.initial_scale)
         self.raw_scale = self.add_parameter("raw_scale", shape, constant(raw))
 
-    def bijector(self) -> AffineBijector:
+    def bijector(self, condition: Tensor | None = None) -> AffineBijector:
         """Return the map for the present weights."""
-        shift = ops.convert_to_tensor(self.shift)
-        return AffineBijector(shift=shift, scale=constraints.scale(self.raw_scale))
+        shift = self.parameter(self.shift, condition)
+        scale = constraints.scale(self.parameter(self.raw_scale, condition))
+        return AffineBijector(shift=shift, scale=scale)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

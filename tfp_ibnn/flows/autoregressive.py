@@ -9,6 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditioner import Conditioner
+from tfp_ibnn.flows._rows import like_rows
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["AutoregressiveBijector", "InverseAutoregressive"]
@@ -24,14 +25,19 @@ class AutoregressiveBijector(FlowBijector):
     Args:
         network: maps (..., channels) to shifts and log-scales, both (..., channels), where entry i
             depends on the entries before i only.
+        condition: (..., condition_size), if the network has one; y is broadcast to its rows.
         dtype: of the tensors it will see.
     """
+
+    condition: Tensor | None = None
 
     def _forward(self, x: Tensor) -> Tensor:
         shift, log_scale = self.network(x)
         return x * ops.exp(log_scale) + shift
 
     def _inverse(self, y: Tensor) -> Tensor:
+        y = like_rows(y, self.condition)
+
         def next_channel(_: Tensor, x: Tensor) -> Tensor:
             shift, log_scale = self.network(x)
             return (y - shift) * ops.exp(-log_scale)
@@ -79,14 +85,16 @@ class InverseAutoregressive(Flow):
         # A hidden unit of degree d sees the channels up to d and serves those after d.
         degrees = np.arange(self.hidden) % max(1, self.channels - 1)
         masks = (order[:, None] <= degrees, order > degrees[:, None])
-        self.network = Conditioner(
-            self.channels, self.hidden, self.limit, masks, dtype=self.dtype, name="network"
-        )
+        options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
+        self.network = Conditioner(self.channels, self.hidden, self.limit, masks, **options)
         self.network.build(input_shape)
 
-    def bijector(self) -> AutoregressiveBijector:
+    def bijector(self, condition: Tensor | None = None) -> AutoregressiveBijector:
         """Return the map for the present weights."""
-        return AutoregressiveBijector(network=self.network, dtype=self.dtype)
+        condition = self.checked_condition(condition)
+        return AutoregressiveBijector(
+            network=self.network.given(condition), condition=condition, dtype=self.dtype
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

@@ -20,9 +20,9 @@ _MIN_VARIANCE = 1e-5
 class BatchNorm(Flow):
     """Normalise the draws by their own statistics, then shift and scale.
 
-    y = shift + exp(bounded(raw)) * (x - mean) / sqrt(variance). In training, `push` takes mean and
-    variance from the draws themselves and moves the running statistics along; otherwise, and for a
-    single draw, the running statistics serve. `bijector` always uses the running ones and is
+    y = shift + exp(bounded(raw)) * (x - mean) / sqrt(variance). In training, `forward_and_log_det`
+    takes mean and variance from the draws themselves and updates the running statistics; otherwise,
+    and for a single draw, it uses the running statistics. `bijector` always uses these and is
     therefore a fixed invertible map, which starts as the identity.
 
     The log-determinant treats the statistics as constants, as is usual; the KL of a training step
@@ -34,7 +34,7 @@ class BatchNorm(Flow):
 
     Example:
         >>> import keras
-        >>> y, log_det = BatchNorm().push(keras.random.normal((64, 2), seed=0))
+        >>> y, log_det = BatchNorm().forward_and_log_det(keras.random.normal((64, 2), seed=0))
         >>> y.shape[-1]
         2
 
@@ -62,18 +62,20 @@ class BatchNorm(Flow):
         self.mean = self.add_parameter("mean", shape, "zeros", **running)
         self.variance = self.add_parameter("variance", shape, "ones", **running)
 
-    def bijector(self) -> AffineBijector:
+    def bijector(self, condition: Tensor | None = None) -> AffineBijector:
         """Return the map for the running statistics."""
-        return self._bijector(
-            ops.convert_to_tensor(self.mean), ops.convert_to_tensor(self.variance)
-        )
+        mean, variance = map(ops.convert_to_tensor, (self.mean, self.variance))
+        return self._bijector(mean, variance, condition)
 
-    def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(
+        self, x: Tensor, condition: Tensor | None = None, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Map draws forward; in training by their own statistics if there are at least two."""
         if not self.built:
             self.build(tuple(x.shape))
         if not training:
-            return super().push(x)
+            return super().forward_and_log_det(x, condition)
+        condition = self.checked_condition(condition)  # before the statistics change
         axes = tuple(range(len(x.shape) - 1))
         count = ops.prod(ops.shape(ops.stop_gradient(x)[..., 0])) if axes else 1
         several = ops.convert_to_tensor(count) > 1
@@ -85,14 +87,16 @@ class BatchNorm(Flow):
         for running, new in ((self.mean, mean), (self.variance, variance)):
             kept = self.momentum * running + (1 - self.momentum) * ops.stop_gradient(new)
             running.assign(kept)
-        bijector = self._bijector(mean, variance)
-        return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims=1)
+        bijector = self._bijector(mean, variance, condition)
+        return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), "momentum": self.momentum, "limit": self.limit}
 
-    def _bijector(self, mean: Tensor, variance: Tensor) -> AffineBijector:
-        log_scale = constraints.bounded(ops.convert_to_tensor(self.raw_log_scale), self.limit)
-        scale = ops.exp(log_scale) / ops.sqrt(ops.maximum(variance, _MIN_VARIANCE))
-        return AffineBijector(shift=self.shift - scale * mean, scale=scale)
+    def _bijector(self, mean: Tensor, variance: Tensor, condition: Tensor | None) -> AffineBijector:
+        shift = self.parameter(self.shift, condition)
+        raw = self.parameter(self.raw_log_scale, condition)
+        deviation = ops.sqrt(ops.maximum(variance, _MIN_VARIANCE))
+        scale = ops.exp(constraints.bounded(raw, self.limit)) / deviation
+        return AffineBijector(shift=shift - scale * mean, scale=scale)

@@ -11,6 +11,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul
+from tfp_ibnn.flows._rows import add_diagonal, times_matrix, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Conv1x1Bijector", "InvertibleConv1x1"]
@@ -27,9 +28,9 @@ class Conv1x1Bijector(FlowBijector):
 
     Args:
         permutation: (channels,), integers: (Pv)_i = v_permutation[i].
-        lower: (channels, channels), unit lower triangular.
-        upper: (channels, channels), upper triangular.
-        log_diagonal: (channels,), log|U_ii|.
+        lower: (..., channels, channels), unit lower triangular.
+        upper: (..., channels, channels), upper triangular.
+        log_diagonal: (..., channels), log|U_ii|.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {
@@ -43,25 +44,36 @@ class Conv1x1Bijector(FlowBijector):
     def _forward(self, x: Tensor) -> Tensor:
         if self._has_many(x):
             matrix = matmul(ops.take(self.lower, self.permutation, axis=0), self.upper)
-            return matmul(x, ops.transpose(matrix))
-        mixed = matmul(matmul(x, ops.transpose(self.upper)), ops.transpose(self.lower))
+            return times_matrix(x, matrix, transpose=True)
+        mixed = times_matrix(x, self.upper, transpose=True)
+        mixed = times_matrix(mixed, self.lower, transpose=True)
         return ops.take(mixed, self.permutation, axis=-1)
 
-    @staticmethod
-    def _has_many(x: Tensor) -> bool:
-        """Whether there are more vectors than channels, as far as is known, or few channels."""
+    def _has_many(self, x: Tensor) -> bool:
+        """Whether one matrix serves more vectors than channels, as far as is known, or is small."""
         *draws, channels = x.shape
-        return channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
+        many = channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
+        return many and len(self.lower.shape) == 2
 
     def _inverse(self, y: Tensor) -> Tensor:
-        columns = ops.reshape(y, (-1, y.shape[-1]))
-        columns = ops.transpose(ops.take(columns, ops.argsort(self.permutation), axis=-1))
-        columns = ops.solve_triangular(self.lower, columns, lower=True)
-        columns = ops.solve_triangular(self.upper, columns, lower=False)
-        return ops.reshape(ops.transpose(columns), ops.shape(y))
+        if len(self.lower.shape) == 2:
+            columns = ops.reshape(y, (-1, y.shape[-1]))
+            columns = ops.transpose(ops.take(columns, ops.argsort(self.permutation), axis=-1))
+            columns = self._solve(self.lower, self.upper, columns)
+            return ops.reshape(ops.transpose(columns), ops.shape(y))
+        # A solver takes one column for each matrix, and as many of either.
+        columns = ops.take(y, ops.argsort(self.permutation), axis=-1)[..., None]
+        columns = columns + ops.zeros_like(self.lower[..., :1])
+        zeros = ops.zeros_like(columns)
+        return self._solve(self.lower + zeros, self.upper + zeros, columns)[..., 0]
+
+    @staticmethod
+    def _solve(lower: Tensor, upper: Tensor, columns: Tensor) -> Tensor:
+        columns = ops.solve_triangular(lower, columns, lower=True)
+        return ops.solve_triangular(upper, columns, lower=False)
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return ops.sum(self.log_diagonal)
+        return total(self.log_diagonal)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -110,17 +122,18 @@ class InvertibleConv1x1(Flow):
             "diagonal", (size,), _fixed(np.diagonal(upper)), trainable=False
         )
 
-    def bijector(self) -> Conv1x1Bijector:
+    def bijector(self, condition: Tensor | None = None) -> Conv1x1Bijector:
         """Return the map for the present weights."""
-        packed = ops.convert_to_tensor(self.factors)
+        packed = self.parameter(self.factors, condition)
         start = ops.convert_to_tensor(self.diagonal)
         eye = ops.eye(self.channels, dtype=packed.dtype)
         triangles = packed / self._spread
-        log_factor = constraints.bounded(ops.diagonal(packed), self.limit)
+        diagonal = ops.diagonal(packed, axis1=-2, axis2=-1)
+        log_factor = constraints.bounded(diagonal, self.limit)
         return Conv1x1Bijector(
             permutation=ops.convert_to_tensor(self.permutation),
             lower=ops.tril(triangles, -1) + eye,
-            upper=ops.triu(triangles, 1) + eye * (start * ops.exp(log_factor)),
+            upper=add_diagonal(ops.triu(triangles, 1), start * ops.exp(log_factor), eye),
             log_diagonal=ops.log(ops.abs(start)) + log_factor,
         )
 

@@ -8,6 +8,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditioner import Conditioner
+from tfp_ibnn.flows._rows import like_rows
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["AffineCoupling", "CouplingBijector"]
@@ -23,8 +24,11 @@ class CouplingBijector(FlowBijector):
         network: maps (..., kept) to shifts and log-scales, both (..., moved).
         split_at: how many channels the first part has.
         swap: keep the last part instead of the first.
+        condition: (..., condition_size), if the network has one; x is broadcast to its rows.
         dtype: of the tensors it will see.
     """
+
+    condition: Tensor | None = None
 
     def _forward(self, x: Tensor) -> Tensor:
         kept, moved = self._split(x)
@@ -40,6 +44,7 @@ class CouplingBijector(FlowBijector):
         return ops.sum(self.network(self._split(x)[0])[1], axis=-1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = like_rows(x, self.condition)
         first, last = x[..., : self.split_at], x[..., self.split_at :]
         return (last, first) if self.swap else (first, last)
 
@@ -84,13 +89,19 @@ class AffineCoupling(Flow):
         first = self.channels // 2
         sizes = (first, self.channels - first)
         kept, moved = reversed(sizes) if self.swap else sizes
-        self.network = Conditioner(moved, self.hidden, self.limit, dtype=self.dtype, name="network")
+        options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
+        self.network = Conditioner(moved, self.hidden, self.limit, **options)
         self.network.build((None, kept))
 
-    def bijector(self) -> CouplingBijector:
+    def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
         """Return the map for the present weights."""
+        condition = self.checked_condition(condition)
         return CouplingBijector(
-            network=self.network, split_at=self.channels // 2, swap=self.swap, dtype=self.dtype
+            network=self.network.given(condition),
+            split_at=self.channels // 2,
+            swap=self.swap,
+            condition=condition,
+            dtype=self.dtype,
         )
 
     def get_config(self) -> dict[str, Any]:

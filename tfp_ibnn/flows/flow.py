@@ -9,6 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, tfb, tfp
 from tfp_ibnn._core.checks import channels_of, full_precision
+from tfp_ibnn.flows._conditional import Conditional
 
 __all__ = ["Flow", "FlowBijector"]
 
@@ -17,14 +18,16 @@ _serial_numbers = itertools.count()
 
 
 class FlowBijector(tfb.Bijector):
-    """A bijector on the last axis: a function of tensors, without state of its own.
+    """A bijector on the last `event_ndims` axes: a function of tensors, without state of its own.
 
     A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
-    defines `_forward`, `_inverse` and `_forward_log_det_jacobian`. Other parameters (a network, a
-    flag) may be given besides; each becomes an attribute.
+    defines `_forward`, `_inverse` and `_forward_log_det_jacobian`. A tensor with further leading
+    axes, which broadcast against those of x, differs by row. Other parameters (a network, a flag)
+    may also be given; each becomes an attribute.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {}
+    event_ndims: ClassVar[int] = 1
     constant_jacobian: ClassVar[bool] = False
 
     def __init__(self, *, dtype: str | None = None, **parameters: Any) -> None:
@@ -38,7 +41,7 @@ class FlowBijector(tfb.Bijector):
             dtypes = (parameters[name].dtype for name in self.parameter_ndims)
             dtype = next(filter(keras.backend.is_float_dtype, dtypes))
         super().__init__(
-            forward_min_event_ndims=1,
+            forward_min_event_ndims=self.event_ndims,
             is_constant_jacobian=self.constant_jacobian,
             # A NumPy type, since tfb.Chain does not understand dtypes given by name.
             dtype=np.dtype(keras.backend.standardize_dtype(dtype)).type,
@@ -51,7 +54,7 @@ class FlowBijector(tfb.Bijector):
         # itself after its weights have changed, so every bijector must count as unique.
         return self._serial_number
 
-    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `forward(x)` and its log-determinants, which may share work."""
         return self._forward(x), self._forward_log_det_jacobian(x)
 
@@ -63,12 +66,18 @@ class FlowBijector(tfb.Bijector):
         }
 
 
-class Flow(keras.layers.Layer):
+class Flow(Conditional):
     """An invertible map of the last axis whose weights Keras owns.
 
-    A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`.
+    A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`,
+    which reads them by `parameter`. With a `condition_size`, each row of a condition has its own
+    parameters, weight + linear(condition). The linear maps start at 0: the unconditional flow.
     Flows compute in float32, or in float64 under a float64 policy, whatever the precision of the
     network around them.
+
+    Args:
+        condition_size: size of the last axis of conditions; None for a flow without a condition.
+        **kwargs: those of a Keras layer.
 
     Example:
         >>> import keras
@@ -78,12 +87,15 @@ class Flow(keras.layers.Layer):
         ...         super().build(input_shape)
         ...         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
         ...
-        ...     def bijector(self):
-        ...         shift = keras.ops.convert_to_tensor(self.shift)
+        ...     def bijector(self, condition=None):
+        ...         shift = self.parameter(self.shift, condition)
         ...         return AffineBijector(shift=shift, scale=keras.ops.ones_like(shift))
         >>> Shift()(keras.ops.ones((2, 3))).shape[-1]
         3
     """
+
+    event_ndims: ClassVar[int] = 1
+    """How many of the last axes are one event, which has one log-determinant."""
 
     min_channels: ClassVar[int] = 1
     is_linear: ClassVar[bool] = False
@@ -97,6 +109,11 @@ class Flow(keras.layers.Layer):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Check the channel count and remember it as `self.channels`; call this first."""
         channels = channels_of(type(self).__name__, input_shape)
+        if len(input_shape) < self.event_ndims:
+            raise ValueError(
+                f"{type(self).__name__} works on the last {self.event_ndims} axes of a tensor; got "
+                f"the input shape {tuple(input_shape)!r}."
+            )
         if channels < self.min_channels:
             raise ValueError(
                 f"{type(self).__name__} needs at least {self.min_channels} channels, since it acts "
@@ -105,42 +122,34 @@ class Flow(keras.layers.Layer):
             )
         self.channels = channels
 
-    def add_parameter(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        initializer: Any,
-        trainable: bool = True,
-        dtype: str | None = None,
-        **kwargs: Any,
-    ) -> keras.Variable:
-        """Add a weight that keeps its precision inside mixed-precision models."""
-        return self.add_weight(
-            shape=shape,
-            initializer=initializer,
-            trainable=trainable,
-            dtype=dtype,
-            autocast=False,
-            name=name,
-            **kwargs,
-        )
+    def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:
+        """Return the bijector, built afresh from the weights as they are now.
 
-    def bijector(self) -> tfb.Bijector:
-        """Return the bijector, built afresh from the weights as they are now."""
+        Args:
+            condition: (..., condition_size), which broadcasts against all axes of x but the last;
+                only for flows with a `condition_size`.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `bijector`.")
 
-    def push(self, x: Tensor, training: bool = False) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(
+        self, x: Tensor, condition: Tensor | None = None, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
         x = ops.convert_to_tensor(x, dtype=self.dtype)
-        bijector = self.bijector()
-        if isinstance(bijector, FlowBijector):
-            return bijector.push(x)
-        return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims=1)
+        bijector = self._bijector_for(condition)
+        if isinstance(bijector, FlowBijector) and bijector.event_ndims == self.event_ndims:
+            return bijector.forward_and_log_det(x)
+        return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
 
-    def call(self, inputs: Tensor) -> Tensor:
+    def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""
-        return self.bijector().forward(inputs)
+        return self._bijector_for(condition).forward(inputs)
+
+    def _bijector_for(self, condition: Tensor | None) -> tfb.Bijector:
+        condition = self.checked_condition(condition)
+        # A flow that never has a condition need not take one.
+        return self.bijector() if condition is None else self.bijector(condition)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         """Return the input shape: a flow keeps it."""

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import keras
 
-from tfp_ibnn._core.backend import tfb
+from tfp_ibnn._core.backend import Tensor, tfb
 from tfp_ibnn.flows.actnorm import ActNorm
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AffineCoupling
@@ -43,9 +43,10 @@ class GlowStep(Flow):
         self, hidden: int = 32, swap: bool = False, start: str = "orthogonal", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.actnorm = ActNorm(dtype=self.dtype, name="actnorm")
-        self.conv = InvertibleConv1x1(start=start, dtype=self.dtype, name="conv")
-        self.coupling = AffineCoupling(hidden, swap, dtype=self.dtype, name="coupling")
+        options = {"condition_size": self.condition_size, "dtype": self.dtype}
+        self.actnorm = ActNorm(name="actnorm", **options)
+        self.conv = InvertibleConv1x1(start=start, name="conv", **options)
+        self.coupling = AffineCoupling(hidden, swap, name="coupling", **options)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the three parts."""
@@ -53,10 +54,10 @@ class GlowStep(Flow):
         for part in (self.actnorm, self.conv, self.coupling):
             part.build(input_shape)
 
-    def bijector(self) -> tfb.Chain:
+    def bijector(self, condition: Tensor | None = None) -> tfb.Chain:
         """Return the three maps, chained; a chain applies its last element first."""
         parts = (self.coupling, self.conv, self.actnorm)
-        return tfb.Chain([part.bijector() for part in parts])
+        return tfb.Chain([part.bijector(condition) for part in parts])
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

@@ -8,6 +8,7 @@ from keras import ops
 from tfp_ibnn._core import constraints
 from tfp_ibnn._core.backend import Tensor, inner, outer, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
+from tfp_ibnn.flows._rows import column, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Planar", "PlanarBijector"]
@@ -17,7 +18,7 @@ class PlanarBijector(FlowBijector):
     """y = x + u * tanh(w.x + b).
 
     Log-determinant: log(1 + w.u * (1 - tanh^2(w.x + b))). Invertible for w.u > -1. The product w.u
-    is given besides, since recomputing it from long vectors in float32 may round below -1.
+    is given too, since recomputing it from long vectors in float32 may round below -1.
 
     Inverse: the product with w gives one equation for a = w.x,
         a + w.u * tanh(a + b) = w.y,
@@ -26,25 +27,25 @@ class PlanarBijector(FlowBijector):
     Cost: O(channels) per draw; the inverse adds some 60 scalar steps per draw.
 
     Args:
-        u: (channels,)
-        w: (channels,)
-        b: ()
-        slope: (), the product w.u, greater than -1.
+        u: (..., channels)
+        w: (..., channels)
+        b: (...,)
+        slope: (...,), the product w.u, greater than -1.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0, "slope": 0}
 
     def _forward(self, x: Tensor) -> Tensor:
-        return self.push(x)[0]
+        return self.forward_and_log_det(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
         along = solve_monotone(self.slope, self.b, inner(y, self.w))
         return y - outer(tanh(along + self.b), self.u)
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.push(x)[1]
+        return self.forward_and_log_det(x)[1]
 
-    def push(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `forward(x)` and its log-determinants, from one projection."""
         bend = tanh(inner(x, self.w) + self.b)
         return x + outer(bend, self.u), ops.log1p(self.slope * (1 - bend * bend))
@@ -74,11 +75,11 @@ class Planar(Flow):
         self.w = self.add_parameter("w", (self.channels,), spread)
         self.b = self.add_parameter("b", (), "zeros")
 
-    def bijector(self) -> PlanarBijector:
+    def bijector(self, condition: Tensor | None = None) -> PlanarBijector:
         """Return the map for the present weights, made invertible."""
-        w, u = ops.convert_to_tensor(self.w), ops.convert_to_tensor(self.u)
-        product = ops.sum(w * u)
+        u, w, b = (self.parameter(weight, condition) for weight in (self.u, self.w, self.b))
+        product = total(w * u)
         slope = constraints.above_minus_one(product)
         # The correction vanishes to second order with w; the floor only guards against 0 / 0.
-        correction = (slope - product) * w / ops.maximum(ops.sum(w * w), 1e-12)
-        return PlanarBijector(u=u + correction, w=w, b=ops.convert_to_tensor(self.b), slope=slope)
+        correction = column(slope - product) * w / ops.maximum(column(total(w * w)), 1e-12)
+        return PlanarBijector(u=u + correction, w=w, b=b, slope=slope)

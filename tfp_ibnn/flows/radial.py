@@ -8,6 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core import constraints
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.flows._rows import column
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Radial", "RadialBijector"]
@@ -26,9 +27,9 @@ class RadialBijector(FlowBijector):
     Cost: O(channels) per draw, both ways.
 
     Args:
-        center: (channels,)
-        alpha: (), positive.
-        beta: (), at least -alpha.
+        center: (..., channels)
+        alpha: (...,), positive.
+        beta: (...,), at least -alpha.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {"center": 1, "alpha": 0, "beta": 0}
@@ -38,22 +39,24 @@ class RadialBijector(FlowBijector):
 
     def _inverse(self, y: Tensor) -> Tensor:
         far = _distance(y, self.center)
-        half = 0.5 * (self.alpha + self.beta - far)
-        root = ops.sqrt(half * half + self.alpha * far)
+        alpha, beta = column(self.alpha), column(self.beta)
+        half = 0.5 * (alpha + beta - far)
+        root = ops.sqrt(half * half + alpha * far)
         # Of the two equal forms of the root, each is used where it does not cancel.
         positive = half > 0
         divisor = ops.where(positive, half + root, 1)
-        near = ops.where(positive, self.alpha * far / divisor, root - half)
+        near = ops.where(positive, alpha * far / divisor, root - half)
         return self.center + (y - self.center) / (1 + self._pull(near))
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        r = _distance(x, self.center)[..., 0]
+        r = _distance(x, self.center)
+        alpha = column(self.alpha)
         around = ops.log1p(self._pull(r))
-        along = ops.log1p(self._pull(r) * self.alpha / (self.alpha + r))
-        return (x.shape[-1] - 1) * around + along
+        along = ops.log1p(self._pull(r) * alpha / (alpha + r))
+        return ((x.shape[-1] - 1) * around + along)[..., 0]
 
     def _pull(self, r: Tensor) -> Tensor:
-        return self.beta / (self.alpha + r)
+        return column(self.beta) / (column(self.alpha) + r)
 
 
 def _distance(x: Tensor, center: Tensor) -> Tensor:
@@ -89,8 +92,9 @@ class Radial(Flow):
         self.raw_alpha = self.add_parameter("raw_alpha", (), keras.initializers.Constant(reach))
         self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
 
-    def bijector(self) -> RadialBijector:
+    def bijector(self, condition: Tensor | None = None) -> RadialBijector:
         """Return the map for the present weights."""
-        alpha = constraints.scale(self.raw_alpha)
-        beta = alpha * constraints.above_minus_one(ops.convert_to_tensor(self.raw_beta))
-        return RadialBijector(center=ops.convert_to_tensor(self.center), alpha=alpha, beta=beta)
+        center = self.parameter(self.center, condition)
+        alpha = constraints.scale(self.parameter(self.raw_alpha, condition))
+        ratio = constraints.above_minus_one(self.parameter(self.raw_beta, condition))
+        return RadialBijector(center=center, alpha=alpha, beta=alpha * ratio)

@@ -7,8 +7,9 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import Tensor, matmul, tanh
+from tfp_ibnn._core.backend import Tensor, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
+from tfp_ibnn.flows._rows import add_diagonal, column, times_matrix, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 __all__ = ["Sylvester", "SylvesterBijector"]
@@ -28,10 +29,10 @@ class SylvesterBijector(FlowBijector):
     Cost: O(channels * units + units^2) per draw; the inverse adds `units` scalar solves.
 
     Args:
-        q: (channels, units), orthonormal columns.
-        r: (units, units), upper triangular.
-        s: (units, units), upper triangular, with r_ii * s_ii > -1.
-        b: (units,)
+        q: (..., channels, units), orthonormal columns.
+        r: (..., units, units), upper triangular.
+        s: (..., units, units), upper triangular, with r_ii * s_ii > -1.
+        b: (..., units)
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {"q": 2, "r": 2, "s": 2, "b": 1}
@@ -40,29 +41,35 @@ class SylvesterBijector(FlowBijector):
         return x + self._lift(self._hidden(x))
 
     def _inverse(self, y: Tensor) -> Tensor:
-        v = matmul(y, self.q)
-        units = self.b.shape[0]
+        v = times_matrix(y, self.q)
+        units = self.b.shape[-1]
         solved: list[Tensor] = [None] * units  # S a, then its tanh, from the last row up
         along: list[Tensor] = [None] * units
         for i in reversed(range(units)):
             later = range(i + 1, units)
-            offset = self.b[i] + sum(self.s[i, j] * along[j] for j in later)
-            target = v[..., i] - sum(self.r[i, j] * solved[j] for j in later)
-            steep = solve_monotone(self.r[i, i] * self.s[i, i], offset, self.s[i, i] * target)
+            offset = self.b[..., i] + sum(self.s[..., i, j] * along[j] for j in later)
+            target = v[..., i] - sum(self.r[..., i, j] * solved[j] for j in later)
+            r, s = self.r[..., i, i], self.s[..., i, i]
+            steep = solve_monotone(r * s, offset, s * target)
             solved[i] = tanh(steep + offset)
-            along[i] = target - self.r[i, i] * solved[i]
+            along[i] = target - r * solved[i]
         return y - self._lift(ops.stack(solved, axis=-1))
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         hidden = self._hidden(x)
-        product = ops.diagonal(self.r) * ops.diagonal(self.s)
+        product = _diagonal(self.r) * _diagonal(self.s)
         return ops.sum(ops.log1p(product * (1 - hidden * hidden)), axis=-1)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        return tanh(matmul(matmul(x, self.q), ops.transpose(self.s)) + self.b)
+        return tanh(times_matrix(times_matrix(x, self.q), self.s, transpose=True) + self.b)
 
     def _lift(self, hidden: Tensor) -> Tensor:
-        return matmul(matmul(hidden, ops.transpose(self.r)), ops.transpose(self.q))
+        lifted = times_matrix(hidden, self.r, transpose=True)
+        return times_matrix(lifted, self.q, transpose=True)
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return ops.diagonal(matrix, axis1=-2, axis2=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -101,35 +108,40 @@ class Sylvester(Flow):
         self.s = self.add_parameter("s", (units, units), small)
         self.b = self.add_parameter("b", (units,), "zeros")
 
-    def bijector(self) -> SylvesterBijector:
+    def bijector(self, condition: Tensor | None = None) -> SylvesterBijector:
         """Return the map for the present weights."""
-        units = self.b.shape[0]
-        r, s = ops.convert_to_tensor(self.r), ops.convert_to_tensor(self.s)
-        s_diagonal = ops.exp(constraints.bounded(ops.diagonal(s), 2.0))
-        r_diagonal = constraints.above_minus_one(ops.diagonal(r)) / s_diagonal
+        r, s, b = (self.parameter(weight, condition) for weight in (self.r, self.s, self.b))
+        units = b.shape[-1]
+        s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))
+        r_diagonal = constraints.above_minus_one(_diagonal(r)) / s_diagonal
         eye = ops.cast(np.eye(units), r.dtype)
         above = ops.cast(np.triu(np.ones((units, units)), 1), r.dtype)
         return SylvesterBijector(
-            q=self._orthogonal(),
-            r=above * r + eye * r_diagonal,
-            s=above * s + eye * s_diagonal,
-            b=ops.convert_to_tensor(self.b),
+            q=_orthogonal(self.parameter(self.reflections, condition)),
+            r=add_diagonal(above * r, r_diagonal, eye),
+            s=add_diagonal(above * s, s_diagonal, eye),
+            b=b,
         )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), "units": self.units}
 
-    def _orthogonal(self) -> Tensor:
-        """Return the first `units` columns of the product of the reflections."""
-        vectors = ops.convert_to_tensor(self.reflections)
-        units, channels = vectors.shape
-        q = ops.cast(np.eye(channels, units), vectors.dtype)
-        for i in reversed(range(units)):
-            v = vectors[i]
-            # A vector too short to have a direction stands for no reflection.
-            square = ops.sum(v * v)
-            long_enough = square > 1e-24
-            unit = ops.where(long_enough, v * ops.rsqrt(ops.where(long_enough, square, 1)), 0)
-            q = q - 2 * unit[:, None] * matmul(unit, q)[None, :]
-        return q
+
+def _orthogonal(vectors: Tensor) -> Tensor:
+    """Return the first columns (..., channels, units) of a product of Householder reflections.
+
+    Args:
+        vectors: (..., units, channels), the normals of the mirrors.
+    """
+    units, channels = vectors.shape[-2:]
+    q = ops.cast(np.eye(channels, units), vectors.dtype)
+    for i in reversed(range(units)):
+        v = vectors[..., i, :]
+        # A vector too short to have a direction stands for no reflection.
+        square = total(v * v)
+        long_enough = square > 1e-24
+        factor = column(ops.rsqrt(ops.where(long_enough, square, 1)))
+        unit = ops.where(column(long_enough), v * factor, 0)
+        q = q - 2 * unit[..., :, None] * times_matrix(unit, q)[..., None, :]
+    return q

@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
-from tfp_ibnn._core.protocols import Draw, Posterior
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 
 __all__ = ["CONVERTIBLE", "StochasticLayer", "check_train_size"]
 
@@ -50,7 +50,7 @@ class StochasticLayer(keras.layers.Wrapper):
     def __init__(
         self,
         layer: keras.layers.Layer,
-        posterior: Posterior,
+        posterior: PosteriorTemplate,
         train_size: int | None = None,
         seed: int | None = None,
         **kwargs: Any,
@@ -61,7 +61,7 @@ class StochasticLayer(keras.layers.Wrapper):
             raise ValueError(f"`layer` is stochastic already: {layer.name!r}.")
         kwargs.setdefault("dtype", layer.dtype_policy)
         super().__init__(layer, **kwargs)
-        if not isinstance(posterior, Posterior):
+        if not isinstance(posterior, PosteriorTemplate):
             raise ValueError(
                 "`posterior` must be a posterior such as ibnn.NormalAffine(); got "
                 f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine."

@@ -85,7 +85,7 @@ def noisy_convolution(
         layer: a convolution.
         inputs: a batch of images.
         z: noise as it broadcasts against `inputs`; its own gradient is not used.
-        normal: the noise behind it, likewise.
+        normal: the noise behind it, in the same form.
         loc: (channels,)
         scale: (channels,)
     """

@@ -52,7 +52,7 @@ class _TrainSizeCheck(keras.callbacks.Callback):
 class StochasticModel(keras.Model):
     """A Functional Keras model that knows of its noise.
 
-    It does all that a Functional model does, and besides
+    It does all that a Functional model does, and also
     - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
       as `kl`; loss = nll + kl / train_size when beta is 1 and no other regulariser is used;
     - draws `train_samples` samples of z for each training example and averages their
@@ -156,13 +156,13 @@ class StochasticModel(keras.Model):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Run the model and keep the KL of the pass."""
         outputs = super().call(inputs, training=training, mask=mask)
-        here = noise.current()
-        if here.losses:
-            here.restore_losses()
-            self._last_kl.assign(ops.cast(here.kl, self._last_kl.dtype))
+        forward_pass = noise.current()
+        if forward_pass.losses:
+            forward_pass.restore_losses()
+            self._last_kl.assign(ops.cast(forward_pass.kl, self._last_kl.dtype))
             if training:
-                self._layers_in_order = [layer.name for layer in here.layers]
-                self._note_fault(here.first_fault())
+                self._layers_in_order = [layer.name for layer in forward_pass.layers]
+                self._note_fault(forward_pass.first_fault())
         return outputs
 
     def _note_fault(self, place: Tensor) -> None:
@@ -176,7 +176,7 @@ class StochasticModel(keras.Model):
 
     @property
     def fault(self) -> str | None:
-        """What was the first to leave the finite range in training; None if nothing did."""
+        """What was the first to become NaN or infinite in training; None if nothing did."""
         place = int(ops.convert_to_numpy(self._first_fault))
         if place == 0:
             return None
@@ -190,13 +190,15 @@ class StochasticModel(keras.Model):
     def save_own_variables(self, store: Any) -> None:
         """Save what the layers inside do not save themselves: the random state of Keras's own."""
         super().save_own_variables(store)
-        serialization.save(store, self._foreign_states())
+        serialization.save(store, self._random_states_of_keras())
 
     def load_own_variables(self, store: Any) -> None:
         """Load what `save_own_variables` has saved."""
-        super().load_own_variables(serialization.load(store, self._foreign_states(), self.name))
+        super().load_own_variables(
+            serialization.load(store, self._random_states_of_keras(), self.name)
+        )
 
-    def _foreign_states(self) -> list[keras.Variable]:
+    def _random_states_of_keras(self) -> list[keras.Variable]:
         layers = keras_internals.nested_layers(self, include_self=False)
         own = serialization.SavesRandomState
         return serialization.states_of(x for x in layers if not isinstance(x, own))

@@ -10,7 +10,7 @@ from keras import ops
 from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, affine, mean, times
-from tfp_ibnn._core.protocols import Draw, Posterior
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.convolution import (
     SeparateChannels,
@@ -62,7 +62,7 @@ class Stochastic(StochasticLayer):
     def __init__(
         self,
         layer: keras.layers.Layer,
-        posterior: Posterior | None = None,
+        posterior: PosteriorTemplate | None = None,
         train_size: int | None = None,
         noise: str = "channel",
         kl_reduction: str = "sum",

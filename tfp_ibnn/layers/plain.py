@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import keras
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.protocols import Posterior
+from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.layers.multiplicative import Stochastic
 
 __all__ = [
@@ -15,14 +15,14 @@ __all__ = [
 
 
 class _StochasticPlain(Stochastic):
-    """A stochastic layer that takes the arguments of a plain Keras layer besides its own."""
+    """A stochastic layer that takes the arguments of a plain Keras layer and its own."""
 
     layer_class: ClassVar[type[keras.layers.Layer]]
 
     def __init__(
         self,
         *args: Any,
-        posterior: Posterior | None = None,
+        posterior: PosteriorTemplate | None = None,
         train_size: int | None = None,
         noise: str = "channel",
         kl_reduction: str = "sum",

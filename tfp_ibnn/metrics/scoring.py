@@ -50,7 +50,7 @@ def negative_log_likelihood(
         0.9163
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    return float(np.average(_surprise(np, examples), weights=examples.weight))
+    return float(np.average(_negative_log_prob(np, examples), weights=examples.weight))
 
 
 class _MeanScore(ClassificationMetric):
@@ -137,7 +137,7 @@ class NegativeLogLikelihood(_MeanScore):
         super().__init__(from_logits, name, dtype)
 
     def _score(self, examples: Examples) -> Tensor:
-        return _surprise(ops, examples)
+        return _negative_log_prob(ops, examples)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -153,7 +153,7 @@ class Accuracy(_MeanScore):
         return examples.top_label(ops)[1][:, 0]
 
 
-def surprise(y_true: Any, y_pred: Tensor) -> Tensor:
+def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
     """Return minus the log-probability of each label, flat, as `NegativeLogLikelihood` counts it.
 
     Args:
@@ -162,14 +162,14 @@ def surprise(y_true: Any, y_pred: Tensor) -> Tensor:
     """
     names = ("y_pred", "y_true", "sample_weight")
     labels = ops.convert_to_tensor(y_true)
-    return _surprise(ops, prepare(ops, y_pred, labels, ops.ones(()), False, names)[0])
+    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False, names)[0])
 
 
 def _squared_distance(xp: ModuleType, examples: Examples) -> Any:
     return xp.sum(xp.square(examples.probabilities - examples.targets), axis=-1)
 
 
-def _surprise(xp: ModuleType, examples: Examples) -> Any:
+def _negative_log_prob(xp: ModuleType, examples: Examples) -> Any:
     log_probabilities = examples.log_probabilities
     if log_probabilities is None:
         tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny

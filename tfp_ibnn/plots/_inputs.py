@@ -65,7 +65,7 @@ def integers(name: str, value: Any, size: int) -> np.ndarray:
     found = vector(name, value, size)
     if np.any(found != np.round(found)) or found.min() < 0:
         raise ValueError(
-            f"`{name}` must be whole numbers, 0 or above, one a class; got {np.unique(found)}."
+            f"`{name}` must be whole numbers, 0 or above, one per class; got {np.unique(found)}."
         )
     return found.astype(int)
 
@@ -126,7 +126,7 @@ def names(name: str, value: Any, count: int) -> list[str]:
     if value is None:
         return [str(i) for i in range(count)]
     if isinstance(value, str) or len(value) != count:
-        raise ValueError(f"`{name}` must be a list of {count} names, one a class; got {value!r}.")
+        raise ValueError(f"`{name}` must be a list of {count} names, one per class; got {value!r}.")
     return [str(entry) for entry in value]
 
 

@@ -37,7 +37,7 @@ def extreme_images(
         count: images in a row, at most half of all.
         labels: (examples,) true classes, or one-hot.
         predictions: (examples,) predicted classes, or (examples, classes) probabilities.
-        class_names: one a class; their numbers by default.
+        class_names: one per class; their numbers by default.
         name: of the uncertainty.
 
     Example:

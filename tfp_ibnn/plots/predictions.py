@@ -32,7 +32,7 @@ def class_distributions(
 
     Args:
         samples: (draws, classes) probabilities of one example.
-        class_names: one a class; their numbers by default.
+        class_names: one per class; their numbers by default.
         kind: "violin", or "histogram" for bars that lie on their side. Either way the shapes of all
             classes are equally wide.
         label: the true class.

@@ -1,6 +1,6 @@
 """Posteriors over a layer's multiplicative noise z, and the named recipes."""
 
-from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
 from tfp_ibnn.posteriors.mixture import MixturePosterior
@@ -26,4 +26,5 @@ __all__ = [
     "NormalRadial",
     "NormalSylvester",
     "Posterior",
+    "PosteriorTemplate",
 ]

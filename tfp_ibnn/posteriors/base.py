@@ -7,9 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks, constraints, protocols
+from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, inner, mean, tfd
-from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
@@ -29,7 +29,7 @@ _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-class Posterior(SavesRandomState, protocols.Posterior, keras.layers.Layer):
+class Posterior(SavesRandomState, PosteriorTemplate, keras.layers.Layer):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
     A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
@@ -38,7 +38,7 @@ class Posterior(SavesRandomState, protocols.Posterior, keras.layers.Layer):
     Args:
         prior_scale: standard deviation of the prior.
         prior_loc: mean of the prior.
-        learn_prior_scale: train the prior's scale along with the posterior, one a layer.
+        learn_prior_scale: train the prior's scale along with the posterior, one per layer.
         beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later

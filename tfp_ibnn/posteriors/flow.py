@@ -43,9 +43,9 @@ class FlowPosterior(Posterior):
         affine: "last", or "first" for z = NF(loc + scale * eps), the order of the original report.
         components: number of Gaussians in the base distribution. Above 1, eps is drawn from an
             equally weighted mixture with learned means and scales, so that z can have many modes.
-        shared_components: draw one component index for all layers of a pass instead of one a layer.
-            The layers are then dependent, and the sum of their KLs, each given the index, is an
-            upper bound of the joint KL, loose by at most log(components) in all.
+        shared_components: draw one component index for all layers of a pass, not one per layer. The
+            layers are then dependent, and the sum of their KLs, each given the index, is an upper
+            bound of the joint KL, loose by at most log(components) in all.
         **kwargs: those of `Posterior`.
 
     Example:
@@ -72,6 +72,13 @@ class FlowPosterior(Posterior):
             raise ValueError(
                 f"`flows` must be a list of flows such as [ibnn.flows.Planar()]; got {flows!r}."
             )
+        for flow in flows:
+            if flow.condition_size is not None or flow.event_ndims != 1:
+                raise ValueError(
+                    "`flows` of a posterior must have condition_size=None and event_ndims=1, since "
+                    f"z is a vector without a condition; got {type(flow).__name__} with "
+                    f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}."
+                )
         self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
         self.initial_scale = initial_scale
         self.order = checks.one_of("affine", affine, ("last", "first"))
@@ -116,10 +123,11 @@ class FlowPosterior(Posterior):
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
             affine = self.affine.bijector()
-            return Draw(affine.push(noise)[0], *self._gaussian(affine.shift, affine.scale))
+            z, _ = affine.forward_and_log_det(noise)
+            return Draw(z, *self._gaussian(affine.shift, affine.scale))
         z, log_q = self._from_base(noise, component)
         for flow in self._chain():
-            z, log_det = flow.push(z, training=training)
+            z, log_det = flow.forward_and_log_det(z, training=training)
             log_q = log_q - log_det
         return Draw(z, log_q - self._log_prior(z), -log_q)
 
@@ -147,10 +155,11 @@ class FlowPosterior(Posterior):
     def fixed_noise(self, training: bool = False) -> np.ndarray | None:
         """Return the noise whose draws `mean` averages, if it does so, over one component.
 
-        Flows with a `push` of their own may look at all draws of a training step together; then
-        there must be no others among them.
+        Flows with their own `forward_and_log_det` may look at all draws of a training step
+        together; then there must be no others among them.
         """
-        alone = not training or all(type(flow).push is Flow.push for flow in self.flows)
+        joint = Flow.forward_and_log_det
+        alone = not training or all(type(f).forward_and_log_det is joint for f in self.flows)
         if self.has_cheap_mean or self.components > 1 or not (alone and self._is_plain):
             return None
         return self._fixed_noise()

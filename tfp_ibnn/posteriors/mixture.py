@@ -21,7 +21,7 @@ class MixturePosterior(Posterior):
 
     The examples of a batch take the components in turn. The KL is the mean of the
     components' closed forms, an upper bound of the mixture's, loose by at most log K for all layers
-    together; the entropy, likewise, is the mean of the components'.
+    together; the entropy, too, is the mean of the components'.
 
     The component means start around `prior_loc` and average to it exactly.
 
@@ -31,7 +31,7 @@ class MixturePosterior(Posterior):
         initial_scale: mean of the components' scales at the start.
         scale_spread: standard deviation of those scales at the start.
         kl: "bound", or "averaged" for the KL of the Gaussian that the average of one draw from each
-            component has. The authors' code used that; it is no bound.
+            component has. The authors' code used that; it is not a bound.
         **kwargs: those of `Posterior`.
 
     Example:

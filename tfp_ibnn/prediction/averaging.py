@@ -42,7 +42,7 @@ class Averaging:
         return self._from_all_draws(chunks) if keeps_draws else self._from_stream(chunks)
 
     def _from_all_draws(self, chunks: Chunks) -> dict[str, Tensor]:
-        """Return the statistics, and what was asked for besides, of draws that are all kept."""
+        """Return the statistics, and what else was asked for, of draws that are all kept."""
         if chunks.is_one:
             outputs = chunks.run(0)
         else:

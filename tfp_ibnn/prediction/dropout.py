@@ -24,26 +24,26 @@ DROPOUTS = (
 )
 
 
-def drop(layer: keras.layers.Layer, inputs: Tensor, here: noise.Pass) -> Tensor:
+def drop(layer: keras.layers.Layer, inputs: Tensor, forward_pass: noise.Pass) -> Tensor:
     """Return what a dropout layer makes of its input in training, with the masks of a pass.
 
     Args:
         layer: a dropout layer.
         inputs: (batch, ...).
-        here: a seeded pass. Examples that share a draw share the mask.
+        forward_pass: a seeded pass. Examples that share a draw share the mask.
     """
     rate = layer.rate
     if not rate:
         return inputs
     sizes = ops.shape(inputs)
-    count = sizes[0] if here.groups is None else here.groups
+    count = sizes[0] if forward_pass.groups is None else forward_pass.groups
     shape = _mask_shape(layer, sizes[1:])
     # In float32 whatever the input: a rate has few digits in half precision.
     if isinstance(layer, keras.layers.GaussianDropout):
         noise_scale = (rate / (1 - rate)) ** 0.5
-        factor = 1 + noise_scale * here.source.normal(count, shape, "float32", None)
+        factor = 1 + noise_scale * forward_pass.source.normal(count, shape, "float32", None)
         return _blockwise(ops.multiply, inputs, factor)
-    kept = here.source.uniform(count, shape, "float32") >= rate
+    kept = forward_pass.source.uniform(count, shape, "float32") >= rate
     if isinstance(layer, keras.layers.AlphaDropout):
         # What is dropped goes to the value SELU saturates at; an affine map then restores mean
         # and variance (Klambauer et al., Self-Normalizing Neural Networks, arXiv 1706.02515).

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def check_input(x: Any, y: Any = None) -> None:
-    """Raise for what is no number, or not finite: ReLU may turn NaN into a number again."""
+    """Raise for what is not a number, or not finite: ReLU may turn NaN into a number again."""
     parts = keras.tree.flatten(x)
     if all(part is None for part in parts):
         raise ValueError("`x` is missing: give arrays, or a dataset.")

@@ -10,7 +10,7 @@ from keras import ops
 
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_compiles_well, replica_id
+from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.averaging import Averaging
@@ -68,7 +68,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         samples: number of draws; of a posterior with fewer weight sets, all of them.
         head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
             from the last layer and the loss the model is compiled with.
-        from_logits: whether the output is logits; None finds out likewise.
+        from_logits: whether the output is logits; None finds out the same way.
         sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random, up to 65,536 draws).
         seed: of the draws, a whole number of 0 or above.
         independent: draw anew for each example. The answers then repeat, with a seed, at one batch
@@ -207,7 +207,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     def compute_output_spec(self, inputs: Any) -> Any:
         """Not known ahead: the noise of a pass cannot be drawn symbolically."""
         raise NotImplementedError(
-            "MonteCarlo is called on data; it is no part of a Functional model."
+            "MonteCarlo is called on data; it is not part of a Functional model."
         )
 
     def compile(
@@ -224,7 +224,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
         Args:
             metrics: come on top of the scores there are.
-            weighted_metrics: likewise, weighted.
+            weighted_metrics: the same, weighted.
             run_eagerly: do not compile.
             steps_per_execution: batches in one execution.
             jit_compile: whether to use XLA; None does so where it pays.
@@ -234,7 +234,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             raise TypeError(f"`compile` has no argument {', '.join(sorted(unknown))}.")
         self._jit_is_open = jit_compile is None
         if self._jit_is_open:
-            jit_compile = jit_compiles_well() and not run_eagerly
+            jit_compile = jit_pays() and not run_eagerly
         super().compile(
             optimizer=None,
             metrics=metrics,

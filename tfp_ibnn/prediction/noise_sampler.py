@@ -136,8 +136,8 @@ class NoiseSampler(Sampler):
         else:
             options["groups"], options["sample"] = size, sample
         repeated = self._graph.repeat(values, size)
-        with noise.scope(**options, draws=draws) as here:
-            call = self._call_in(here, draws, separate)
+        with noise.scope(**options, draws=draws) as forward_pass:
+            call = self._call_in(forward_pass, draws, separate)
             outputs = self._checked(self._graph.suffix(repeated, inputs, call))
         return ops.reshape(outputs, (size, batch, *ops.shape(outputs)[1:]))
 
@@ -182,9 +182,11 @@ class NoiseSampler(Sampler):
         if self._independent:
             return {}, 0
         count = ops.shape(sample)[0]
-        here = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=sample)
+        forward_pass = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=sample)
         layers = [x for x in self._stochastic_layers() if x.draws_ahead]
-        return {layer: layer.draw(here, count).z for layer in layers}, here.source.used
+        return {
+            layer: layer.draw(forward_pass, count).z for layer in layers
+        }, forward_pass.source.used
 
     def _separate(self, values: dict[int, Tensor]) -> dict[Any, Callable[[Tensor], Tensor]]:
         """Prepare the layers whose work can be shared by all draws."""
@@ -192,7 +194,7 @@ class NoiseSampler(Sampler):
 
     def _call_in(
         self,
-        here: noise.Pass,
+        forward_pass: noise.Pass,
         draws: Mapping[Any, Tensor],
         separate: Mapping[Any, Callable[[Tensor], Tensor]],
     ) -> Callable[..., Any]:
@@ -204,7 +206,7 @@ class NoiseSampler(Sampler):
             if layer in separate:
                 return separate[layer](draws[layer])
             if self._dropout and isinstance(layer, DROPOUTS):
-                return drop(layer, args[0] if args else kwargs["inputs"], here)
+                return drop(layer, args[0] if args else kwargs["inputs"], forward_pass)
             return _call(layer, *args, **kwargs)
 
         return call

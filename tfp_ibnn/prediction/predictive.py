@@ -9,7 +9,7 @@ from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import gaussian_nll, matched
 from tfp_ibnn.metrics import BrierScore, ExpectedCalibrationError, NegativeLogLikelihood
 from tfp_ibnn.metrics._base import TOLERANCE
-from tfp_ibnn.metrics.scoring import Accuracy, surprise
+from tfp_ibnn.metrics.scoring import Accuracy, negative_log_prob
 
 __all__ = ["Categorical", "Gaussian", "Labels", "Point", "Predictive", "Summary"]
 
@@ -141,7 +141,7 @@ class Categorical(Predictive):
         """Return class probabilities, and their entropies."""
         if outputs.shape[-1] == 1:
             raise ValueError(
-                "One number is no distribution over classes. For yes or no say head='sigmoid'."
+                "One number is not a distribution over classes. For yes or no say head='sigmoid'."
             )
         if self.from_logits:
             probabilities = ops.softmax(outputs, axis=-1)
@@ -178,7 +178,7 @@ class Categorical(Predictive):
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return minus the log-probability of the label."""
         target, probabilities = self._pair(y_true, prediction)
-        loss = surprise(target, probabilities)
+        loss = negative_log_prob(target, probabilities)
         return ops.reshape(loss, ops.shape(probabilities)[:-1])
 
     def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that makes a trained classifier less sure, or surer."""
+"""Temperature scaling: one number that makes a trained classifier less confident, or more."""
 
 import itertools
 import os
@@ -32,8 +32,8 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
     returns probabilities p (each at least the smallest normal float). The predicted class stays the
-    same; T > 1 makes it less sure. The temperature is 1 until `fit` is called; it is no trainable
-    weight, and is saved with the model.
+    same; T > 1 makes it less confident. The temperature is 1 until `fit` is called; it is not
+    trainable, and is saved with the model.
 
     A classifier that returns a dictionary is taken at its "mean", as probabilities: the prediction
     of a `MonteCarlo` can be scaled. The other way round, `MonteCarlo` of a scaled model averages

@@ -94,8 +94,8 @@ class Checkpoint(Callback):
         except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
             reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"{self.path} is no whole checkpoint ({type(error).__name__}: {reason}). Delete it "
-                "to begin again."
+                f"{self.path} is not a whole checkpoint ({type(error).__name__}: {reason}). Delete "
+                "it to begin again."
             ) from error
         own = {"model": model.variables, "optimizer": optimizer.variables}
         values = _paired(self.path, own, parts)
@@ -143,7 +143,7 @@ def _array(file: Any, name: str) -> np.ndarray:
     """Return an array of an archive; numpy gives the bytes of what is none."""
     value = file[name]
     if not isinstance(value, np.ndarray):
-        raise ValueError(f"{name} is no array")
+        raise ValueError(f"{name} is not an array")
     return value
 
 

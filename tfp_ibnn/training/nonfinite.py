@@ -1,4 +1,4 @@
-"""A callback for numbers that leave the finite range."""
+"""A callback for numbers that become NaN or infinite."""
 
 import warnings
 from typing import Any
@@ -22,7 +22,7 @@ class NonFiniteError(ArithmeticError):
 class TerminateOnNonFinite(Callback):
     """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
 
-    The message names the layer whose z or KL was the first to leave the finite range, in the first
+    The message names the layer whose z or KL was the first to become NaN or infinite, in the first
     step in which one did, or the loss, if they were all finite: the fault then lies in the network
     itself or in the data. (That is for a `StochasticModel`. Of other models, and if it was the last
     step that went wrong, it names the weights.) Weights and optimizer are set back to the last
@@ -33,7 +33,7 @@ class TerminateOnNonFinite(Callback):
     CPUs, the gradient is the first to fail, and z follows in the next step.
 
     Args:
-        every: check every so many batches, besides the end of each epoch; None checks only there.
+        every: check every so many batches, and at the end of each epoch; None checks only there.
             A check copies the weights; one batch costs most and loses least.
         raises: raise a `NonFiniteError` instead of a warning and an early end. Callbacks that save
             the model then do not run for this epoch.
@@ -110,7 +110,7 @@ class TerminateOnNonFinite(Callback):
 
     def _cause(self, bad: list[str]) -> str:
         if isinstance(self.model, StochasticModel) and self.model.fault is not None:
-            return f"The first to leave the finite range was {self.model.fault}."
+            return f"The first to become NaN or infinite was {self.model.fault}."
         return f"Weights that are not finite: {_listed(bad)}." if bad else "The weights are finite."
 
     def _keep(self) -> None:

@@ -20,7 +20,7 @@ __all__ = [
     "gradient",
     "inner",
     "is_eager",
-    "jit_compiles_well",
+    "jit_pays",
     "matmul",
     "mean",
     "normal",
@@ -76,7 +76,7 @@ def gradient(
     return lambda *arrays: compiled([v.value for v in variables], *arrays)
 
 
-def jit_compiles_well() -> bool:
+def jit_pays() -> bool:
     """Whether just-in-time compilation pays: JAX is slow without."""
     return True
 
@@ -105,12 +105,12 @@ times = keras.ops.multiply
 
 
 def inner(x: Tensor, w: Tensor) -> Tensor:
-    """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
+    """Return the inner products (...,) of vectors x and w (..., channels)."""
     return jnp.sum(x * w, axis=-1)
 
 
 def outer(x: Tensor, u: Tensor) -> Tensor:
-    """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
+    """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
     return x[..., None] * u
 
 

@@ -19,7 +19,7 @@ __all__ = [
     "gradient",
     "inner",
     "is_eager",
-    "jit_compiles_well",
+    "jit_pays",
     "matmul",
     "mean",
     "normal",
@@ -83,8 +83,12 @@ def gradient(
     return lambda *arrays: compiled(*map(tf.convert_to_tensor, arrays))
 
 
-def jit_compiles_well() -> bool:
+def jit_pays() -> bool:
     """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
+    return _has_gpu()
+
+
+def _has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -140,7 +144,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
     rotation is then no rotation, and the KL of a posterior that equals its prior is not 0.
     """
-    if not jit_compiles_well() or x.dtype != tf.float32:
+    if not _has_gpu() or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)
     product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
     return tf.cast(product, tf.float32)
@@ -151,8 +155,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def inner(x: Tensor, w: Tensor) -> Tensor:
-    """Return the inner products (...,) of vectors x (..., channels) and w (channels,)."""
-    if jit_compiles_well():
+    """Return the inner products (...,) of vectors x and w (..., channels)."""
+    if _has_gpu() or len(w.shape) > 1:
         return tf.reduce_sum(x * w, axis=-1)
     if len(x.shape) == 2:
         return tf.linalg.matvec(x, w)
@@ -161,8 +165,8 @@ def inner(x: Tensor, w: Tensor) -> Tensor:
 
 
 def outer(x: Tensor, u: Tensor) -> Tensor:
-    """Return the products (..., channels) of numbers x (...,) and a vector u (channels,)."""
-    if jit_compiles_well():
+    """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
+    if _has_gpu() or len(u.shape) > 1:
         return x[..., None] * u
     if len(x.shape) == 1:
         return tf.matmul(x[:, None], u[None])

@@ -1,0 +1,110 @@
+"""A new flow, posterior or weight posterior is one new file; all verbs work with it."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import tfp_ibnn as ibnn
+from tests.autodiff import jacobian
+from tests.stranger.toy_flow import Sinh
+from tests.stranger.toy_posterior import BiasNoise, NoisyBias
+from tests.stranger.toy_weights import Jitter
+
+JAX = keras.backend.backend() == "jax"
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 4)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, name="hidden"),
+            keras.layers.ReLU(),
+            keras.layers.Dense(2, name="logits"),
+        ]
+    )
+    return compiled(model)
+
+
+def compiled(model):
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def use(model, tmp_path):
+    """Predict, evaluate, save, load and export; return the prediction."""
+    mc = ibnn.MonteCarlo(model, samples=8, seed=0)
+    prediction = mc.predict(X, verbose=0)
+    assert prediction["epistemic"].mean() > 0
+    assert np.isfinite(mc.evaluate(X, Y, verbose=0)).all()
+    mc.save(tmp_path / "mc.keras")
+    again = keras.models.load_model(tmp_path / "mc.keras").predict(X, verbose=0)
+    np.testing.assert_allclose(again["mean"], prediction["mean"], atol=1e-5)
+    if not JAX:
+        import tensorflow as tf
+
+        ibnn.export(mc, tmp_path / "1")
+        served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
+        np.testing.assert_allclose(
+            served(inputs=tf.constant(X))["mean"], prediction["mean"], atol=1e-5
+        )
+    return prediction
+
+
+def test_a_flow(tmp_path):
+    flow = Sinh(dtype="float64")
+    flow.build((None, 3))
+    flow.shift.assign([0.3, -0.2, 0.1])
+    x = RNG.normal(size=(5, 3))
+    bijector = flow.bijector()
+    log_det = ops.convert_to_numpy(bijector.forward_log_det_jacobian(ops.convert_to_tensor(x), 1))
+    expected = np.linalg.slogdet(jacobian(bijector.forward, x))[1]
+    np.testing.assert_allclose(log_det, expected, rtol=1e-6)
+
+    model = compiled(ibnn.to_stochastic(network(), ibnn.FlowPosterior([Sinh()]), train_size=64))
+    model.fit(X, Y, epochs=2, verbose=0)
+    use(model, tmp_path)
+
+
+def test_a_posterior_with_a_layer_of_its_own(tmp_path):
+    template = BiasNoise(start=0.5)
+    model = compiled(ibnn.to_stochastic(network(), template, train_size=64))
+    layers = ibnn.stochastic_layers(model)
+    assert [type(layer) for layer in layers] == [NoisyBias, NoisyBias]
+    assert template.bound_to == ["hidden", "logits"]
+    log = keras.callbacks.History()
+    optimizer = ibnn.two_speed("adam", stochastic_lr=0.1)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[ibnn.KLAnnealing(4), ibnn.PosteriorLog(), log])
+    assert log.history["beta"] == pytest.approx([0.0, 0.25])
+    assert log.history["hidden/kl"][-1] == pytest.approx(
+        float(ops.convert_to_numpy(layers[0].posterior.loc)[0]) ** 2 / 2, rel=1e-4
+    )
+    use(model, tmp_path)
+
+    with ibnn.noise_off(model):
+        expected = model.predict(X, verbose=0)
+    plain = ibnn.to_deterministic(model)
+    assert {type(layer).__name__ for layer in plain.layers} == {"InputLayer", "Dense", "ReLU"}
+    np.testing.assert_allclose(plain.predict(X, verbose=0), expected, atol=1e-5)
+    ibnn.freeze(model, "stochastic")
+    assert not any("loc" in weight.path for weight in model.trainable_weights)
+
+
+def test_a_posterior_over_weights(tmp_path):
+    model = network()
+    wide, narrow = (
+        use(Jitter(model, width), tmp_path / str(width))["epistemic"].mean()
+        for width in (0.2, 0.02)
+        if (tmp_path / str(width)).mkdir() is None
+    )
+    assert wide > 10 * narrow
+    mc = ibnn.MonteCarlo(Jitter(model, 0.2), samples=4, seed=1)
+    expected = ops.convert_to_numpy(ops.softmax(model(X)))
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(mc.at_mean(X)["mean"]), expected, rtol=1e-5, atol=1e-6
+    )

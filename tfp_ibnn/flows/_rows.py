@@ -1,0 +1,43 @@
+"""Products with parameters that are the same for all rows of x, or differ from row to row."""
+
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor, matmul
+
+__all__ = ["add_diagonal", "column", "like_rows", "times_matrix", "total"]
+
+
+def column(numbers: Tensor) -> Tensor:
+    """Return numbers, () or one per row (...,), such that they multiply vectors."""
+    return numbers[..., None] if len(numbers.shape) else numbers
+
+
+def total(x: Tensor) -> Tensor:
+    """Return the sums (...,) of vectors x (..., n)."""
+    # TensorFlow's gradient of a sum over all axes is smaller, and -1 would hide that this is one.
+    return ops.sum(x, axis=(len(x.shape) - 1,))
+
+
+def times_matrix(x: Tensor, matrix: Tensor, transpose: bool = False) -> Tensor:
+    """Return the vectors x @ matrix, or x @ matrix'.
+
+    Args:
+        x: (..., n)
+        matrix: (n, m), or one per row (..., n, m); (m, n) for the transpose.
+        transpose: whether to multiply by the transpose.
+    """
+    if len(matrix.shape) == 2:
+        return matmul(x, ops.transpose(matrix) if transpose else matrix)
+    if transpose:
+        return matmul(matrix, x[..., None])[..., 0]
+    return matmul(x[..., None, :], matrix)[..., 0, :]
+
+
+def add_diagonal(matrix: Tensor, diagonal: Tensor, eye: Tensor) -> Tensor:
+    """Return matrices (..., n, n) with a diagonal (..., n) added; `eye` is the identity (n, n)."""
+    return matrix + eye * (diagonal if len(diagonal.shape) == 1 else diagonal[..., None, :])
+
+
+def like_rows(x: Tensor, condition: Tensor | None) -> Tensor:
+    """Return x (..., n), broadcast to the leading axes of the condition where there is one."""
+    return x if condition is None else x + ops.zeros_like(condition[..., :1])

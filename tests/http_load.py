@@ -111,7 +111,6 @@ class Bank:
             a, b = np.asarray(found.get(name, [])), right.get(name, np.empty(0))
             if a.shape != b.shape or not np.allclose(a, b, 1e-5, 1e-5):
                 return f"{name} is {a}, not {b}"
-        return None
 
 
 @dataclasses.dataclass

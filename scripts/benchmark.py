@@ -31,6 +31,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from subprocess import CalledProcessError
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -61,8 +62,8 @@ def main(argv=None):
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-    from tfp_ibnn.experiments import benchmark
-    from tfp_ibnn.experiments.benchmark import record
+    from experiments import benchmark
+    from experiments.benchmark import record
 
     path = RESULTS / (f"gpu_{backend}.json" if on_gpu else "cpu.json")
     try:
@@ -151,7 +152,7 @@ def run(groups, settings, record, keep):
                 rows.append(row)
                 print(record.line(row), flush=True)
                 keep(rows)
-        except RuntimeError as error:  # of a child process; the other groups still count
+        except (RuntimeError, CalledProcessError) as error:  # of a child; the others still count
             print(f"    {name}: {error}", flush=True)
             failed.append(name)
         print(f"    {name}: {time.perf_counter() - began:.0f} s", flush=True)
@@ -175,7 +176,7 @@ def compare(rows, stored, short, record):
 
 
 def save_figures(rows, folder):
-    from tfp_ibnn.experiments.benchmark import figures
+    from experiments.benchmark import figures
 
     folder.mkdir(parents=True, exist_ok=True)
     figures.save(figures.ratios(rows), folder / "benchmark.png")
@@ -184,7 +185,7 @@ def save_figures(rows, folder):
 
 def show_stored(record):
     """Bring the figures and tables of the page up to date."""
-    from tfp_ibnn._core import files
+    from experiments import files
 
     paths = sorted(RESULTS.glob("*.json"))
     save_figures([row for path in paths for row in record.read(path)["rows"]], IMAGES)
@@ -195,11 +196,11 @@ def sampling(settings):
     """Measure the error of the predictive mean, on the digits network of sampling_error.py."""
     import keras
     import numpy as np
-    from sampling_error import IMAGES, means
-    from train_digits import LOSS, convert, load, network, posteriors
 
     import tfp_ibnn as ibnn
-    from tfp_ibnn.experiments.benchmark import networks, record, timing
+    from experiments.benchmark import networks, record, timing
+    from sampling_error import IMAGES, means
+    from train_digits import LOSS, convert, load, network, posteriors
 
     def train(model, optimizer):
         model.compile(optimizer, LOSS)

@@ -35,9 +35,9 @@ def main(argv=None):
     model, export, data_dir = (options.pop(name) for name in ("model", "export", "data_dir"))
     output = options.pop("output") or Path(model).parent / "robustness"
 
-    from tfp_ibnn import data, experiments
-    from tfp_ibnn.experiments import robustness
-    from tfp_ibnn.experiments.robustness_table import table
+    import experiments
+    from experiments import robustness
+    from tfp_ibnn import data
 
     errors = (experiments.RunError, data.DataError, OSError)
     # What was not given is the library's own default.
@@ -53,14 +53,14 @@ def main(argv=None):
         record = robustness.evaluate(model, settings, output, data_dir, export=export)
     except errors as error:
         return fail(error, code=1)
-    print(f"\n{table(record['rows'])}\n\nWritten to {output}.")
+    print(f"\n{robustness.table(record['rows'])}\n\nWritten to {output}.")
     return 0
 
 
 def beside(model, dataset):
     """Return what settings.json beside a model says of its data, if it is of this dataset."""
-    from tfp_ibnn.experiments import RunError
-    from tfp_ibnn.experiments.saved import trained_on
+    from experiments import RunError
+    from experiments.scoring import trained_on
 
     try:
         known = trained_on(model)

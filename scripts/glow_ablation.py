@@ -26,14 +26,18 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from keras import ops
-from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
 
 import tfp_ibnn as ibnn
+from experiments import provenance
 from tfp_ibnn import plots
-from tfp_ibnn._core.backend import matmul, tfb
-from tfp_ibnn.experiments import provenance
 from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
 from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv
+from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
+
+if keras.backend.backend() == "jax":
+    from tensorflow_probability.substrates.jax import bijectors as tfb
+else:
+    from tensorflow_probability import bijectors as tfb
 
 UNBOUNDED = 1e6
 """A limit so wide that `limit * tanh(x / limit)` is x."""
@@ -75,7 +79,7 @@ class FreeConvBijector(FlowBijector):
     parameter_ndims = {"matrix": 2}
 
     def _forward(self, x):
-        return matmul(x, ops.transpose(self.matrix))
+        return ops.matmul(x, ops.transpose(self.matrix))
 
     def _forward_log_det_jacobian(self, x):
         return ops.slogdet(self.matrix)[1]

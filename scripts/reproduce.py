@@ -51,7 +51,8 @@ def main(argv=None):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     try:
-        from tfp_ibnn import data, experiments
+        import experiments
+        from tfp_ibnn import data
     except ModuleNotFoundError as error:
         print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
         return 2
@@ -118,8 +119,8 @@ def what_is_lost(folder, options):
 
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
-    from tfp_ibnn._core import files
-    from tfp_ibnn.experiments.tables import PAGES, fill
+    from experiments import files
+    from experiments.tables import PAGES, fill
 
     for path in map(Path, PAGES):
         try:
@@ -132,18 +133,18 @@ COLUMNS = ("dataset", "budget", "method", "epochs")
 
 
 def toy2d(options, folder, missing):
-    from tfp_ibnn.experiments import toy2d, toy2d_figures, write_results
+    from experiments import figures, toy2d, toy2d_figures, write_results
 
     settings = toy2d.Settings.quick() if options.quick else toy2d.Settings()
     results = [toy2d.run(seed, settings, progress) for seed in options.seeds]
     print()
-    toy2d_figures.save_figures(results, folder)
+    figures.save(toy2d_figures.figures(results), folder)
     rows = [row for result in results for row in result.rows]
     return write_results(folder, rows, vars(options))
 
 
 def frozen(options, folder, missing):
-    from tfp_ibnn.experiments import frozen, frozen_figures, write_results
+    from experiments import figures, frozen, write_results
 
     settings = frozen.Settings.quick() if options.quick else frozen.Settings()
     rows = []
@@ -153,57 +154,60 @@ def frozen(options, folder, missing):
             seed,
             settings,
             data_dir=options.data_dir,
-            say=lambda line: print(line, flush=True),
+            log=lambda line: print(line, flush=True),
         )
-    frozen_figures.save_figures(rows, folder)
+    figures.save(figures.frozen(rows), folder)
     return write_results(folder, rows, vars(options))
 
 
 def lenet(options, folder, missing):
-    from tfp_ibnn.experiments import comparison_figures, lenet, write_results
+    from experiments import figures, write_results
+    from experiments.plan import LENET
+    from experiments.study import study
 
     runs = Path(options.runs) / "lenet"
-    rows, trials = lenet.lenet(
-        runs,
-        options.seeds,
-        datasets=options.datasets or lenet.DATASETS,
-        methods=options.methods or lenet.METHODS,
-        quick=options.quick,
-        jobs=options.jobs,
-        data_dir=options.data_dir,
-        missing=missing,
-        say=lambda line: print(line, flush=True),
-    )
-    comparison_figures.save_figures(rows, runs, folder)
-    return write_results(folder, rows, vars(options), trials=trials)
+    more = common(options, missing)
+    results = study(LENET, runs, options.seeds, datasets=options.datasets, **more)
+    if not results.rows:
+        return fail_without(runs)
+    figures.save(figures.lenet(results.rows, runs), folder)
+    return write_results(folder, results.rows, vars(options), trials=results.trials)
 
 
 def vgg16(options, folder, missing):
-    from tfp_ibnn.experiments import RunError, vgg16, vgg16_figures, vgg16_results
+    from experiments import figures
+    from experiments.plan import VGG16
+    from experiments.study import read, study, write
 
     runs = Path(options.runs) / "vgg16"
-    is_added = options.add and (folder / "runs.json").exists()
-    kept = vgg16_results.read(folder) if is_added else None
-    results = vgg16.vgg16(
-        runs,
-        options.seeds,
-        parts=options.parts or vgg16.PARTS,
-        methods=options.methods or vgg16.METHODS,
-        quick=options.quick,
-        train=not options.finished,
-        jobs=options.jobs,
-        data_dir=options.data_dir,
-        kept=kept,
-        missing=missing,
-        say=lambda line: print(line, flush=True),
-    )
+    kept = read(folder) if options.add and (folder / "runs.json").exists() else None
+    more = {"parts": options.parts, "train": not options.finished, "kept": kept}
+    results = study(VGG16, runs, options.seeds, **more, **common(options, missing))
     for name in results.missing:
         print(name)
     if not any((results.rows, results.ablations, results.draws)):
-        raise RunError(f"{runs} holds no finished run.")
-    table = vgg16_results.write(folder, results, runs, recorded(options, folder), kept)
-    vgg16_figures.save_figures(results, runs, folder)
+        return fail_without(runs)
+    table = write(folder, results, runs, recorded(options, folder), kept)
+    figures.save(figures.vgg16(results, runs, folder), folder)
     return table
+
+
+def common(options, missing):
+    """Return the options of both comparisons."""
+    return {
+        "methods": options.methods,
+        "quick": options.quick,
+        "jobs": options.jobs,
+        "data_dir": options.data_dir,
+        "missing": missing,
+        "log": lambda line: print(line, flush=True),
+    }
+
+
+def fail_without(runs):
+    from experiments import RunError
+
+    raise RunError(f"{runs} holds no finished run.")
 
 
 def recorded(options, folder):
@@ -250,9 +254,7 @@ def progress(text):
 def parse(argv):
     methods = "\n".join(f"methods of {name}: {', '.join(all_)}" for name, all_ in METHODS.items())
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=methods,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, epilog=methods, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import tfp_ibnn as ibnn
-from tfp_ibnn.experiments import provenance
+from experiments import provenance
 from tfp_ibnn.noise import SAMPLINGS
 from tfp_ibnn.plots import COLORS
 

@@ -37,7 +37,8 @@ def main(argv=None):
     options["precision"] = f"mixed_{precision}" if precision else "float32"
 
     try:
-        from tfp_ibnn import data, experiments
+        import experiments
+        from tfp_ibnn import data
     except ModuleNotFoundError as error:
         return fail(f"{error}: is the backend {backend or 'of Keras'!r} installed here?", code=2)
 

@@ -29,8 +29,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tfp_ibnn as ibnn
+from experiments import provenance
 from tfp_ibnn import metrics, plots
-from tfp_ibnn.experiments import provenance
 
 TRAIN_SIZE = 600
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

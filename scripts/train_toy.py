@@ -28,9 +28,9 @@ import matplotlib
 matplotlib.use("Agg")
 import numpy as np
 
+from experiments import figures, toy2d, toy2d_figures
+from experiments.provenance import provenance
 from tfp_ibnn.data import toy
-from tfp_ibnn.experiments import toy2d, toy2d_figures
-from tfp_ibnn.experiments.provenance import provenance
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -51,7 +51,7 @@ def main(argv=None):
     rows = [row for result in results for row in result.rows]
     print_table(rows)
     files = [
-        *toy2d_figures.save_figures(results, output),
+        *figures.save(toy2d_figures.figures(results), output),
         save_histories(results, output / "histories.json"),
         save_metrics(rows, options, settings, output / "metrics.json"),
     ]

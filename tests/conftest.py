@@ -41,7 +41,7 @@ OF_A_DEVICE = (
     "test_noise.py",
     "test_noisy_convolution.py",
     "test_posteriors.py",
-    "test_scanned.py",
+    "test_scan.py",
     "test_serving.py",
     "test_trainability.py",
     "test_training.py",

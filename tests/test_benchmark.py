@@ -7,8 +7,8 @@ from pathlib import Path
 import keras
 import pytest
 
-from tfp_ibnn.experiments import benchmark
-from tfp_ibnn.experiments.benchmark import figures, gpu, networks, record, timing
+from experiments import benchmark
+from experiments.benchmark import figures, gpu, networks, record, timing
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmark"

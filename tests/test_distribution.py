@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import pytest
 
+import experiments
 import tfp_ibnn as ibnn
+from experiments import RunError, Settings, devices_for
 from tests.layer_checklist import numpy
-from tfp_ibnn import experiments
 from tfp_ibnn._core import backend
-from tfp_ibnn.experiments import RunError, Settings, devices_for
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "train_cifar.py"
@@ -42,7 +42,7 @@ def start(*arguments, **environment):
         env={
             **os.environ,
             **common,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "CUDA_VISIBLE_DEVICES": "-1",
             **environment,
         },
@@ -128,8 +128,8 @@ MIRRORED = f"""
 JIT = False
 {NETWORK}
 import tensorflow as tf
+from experiments import devices_for
 from tfp_ibnn._core.backend import SeedGenerator
-from tfp_ibnn.experiments import devices_for
 
 devices = devices_for(2)
 found = {{"replicas": devices._strategy.num_replicas_in_sync}}
@@ -300,7 +300,7 @@ def test_replicas_go_on_from_a_checkpoint(mirrored):
 PARALLEL = f"""
 JIT = True
 {NETWORK}
-from tfp_ibnn.experiments import Devices, devices_for
+from experiments import Devices, devices_for
 
 def results(devices):
     with devices.building():
@@ -442,7 +442,7 @@ def broken_off(data_dir, tmp_path_factory):
         if line.startswith("training: epoch 1/"):
             shutil.copytree(folder / "whole", folder / "broken")
 
-    found = experiments.run(PLAIN, folder / "whole", data_dir, say=copy_after_an_epoch)
+    found = experiments.run(PLAIN, folder / "whole", data_dir, log=copy_after_an_epoch)
     return folder / "whole", folder / "broken", found
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfp_ibnn.experiments import Scores
-from tfp_ibnn.experiments.tables import PAGES, fill
+from experiments import Scores
+from experiments.tables import PAGES, fill
 
 pytestmark = pytest.mark.once
 

@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments.folder import RunError, read_record
+from experiments.posterior_files import read_posteriors
+from experiments.scoring import read_model
 from tests.data.test_load import Made, tar_of
 from tests.monte_carlo_tools import JAX, classifier, data
 from tests.robustness import harness, itself, mutate
@@ -25,9 +28,6 @@ from tests.robustness.checkpoints import network, same, state
 from tests.robustness.dataset_files import huge_picture
 from tfp_ibnn._core import checks, files
 from tfp_ibnn.data import DataError, _clients, _sources
-from tfp_ibnn.experiments.folder import RunError, read_record
-from tfp_ibnn.experiments.posterior_files import read_posteriors
-from tfp_ibnn.experiments.saved import read_model
 from tfp_ibnn.training.checkpoint import CheckpointError
 
 if JAX:
@@ -319,7 +319,7 @@ def test_a_size_that_would_take_all_memory_is_refused_at_once(make):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('{"a{99999999999}": {"posterior": "NormalAffine"}}', "not a regular expression"),
         ('{".*": {"posterior": "NormalAffine"}, ".*": {}}', r"'\.\*' twice"),
         ('{".*": {"posterior": "NormalAffine", "beta": 1, "beta": 2}}', "'beta' twice"),

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments import RunError, figures, frozen, write_results
+from experiments.tables import fill
 from tests.experiments.test_reproduce import check
 from tests.layer_checklist import numpy
-from tfp_ibnn.experiments import RunError, frozen, frozen_figures, write_results
-from tfp_ibnn.experiments.tables import fill
 
 pytestmark = pytest.mark.once
 
@@ -23,7 +23,7 @@ SMALL = OnlyGaussian(**dataclasses.asdict(frozen.Settings.quick()))
 
 def test_every_budget_has_every_method(monkeypatch, tmp_path):
     monkeypatch.setattr(frozen, "_PASSES", 2)
-    rows = frozen.run_kept(tmp_path / "seed0", 0, SMALL, say=print)
+    rows = frozen.run_kept(tmp_path / "seed0", 0, SMALL, log=print)
     epochs = {(row["budget"], row["method"]): row["epochs"] for row in rows}
     assert len(epochs) == len(rows) == 2 * 2
     assert epochs.pop(("frozen", "deterministic")) == 2
@@ -32,14 +32,14 @@ def test_every_budget_has_every_method(monkeypatch, tmp_path):
         assert ("negative_elbo" in row) == (row["method"] != "deterministic")
         # At the start, log 10 nats for each of 100 images, and the KL of a narrow posterior.
         assert 150 < row.get("negative_elbo", 200) < 400
-        assert row["backend"] == ibnn.backend.NAME
+        assert row["backend"] == keras.backend.backend()
 
     # A seed that is finished is not trained again, and is not taken for another.
     monkeypatch.delattr(frozen, "run")
-    assert frozen.run_kept(tmp_path / "seed0", 0, SMALL, say=print) == rows
+    assert frozen.run_kept(tmp_path / "seed0", 0, SMALL, log=print) == rows
     other = dataclasses.replace(SMALL, prior_scale=0.4)
     with pytest.raises(RunError, match=r"holds another run \(prior_scale 0.5, not 0.4\)"):
-        frozen.run_kept(tmp_path / "seed0", 0, other, say=print)
+        frozen.run_kept(tmp_path / "seed0", 0, other, log=print)
 
 
 def test_some_images_must_be_left_to_test_on():
@@ -106,5 +106,5 @@ def test_tables_and_figure(tmp_path):
     )
     error = np.std(planar - gaussian, ddof=1) / 3**0.5
     assert table[4].endswith(f"| {np.mean(planar - gaussian):+.2f} ± {error:.2f} |")
-    (path,) = frozen_figures.save_figures(rows, tmp_path)
+    (path,) = figures.save(figures.frozen(rows), tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import RunError, run_many
+from experiments.plan import LENET
 from tfp_ibnn import data
-from tfp_ibnn.experiments import RunError, fleet, lenet
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 KEYS = {
@@ -73,7 +74,7 @@ def test_a_quick_run(script, tmp_path, monkeypatch, capsys):
     # A second time nothing is trained.
     path = folder / "results" / "lenet" / "summary.json"
     before = path.read_bytes()
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(run_many, "run", None)
     monkeypatch.setattr(data, "load", None)
     assert script.main(arguments) == 0
     assert path.read_bytes() == before
@@ -198,7 +199,7 @@ def test_everything_quickly(script, tmp_path, monkeypatch):
     for name in ("toy2d", "frozen"):
         check(tmp_path / "results" / name)
     table = check(tmp_path / "results" / "lenet")
-    assert {row["method"] for row in table if row["budget"] == "equal"} == set(lenet.METHODS)
+    assert {row["method"] for row in table if row["budget"] == "equal"} == set(LENET.methods)
     assert all(row["seeds"] == [0] for row in table)
 
 

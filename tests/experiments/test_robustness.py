@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments import RunError, Scorer, robustness
+from experiments.robustness import table
 from tfp_ibnn import data, metrics, models
-from tfp_ibnn.experiments import RunError, Scorer, foreign, robustness
-from tfp_ibnn.experiments.robustness_table import table
 
 pytestmark = pytest.mark.once
 
@@ -103,7 +103,7 @@ def test_rows_are_what_direct_computation_gives(folder, predicted, examples, tmp
     lines = []
     settings = robustness.Settings(**SMALL, shifts=["corruptions", "rotations"])
     record = robustness.evaluate(
-        folder / f"{name}.keras", settings, tmp_path / "out", folder, say=lines.append
+        folder / f"{name}.keras", settings, tmp_path / "out", folder, log=lines.append
     )
     rows = record["rows"]
     assert len(rows) == len(settings) == 1 + 4 + 2
@@ -150,7 +150,7 @@ def test_attack_is_on_what_is_scored_and_nothing_is_compiled_twice(folder, examp
     assert len(shapes) == len(settings)
     assert set(shapes) == {((COUNT, 8, 8, 1), np.dtype("float32"))}
     assert scorer.monte_carlo.predict_function.experimental_get_tracing_count() == 1
-    assert len(found.foreign["mnist"].entropy) == row_of(found.rows, "foreign")["images"] == 7
+    assert len(found.ood["mnist"].entropy) == row_of(found.rows, "foreign")["images"] == 7
     # The digits go to 16: 32 of 255 are about 2 of 16.
     attack = data.fgsm(scorer.monte_carlo, images, labels, 32 * 16 / 255)
     expected = score(np.clip(attack, 0, 16), labels).summary()
@@ -174,10 +174,10 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
     settings = robustness.Settings(**{**SMALL, "shifts": ["foreign"], "foreign": ["mnist"]})
     for name in ("stochastic", "plain"):
         path = folder / f"{name}.keras"
-        record = robustness.evaluate(path, settings, tmp_path / name, say=lambda line: None)
+        record = robustness.evaluate(path, settings, tmp_path / name, log=lambda line: None)
         row = row_of(record["rows"], "foreign", name="mnist")
         known = predicted(name, examples[0])
-        unknown = predicted(name, foreign.like(strange[:COUNT], "mnist", "digits"))
+        unknown = predicted(name, data.ood.convert_images(strange[:COUNT], "mnist", "digits"))
         entropies = [-np.sum(mean * np.log(mean), axis=-1) for mean, _ in (known, unknown)]
         assert row["entropy_auroc"] == pytest.approx(metrics.auroc(*entropies), abs=2e-3)
         assert row["entropy_aupr"] == pytest.approx(metrics.aupr(*entropies), abs=2e-3)
@@ -193,7 +193,7 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
 
 def test_smaller_images_are_padded_as_they_are():
     images = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), "uint8")
-    found = foreign.like(images, "mnist", "cifar10")
+    found = data.ood.convert_images(images, "mnist", "cifar10")
     assert found.shape == (3, 32, 32, 3)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[:, 2:-2, 2:-2], np.repeat(images, 3, axis=-1))
@@ -203,15 +203,17 @@ def test_smaller_images_are_padded_as_they_are():
 def test_other_images_are_resized_and_grey():
     red = np.zeros((2, 32, 32, 3), "uint8")
     red[..., 0] = 200
-    grey = foreign.like(red, "cifar10", "mnist")
+    grey = data.ood.convert_images(red, "cifar10", "mnist")
     np.testing.assert_array_equal(grey, np.full((2, 28, 28, 1), 60))
     # From 16 to 255, and far smaller than what is wanted.
     digits = np.full((2, 8, 8, 1), 16, "uint8")
     np.testing.assert_array_equal(
-        foreign.like(digits, "digits", "cifar10"), np.full((2, 32, 32, 3), 255)
+        data.ood.convert_images(digits, "digits", "cifar10"), np.full((2, 32, 32, 3), 255)
     )
     white = np.full((2, 28, 28, 1), 255, "uint8")
-    np.testing.assert_allclose(foreign.like(white, "mnist", "digits"), np.full((2, 8, 8, 1), 16))
+    np.testing.assert_allclose(
+        data.ood.convert_images(white, "mnist", "digits"), np.full((2, 8, 8, 1), 16)
+    )
 
 
 @pytest.mark.parametrize("dataset", list(data.DATASETS))
@@ -379,7 +381,7 @@ def test_coloured_images_of_32_pixels(tmp_path, monkeypatch):
     settings = robustness.Settings(dataset="cifar10", severities=[3], degrees=[45], epsilons=[4])
     lines = []
     record = robustness.evaluate(
-        tmp_path / "model.keras", settings, tmp_path / "out", say=lines.append
+        tmp_path / "model.keras", settings, tmp_path / "out", log=lines.append
     )
     assert [row["name"] for row in record["rows"][1:10]] == list(data.CORRUPTIONS)
     assert record["rows"][-1]["name"] == "fashion_mnist"

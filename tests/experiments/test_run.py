@@ -16,10 +16,10 @@ import keras
 import numpy as np
 import pytest
 
+import experiments
 import tfp_ibnn as ibnn
+from experiments import RunError, Settings
 from tests.layer_checklist import numpy
-from tfp_ibnn import experiments
-from tfp_ibnn.experiments import RunError, Settings
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
@@ -45,7 +45,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data_dir):
-    return functools.partial(experiments.run, data_dir=data_dir, say=lambda line: None)
+    return functools.partial(experiments.run, data_dir=data_dir, log=lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def full(run, tmp_path_factory):
     lines = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["scripts/train_cifar.py", "--an-option", "a value"])
-        metrics = run(FULL, folder, say=lines.append)
+        metrics = run(FULL, folder, log=lines.append)
     return folder, metrics, lines
 
 
@@ -171,7 +171,7 @@ def test_a_finished_run_is_not_repeated(full, run, monkeypatch):
     folder, metrics, _ = full
     before, lines = contents(folder), []
     monkeypatch.setattr(ibnn.data, "load", None)  # not even the data is looked at
-    assert run(FULL, folder, say=lines.append) == metrics
+    assert run(FULL, folder, log=lines.append) == metrics
     assert contents(folder) == before
     assert lines == [f"{folder}: finished already."]
 
@@ -266,7 +266,7 @@ def test_a_pattern_that_matches_nothing_is_found_before_the_pretraining(run, tmp
     lines = []
 
     def begin():
-        run(Settings(**options), tmp_path / "run", say=lines.append)
+        run(Settings(**options), tmp_path / "run", log=lines.append)
 
     with pytest.raises((RunError, ValueError), match="conv9" if pattern == "conv9" else r"\("):
         begin()
@@ -275,7 +275,7 @@ def test_a_pattern_that_matches_nothing_is_found_before_the_pretraining(run, tmp
 
 @pytest.mark.once
 def test_a_posterior_file_that_has_changed_makes_another_run(run, tmp_path, monkeypatch):
-    module = sys.modules["tfp_ibnn.experiments.run"]  # the package has the function by that name
+    module = sys.modules["experiments.run"]  # the package has the function by that name
     # As if killed at once.
     monkeypatch.setattr(module, "_run", lambda settings, folder, *_: folder.claim())
     path = tmp_path / "p.json"
@@ -387,7 +387,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(run, tmp_path, monkeypatch)
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert not list((tmp_path / "run").glob(".*"))
     lines = []
-    run(chosen, tmp_path / "run", keep_models=False, say=lines.append)
+    run(chosen, tmp_path / "run", keep_models=False, log=lines.append)
     assert lines[0] == "training: going on after epoch 1 of 3."
     assert [row["epoch"] for row in rows(tmp_path / "run" / "training.csv")] == [1, 2, 3]
 
@@ -419,7 +419,7 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
     for _ in range(2):
         lines = []
         with pytest.raises(RunError, match="diverged"):
-            run(chosen, tmp_path / "run", say=lines.append, keep_models=False)
+            run(chosen, tmp_path / "run", log=lines.append, keep_models=False)
         assert not any("going on" in line for line in lines)
         assert not (tmp_path / "run" / "metrics.json").exists()
         assert "diverged" in (tmp_path / "run" / "failure.txt").read_text()
@@ -447,11 +447,12 @@ def test_a_frozen_network_stays_as_it_is(run, tmp_path, monkeypatch):
 
 def test_a_failure_is_forgotten_when_the_run_is_tried_again(tmp_path):
     folder = experiments.RunFolder(tmp_path / "run", {"seed": 0})
-    folder.fail(RunError("not ours yet"))
+    with pytest.raises(RunError, match="not ours yet"), folder:
+        raise RunError("not ours yet")
     assert not folder.path.exists()
     folder.claim()
-    folder.fail(RunError("no luck"))
-    folder.release()
+    with pytest.raises(RunError, match="no luck"), folder:
+        raise RunError("no luck")
     again = experiments.RunFolder(folder.path, {"seed": 0})
     assert again.failure == "no luck"
     again.claim()

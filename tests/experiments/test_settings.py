@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfp_ibnn.experiments import Settings, read_posteriors
+from experiments import Settings, read_posteriors
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -360,8 +360,8 @@ def flow(**arguments):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
         ("[1, 2]", "must map"),
         ("{}", "must map"),
         ("null", "must map"),

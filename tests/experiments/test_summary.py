@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import experiments
 import tfp_ibnn as ibnn
-from tfp_ibnn import experiments
-from tfp_ibnn.experiments import RunError, Settings, comparison, fleet, lenet, robustness, summary
-from tfp_ibnn.experiments.run import identity
+from experiments import RunError, Settings, robustness, run_many, study, tables
+from experiments.plan import LENET
+from experiments.run import identity
 
 pytestmark = pytest.mark.once
 
@@ -28,7 +29,7 @@ SETTINGS = Settings(
 
 def row(seed=0, **changed):
     values = np.random.default_rng(seed).uniform(0.1, 1, 4)
-    scores = {key: float(value) for key, value in zip(summary.SCORES, values, strict=True)}
+    scores = {key: float(value) for key, value in zip(tables.SCORES, values, strict=True)}
     return {**KEYS, **scores, "seed": seed, "parameters": 10, **changed}
 
 
@@ -38,7 +39,7 @@ def row(seed=0, **changed):
 def test_mean_and_deviation_are_numpys():
     rows = [row(seed) for seed in range(5)]
     (found,) = experiments.summarise(rows, command="python x.py")
-    for key in summary.SCORES:
+    for key in tables.SCORES:
         values = [one[key] for one in rows]
         assert found[key]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
         assert found[key]["std"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
@@ -102,7 +103,7 @@ def test_the_text_is_a_table():
 def test_paired_differences_are_numpys():
     rows = [row(seed, method="a") for seed in range(4)]
     rows += [{**row(10 + seed, method="b"), "seed": seed} for seed in (1, 2, 3, 9)]
-    found = summary.paired(rows, "a", "b", "nll")
+    found = tables.paired(rows, "a", "b", "nll")
     change = [row(10 + seed)["nll"] - row(seed)["nll"] for seed in (1, 2, 3)]
     assert found["mean"] == pytest.approx(np.mean(change))
     assert found["error"] == pytest.approx(np.std(change, ddof=1) / np.sqrt(3))
@@ -112,14 +113,14 @@ def test_paired_differences_are_numpys():
 def test_a_pair_needs_two_seeds():
     rows = [row(0, method="a"), row(0, method="b"), row(1, method="a")]
     with pytest.raises(ValueError, match="'a' and 'b'"):
-        summary.paired(rows, "a", "b", "nll")
+        tables.paired(rows, "a", "b", "nll")
 
 
 def test_margins_of_two_methods_are_those_of_the_t_test():
     rng = np.random.default_rng(0)
     groups = {"a": rng.normal(0, 1, 4), "b": rng.normal(1, 1, 6)}
     interval = stats.ttest_ind(groups["b"], groups["a"]).confidence_interval(0.95)
-    assert summary.margins(groups)["b"] == pytest.approx((interval.high - interval.low) / 2)
+    assert tables.margins(groups)["b"] == pytest.approx((interval.high - interval.low) / 2)
 
 
 def test_margins_cover_the_truth_as_often_as_they_say():
@@ -129,14 +130,14 @@ def test_margins_cover_the_truth_as_often_as_they_say():
         groups = {
             name: rng.normal(0, 2, size) for name, size in {"a": 3, "b": 3, "c": 2, "d": 1}.items()
         }
-        margins = summary.margins(groups)
+        margins = tables.margins(groups)
         covered += [abs(groups[name].mean() - groups["a"].mean()) < margins[name] for name in "bcd"]
     assert 0.94 < np.mean(covered) < 0.96
 
 
 def test_margins_need_two_seeds_of_some_method():
     with pytest.raises(ValueError, match="two seeds"):
-        summary.margins({"a": [1.0], "b": [2.0]})
+        tables.margins({"a": [1.0], "b": [2.0]})
 
 
 def test_results_are_written_whole(tmp_path):
@@ -169,37 +170,37 @@ def trials(*scores):
 )
 def test_the_best_has_the_least_nll(scores, index):
     settings, found = trials(*scores)
-    assert comparison.best(settings, found)["cifar10", "flow"].seed == index
+    assert study.best(settings, found)["cifar10", "flow"] == list(settings)[index]
 
 
 def test_a_trial_that_failed_is_not_chosen():
     settings, found = trials(0.1, 0.3, 0.2)
     names = list(settings)
     del found[names[0]]
-    assert comparison.best(settings, found)["cifar10", "flow"].seed == 2
+    assert study.best(settings, found)["cifar10", "flow"] == names[2]
     with pytest.raises(RunError, match="No trial of flow on cifar10"):
-        comparison.best(settings, {})
+        study.best(settings, {})
 
 
-@pytest.mark.parametrize("dataset", lenet.DATASETS)
+@pytest.mark.parametrize("dataset", LENET.datasets)
 def test_every_method_may_choose_from_as_many(dataset):
-    for method in lenet.METHODS:
-        found = lenet.candidates(dataset, method)
+    for method, found in LENET.candidates(dataset).items():
         assert len(found) == len(set(found.values())) == 6
         for settings in found.values():
             assert settings.method in (method, "deterministic")
             assert (settings.epochs, settings.pretrain_epochs) == (60, 0)
             assert settings.validation == 5000
-            final = lenet.equal(settings, seed=4)
-            assert (final.validation, final.seed) == (0, 4)
+            runs = LENET.runs("equal", [4], [method], [dataset], {(dataset, method): settings})
+            assert list(runs) == [f"equal/{dataset}/{method}/seed4"]
+            (final,) = runs.values()
+            assert final == dataclasses.replace(settings, validation=0, seed=4)
 
 
-def test_a_trial_of_lenet_may_fail(tmp_path, monkeypatch):
-    """The others are chosen from. A run of the table may not, but ends no other."""
-    names = dict.fromkeys((*summary.SCORES, "samples", "parameters", "backend"), 0.5)
-    names |= dict.fromkeys(("hardware", "versions", "python"), "x")
+def test_a_run_of_lenet_may_fail(tmp_path, monkeypatch):
+    """Of a trial, the others are chosen from. A run of the table is missing, but ends no other."""
+    names = dict.fromkeys((*tables.SCORES, "samples", "parameters", "backend"), 0.5)
+    names |= {**dict.fromkeys(("hardware", "versions", "python"), "x"), "seconds": {}}
     lost = "rate0.02-weight_decay0/"
-
     ran, missing = [], {}
 
     def pretend(runs, folder, missing, **options):
@@ -208,22 +209,25 @@ def test_a_trial_of_lenet_may_fail(tmp_path, monkeypatch):
         ran.extend(runs)
         return {name: names for name in runs if name not in gone}
 
-    monkeypatch.setattr(lenet, "run_all", pretend)
+    monkeypatch.setattr(run_many, "run_many", pretend)
+    monkeypatch.setattr(study, "history", lambda folder: {"loss": [0.5]})
     options = {"datasets": ["cifar10"], "methods": ["deterministic"]}
-    rows, tried = lenet.lenet(tmp_path, [0], missing=missing, **options)
-    assert len(tried) == 5
+    results = study.study(LENET, tmp_path, [0], missing=missing, **options)
+    assert len(results.trials) == 5
     assert list(missing.values()) == ["diverged"]
     everything = ran.copy()
-    assert {row["budget"] for row in rows} == {"report", "equal"}
+    assert [row["budget"] for row in results.rows] == ["report", "report", "equal"]
     lost = "report/cifar10/deterministic/"
-    with pytest.raises(RunError, match="1 of 3 .* report/cifar10/deterministic/seed0: diverged"):
-        lenet.lenet(tmp_path, [0], **options)
+    results = study.study(LENET, tmp_path, [0], **options)
+    assert results.missing == ["report/cifar10/deterministic/seed0: diverged"]
+    assert [row["budget"] for row in results.rows] == ["report", "equal"]
     assert ran == 2 * everything
 
 
 def test_the_reports_runs_have_its_budget():
-    found = lenet.report("cifar10", 2)
-    assert set(lenet.METHODS) | {"deterministic_continued"} == set(found)
+    runs = LENET.runs("report", [2], datasets=["cifar10"])
+    found = {name.split("/")[2]: settings for name, settings in runs.items()}
+    assert {*LENET.methods, "deterministic_continued"} == set(found)
     assert (found["deterministic"].epochs, found["deterministic"].pretrain_epochs) == (20, 0)
     for name, settings in found.items():
         assert settings.seed == 2
@@ -244,21 +248,21 @@ def data_dir(tmp_path_factory):
 
 def test_finished_runs_are_skipped_and_the_rest_is_run(tmp_path, data_dir, monkeypatch):
     runs = {"a/0": SETTINGS, "b": dataclasses.replace(SETTINGS, seed=1)}
-    options = {"data_dir": data_dir, "say": lambda line: None}
-    first = fleet.run_all({"a/0": SETTINGS}, tmp_path, **options)
+    options = {"data_dir": data_dir, "log": lambda line: None}
+    first = run_many.run_many({"a/0": SETTINGS}, tmp_path, **options)
     trained = []
-    run = fleet.run
+    run = run_many.run
 
     def watched(settings, *args, **kwargs):
         trained.append(settings.seed)
         return run(settings, *args, **kwargs)
 
-    monkeypatch.setattr(fleet, "run", watched)
-    found = fleet.run_all(runs, tmp_path, **options)
+    monkeypatch.setattr(run_many, "run", watched)
+    found = run_many.run_many(runs, tmp_path, **options)
     assert trained == [1]
     assert list(found) == ["a/0", "b"]
     assert found["a/0"] == first["a/0"]
-    assert fleet.run_all(runs, tmp_path, **options) == found
+    assert run_many.run_many(runs, tmp_path, **options) == found
     assert trained == [1]
 
 
@@ -272,24 +276,24 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, data_dir):
         folder.release()
         (tmp_path / name / file).write_bytes(b"PK half")
     said, missing = [], {}
-    found = fleet.run_all(runs, tmp_path, data_dir=data_dir, missing=missing, say=said.append)
+    found = run_many.run_many(runs, tmp_path, data_dir=data_dir, missing=missing, log=said.append)
     assert list(found) == ["good"]
     for name, why in {"bad": "diverged", **damaged}.items():
         assert why in missing.pop(name)
         assert any(line.startswith(f"{name} failed: ") for line in said)
     assert not missing
     assert not (tmp_path / "bad" / "metrics.json").exists()
-    fleet.run_all(runs, tmp_path, train=False, missing=missing, say=said.append)
+    run_many.run_many(runs, tmp_path, train=False, missing=missing, log=said.append)
     assert "diverged" in missing["bad"]
     assert "training.npz" in missing["checkpoint"]
     with pytest.raises(RunError, match="3 of 4 runs failed. record: .*metrics.json"):
-        fleet.run_all(runs, tmp_path, data_dir=data_dir, say=said.append)
+        run_many.run_many(runs, tmp_path, data_dir=data_dir, log=said.append)
 
 
 def test_an_evaluation_is_part_of_the_run(tmp_path, data_dir, monkeypatch):
     """One that failed loses nothing else, and is taken up without training anew."""
     shifts = robustness.Settings(dataset="digits", shifts=["rotations"], degrees=[90], samples=2)
-    options = {"data_dir": data_dir, "evaluations": {"a": {"turned": shifts}}, "say": print}
+    options = {"data_dir": data_dir, "evaluations": {"a": {"turned": shifts}}, "log": print}
     evaluate = robustness.evaluate
 
     def broken(*args, **kwargs):
@@ -297,22 +301,22 @@ def test_an_evaluation_is_part_of_the_run(tmp_path, data_dir, monkeypatch):
 
     monkeypatch.setattr(robustness, "evaluate", broken)
     missing = {}
-    found = fleet.run_all({"a": SETTINGS}, tmp_path, missing=missing, **options)
+    found = run_many.run_many({"a": SETTINGS}, tmp_path, missing=missing, **options)
     assert missing == {"a/turned": "the power is gone"}
     assert found["a"]["evaluations"] == {}
     monkeypatch.setattr(robustness, "evaluate", evaluate)
     before = (tmp_path / "a" / "metrics.json").read_bytes()
-    found = fleet.run_all({"a": SETTINGS}, tmp_path, **options)
+    found = run_many.run_many({"a": SETTINGS}, tmp_path, **options)
     assert [row["shift"] for row in found["a"]["evaluations"]["turned"]] == ["clean", "rotation"]
     assert (tmp_path / "a" / "metrics.json").read_bytes() == before
-    assert fleet.run_all({"a": SETTINGS}, tmp_path, **options) == found
+    assert run_many.run_many({"a": SETTINGS}, tmp_path, **options) == found
 
 
 def test_a_run_of_other_settings_stops_all(tmp_path, data_dir):
     experiments.RunFolder(tmp_path / "b", {"other": 1}).claim()
     runs = {"a": SETTINGS, "b": SETTINGS}
     with pytest.raises(RunError, match="another run"):
-        fleet.run_all(runs, tmp_path, data_dir=data_dir)
+        run_many.run_many(runs, tmp_path, data_dir=data_dir)
     assert os.listdir(tmp_path) == ["b"]
 
 
@@ -320,11 +324,12 @@ def test_a_run_of_other_settings_stops_all(tmp_path, data_dir):
 def test_two_processes_measure_what_one_does(tmp_path, data_dir):
     runs = {f"run{seed}": dataclasses.replace(SETTINGS, seed=seed) for seed in range(3)}
     one, two = (
-        fleet.run_all(runs, tmp_path / str(jobs), jobs=jobs, data_dir=data_dir) for jobs in (1, 2)
+        run_many.run_many(runs, tmp_path / str(jobs), jobs=jobs, data_dir=data_dir)
+        for jobs in (1, 2)
     )
     assert list(one) == list(two) == list(runs)
     for name in runs:
-        for key in summary.SCORES:
+        for key in tables.SCORES:
             assert one[name][key] == pytest.approx(two[name][key], rel=1e-4, abs=1e-5)
 
 
@@ -332,4 +337,4 @@ def test_two_processes_measure_what_one_does(tmp_path, data_dir):
 def test_an_error_in_another_process_surfaces(tmp_path, data_dir):
     bad = dataclasses.replace(SETTINGS, learning_rate=1e25, epochs=3, optimizer="sgd")
     with pytest.raises(RunError, match="diverged"):
-        fleet.run_all({"a": SETTINGS, "bad": bad}, tmp_path, jobs=2, data_dir=data_dir)
+        run_many.run_many({"a": SETTINGS, "bad": bad}, tmp_path, jobs=2, data_dir=data_dir)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
+from experiments import toy2d
 from tfp_ibnn import metrics
 from tfp_ibnn.data import toy
-from tfp_ibnn.experiments import toy2d
 
 matplotlib.use("Agg")
 

@@ -6,24 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.special
 
 import tfp_ibnn as ibnn
+from experiments import RunError, Scores, Settings, figures, plan, run_many, study
+from experiments.plan import LENET, VGG16
+from experiments.run import _network, _stochastic, identity
+from experiments.tables import fill
 from tests.experiments.test_reproduce import check, made_images
 from tfp_ibnn import data
-from tfp_ibnn.experiments import (
-    RunError,
-    Scores,
-    Settings,
-    afterwards,
-    fleet,
-    vgg16,
-    vgg16_figures,
-    vgg16_results,
-)
-from tfp_ibnn.experiments import vgg16_plan as plan
-from tfp_ibnn.experiments.run import _network, _stochastic, identity
-from tfp_ibnn.experiments.tables import fill
 
 pytestmark = pytest.mark.once
 
@@ -42,21 +32,34 @@ def script():
 
 @pytest.fixture(scope="module")
 def chosen():
-    return {method: next(iter(found.values())) for method, found in plan.candidates().items()}
+    found = VGG16.candidates("cifar10")
+    return {("cifar10", method): next(iter(each.values())) for method, each in found.items()}
+
+
+def equal(chosen, seed=0):
+    """The runs at equal budget, by method."""
+    runs = VGG16.runs("equal", [seed], chosen=chosen)
+    return {name.split("/")[2]: settings for name, settings in runs.items()}
+
+
+def ablations(seed=0):
+    runs = VGG16.runs("ablations", [seed])
+    names = {name: settings for name, settings in runs.items() if name.startswith("ablations")}
+    return {name.split("/")[2]: settings for name, settings in names.items()}
 
 
 # The plan.
 
 
 def test_trials_do_not_see_what_they_are_scored_on():
-    for found in plan.candidates().values():
+    for found in VGG16.candidates("cifar10").values():
         assert len(found) == len(set(found.values())) >= 2
         assert {settings.validation for settings in found.values()} == {5000}
 
 
 def test_every_method_has_one_budget(chosen):
-    runs = plan.equal(chosen, seed=7)
-    assert set(runs) == set(plan.METHODS)
+    runs = equal(chosen, seed=7)
+    assert set(runs) == set(VGG16.methods)
     for settings in runs.values():
         assert (settings.validation, settings.seed, settings.pretrain_epochs) == (0, 7, 0)
         assert (settings.epochs, settings.batch_size, settings.samples) == (100, 128, 128)
@@ -64,7 +67,7 @@ def test_every_method_has_one_budget(chosen):
 
 def test_posteriors_differ_in_nothing_else(chosen):
     """Else a difference in the results could be that of something that was tuned."""
-    runs = plan.equal(chosen, seed=0)
+    runs = equal(chosen)
     of_posteriors = {
         *("posterior", "affine", "components", "mean_spread", "initial_scale"),
         *("flow_layers", "base_components"),
@@ -89,9 +92,9 @@ def small(settings):
     return dataclasses.replace(settings, model="lenet", precision="float32")
 
 
-@pytest.mark.parametrize("method", plan.METHODS)
+@pytest.mark.parametrize("method", VGG16.methods)
 def test_every_method_can_be_built(chosen, method):
-    settings = small(plan.equal(chosen, seed=0)[method])
+    settings = small(equal(chosen)[method])
     (images, _), _ = made_images("cifar10")
     layers = ibnn.stochastic_layers(_stochastic(_network(settings, images), settings, 100))
     expected = {"deterministic": 0, "mc_dropout": 0, "gaussian_inner": 4, "fixed_inner": 4}
@@ -102,7 +105,7 @@ def test_every_method_can_be_built(chosen, method):
 
 
 def test_an_ablation_changes_what_it_says():
-    runs = plan.ablations(seed=1)
+    runs = ablations(seed=1)
     base = dataclasses.asdict(runs.pop("reference"))
     assert base["validation"] == 5000
     for name, settings in runs.items():
@@ -117,22 +120,22 @@ def test_an_ablation_changes_what_it_says():
 
 
 def test_half_of_the_classes_is_held_out(chosen):
-    runs = plan.runs_of("half", [0], chosen=chosen)
+    runs = VGG16.runs("half", [0], chosen=chosen)
     assert len(runs) == 5
     for name, settings in runs.items():
         assert settings.classes == 5
-        shifts = plan.evaluations_of(name)["robustness"]
+        shifts = plan.evaluations(name)["robustness"]
         assert shifts.classes == 5
         assert "foreign" in shifts.shifts
 
 
 def test_methods_narrow_what_is_run(chosen):
-    assert {name.split("/")[2] for name in plan.trials(0, ["flow_last"])} == {"gaussian"}
-    assert {name.split("/")[2] for name in plan.trials(0, ["mc_dropout"])} == {"mc_dropout"}
-    found = plan.runs_of("equal", [0, 1], ["gaussian"], chosen)
+    assert {name.split("/")[2] for name in VGG16.trials(0, ["flow_last"])} == {"gaussian"}
+    assert {name.split("/")[2] for name in VGG16.trials(0, ["mc_dropout"])} == {"mc_dropout"}
+    found = VGG16.runs("equal", [0, 1], ["gaussian"], chosen=chosen)
     assert list(found) == ["equal/cifar10/gaussian/seed0", "equal/cifar10/gaussian/seed1"]
-    only = {"deterministic": chosen["deterministic"]}
-    assert set(plan.runs_of("half", [0], ["deterministic"], only)) == {
+    only = {("cifar10", "deterministic"): chosen["cifar10", "deterministic"]}
+    assert set(VGG16.runs("half", [0], ["deterministic"], chosen=only)) == {
         "half/cifar10/deterministic/seed0"
     }
 
@@ -140,15 +143,13 @@ def test_methods_narrow_what_is_run(chosen):
 @pytest.mark.parametrize("option", [{"parts": ["all"]}, {"methods": ["flow"]}])
 def test_unknown_parts_and_methods_are_named(tmp_path, option):
     with pytest.raises(ValueError, match="`(parts|methods)` must be one of"):
-        vgg16.vgg16(tmp_path, [0], **option)
+        study.study(VGG16, tmp_path, [0], **option)
 
 
 def test_the_script_knows_the_same_names(script):
-    assert script.METHODS["vgg16"] == plan.METHODS
-    assert script.PARTS == plan.PARTS
-    from tfp_ibnn.experiments import lenet
-
-    assert script.METHODS["lenet"] == lenet.METHODS
+    assert script.METHODS["vgg16"] == VGG16.methods
+    assert script.PARTS == VGG16.parts
+    assert script.METHODS["lenet"] == LENET.methods
 
 
 # The results, of runs that are made up: they are finished, so nothing is trained.
@@ -179,7 +180,7 @@ def finish(folder, name, settings):
     rows = [[str(epoch), *("0.5" for _ in names)] for epoch in (1, 2)]
     lines = [["epoch", *names], *rows]
     (path / "training.csv").write_text("\n".join(map(",".join, lines)))
-    for evaluation, shifts in plan.evaluations_of(name).items():
+    for evaluation, shifts in plan.evaluations(name).items():
         (path / evaluation).mkdir()
         record = {"options": shifts.as_dict(), "rows": shifted(rng, shifts)}
         (path / evaluation / "robustness.json").write_text(json.dumps(record))
@@ -207,20 +208,20 @@ def shifted(rng, shifts):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, chosen):
     folder = tmp_path_factory.mktemp("runs")
-    trials = plan.trials(SEEDS[0])
+    trials = VGG16.trials(SEEDS[0])
     for name, settings in trials.items():
         finish(folder, name, settings)
     found = {name: json.loads((folder / name / "metrics.json").read_text()) for name in trials}
-    for part in plan.PARTS:
-        best = plan.choose(trials, found)
-        for name, settings in plan.runs_of(part, SEEDS, chosen=best).items():
+    for part in VGG16.parts:
+        best = {key: trials[name] for key, name in study.best(trials, found).items()}
+        for name, settings in VGG16.runs(part, SEEDS, chosen=best).items():
             finish(folder, name, settings)
     return folder
 
 
 @pytest.fixture(scope="module")
 def results(runs):
-    return vgg16.vgg16(runs, SEEDS, say=print)
+    return study.study(VGG16, runs, SEEDS, log=print)
 
 
 @pytest.fixture(scope="module")
@@ -229,15 +230,15 @@ def written(results, runs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results") / "vgg16"
     folder.mkdir()
     options = {"seeds": SEEDS, "methods": None, "parts": None}
-    vgg16_results.write(folder, results, runs, options)
-    vgg16_figures.save_figures(results, runs, folder)
+    study.write(folder, results, runs, options)
+    figures.save(figures.vgg16(results, runs, folder), folder)
     return folder
 
 
 def test_finished_runs_are_gathered(results):
-    assert len(results.rows) == len(SEEDS) * (len(plan.METHODS) + 3 + 5 + 5)
-    assert len(results.trials) == sum(map(len, plan.candidates().values()))
-    assert len(results.ablations) == len(plan.ablations(0)) + 1  # the reference again
+    assert len(results.rows) == len(SEEDS) * (len(VGG16.methods) + 3 + 5 + 5)
+    assert len(results.trials) == sum(map(len, VGG16.candidates("cifar10").values()))
+    assert len(results.ablations) == len(ablations()) + 1  # the reference again
     assert [row["samples"] for row in results.draws] == list(plan.DRAWS)
     assert {row["budget"] for row in results.robustness} == {"equal", "half"}
     assert {row["seed"] for row in results.robustness} == set(SEEDS)
@@ -255,22 +256,22 @@ def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
     shutil.rmtree(folder / gone)
     (folder / tested / "robustness" / "robustness.json").unlink()
     wanted = {"parts": ["equal"], "methods": ["deterministic", "gaussian", "flow_last"]}
-    results = vgg16.vgg16(folder, SEEDS, **wanted, train=False)
+    results = study.study(VGG16, folder, SEEDS, **wanted, train=False)
     assert results.missing == [f"{gone}: not run", f"{tested}/robustness: not run"]
     assert len(results.rows) == len(SEEDS) * 3 - 1
-    vgg16_results.write(tmp_path, results, folder, {})
-    vgg16_figures.save_figures(results, folder, tmp_path)
-    for trial in plan.trials(SEEDS[0], ["deterministic"]):
+    study.write(tmp_path, results, folder, {})
+    figures.save(figures.vgg16(results, folder, tmp_path), tmp_path)
+    for trial in VGG16.trials(SEEDS[0], ["deterministic"]):
         shutil.rmtree(folder / trial)
     with pytest.raises(RunError, match="No trial of deterministic"):
-        vgg16.vgg16(folder, SEEDS, **wanted, train=False)
+        study.study(VGG16, folder, SEEDS, **wanted, train=False)
     with pytest.raises(RunError, match="nothing holds none of the trials"):
-        vgg16.vgg16(tmp_path / "nothing", SEEDS, **wanted, train=False)
+        study.study(VGG16, tmp_path / "nothing", SEEDS, **wanted, train=False)
 
 
 def test_why_a_run_is_missing_needs_no_folder(tmp_path):
     gone = Settings(pretrained=str(tmp_path / "none.keras"))
-    assert fleet.Task("a", gone, tmp_path / "a", {}).failure() is None
+    assert run_many.Task("a", gone, tmp_path / "a", {}).failure() is None
 
 
 def test_a_model_that_is_gone_cannot_be_evaluated(runs, chosen, tmp_path):
@@ -279,8 +280,8 @@ def test_a_model_that_is_gone_cannot_be_evaluated(runs, chosen, tmp_path):
     (tmp_path / name / "robustness" / "robustness.json").unlink()
     settings = Settings(**json.loads((tmp_path / name / "metrics.json").read_text())["options"])
     with pytest.raises(RunError, match=r"1 of 1 runs failed. .*model.keras is gone"):
-        fleet.run_all(
-            {name: settings}, tmp_path, evaluations={name: plan.evaluations_of(name)}, say=print
+        run_many.run_many(
+            {name: settings}, tmp_path, evaluations={name: plan.evaluations(name)}, log=print
         )
 
 
@@ -291,7 +292,7 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
     shutil.copytree(runs, tmp_path / "runs" / "vgg16")
     assert script.main([*command, "--runs", str(tmp_path / "runs"), "--parts", "ablations"]) == 0
     record = json.loads((tmp_path / "results" / "vgg16" / "runs.json").read_text())
-    assert len(record["ablations"]) == len(plan.ablations(0)) + 1
+    assert len(record["ablations"]) == len(ablations()) + 1
     capsys.readouterr()
     other = ["--runs", str(tmp_path / "none"), "--parts", "report", "--force"]
     assert script.main([*command, *other]) == 1
@@ -302,31 +303,31 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
 
 
 def test_what_is_kept_is_not_run_again(results, runs, tmp_path, monkeypatch):
-    vgg16_results.write(tmp_path, results, runs, {})
-    kept = vgg16_results.read(tmp_path)
-    monkeypatch.setattr(fleet, "run", None)
-    again = vgg16.vgg16(tmp_path / "none", SEEDS, kept=kept)
+    study.write(tmp_path, results, runs, {})
+    kept = study.read(tmp_path)
+    monkeypatch.setattr(run_many, "run", None)
+    again = study.study(VGG16, tmp_path / "none", SEEDS, kept=kept)
     for name in kept._fields:
         assert getattr(again, name) == getattr(kept, name), name
 
 
 def test_new_runs_join_those_that_are_kept(results, runs, tmp_path):
     """Runs of all kinds are taken away, and come back from folders that hold nothing else."""
-    vgg16_results.write(tmp_path, results, runs, {})
+    study.write(tmp_path, results, runs, {})
     taken = [f"long/cifar10/{method}/seed{SEEDS[1]}" for method in ("deterministic", "flow_last")]
     taken += [f"ablations/cifar10/epochs=120/seed{SEEDS[0]}"]
     taken += [f"equal/cifar10/gaussian/seed{SEEDS[2]}"]
-    kept = without(vgg16_results.read(tmp_path), taken)
+    kept = without(study.read(tmp_path), taken)
     kept.missing[-1] = f"{taken[3]}: diverged: too fast"
     for name in taken[:3]:
         shutil.copytree(runs / name, tmp_path / "new" / name)
-    found = vgg16.vgg16(tmp_path / "new", SEEDS, kept=kept, train=False)
+    found = study.study(VGG16, tmp_path / "new", SEEDS, kept=kept, train=False)
     assert found.missing == [f"{taken[3]}: diverged: too fast"]
     whole = without(results, taken[3:])
     assert found.rows == whole.rows
     assert found.ablations == whole.ablations
     shutil.copytree(runs / taken[3], tmp_path / "new" / taken[3])
-    found = vgg16.vgg16(tmp_path / "new", SEEDS, kept=found, train=False)
+    found = study.study(VGG16, tmp_path / "new", SEEDS, kept=found, train=False)
     assert found.missing == []
     assert found.rows == results.rows
 
@@ -355,13 +356,13 @@ def without(results, names):
 
 def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "_GAUSSIAN", dataclasses.replace(plan._GAUSSIAN, batch_size=64))
-    found = vgg16.vgg16(tmp_path, SEEDS, parts=["ablations"], kept=results, train=False)
-    assert len(found.missing) == len(plan.ablations(0)) + 1
+    found = study.study(VGG16, tmp_path, SEEDS, parts=["ablations"], kept=results, train=False)
+    assert len(found.missing) == len(ablations()) + 1
     assert found.ablations == found.draws == []
     assert found.rows == results.rows
     monkeypatch.setattr(plan, "_BASE", dataclasses.replace(plan._BASE, batch_size=64))
     wanted = {"parts": ["report"], "seeds": SEEDS[1:2], "kept": results, "train": False}
-    found = vgg16.vgg16(tmp_path, **wanted)
+    found = study.study(VGG16, tmp_path, **wanted)
     assert len(found.missing) == 5
     assert len(found.rows) == len(results.rows) - 5
 
@@ -371,7 +372,7 @@ def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
     shutil.copytree(written, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     probabilities = {path: path.read_bytes() for path in (folder / "probabilities").iterdir()}
-    finish(tmp_path / "runs" / "vgg16", *next(iter(plan.runs_of("report", [9]).items())))
+    finish(tmp_path / "runs" / "vgg16", *next(iter(VGG16.runs("report", [9]).items())))
     foreign = tmp_path / "runs" / "vgg16" / "equal" / "cifar10" / "gaussian" / f"seed{SEEDS[0]}"
     shutil.copytree(runs / "equal" / "cifar10" / "deterministic" / f"seed{SEEDS[1]}", foreign)
     command = ["vgg16", "--finished", "--parts", "report", "--seeds", "9"]
@@ -393,7 +394,7 @@ def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
 def test_results_of_something_else_are_not_added_to(tmp_path):
     (tmp_path / "runs.json").write_text(json.dumps({"runs": [], "trials": []}))
     with pytest.raises(RunError, match="something else: without 'ablations'"):
-        vgg16_results.read(tmp_path)
+        study.read(tmp_path)
 
 
 def test_settings_of_the_least_held_out_nll_are_trained(results):
@@ -409,7 +410,7 @@ def test_settings_of_the_least_held_out_nll_are_trained(results):
 
 
 def test_results_hold_what_any_score_needs(results, runs, tmp_path):
-    table = vgg16_results.write(tmp_path, results, runs, {})
+    table = study.write(tmp_path, results, runs, {})
     assert check(tmp_path) == json.loads(json.dumps(table))
     assert all(len(row["seeds"]) == 3 for row in table)
     for row in results.rows:
@@ -423,7 +424,7 @@ def test_results_hold_what_any_score_needs(results, runs, tmp_path):
         assert summary["ece"] == pytest.approx(row["ece"], abs=2e-3)
     # Of fewer runs, nothing else stays behind.
     few = results._replace(rows=results.rows[:2])
-    vgg16_results.write(tmp_path, few, runs, {})
+    study.write(tmp_path, few, runs, {})
     assert len(list((tmp_path / "probabilities").iterdir())) == 2
     shifts = json.loads((tmp_path / "robustness.json").read_text())
     assert len(shifts["rows"]) == len(results.robustness)
@@ -435,37 +436,15 @@ def test_temperatures_are_of_the_held_out_images(results, runs):
         assert [row["seed"] for row in mine] == SEEDS
         (temperature,) = {row["temperature"] for row in mine}
         trials = [row["nll"] for row in results.trials if row["method"] == method]
-        name = list(plan.candidates()[method])[int(np.argmin(trials))]
+        name = list(VGG16.candidates("cifar10")[method])[int(np.argmin(trials))]
         held_out = runs / "trials" / "cifar10" / method / name
         tried = np.linspace(0.2, 2, 361)
         best = tried[np.argmin([tempered(held_out, t)[0] for t in tried])]
         assert temperature == pytest.approx(best, abs=0.01)
         for row in mine:
-            nll, accuracy = tempered(
-                afterwards.folder_of({**row, "dataset": "cifar10"}, runs), best
-            )
+            nll, accuracy = tempered(study.folder_of({**row, "dataset": "cifar10"}, runs), best)
             assert row["nll"] == pytest.approx(nll, abs=1e-3)
             assert row["accuracy"] == accuracy
-
-
-def test_crosswise_temperatures_know_no_image_they_are_used_on(tmp_path):
-    # The even images are underconfident, the odd right; each half gets the other's temperature.
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 2, (4000, 3))
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    logits[::2] /= 2
-    row = {"budget": "equal", "dataset": "cifar10", "method": "a", "seed": 0}
-    folder = afterwards.folder_of(row, tmp_path)
-    folder.mkdir(parents=True)
-    probabilities = scipy.special.softmax(logits, axis=1)
-    np.savez(folder / "probabilities.npz", probabilities=probabilities, labels=labels)
-    (found,) = afterwards.crosswise([row], tmp_path)
-    assert found["crosswise"]
-    assert found["temperature"] == pytest.approx((0.5 + 1) / 2, abs=0.04)
-    swapped = logits.copy()
-    swapped[1::2] /= 0.5
-    log = scipy.special.log_softmax(swapped, axis=1)
-    assert found["nll"] == pytest.approx(-log[np.arange(4000), labels].mean(), abs=0.02)
 
 
 def tempered(folder, temperature):
@@ -479,7 +458,7 @@ def tempered(folder, temperature):
 
 def test_an_ensemble_is_the_mean_of_the_seeds(written, runs):
     averaged = json.loads((written / "runs.json").read_text())["averaged"]
-    assert [row["method"] for row in averaged if row["budget"] == "equal"] == list(plan.METHODS)
+    assert [row["method"] for row in averaged if row["budget"] == "equal"] == list(VGG16.methods)
     assert len([row for row in averaged if row["budget"] == "long"]) == 3
     row = averaged[0]
     folders = [runs / "equal" / "cifar10" / row["method"] / f"seed{seed}" for seed in SEEDS]
@@ -490,20 +469,18 @@ def test_an_ensemble_is_the_mean_of_the_seeds(written, runs):
     assert row["seeds"] == SEEDS
 
 
-@pytest.mark.parametrize("kind", ["paired", "shifts", "foreign", "afterwards"])
+@pytest.mark.parametrize("kind", ["paired", "shifts", "ood", "post_hoc"])
 def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, kind):
     (tmp_path / "vgg16").mkdir()
     few = [row for row in results.rows if row["budget"] == "half" and row["seed"] == SEEDS[0]]
     shifted = [row for row in results.robustness if row["seed"] == SEEDS[0]]
-    vgg16_results.write(
-        tmp_path / "vgg16", results._replace(rows=few, robustness=shifted), runs, {}
-    )
+    study.write(tmp_path / "vgg16", results._replace(rows=few, robustness=shifted), runs, {})
     assert "nan" not in fill(f"<!-- {kind}: vgg16 budget=half -->\n<!-- end -->", tmp_path)
 
 
 KINDS = (
     *("table", "scores", "paired", "pooled", "cost", "kl", "ablations", "draws"),
-    *("shifts", "foreign", "pooled_shifts", "afterwards"),
+    *("shifts", "ood", "pooled_shifts", "post_hoc"),
 )
 
 
@@ -511,17 +488,17 @@ KINDS = (
 def test_every_table_can_be_filled(results, written, kind):
     condition = "" if kind in ("ablations", "draws") else " budget=equal"
     if kind.startswith("pooled"):
-        condition += f" method={','.join(plan.METHODS)}"
+        condition += f" method={','.join(VGG16.methods)}"
     filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", written.parent)
     lines = filled.splitlines()[1:-1]
     assert len({line.count("|") for line in lines}) == 1
     expected = {"ablations": len(results.ablations), "draws": len(plan.DRAWS)}
     if kind != "paired":
-        assert len(lines) - 2 == expected.get(kind, len(plan.METHODS))
+        assert len(lines) - 2 == expected.get(kind, len(VGG16.methods))
 
 
 def test_nothing_of_other_budgets_is_in_a_table(written):
-    filled = fill("<!-- afterwards: vgg16 budget=half -->\n<!-- end -->", written.parent)
+    filled = fill("<!-- post_hoc: vgg16 budget=half -->\n<!-- end -->", written.parent)
     assert filled.splitlines()[1] == "| method | seeds | as it is |"
 
 
@@ -571,13 +548,20 @@ def test_every_figure_is_drawn(written):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("drawn", [figures._DRAWN, figures._POSTERIORS, LENET.methods])
+def test_methods_of_one_figure_have_colours_of_their_own(drawn):
+    assert len({figures.look(method)["color"] for method in drawn}) == len(drawn)
+    looks = [figures.look(method) for method in figures.NAMES]
+    assert len({(look["color"], look["ls"], look["marker"]) for look in looks}) == len(looks)
+
+
 def test_the_distance_from_the_confidence_is_drawn(results, written, runs):
     rows = [row for row in results.rows if (row["budget"], row["method"]) == ("half", "gaussian")]
-    found = [afterwards.predictions(afterwards.folder_of(row, runs)) for row in rows]
+    found = [study.predictions(study.folder_of(row, runs)) for row in rows]
     mean, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     confidence, correct = mean.max(axis=1), mean.argmax(axis=1) == labels
     parts = np.array_split(np.argsort(confidence), 12)
-    (ax,) = vgg16_figures.reliability(rows, written).axes
+    (ax,) = figures.reliability(rows, written).axes
     x, y = ax.containers[0].lines[0].get_data(orig=False)
     np.testing.assert_allclose(x, [1 - confidence[part].mean() for part in parts], rtol=1e-3)
     gap = [correct[part].mean() - confidence[part].mean() for part in parts]
@@ -585,11 +569,11 @@ def test_the_distance_from_the_confidence_is_drawn(results, written, runs):
 
 
 def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
-    (name, settings), *_ = plan.runs_of("equal", [9], ["gaussian"], chosen).items()
+    (name, settings), *_ = VGG16.runs("equal", [9], ["gaussian"], chosen=chosen).items()
     finish(tmp_path, name, settings)
     other = {"robustness": dataclasses.replace(plan.SHIFTS, limit=10)}
     with pytest.raises(RunError, match="another evaluation"):
-        fleet.run_all({name: settings}, tmp_path, evaluations={name: other})
+        run_many.run_many({name: settings}, tmp_path, evaluations={name: other})
 
 
 # All of it, on a small network.
@@ -612,5 +596,5 @@ def test_a_quick_run(script, tmp_path, monkeypatch):
     assert {options["limit"] for options in record["options"].values()} == {100}
 
     # A second time nothing is trained.
-    monkeypatch.setattr(fleet, "run", None)
+    monkeypatch.setattr(run_many, "run", None)
     assert script.main(arguments) == 0

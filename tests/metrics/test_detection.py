@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from tfp_ibnn.metrics import aupr, auroc, fpr_at_95_tpr, risk_coverage
+from tfp_ibnn.metrics import aupr, auroc, fpr_at_95_tpr, ood_scores, risk_coverage
 
 pytestmark = pytest.mark.once
 
@@ -97,3 +97,12 @@ def test_wrong_or_right_is_a_loss():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_ood_scores_are_the_three_of_them():
+    known, unknown = [0.1, 0.2, 0.4, 0.35], [0.3, 0.9, 0.38]
+    assert ood_scores(known, unknown) == {
+        "auroc": auroc(known, unknown),
+        "aupr": aupr(known, unknown),
+        "fpr95": fpr_at_95_tpr(known, unknown),
+    }

@@ -268,7 +268,7 @@ class Worker:
             "TMPDIR": str(folder / "tmp"),
             "KERAS_HOME": str(folder / "tmp"),
             "MPLCONFIGDIR": str(folder / "tmp"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "KERAS_BACKEND": "tensorflow",

@@ -9,10 +9,10 @@ import numpy as np
 from keras import ops
 
 import tfp_ibnn as ibnn
+from experiments.folder import RunError
+from experiments.scoring import read_model
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
-from tfp_ibnn.experiments.folder import RunError
-from tfp_ibnn.experiments.saved import read_model
 
 __all__ = ["Campaign"]
 

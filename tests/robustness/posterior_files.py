@@ -3,11 +3,11 @@
 import json
 import warnings
 
+from experiments import Settings
+from experiments.posterior_files import read_posteriors
 from tests.robustness import mutate
 from tests.robustness.configs import use_posterior
 from tests.robustness.harness import Wrong, refusal
-from tfp_ibnn.experiments import Settings
-from tfp_ibnn.experiments.posterior_files import read_posteriors
 
 __all__ = ["Campaign"]
 

@@ -104,7 +104,7 @@ class Runs:
 
     @staticmethod
     def write(folder, version):
-        from tfp_ibnn import experiments
+        import experiments
 
         settings = experiments.Settings(
             dataset="digits",
@@ -115,7 +115,7 @@ class Runs:
             batch_size=50,
             samples=2,
         )
-        experiments.run(settings, folder / "run", folder.parent / "digits", say=lambda line: None)
+        experiments.run(settings, folder / "run", folder.parent / "digits", log=lambda line: None)
 
     @staticmethod
     def read(folder):
@@ -142,8 +142,8 @@ def zygote():
     """Fork a victim for each line of standard input: TensorFlow is imported once for all."""
     import tensorflow  # noqa: F401
 
+    import experiments  # noqa: F401
     import tfp_ibnn  # noqa: F401
-    from tfp_ibnn import experiments  # noqa: F401
 
     for line in sys.stdin:
         order = json.loads(line)
@@ -318,6 +318,7 @@ class Campaign:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         content = {"writer": writer, "folder": str(folder), **order}
         self._zygote.stdin.write(json.dumps(content) + "\n")

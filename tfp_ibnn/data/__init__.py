@@ -1,6 +1,6 @@
 """Datasets: loading, splitting, preprocessing, batches, and what shifts them."""
 
-from tfp_ibnn.data import toy
+from tfp_ibnn.data import ood, toy
 from tfp_ibnn.data.adversarial import fgsm, fgsm_direction
 from tfp_ibnn.data.augmentation import RandomMirror, RandomShift, preprocessing
 from tfp_ibnn.data.batches import ShuffledBatches
@@ -22,6 +22,7 @@ __all__ = [
     "fgsm",
     "fgsm_direction",
     "load",
+    "ood",
     "preprocessing",
     "rotate",
     "toy",

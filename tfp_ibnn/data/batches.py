@@ -74,7 +74,7 @@ class ShuffledBatches(keras.utils.PyDataset):
                 "A new epoch began without notice: pass `batches.follow()` among the callbacks."
             )
         self._finished = index == len(self) - 1 and len(self) > 1
-        chosen = self._order[index * self.batch_size : (index + 1) * self.batch_size]
+        chosen = self.order[index * self.batch_size : (index + 1) * self.batch_size]
         share, shares = self.shard
         size = len(chosen) // shares
         chosen = chosen[share * size : (share + 1) * size]
@@ -87,7 +87,7 @@ class ShuffledBatches(keras.utils.PyDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of an epoch, counted from 0."""
-        self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.x))
+        self.order = np.random.default_rng((self.seed, epoch)).permutation(len(self.x))
         self._finished = False
 
     def follow(self) -> keras.callbacks.Callback:

@@ -8,7 +8,14 @@ from tfp_ibnn.metrics.calibration import (
     maximum_calibration_error,
     reliability,
 )
-from tfp_ibnn.metrics.detection import RiskCoverage, aupr, auroc, fpr_at_95_tpr, risk_coverage
+from tfp_ibnn.metrics.detection import (
+    RiskCoverage,
+    aupr,
+    auroc,
+    fpr_at_95_tpr,
+    ood_scores,
+    risk_coverage,
+)
 from tfp_ibnn.metrics.scoring import (
     BrierScore,
     NegativeLogLikelihood,
@@ -40,6 +47,7 @@ __all__ = [
     "fpr_at_95_tpr",
     "maximum_calibration_error",
     "negative_log_likelihood",
+    "ood_scores",
     "reliability",
     "risk_coverage",
 ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["RiskCoverage", "aupr", "auroc", "fpr_at_95_tpr", "risk_coverage"]
+__all__ = ["RiskCoverage", "aupr", "auroc", "fpr_at_95_tpr", "ood_scores", "risk_coverage"]
 
 
 class RiskCoverage(NamedTuple):
@@ -78,6 +78,20 @@ def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
     """
     false, true = _flagged(known, unknown)
     return float(np.min(false[true / true[-1] >= 0.95]) / false[-1])
+
+
+def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
+    """Return how well an uncertainty detects out-of-distribution (OOD) inputs, by three scores.
+
+    Those are `auroc`, `aupr` and, as "fpr95", `fpr_at_95_tpr`. The arguments are those of `auroc`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])["auroc"]
+        0.8333
+    """
+    scores = {"auroc": auroc, "aupr": aupr, "fpr95": fpr_at_95_tpr}
+    return {name: score(known, unknown) for name, score in scores.items()}
 
 
 def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:

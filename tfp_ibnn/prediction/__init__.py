@@ -2,6 +2,14 @@
 
 from tfp_ibnn.prediction.export import export
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.post_hoc import average, cross_fit, fit_temperature
 from tfp_ibnn.prediction.temperature import TemperatureScaling
 
-__all__ = ["MonteCarlo", "TemperatureScaling", "export"]
+__all__ = [
+    "MonteCarlo",
+    "TemperatureScaling",
+    "average",
+    "cross_fit",
+    "export",
+    "fit_temperature",
+]

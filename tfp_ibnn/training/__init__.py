@@ -3,17 +3,22 @@
 from tfp_ibnn.training.callbacks import KLAnnealing, PosteriorLog
 from tfp_ibnn.training.checkpoint import Checkpoint, CheckpointError
 from tfp_ibnn.training.evaluation import MonteCarloEvaluation
+from tfp_ibnn.training.interrupts import Interrupts
 from tfp_ibnn.training.nonfinite import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.training.optimizers import TwoSpeed, two_speed
+from tfp_ibnn.training.scan import can_scan, scan
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "Interrupts",
     "KLAnnealing",
     "MonteCarloEvaluation",
     "NonFiniteError",
     "PosteriorLog",
     "TerminateOnNonFinite",
     "TwoSpeed",
+    "can_scan",
+    "scan",
     "two_speed",
 ]

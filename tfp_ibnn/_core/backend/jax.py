@@ -12,10 +12,12 @@ from tensorflow_probability.substrates import jax as tfp
 from tfp_ibnn._core.backend.shared import Tensor
 
 __all__ = [
+    "SCANS_EPOCHS",
     "SeedGenerator",
     "accelerators",
     "affine",
     "checked",
+    "epoch_in_one_call",
     "fori_loop",
     "gradient",
     "inner",
@@ -138,6 +140,31 @@ def normal(
     """Like `keras.random.normal`; the seed may be a tensor of two integers."""
     seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
     return stddev * jax.random.normal(jnp.asarray(seed, "uint32"), shape, dtype)
+
+
+SCANS_EPOCHS = True
+"""Whether there is `epoch_in_one_call`."""
+
+
+def epoch_in_one_call(
+    train_step: Callable[..., Any], arrays: Sequence[Any]
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Return a compiled function of a model's state and rows, (steps, batch), of the arrays.
+
+    It takes a training step on each batch, and returns the logs of the last, and the state.
+    """
+    arrays = jax.device_put(tuple(arrays))
+
+    def epoch(state: Any, order: Any, arrays: Any) -> tuple[Any, Any]:
+        def step(state: Any, rows: Any) -> tuple[Any, Any]:
+            logs, state = train_step(state, tuple(part[rows] for part in arrays))
+            return state, logs
+
+        state, logs = jax.lax.scan(step, state, order)
+        return jax.tree.map(lambda values: values[-1], logs), state
+
+    compiled = jax.jit(epoch, donate_argnums=0)
+    return lambda state, order: compiled(state, order, arrays)
 
 
 def save_functions(*_: Any) -> None:

@@ -11,10 +11,12 @@ import tensorflow_probability as tfp
 from tfp_ibnn._core.backend.shared import REPLICA_STRIDE, Tensor
 
 __all__ = [
+    "SCANS_EPOCHS",
     "SeedGenerator",
     "accelerators",
     "affine",
     "checked",
+    "epoch_in_one_call",
     "fori_loop",
     "gradient",
     "inner",
@@ -245,6 +247,18 @@ class SeedGenerator(keras.random.SeedGenerator):
             return seed
         stride = tf.constant([REPLICA_STRIDE, 0], seed.dtype)
         return seed + tf.cast(replica_id(), seed.dtype) * stride
+
+
+SCANS_EPOCHS = False
+"""Whether there is `epoch_in_one_call`."""
+
+
+def epoch_in_one_call(*_: Any) -> None:
+    """Refuse."""
+    raise RuntimeError(
+        "An epoch in one call takes JAX; the backend is 'tensorflow'. Here, give "
+        "`steps_per_execution` to `compile`."
+    )
 
 
 def save_functions(

@@ -1,0 +1,9 @@
+"""What the noise costs: ratios to deterministic networks, with targets, tables and figures."""
+
+from experiments.benchmark.cases import GROUPS, Settings
+from experiments.benchmark.gpu import gpu_steps
+
+__all__ = ["GPU", "GROUPS", "Settings"]
+
+GPU = {"gpu": gpu_steps}
+"""Groups of cases of a GPU, with either backend; `GROUPS` are those of a CPU, with TensorFlow."""

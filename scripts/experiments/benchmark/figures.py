@@ -1,0 +1,125 @@
+"""Figures of a benchmark: ratios beside their targets, and how cost grows."""
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from experiments.figures import facets
+from tfp_ibnn.plots.style import COLORS, marked
+
+__all__ = ["growths", "ratios", "save"]
+
+# By title: the groups of a panel, and what its labels need not repeat.
+_PANELS = {
+    "a training step, to the deterministic network's": (("training", "vgg16", "gpu"), " step"),
+    "a prediction of LeNet, to 128 deterministic passes": (("prediction",), "LeNet, "),
+    "peak memory in training VGG16": (("memory",), "VGG16 memory in training, "),
+    "error of the mean, 32 quasi-random samples to 128 independent ones": (
+        ("sampling",),
+        "error, 32 quasi-random samples to 128 independent, ",
+    ),
+}
+_AXES = {
+    "samples": ("samples", "LeNet, 100 images", "deterministic passes"),
+    "batch": ("batch size", "LeNet, training step", "deterministic"),
+    "channels": ("channels", "one convolution, training step", "deterministic"),
+    "depth": ("flows in a posterior", "one convolution, training step", "deterministic"),
+}
+_CURVES = {"gaussian": "Gaussian", "planar": "planar flows", "convolutions": "1x1 convolutions"}
+_TICKS = [0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 20]
+_PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def ratios(rows):
+    """Draw each ratio and its target; return None if there is nothing to draw.
+
+    A target is a black bar. What meets it is a blue dot, what misses it an orange diamond; other
+    methods are hollow squares.
+    """
+    # A cost far below 1, and one that is told in words, would only squeeze the others.
+    rows = [row for row in rows if row["ratio"] > 0.3 and "to_ensemble" not in row["id"]]
+    cells = []
+    for title, (groups, repeated) in _PANELS.items():
+        if shown := [row for row in rows if row["group"] in groups]:
+            cells.append((title, repeated, shown))
+    if not cells:
+        return None
+    heights = [len(shown) + 1.4 for *_, shown in cells]
+    values = [row["ratio"] for *_, shown in cells for row in shown]
+    figure = facets(
+        [[cell] for cell in cells],
+        _panel,
+        (8.4, 0.27 * sum(heights) + 0.6),
+        grid_lines="x",
+        height_ratios=heights,
+        sharex=True,
+    )
+    ax = figure.axes[-1]
+    limits = 0.93 * min(0.95, *values), 1.15 * max(2.5, *values)
+    ax.set(xscale="log", xlim=limits, xlabel="ratio, logarithmic; 1 costs nothing extra")
+    ax.xaxis.set_major_locator(FixedLocator(_TICKS))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(_PLAIN)
+    return figure
+
+
+def _panel(ax, title, repeated, rows):
+    for place, row in enumerate(rows):
+        target, ratio = row["target"], row["ratio"]
+        ours = target is not None
+        met = ours and ratio <= target
+        color = "0.45" if not ours else COLORS[0] if met else COLORS[1]
+        if ours:
+            ax.plot([target] * 2, [place - 0.36, place + 0.36], color="0.15", lw=2.2, zorder=2)
+        ax.plot([1, ratio], [place] * 2, color=color, lw=1.2, alpha=0.5, zorder=1)
+        style = {"fmt": "o" if met else "D" if ours else "s", "mfc": color if ours else "white"}
+        noise = min(row["noise"], 0.9 * ratio)
+        ax.errorbar(ratio, place, xerr=noise, color=color, ms=6, lw=1.2, zorder=3, **style)
+        edge = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
+        ax.text(1.01, place, f"{ratio:.2f}", color=color, **edge)
+    ax.axvline(1, color="0.6", lw=0.8, zorder=0)
+    labels = [row["label"].replace(repeated, "") for row in rows]
+    ax.set_yticks(range(len(rows)), labels, fontsize=9)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_title(title, loc="left", fontsize=10)
+    ax.tick_params(axis="y", length=0)
+
+
+def growths(rows):
+    """Draw cost against size on logarithmic axes, the deterministic network's beside it."""
+    if not any("growth" in row for row in rows):
+        return None
+    found = {axis: [r for r in rows if r.get("growth", {}).get("axis") == axis] for axis in _AXES}
+    cells = [(axis, found[axis]) if found[axis] else None for axis in _AXES]
+    return facets([cells[:2], cells[2:]], _curves, (8.4, 6.4), grid_lines="both")
+
+
+def _curves(ax, axis, rows):
+    below, title, own = _AXES[axis]
+    growth = rows[0]["growth"]
+    sizes = growth["sizes"]
+    label = own if axis == "depth" else f"{own}: {growth['own_exponent']:.2f}"
+    ax.loglog(sizes, [1000 * t for t in growth["own"]], color="0.5", ls=":", lw=2, label=label)
+    for place, row in enumerate(rows):
+        name = row["id"].rpartition(".")[2]
+        label = f"{_CURVES.get(name, name)}: {row['ratio']:.2f}"
+        ax.loglog(sizes, [1000 * t for t in row["growth"]["seconds"]], **marked(place), label=label)
+    ax.set(xlabel=below, ylabel="milliseconds")
+    ax.set_title(title, loc="left", fontsize=10)
+    ax.set_xticks(sizes, [str(size) for size in sizes])
+    ax.xaxis.set_minor_locator(NullLocator())
+    low, high = ax.get_ylim()
+    # Room for the legend; a flat curve should look flat.
+    room = (low / 2, 8 * high) if high < 10 * low else (low, high * (high / low) ** 0.35)
+    ax.set_ylim(*room)
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(_PLAIN)
+    small = {"fontsize": 8.5, "title_fontsize": 8.5}
+    ax.legend(loc="upper left", frameon=False, title="exponent", **small)
+
+
+def save(figure, path):
+    """Write a figure as PNG, if there is one."""
+    if figure is not None:
+        figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
+        plt.close(figure)

@@ -1,0 +1,176 @@
+"""What a benchmark leaves: rows with their targets, as JSON, as lines and as a Markdown table.
+
+A row is a case: `id`, `group`, `label`, `unit`, `target` (or None), `ratio`, `median`, `noise` and
+`seconds`, and what else is worth keeping.
+"""
+
+import datetime
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+from experiments import files
+from experiments.provenance import provenance
+from experiments.tables import markdown_table
+
+__all__ = ["compare", "fill", "line", "markdown", "other_machine", "read", "row", "write"]
+
+UNITS = {"x": "", "s": " s", "%": " %", "exponent": ""}
+
+FLOOR = 0.05
+"""Share of a stored ratio by which two runs of the same code may differ: processes differ in where
+their memory lies and on which core they land, which the rounds of one process do not show."""
+CEILING = 0.25
+"""Share of a stored ratio that is too much more, however noisy the runs were."""
+
+_NEEDED = {"id", "group", "label", "unit", "target", "ratio", "median", "noise", "seconds"}
+_TABLE = re.compile(r"(<!-- benchmark: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+
+
+def row(name, label, measured, target=None, unit="x", seconds=None, **more):
+    """Return a row.
+
+    Args:
+        name: its id, which begins with the group's name and a dot.
+        label: for people.
+        measured: `ratio`, `median` and `noise`; see `timing.ratio`.
+        target: the largest ratio that is wanted.
+        unit: "x" for a ratio, "s" for seconds, "%" for a share, "exponent" of growth.
+        seconds: absolute times, by name.
+        **more: further entries.
+    """
+    about = {"id": name, "group": name.partition(".")[0], "label": label, "unit": unit}
+    numbers = {key: round(float(value), 6) for key, value in measured.items()}
+    times = {key: float(f"{value:.5g}") for key, value in (seconds or {}).items()}
+    return {**about, "target": target, **numbers, "seconds": times, **more}
+
+
+def line(found):
+    """Return a row for the terminal, target and measured number side by side."""
+    target, measured, noise, _, verdict = _cells(found)
+    return f"{found['label']:66}{target:>10}{measured:>10} {noise:10}{verdict}"
+
+
+def markdown(rows):
+    """Return rows as a Markdown table."""
+    lines = [["", "target", "measured", "median", ""]]
+    for found in rows:
+        target, measured, noise, median, verdict = _cells(found)
+        lines.append([found["label"], target, f"{measured} {noise}".strip(), median, verdict])
+    return markdown_table(lines)
+
+
+def _cells(found):
+    """Return target, ratio, noise and median as texts, and whether the target is met."""
+    noise = f"± {_number(found['noise'], found)}" if found["noise"] else ""
+    ratio, median = (_number(found[key], found) for key in ("ratio", "median"))
+    if found["target"] is None:
+        return "", ratio, noise, median, ""
+    target = f"<= {found['target']:g}{UNITS[found['unit']]}"
+    verdict = "met" if found["ratio"] <= found["target"] else "missed"
+    return target, ratio, noise, median, verdict
+
+
+def _number(value, found):
+    digits = 3 if abs(value) < 10 and found["unit"] != "%" else 2
+    return f"{value:.{digits}f}{UNITS[found['unit']]}"
+
+
+def write(path, rows, options):
+    """Write rows, and the options of the command, with all that it takes to repeat them."""
+    record = {
+        "rows": list(rows),
+        **provenance(options),
+        "cores": _cores(),
+        "threads": {name: os.environ[name] for name in _THREADS if name in os.environ},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    files.write_json(path, record)
+
+
+def read(path):
+    """Return what `write` has written, or raise `ValueError` if it is something else."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = record["rows"]
+        good = all(row.keys() >= _NEEDED and math.isfinite(row["ratio"]) for row in rows)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a record of a benchmark: {error!r}.") from None
+    if not good:
+        raise ValueError(f"{path} is not a record of a benchmark: its rows lack entries.")
+    return record
+
+
+def compare(rows, stored, factor=None):
+    """Return a line for each row that is worse than the stored one of its id.
+
+    A row is worse if its ratio is above the stored one by more than twice the noise of both
+    together, and by more than `FLOOR` of it; `CEILING` of it is too much on any machine. With a
+    `factor`, instead, if it is above so many times the stored ratio, or the target.
+    """
+    before, worse = {found["id"]: found for found in stored}, []
+    for found in rows:
+        old = before.get(found["id"])
+        if old is None:
+            continue
+        noise = 2 * math.hypot(found["noise"], old["noise"])
+        size = 1.0 if old["unit"] == "exponent" else abs(old["ratio"])
+        limit = old["ratio"] + min(max(noise, FLOOR * size), CEILING * size)
+        if factor is not None:
+            limit = factor * max(old["ratio"], old["target"] or 0)
+        if found["ratio"] > limit:
+            numbers = (_number(value, found) for value in (found["ratio"], old["ratio"], limit))
+            worse.append("{}: {}, stored {}, limit {}".format(found["label"], *numbers))
+    return worse
+
+
+def other_machine(stored):
+    """Return what differs between the machine of a record and this one, or None."""
+    here = provenance({})["hardware"], _cores()
+    there = stored.get("hardware"), stored.get("cores")
+    if here == there:
+        return None
+    return f"stored on {there[0]} ({there[1]} in use), this is {here[0]} ({here[1]} in use)"
+
+
+def fill(text, results):
+    """Return a Markdown text with its tables filled from a folder of records.
+
+    A table stands between two comments, of which the first names the file and the group. Where
+    there is no such file, it stays as it is. `machine` in place of a group tells where and how the
+    run was made.
+
+        <!-- benchmark: cpu training -->
+        <!-- end -->
+    """
+
+    def table(match):
+        begin, name, group, end = match.groups()
+        path = Path(results) / f"{name}.json"
+        if not path.exists():
+            return match[0]
+        record = read(path)
+        if group == "machine":
+            versions = ", ".join(f"{key} {value}" for key, value in record["versions"].items())
+            where = f"{record['hardware']}, {record['cores']} in use"
+            made = f"`{record['command']}`, {record['date']}: {where}"
+            return f"{begin}{made}; Python {record['python']}, {versions}.\n{end}"
+        chosen = [found for found in record["rows"] if found["group"] == group]
+        if not chosen:
+            raise ValueError(f"{name}.json has no rows of the group {group!r}.")
+        return f"{begin}{markdown(chosen)}\n{end}"
+
+    return _TABLE.sub(table, text)
+
+
+def _cores():
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

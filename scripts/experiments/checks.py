@@ -1,0 +1,89 @@
+"""Settings that check themselves; each error names the setting, its value and what would be right.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(Checked):
+epochs: int = option(50, count, "of training")
+"""
+
+import dataclasses
+import math
+import numbers
+import re
+
+__all__ = ["Checked", "option"]
+
+_SMALLEST, _LARGEST = 2.0**-126, 3.4e38  # of float32
+
+
+def option(default, check, help):
+    """Return a field with a default, a check and a description; None as the default allows None."""
+    return dataclasses.field(default=default, metadata={"check": check, "help": help})
+
+
+class Checked:
+    """The base of a frozen dataclass whose fields are options."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                checked = field.metadata["check"](field.name, value)
+                object.__setattr__(self, field.name, checked)
+
+
+def rule(must, good, convert=lambda value: value):
+    """Return a check: a function of a name and a value, which returns the value or raises."""
+
+    def check(name, value):
+        if not good(value):
+            raise ValueError(f"`{name}` must {must}; got {value!r}.")
+        return convert(value)
+
+    return check
+
+
+def _number(value, least=-_LARGEST):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and not math.isnan(value) and least <= value <= _LARGEST
+
+
+def _whole(value, least):
+    return _number(value, least) and value == int(value)
+
+
+def _compiles(value):
+    try:
+        return bool(re.compile(value))
+    except (TypeError, re.error, OverflowError, RecursionError):
+        return False
+
+
+def _rises(values):
+    good = len(values) > 1 and all(_whole(value, 0) for value in values) and values[0] == 0
+    return good and list(values) == sorted(set(values))
+
+
+finite = rule("be a finite number", _number)
+positive = rule("be above 0", lambda value: _number(value, _SMALLEST))  # else 0 in float32
+non_negative = rule("be 0 or above", lambda value: _number(value, 0))
+fraction = rule("be at least 0 and below 1", lambda value: _number(value, 0) and value < 1)
+# 3.0 counts as 3, and is the same run.
+whole = rule("be a whole number of at least 0", lambda value: _whole(value, 0), int)
+count = rule("be a whole number of at least 1", lambda value: _whole(value, 1), int)
+several = rule("be a whole number of at least 2", lambda value: _whole(value, 2), int)
+seed = rule("be from 0 to 2**31 - 1", lambda value: _whole(value, 0) and value < 2**31, int)
+text = rule("be a text", lambda value: isinstance(value, str))
+flag = rule("be True or False", lambda value: value in (True, False), bool)
+pattern = rule("be a regular expression", _compiles)
+units = rule("hold whole numbers of at least 1", lambda v: all(_whole(x, 1) for x in v), tuple)
+rising = rule("rise from 0, the Gaussian, as in (0, 3, 6)", _rises, tuple)
+
+
+def choice(*choices):
+    return rule(f"be one of {', '.join(map(repr, choices))}", lambda value: value in choices)
+
+
+def each(check, empty=False):
+    """Return a check of sequences: each value once, since a mean must not count one twice."""
+    filled = rule("hold one value at least", lambda values: values or empty)
+    return lambda name, values: filled(name, tuple(dict.fromkeys(check(name, v) for v in values)))

@@ -1,0 +1,297 @@
+"""Where a run trains: on one device, on several, or in several processes.
+
+    devices = devices_for(4)                    # 4 GPUs, or 4 logical CPUs where there is no GPU
+    devices = devices_for(distributed=True)     # this process's part of a larger whole (JAX)
+    run(settings, "outputs/vgg", devices=devices)
+
+The work is Keras's own: `tf.distribute.MirroredStrategy` and `keras.distribution.DataParallel`. All
+that a run asks of them is here, so that it reads the same for one device.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import ops
+
+import tfp_ibnn as ibnn
+from experiments import checks
+from experiments.folder import RunError
+
+__all__ = ["Devices", "devices_for"]
+
+_VARIABLES = tuple(
+    f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+)
+
+
+class Devices:
+    """One device: what a run does without further ado. The base of the other ways."""
+
+    count = 1
+    """Number of devices, those of other processes included."""
+    shard = (0, 1)
+    """Which share of every batch this process feeds: its index, and how many there are."""
+    jit_compile: bool | str = "auto"
+    """Whether to compile training steps by XLA; "auto" leaves it to Keras."""
+    identity = {}
+    """What of this belongs to a run's identity, because its results depend on it."""
+
+    @property
+    def is_first(self):
+        """Whether this process writes files, tests and logs."""
+        return self.shard[0] == 0
+
+    def check_batch(self, size):
+        """Raise RunError if a batch does not divide among the devices."""
+        if size % self.count:
+            raise RunError(
+                f"A batch of {size} does not divide among {self.count} devices: choose another "
+                "`batch_size`."
+            )
+
+    def building(self):
+        """Return the context in which a model is made and compiled."""
+        return contextlib.nullcontext()
+
+    def training(self):
+        """Return the context in which it is fitted."""
+        return contextlib.nullcontext()
+
+    def alone(self):
+        """Return a context, also within `training`, for models of one device."""
+        return contextlib.nullcontext()
+
+    def on_one(self, model):
+        """Return the model on one device: a copy if it is on several, else the model itself."""
+        if type(self) is Devices:
+            return model
+        with self.alone(), tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            model.save(path)
+            return keras.saving.load_model(path)
+
+    def update(self, copy, model):
+        """Give what `on_one` has returned the weights that the model has now."""
+        if copy is not model:
+            copy.set_weights(model.get_weights())
+
+    def from_first(self, compute):
+        """Return, in every process, what the first one computes; it must be fit for JSON.
+
+        Raises:
+            RunError: in every process, if there is an error in the first.
+        """
+        return compute()
+
+    def restore(self, checkpoint, model):
+        """Load the first process's checkpoint; return the number of epochs that are done."""
+        return checkpoint.restore(model)
+
+    def leave(self):
+        """End the work in common, when all processes have come to its end."""
+
+    def abort(self, code):
+        """Return an exit status; if other processes wait for this one, end it now instead."""
+        return code
+
+
+class _Mirrored(Devices):
+    """Several devices under TensorFlow's MirroredStrategy.
+
+    Each replica draws its own noise and normalises by its own share of the batch, where there is
+    batch normalization. So the number of replicas, other than on JAX, changes what comes out, as
+    another seed would, and a run that has begun on two devices must resume on two.
+    """
+
+    def __init__(self, count):
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        if not gpus:
+            (cpu,) = tf.config.list_physical_devices("CPU")
+            parts = [tf.config.LogicalDeviceConfiguration()] * count
+            # TensorFlow that has started already keeps the devices it has.
+            with contextlib.suppress(RuntimeError):
+                tf.config.set_logical_device_configuration(cpu, parts)
+        kind = "GPU" if gpus else "CPU"
+        _check_there(count, len(tf.config.list_logical_devices(kind)), kind)
+        self.count, self.identity = count, {"replicas": count}
+        self._strategy = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)])
+
+    def building(self):
+        return self._strategy.scope()
+
+
+class _Parallel(Devices):
+    """Several devices, or several processes, under Keras's DataParallel on JAX.
+
+    JAX computes one global batch, whose noise and statistics do not depend on how it is divided. So
+    the number of devices is a way of running, and a run may resume with another.
+    """
+
+    def __init__(self, count, distributed=False):
+        import jax
+
+        if count is not None:
+            # Where there are GPUs, the CPUs stay unused. JAX that has started keeps what it has.
+            with contextlib.suppress(RuntimeError):
+                jax.config.update("jax_num_cpu_devices", count)
+        if distributed:
+            try:
+                keras.distribution.initialize()
+            except RuntimeError as error:
+                raise ValueError(f"The other processes cannot be reached: {error}") from error
+            self.shard = jax.process_index(), jax.process_count()
+        here = jax.local_devices()
+        count = len(here) if count is None else count
+        _check_there(count, len(here), here[0].platform.upper())
+        # In the order of the processes, so that their shares make up the batch in its order.
+        each = [jax.local_devices(process)[:count] for process in range(jax.process_count())]
+        devices = sum(each, [])
+        self.count, self._several = len(devices), self.shard[1] > 1
+        parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+        self._distribution = parallel
+
+    def building(self):
+        return self._distribution.scope()
+
+    @contextlib.contextmanager
+    def training(self):
+        from jax.errors import JaxRuntimeError
+
+        try:
+            with self._distribution.scope():
+                yield
+        except (JaxRuntimeError, ValueError) as error:
+            # Of CPUs that gather data the error is a plain one, which names their library.
+            lost = isinstance(error, JaxRuntimeError) or "Gloo" in str(error)
+            if not (self._several and lost):
+                raise
+            raise RunError(
+                "Training in common has broken off, most likely because another process has ended: "
+                "see what that one says. Started again, all go on from the last checkpoint."
+            ) from error
+
+    @contextlib.contextmanager
+    def alone(self):
+        before = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            yield
+        finally:
+            keras.distribution.set_distribution(before)
+
+    def from_first(self, compute):
+        if not self._several:
+            return compute()
+        outcome = None
+        if self.is_first:
+            try:
+                outcome = None, compute()
+            except (RunError, ibnn.training.CheckpointError, OSError) as error:
+                outcome = str(error), None
+        text = json.dumps(outcome).encode()
+        # All must give arrays of one size, so the size goes ahead.
+        size = int(self._broadcast(np.array(len(text))))
+        content = np.frombuffer(text, "uint8") if self.is_first else np.zeros(size, "uint8")
+        message, value = json.loads(bytes(np.asarray(self._broadcast(content))))
+        if message is not None:
+            raise RunError(message)
+        return value
+
+    def restore(self, checkpoint, model):
+        if not self._several:
+            return checkpoint.restore(model)
+        saved = []
+
+        def read():
+            done, pairs = checkpoint.read(model)
+            saved.extend(value for _, value in pairs)
+            return done
+
+        # Only all processes together can assign to a variable, so the first may not do it there.
+        done = self.from_first(read)
+        if done:
+            variables = [*model.variables, *model.optimizer.variables]
+            values = [ops.convert_to_numpy(variable.value) for variable in variables]
+            if self.is_first:
+                values = [new.astype(old.dtype) for new, old in zip(saved, values, strict=True)]
+            for variable, value in zip(variables, self._broadcast(values), strict=True):
+                variable.assign(value)
+        return done
+
+    def leave(self):
+        if self._several:
+            import jax
+
+            # Else the others would wait for the first, which has yet to test, and not forever.
+            jax.distributed.shutdown()
+
+    def abort(self, code):
+        if not self._several:
+            return code
+        # JAX would wait here until all processes leave, but they wait for this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    def _broadcast(self, tree):
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.broadcast_one_to_all(tree)
+
+
+def devices_for(count=None, distributed=False):
+    """Return the devices to train on; call this before anything else is done with the backend.
+
+    Args:
+        count: number of GPUs or, where there is none, of logical CPUs, in this process. None is
+            one, or all there are if `distributed`.
+        distributed: train together with other processes, which Keras's environment variables name.
+            JAX only.
+
+    Raises:
+        ValueError: if there are fewer devices, or the environment does not name the processes.
+    """
+    if count is not None:
+        count = checks.count("devices", count)
+    if distributed:
+        _check_environment()
+        return _Parallel(count, distributed)
+    if count in (None, 1):
+        return Devices()
+    return (_Mirrored if keras.backend.backend() == "tensorflow" else _Parallel)(count)
+
+
+def _check_there(wanted, there, kind):
+    if wanted > there:
+        raise ValueError(
+            f"`devices` is {wanted}, but {keras.backend.backend()} has {there} {kind} device"
+            f"{'' if there == 1 else 's'} here: ask for no more than that."
+        )
+
+
+def _check_environment():
+    if keras.backend.backend() != "jax":
+        raise ValueError(
+            "`distributed` training takes JAX (Keras 3 does not train by TensorFlow's strategies "
+            "for many machines): set the backend to jax."
+        )
+    if missing := [name for name in _VARIABLES if not os.environ.get(name)]:
+        raise ValueError(
+            f"`distributed` training needs the environment variable{'s'[: len(missing) > 1]} "
+            f"{', '.join(missing)}: the address of the first process, such as 10.0.0.1:1234, the "
+            "number of processes, and the number of this one, from 0 on."
+        )
+    number, index = (os.environ[name] for name in _VARIABLES[1:])
+    if not (number.isdecimal() and index.isdecimal() and int(index) < int(number)):
+        raise ValueError(
+            f"{_VARIABLES[2]} must be a number from 0 on, below {_VARIABLES[1]}; got {index!r} and "
+            f"{number!r}."
+        )

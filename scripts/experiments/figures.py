@@ -1,0 +1,350 @@
+"""Figures of the experiments. Import it late: Matplotlib takes long to import."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from experiments import files
+from experiments.report import history
+from experiments.study import folder_of, stored
+from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
+
+NAMES = {
+    "deterministic": "deterministic",
+    "deterministic_continued": "deterministic, continued",
+    "mc_dropout": "MC dropout",
+    "gaussian": "Gaussian",
+    "mixture": "mixture",
+    "mixture_4": "mixture of 4",
+    "mixture_16": "mixture of 16",
+    "mixture_16_ibnn": "mixture of 16, iBNN's recipe",
+    "flow": "flow",
+    "flow_first": "flow, affine first",
+    "flow_last": "flow, affine last",
+    "flow_over_mixture": "flow over mixture of 4",
+    "flow_planar": "planar flows",
+    "flow_iaf": "autoregressive flow",
+    "flow_sylvester": "Sylvester flows",
+    "gaussian_inner": "Gaussian, none in conv1",
+    "fixed_inner": "fixed noise, none in conv1",
+    "gaussian_elbo": "Gaussian, ELBO",
+    "flow_elbo": "flow, ELBO",
+}
+"""What methods are called in figures, in the order in which they stand there."""
+
+# Seven colours take turns; methods that are drawn together have different ones.
+_LOOKS = """
+deterministic mc_dropout gaussian mixture_16 flow_last mixture_16_ibnn gaussian_elbo
+deterministic_continued flow_elbo gaussian_inner mixture flow flow_over_mixture fixed_inner
+flow_planar flow_iaf flow_sylvester mixture_4 flow_first
+""".split()
+_TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
+SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+AXES = {
+    "corruption": "severity of the corruption",
+    "rotation": "rotation (degrees)",
+    "fgsm": "FGSM, epsilon (of 255)",
+}
+UNCERTAINTIES = {"entropy": "entropy (nats)", "epistemic": "epistemic uncertainty (nats)"}
+_BINS = 12
+# Of curves that lie upon each other two are enough.
+_DRAWN = "deterministic mc_dropout gaussian mixture_16_ibnn flow_last gaussian_elbo".split()
+# With the same prior; iBNN's mixture has means that lie far apart.
+_POSTERIORS = "gaussian mixture_16 flow_last gaussian_elbo flow_elbo".split()
+
+
+def look(method):
+    """Return colour, line and marker of a method: the same in all figures."""
+    return {**marked(_LOOKS.index(method)), "label": NAMES[method]}
+
+
+def facets(grid, draw, size, *, legend=0, grid_lines="y", **options):
+    """Return a figure with an axis for each cell of a grid.
+
+    Args:
+        grid: rows of cells; a cell is a tuple, or None for an empty place.
+        draw: called with an axis and the parts of its cell.
+        size: of the figure, in inches.
+        legend: columns of a legend below; 0 is none.
+        grid_lines: along "x", "y" or "both".
+        **options: of `plt.subplots`.
+    """
+    shape, options = (len(grid), len(grid[0])), {"layout": "constrained", **options}
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, **options)
+    labelled = {}
+    for place, (ax, cell) in enumerate(zip(axes.flat, sum(map(list, grid), []), strict=True)):
+        if cell is None:
+            ax.set_visible(False)
+            axes.flat[place - shape[1]].tick_params(labelbottom=True)
+            continue
+        draw(ax, *cell)
+        tidy(ax, grid_lines)
+        labelled |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    if legend:
+        below = {"loc": "outside lower center", "ncols": legend, "fontsize": 9}
+        figure.legend(labelled.values(), labelled, **below)
+    return figure
+
+
+def save(figures, folder):
+    """Write figures, by name, into a folder, and return their paths."""
+    paths = [Path(folder) / name for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        with files.replacing(path) as temporary:
+            figure.savefig(temporary, dpi=150)
+        plt.close(figure)
+    return paths
+
+
+def methods_of(rows):
+    """Return the methods that there are rows of, in the order of `NAMES`."""
+    return [name for name in NAMES if any(row["method"] == name for row in rows)]
+
+
+def values_of(rows, key, **wanted):
+    """Return a score of all rows that have some values."""
+    return [row[key] for row in rows if all(row[name] == v for name, v in wanted.items())]
+
+
+def _means(ax, xlabel, methods, values, **style):
+    """Draw the mean of each method's values with its standard error, and the values faintly."""
+    for place, method in enumerate(methods):
+        found, look_ = values(method), {"color": look(method)["color"], **style}
+        if not found or None in found:
+            continue
+        height = place + look_.pop("shift", 0)
+        error = np.std(found, ddof=1) / len(found) ** 0.5 if len(found) > 1 else None
+        ax.errorbar(np.mean(found), height, xerr=error, capsize=3, **{"fmt": "|", **look_})
+        if "fmt" not in style:
+            ax.plot(found, [height] * len(found), "o", ms=4, color=look_["color"], alpha=0.5)
+    ax.set_ylim(len(methods) - 0.5, -0.5)
+    ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.label_outer(remove_inner_ticks=True)
+    ax.tick_params(bottom=True, labelbottom=True)
+    ax.set_xlabel(xlabel, visible=True)
+
+
+# The comparisons of methods.
+
+
+def lenet(rows, runs):
+    """Return the figures of the comparison on LeNet, by name."""
+    return {"curves.png": curves(rows, runs), "scores.png": scores(rows)}
+
+
+def vgg16(results, runs, folder):
+    """Return the figures of the comparison on VGG16, by name, of what there are results of.
+
+    Figures from logs are not drawn if folders of their runs are gone.
+    """
+    equal, reported = (
+        [row for row in results.rows if row["budget"] == budget] for budget in ("equal", "report")
+    )
+    drawn = [row for row in equal if row["method"] in _DRAWN]
+    figures = {}
+    if equal:
+        shifted = [row for row in results.robustness if row["budget"] == "equal"]
+        figures |= {"scores.png": scores(equal), "robustness.png": robustness(shifted)}
+    if drawn:
+        figures["reliability.png"] = reliability(drawn, folder)
+    if drawn and all(folder_of(row, runs).exists() for row in drawn):
+        figures["training.png"] = training(drawn, runs)
+    if any(row["method"] in _POSTERIORS for row in equal):
+        figures["posteriors.png"] = posteriors(equal)
+    if any(row["shift"] == "foreign" for row in results.robustness):
+        figures["foreign.png"] = ood(results.robustness)
+    if reported and all(folder_of(row, runs).exists() for row in reported):
+        figures["curves.png"] = curves(reported, runs)
+    return figures
+
+
+def _logged(rows, runs):
+    """Return what the runs of each dataset and method logged."""
+    found = {}
+    for row in rows:
+        key = row["dataset"], row["method"]
+        found.setdefault(key, []).append(history(folder_of(row, runs)))
+    return found
+
+
+def curves(rows, runs):
+    """Draw test scores over the epochs with the report's budget (the report's figures 5 and 6).
+
+    Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
+    """
+    rows = [row for row in rows if row["budget"] == "report" and row["method"] != "deterministic"]
+    logged = _logged(rows, runs)
+
+    def draw(ax, dataset, key):
+        for method in methods_of(rows):
+            found = logged[dataset, method]
+            values = np.mean([one[f"test_{key}"] for one in found], axis=0)
+            every = len(found[0]["loss"]) // len(values)
+            ax.plot(every * np.arange(1, len(values) + 1), values, **look(method))
+        ax.set(xlabel="epochs after the baseline", ylabel=SCORES[key])
+        epochs_below(ax)
+        if key == "accuracy":
+            ax.set_title(_TITLES[dataset], loc="left", fontsize=10)
+
+    datasets = dict.fromkeys(row["dataset"] for row in rows)
+    grid = [[(dataset, key) for key in SCORES] for dataset in datasets]
+    return facets(grid, draw, (10.5, 0.5 + 3.0 * len(grid)), legend=5)
+
+
+def scores(rows):
+    """Draw accuracy, NLL and ECE of every method: a point per seed, mean and standard error."""
+    parts = {}
+    for row in rows:
+        parts.setdefault((row["dataset"], row["budget"]), []).append(row)
+
+    def draw(ax, of, key):
+        part, label = parts[of], SCORES[key]
+        _means(ax, label, methods_of(part), lambda method: values_of(part, key, method=method))
+        if key == "accuracy":
+            ax.set_title(f"{_TITLES[of[0]]}, budget: {of[1]}", loc="left", fontsize=10)
+
+    heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
+    grid = [[(of, key) for key in SCORES] for of in parts]
+    size = 10.5, 0.3 + sum(heights)
+    return facets(grid, draw, size, height_ratios=heights, grid_lines="x")
+
+
+def reliability(rows, folder):
+    """Draw by how much accuracy exceeds confidence, in bins of equally many test images.
+
+    The images of all seeds are taken together. Of images that are nearly certain there are many:
+    the axis of confidence shows the share of doubt, 1 - confidence, on a logarithmic scale.
+    """
+
+    def draw(ax, method):
+        found = [stored(row, folder) for row in rows if row["method"] == method]
+        mean, labels = (np.concatenate(part) for part in zip(*found, strict=True))
+        # The sum of the others has all digits, where 1 - confidence has none left in float16.
+        doubt = np.sort(mean, axis=1)[:, :-1].sum(axis=1)
+        wrong = (mean.argmax(axis=1) != labels).astype("float64")
+        parts = np.array_split(np.argsort(-doubt), _BINS)
+        gap = [doubt[part].mean() - wrong[part].mean() for part in parts]
+        images = len(doubt) / len(found)  # the seeds share their images, which count once
+        error = [max(wrong[part].std(), 1e-3) / (images / _BINS) ** 0.5 for part in parts]
+        ax.axhline(0, color="0.6", lw=1)
+        x = [max(doubt[part].mean(), 1e-4) for part in parts]
+        color = look(method)["color"]
+        ax.errorbar(x, gap, error, color=color, marker="o", ms=3, lw=1.2, capsize=2)
+        ax.set_title(NAMES[method], fontsize=9)
+        ax.set_xscale("log")
+
+    methods = [(method,) for method in methods_of(rows)]
+    columns = min(3, len(methods))
+    methods += [None] * (-len(methods) % columns)
+    grid = [methods[i : i + columns] for i in range(0, len(methods), columns)]
+    size = 0.5 + 2.9 * columns, 0.4 + 2.2 * len(grid)
+    figure = facets(grid, draw, size, sharex=True, sharey=True, grid_lines="both")
+    figure.axes[0].invert_xaxis()
+    figure.supxlabel("1 - confidence (more certain to the right)", fontsize=10)
+    figure.supylabel("accuracy - confidence", fontsize=10)
+    return figure
+
+
+def training(rows, runs):
+    """Draw NLL and accuracy on training images, and the KL, over the epochs; means of the seeds."""
+    logged = {method: found for (_, method), found in _logged(rows, runs).items()}
+
+    def draw(ax, key, label):
+        for method in methods_of(rows):
+            # A deterministic network's loss is its NLL, and it has no KL.
+            found = [one.get(key, one["loss"] if key == "nll" else None) for one in logged[method]]
+            if found[0] is not None:
+                values = np.mean(found, axis=0)
+                ax.plot(np.arange(1, len(values) + 1), values, **{**look(method), "marker": None})
+        ax.set(xlabel="epoch", ylabel=label, yscale="linear" if key == "accuracy" else "log")
+        epochs_below(ax)
+        if key == "kl":
+            ax.set_ylim(bottom=1)
+
+    keys = {"nll": "NLL in training", "accuracy": "accuracy in training", "kl": "KL (nats)"}
+    return facets([list(keys.items())], draw, (10.5, 3.9), legend=3)
+
+
+def posteriors(rows):
+    """Draw the standard deviation of z that each layer ends with; means of the seeds."""
+    rows = [row for row in rows if row["method"] in _POSTERIORS]
+
+    def draw(ax):
+        for method in methods_of(rows):
+            values = pd.DataFrame(row["z_std"] for row in rows if row["method"] == method).mean()
+            ax.plot(values.index, values, **look(method))
+        ax.set(ylabel="standard deviation of z", ylim=(0, None))
+        ax.tick_params(axis="x", rotation=45)
+
+    return facets([[()]], draw, (8, 3.6), legend=3)
+
+
+def robustness(rows):
+    """Draw accuracy, NLL and ECE against the strength of corruptions and rotations.
+
+    Means over the seeds and, of corruptions, over their kinds.
+    """
+    rows = pd.DataFrame(row for row in rows if row["method"] in _DRAWN)
+
+    def draw(ax, kind, key):
+        chosen = rows[rows["shift"].isin(("clean", kind))]
+        means = chosen.pivot_table(index="level", columns="method", values=key)
+        for method in (name for name in NAMES if name in means):
+            ax.plot(means.index, means[method], **look(method))
+        ax.set(xlabel=AXES[kind], ylabel=SCORES[key], xticks=means.index)
+
+    grid = [[(kind, key) for key in SCORES] for kind in ("corruption", "rotation")]
+    return facets(grid, draw, (10.5, 6.6), legend=3)
+
+
+def ood(rows):
+    """Draw how well each uncertainty detects OOD images, by AUROC: means and standard errors.
+
+    Models that know half of the classes are shown only for the images that the others know: their
+    other classes.
+    """
+    rows = [row for row in rows if row["shift"] == "foreign"]
+    equal = {row["name"] for row in rows if row["budget"] == "equal"}
+    rows = [row for row in rows if row["budget"] == "equal" or row["name"] not in equal]
+    names, methods = list(dict.fromkeys(row["name"] for row in rows)), methods_of(rows)
+
+    def draw(ax, name):
+        ax.set_title(name.replace("_", "-"), fontsize=10)
+        for place, kind in enumerate(UNCERTAINTIES):
+            key, style = f"{kind}_auroc", {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place]}
+            _means(
+                ax,
+                "AUROC",
+                methods,
+                lambda method, key=key: values_of(rows, key, method=method, name=name),
+                shift=0.14 * (2 * place - 1),
+                label=kind,
+                **style,
+            )
+
+    size = 1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods)
+    grid = [[(name,) for name in names]]
+    return facets(grid, draw, size, legend=2, sharey=True, grid_lines="x")
+
+
+def frozen(rows):
+    """Draw by how much flows differ from the Gaussian: every seed, the mean, its standard error."""
+    flows = [method for method in methods_of(rows) if method.startswith("flow")]
+    titles = {"frozen": "network as it was", "joint": "network trained as well"}
+    keys = {"negative_elbo": "negative ELBO (nats)", "nll": "NLL of the test images"}
+
+    def draw(ax, key, label, budget):
+        found = pd.DataFrame(row for row in rows if row["budget"] == budget)
+        by_seed = found.pivot(index="seed", columns="method", values=key)
+        ax.axvline(0, color="0.6", lw=1, zorder=0)
+        ax.set_title(titles[budget], fontsize=10)
+        label = f"{label}, minus the Gaussian's"
+        change = by_seed.sub(by_seed["gaussian"], axis=0)
+        _means(ax, label, flows, lambda method: change[method].to_list())
+
+    grid = [[(key, label, budget) for budget in titles] for key, label in keys.items()]
+    return {"differences.png": facets(grid, draw, (8.5, 4.6), sharex="row", grid_lines="x")}

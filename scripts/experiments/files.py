@@ -1,0 +1,72 @@
+"""Files that are written whole or not at all, and locks."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing is locked
+    fcntl = None
+
+__all__ = ["is_leftover", "locked", "remove_leftovers", "replacing", "write_json", "write_text"]
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
+    """Give a temporary path beside `path`; what is written there takes its place at the end."""
+    path = Path(path)
+    # The suffix stays: writers such as Keras's and numpy's go by it.
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Write a text file."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """Write a JSON file; NaN and infinity, which JSON lacks, are an error."""
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is what a writer that was killed has left behind."""
+    return re.fullmatch(r"\..*-[0-9a-f]{32}(\..*)?", path.name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder."""
+    for path in filter(is_leftover, folder.iterdir()):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def locked(path: Path) -> Any:
+    """Return the file, open and locked until it is closed, or None if another holds the lock."""
+    while True:
+        file = path.open("r+b")  # network file systems lock only what can be written
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError:  # a file system without locks
+            return file
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # another process has replaced it in between

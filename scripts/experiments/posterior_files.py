@@ -1,0 +1,114 @@
+"""Posteriors by layer, read from a JSON file."""
+
+import difflib
+import inspect
+import json
+import re
+from pathlib import Path
+
+import tfp_ibnn as ibnn
+
+__all__ = ["read_posteriors"]
+
+_POSTERIORS = {
+    name: getattr(ibnn, name)
+    for name in ibnn.__all__
+    if name.startswith("Normal") or name in ("FlowPosterior", "MixturePosterior")
+}
+_FLOWS = {
+    name: kind
+    for name in ibnn.flows.__all__
+    if issubclass(kind := getattr(ibnn.flows, name), ibnn.Flow) and kind is not ibnn.Flow
+}
+
+
+def read_posteriors(path, defaults=None):
+    """Read the posteriors of a network's layers from a JSON file.
+
+    The file maps patterns of layer names to posteriors, as `to_stochastic` takes them. Each is an
+    object with the name of a recipe or class under "posterior", and its arguments:
+
+        {
+          "conv2": {"posterior": "NormalInvConv", "depth": 3, "prior_scale": 0.3},
+          "fc1": {"posterior": "FlowPosterior", "flows": [{"flow": "Planar"}, {"flow": "Radial"}]},
+          ".*": {"posterior": "NormalAffine"}
+        }
+
+    Args:
+        path: of the file.
+        defaults: arguments for posteriors that do not state them.
+
+    Raises:
+        ValueError: for a file that is not as above; it names the key.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_once_each)
+    except OSError as error:
+        raise ValueError(f"The posterior file {str(path)!r}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The posterior file {str(path)!r} is not JSON: {error}.") from error
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"{path} must map patterns of layer names to posteriors.")
+    found = {}
+    for pattern, entry in content.items():
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            reason = f"{pattern!r} is not a regular expression: {error}."
+            raise ValueError(f"{path}: {reason}") from error
+        found[pattern] = _made(f"{path}, {pattern!r}", entry, "posterior", _POSTERIORS, defaults)
+    return found
+
+
+def _once_each(pairs):
+    """Return an object of JSON, or raise for a name that is there twice: one would be lost."""
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"it has {twice[0]!r} twice in one object")
+    return dict(pairs)
+
+
+def _made(where, entry, key, known, defaults=None):
+    """Return the posterior or flow that an object of the file describes."""
+    if not isinstance(entry, dict) or key not in entry:
+        raise ValueError(f"{where} must be an object with the key {key!r}; got {entry!r}.")
+    arguments = dict(entry)
+    name = arguments.pop(key)
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{where}: unknown {key} {name!r}{_suggestion(name, known)}")
+    taken = _keywords(known[name])
+    for argument in arguments:
+        if argument not in taken:
+            raise ValueError(f"{where}: unknown key {argument!r}{_suggestion(argument, taken)}")
+    if "flows" in arguments:
+        if not isinstance(arguments["flows"], list):
+            raise ValueError(f"{where}: `flows` must be a list; got {arguments['flows']!r}.")
+        arguments["flows"] = [
+            _made(f"{where}, flow {place}", flow, "flow", _FLOWS)
+            for place, flow in enumerate(arguments["flows"], start=1)
+        ]
+    try:
+        return known[name](**{**(defaults or {}), **arguments})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _keywords(maker):
+    """Return the arguments that a recipe or class takes, those that it passes on included."""
+    owner = ibnn.FlowPosterior if inspect.isfunction(maker) else maker
+    functions = [maker, *(cls.__init__ for cls in owner.__mro__ if cls.__module__ != "builtins")]
+    names = {
+        name
+        for function in functions
+        if getattr(function, "__module__", "").startswith("tfp_ibnn")
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    # A recipe builds its own flows.
+    return names - {"self"} - ({"flows"} if inspect.isfunction(maker) else set())
+
+
+def _suggestion(word, known):
+    close = difflib.get_close_matches(str(word), known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}."

@@ -1,0 +1,300 @@
+"""A trained model on images unlike those that it was trained on."""
+
+import dataclasses
+import hashlib
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import pandas as pd
+
+from experiments import checks, files
+from experiments.checks import each, option
+from experiments.folder import RunError, RunFolder, read_record
+from experiments.provenance import provenance
+from experiments.scoring import Scorer, Scores, read_model
+from experiments.tables import HELD_OUT, SCORES, markdown_table
+from tfp_ibnn import data, metrics
+
+__all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure", "table"]
+
+# In stored results and options, OOD images are called foreign.
+SHIFTS = ("clean", "corruptions", "rotations", "fgsm", "foreign")
+UNCERTAINTIES = ("entropy", "epistemic")
+_DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
+# The gradient of an average holds all its draws in memory: images times draws of one step.
+_ATTACKED_AT_ONCE = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(checks.Checked):
+    """What to evaluate a model on. Clean images are always measured, for comparison."""
+
+    dataset: str = option("", checks.choice(*data.DATASETS), "that the model was trained for")
+    classes: int | None = option(None, checks.count, "that the model knows; the others are OOD")
+    shifts: tuple = option(SHIFTS, each(checks.choice(*SHIFTS)), "some of `SHIFTS`")
+    corruptions: tuple = option(
+        data.CORRUPTIONS, each(checks.choice(*data.CORRUPTIONS)), "see `ibnn.data.corrupt`"
+    )
+    severities: tuple = option((1, 2, 3, 4, 5), each(checks.choice(1, 2, 3, 4, 5)), "1 to 5")
+    degrees: tuple = option(tuple(range(15, 181, 15)), each(checks.finite), "of the rotations")
+    epsilons: tuple = option((1, 2, 4, 8), each(checks.positive), "of FGSM, in units of 255")
+    foreign: tuple | None = option(
+        None, each(checks.choice(*data.DATASETS), empty=True), "OOD datasets; None: the usual ones"
+    )
+    samples: int = option(64, checks.count, "draws, where the model has any")
+    limit: int | None = option(None, checks.count, "take only this many test images")
+    seed: int = option(0, checks.whole, "of the draws and the corruptions")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.foreign is None:
+            object.__setattr__(self, "foreign", data.ood.USUAL[self.dataset])
+        other = checks.choice(*(name for name in data.DATASETS if name != self.dataset))
+        for name in self.foreign:
+            other("foreign", name)
+        if self.classes is not None:
+            known = len(data.DATASETS[self.dataset].classes)
+            checks.choice(*range(2, known))("classes", self.classes)
+
+    def __len__(self):
+        """Return the number of sets of images to predict."""
+        sizes = {
+            "corruptions": len(self.corruptions) * len(self.severities),
+            "rotations": len(self.degrees),
+            "fgsm": len(self.epsilons),
+            "foreign": len(self.foreign) + (self.classes is not None),
+        }
+        return 1 + sum(size for name, size in sizes.items() if name in self.shifts)
+
+    def as_dict(self):
+        """Return the settings, ready for JSON."""
+        found = dataclasses.asdict(self)
+        if self.classes is None:
+            del found["classes"]  # as in the records of the first evaluations
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
+
+
+class Measured(NamedTuple):
+    """What a model does on all shifts."""
+
+    rows: list[dict[str, Any]]
+    """One for each set of images: `shift`, `name`, `level`, `images` and measures."""
+    clean: Scores
+    ood: dict[str, Scores]
+    """By the dataset's name; their labels mean nothing."""
+
+
+def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
+    """Measure a saved model; return what `robustness.json` holds.
+
+    The folder gets `settings.json`, then `robustness.png` and `foreign.png`, where such shifts were
+    asked for, and `robustness.json` at last; or `failure.txt`, if it fails. If `robustness.json` is
+    there already, from the same model and settings, it is read and nothing is measured.
+
+    Args:
+        model: a `.keras` file with logits as its output.
+        settings: what to evaluate it on.
+        output: folder of the evaluation, new or of the same one.
+        data_dir: where the data is cached, see `ibnn.data.load`.
+        export: folder, missing or empty, for a SavedModel of what was measured.
+        log: called with lines of progress.
+
+    Raises:
+        RunError: if the model does not fit, or a folder holds something else.
+        DataError: if the data cannot be had.
+    """
+    path, backend = Path(model), keras.backend.backend()
+    network = read_model(path, settings.dataset, settings.classes)
+    if export is not None:
+        _check_export(Path(export), Path(output))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with RunFolder(output, {**settings.as_dict(), "model": digest, "backend": backend}) as folder:
+        folder.claim()
+        try:
+            scorer = Scorer(network, settings.samples, settings.seed)
+        except ValueError as error:
+            raise RunError(f"The model {path} cannot be scored: {_first_line(error)}") from error
+        if (folder / "robustness.json").exists():
+            log(f"{folder.path}: finished already.")
+            record = read_record(folder / "robustness.json")
+        else:
+            record = _evaluate(scorer, settings, folder, data_dir, {str(path): digest}, log)
+    if export is not None:
+        scorer.export(export)
+        log(f"SavedModel: {export}")
+    return record
+
+
+def measure(scorer, settings, test, others, log=lambda line: None):
+    """Predict all shifts of some labelled images, and OOD ones; return what was `Measured`."""
+    images, labels = test
+    began = time.perf_counter()
+    rows, ood = [], {}
+
+    def add(row):
+        rows.append(row)
+        seconds = time.perf_counter() - began
+        log(f"[{len(rows)}/{len(settings)}] {_line(row)}, {seconds:.0f} s")
+
+    # In float32 all, as some shifts are: another type would be compiled again.
+    clean = _score(scorer, images.astype("float32"), labels)
+    add(_labelled("clean", "", 0, clean))
+    for *what, shifted in _shifted(settings, images, labels, scorer):
+        add(_labelled(*what, _score(scorer, shifted, labels)))
+    for name, unknown in others.items():
+        # As many as the known ones, so that no batch has a new shape.
+        number = min(len(unknown), len(images))
+        found = _score(scorer, unknown[np.arange(len(images)) % number], labels)
+        parts = (part[:number] for part in (found.mean, found.epistemic, labels))
+        ood[name] = Scores(*parts, found.samples)
+        add(_unlabelled(name, clean, ood[name]))
+    return Measured(rows, clean, ood)
+
+
+def _evaluate(scorer, settings, folder, data_dir, model, log):
+    from experiments import robustness_figures  # only now: matplotlib takes a while to import
+    from experiments.figures import save
+
+    _, test = data.load(settings.dataset, data_dir)
+    others = {}
+    wanted = "foreign" in settings.shifts
+    if settings.classes is not None:
+        test, (unknown, _) = data.ood.split_classes(*test, settings.classes)
+        if wanted:
+            others[HELD_OUT] = unknown.astype("float32")
+    test = tuple(part[: settings.limit] for part in test)
+    if wanted and not (settings.foreign or others):
+        log(f"No OOD data: there is no usual one for {settings.dataset}, name some.")
+    for name in settings.foreign if wanted else ():
+        _, (images, _) = data.load(name, data_dir)
+        others[name] = data.ood.convert_images(images[: len(test[0])], name, settings.dataset)
+    began = time.perf_counter()
+    found = measure(scorer, settings, test, others, log)
+    record = {
+        "rows": found.rows,
+        "draws": found.clean.samples,
+        "model": model,
+        "seconds": round(time.perf_counter() - began, 1),
+        **provenance(settings.as_dict()),
+    }
+    save(robustness_figures.figures(found, settings.dataset), folder.path)
+    files.write_json(folder / "robustness.json", record)
+    return record
+
+
+def _shifted(settings, images, labels, scorer):
+    """Yield shift, name and level of each set of images, and the images."""
+    dataset = settings.dataset
+    pixels = data.ood.to_bytes(images, dataset)
+    if "corruptions" in settings.shifts:
+        for name in settings.corruptions:
+            for severity in settings.severities:
+                changed = data.corrupt(pixels, name, severity, settings.seed)
+                yield "corruption", name, severity, data.ood.from_bytes(changed, dataset)
+    if "rotations" in settings.shifts:
+        for degrees in settings.degrees:
+            changed = data.rotate(pixels, degrees)
+            yield "rotation", "", degrees, data.ood.from_bytes(changed, dataset)
+    if "fgsm" in settings.shifts:
+        # What is attacked is what is scored: the average, where there are draws.
+        draws = 1 if scorer.monte_carlo is None else scorer.monte_carlo.samples
+        size = max(1, min(128, _ATTACKED_AT_ONCE // draws))
+        attacked = scorer.monte_carlo or scorer.model
+        direction = data.fgsm_direction(
+            attacked, images, labels, batch_size=size, seed=settings.seed
+        )
+        maximum = data.DATASETS[dataset].maximum
+        for epsilon in settings.epsilons:
+            step = np.float32(epsilon * maximum / 255)
+            changed = np.clip(images.astype("float32") + step * direction, 0, maximum)
+            yield "fgsm", "", epsilon, changed
+
+
+def _score(scorer, images, labels):
+    try:
+        found = scorer.score(images, labels)
+    except ValueError as error:
+        raise RunError(f"The model cannot predict: {_first_line(error)}") from error
+    if not np.isfinite(found.mean).all():
+        raise RunError("The predictions of the model are not finite: its training diverged.")
+    return found
+
+
+def _first_line(error):
+    return str(error).splitlines()[0]
+
+
+def _labelled(shift, name, level, found):
+    scores = {key: found.summary()[key] for key in SCORES}
+    about = {"shift": shift, "name": name, "level": level, "images": len(found.labels)}
+    return {**about, **scores, **_means(found)}
+
+
+def _unlabelled(name, known, unknown):
+    """Return how well each uncertainty detects OOD images; None if it cannot."""
+    row = {"shift": "foreign", "name": name, "level": None, "images": len(unknown.mean)}
+    row |= _means(unknown)
+    for kind in UNCERTAINTIES:
+        # A single network has no draws that could disagree.
+        found = dict.fromkeys(_DETECTION)
+        if kind == "entropy" or known.samples > 1:
+            found = metrics.ood_scores(getattr(known, kind), getattr(unknown, kind))
+        row |= {f"{kind}_{score}": value for score, value in found.items()}
+    return row
+
+
+def _means(found):
+    return {kind: float(np.mean(getattr(found, kind))) for kind in UNCERTAINTIES}
+
+
+def _line(row):
+    if row["shift"] == "foreign":
+        found = row["epistemic_auroc"]
+        more = "" if found is None else f", of the epistemic uncertainty {found:.4f}"
+        return f"OOD {row['name']}: AUROC of the entropy {row['entropy_auroc']:.4f}{more}"
+    level = f"{row['level']:g}" if row["level"] else ""
+    name = " ".join(filter(None, [row["shift"], row["name"], level]))
+    return f"{name}: accuracy {row['accuracy']:.4f}, NLL {row['nll']:.4f}, ECE {row['ece']:.4f}"
+
+
+def _check_export(export, output):
+    if (backend := keras.backend.backend()) != "tensorflow":
+        raise RunError(
+            f"A SavedModel takes TensorFlow, not {backend}: the model can be read and exported "
+            "with --backend tensorflow."
+        )
+    if export.exists() and (not export.is_dir() or any(export.iterdir())):
+        raise RunError(f"{export} holds something already: choose another folder to export to.")
+    if output.resolve().is_relative_to(export.resolve()):
+        raise RunError(f"{export} is to hold the results: choose another folder to export to.")
+
+
+def table(rows):
+    """Return rows of `robustness.json` as Markdown tables, for the terminal.
+
+    One has the labelled images, of the corruptions their mean at each severity; the other, if there
+    are any, the OOD datasets.
+    """
+    titles = {**SCORES, "entropy": "entropy", "epistemic": "epistemic"}
+    lines = [["images", *titles.values()]]
+    found = pd.DataFrame(row for row in rows if row["shift"] != "foreign")
+    for (shift, level), group in found.groupby(["shift", "level"], sort=False):
+        name = group["name"].iloc[0] if len(group) == 1 else f"mean of {len(group)}"
+        label = {
+            "clean": "clean",
+            "corruption": f"corrupted ({name}), severity {level:g}",
+            "rotation": f"rotated by {level:g} degrees",
+            "fgsm": f"FGSM, epsilon {level:g}",
+        }[shift]
+        lines.append([label, *(f"{mean:.4f}" for mean in group[list(titles)].mean())])
+    tables = [lines]
+    if ood := [row for row in rows if row["shift"] == "foreign"]:
+        tables.append([["OOD", "by", *_DETECTION.values(), "mean known", "mean OOD"]])
+        for row, kind in ((row, kind) for row in ood for kind in UNCERTAINTIES):
+            values = [*(row[f"{kind}_{score}"] for score in _DETECTION), rows[0][kind], row[kind]]
+            cells = ["-" if value is None else f"{value:.4f}" for value in values]
+            tables[-1].append([row["name"], kind, *cells])
+    return "\n\n".join(markdown_table(cells, aligned=True) for cells in tables)

@@ -1,0 +1,395 @@
+"""One training run, from the data to the report."""
+
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import keras
+import numpy as np
+import pandas as pd
+
+import tfp_ibnn as ibnn
+from experiments import files
+from experiments.devices import Devices
+from experiments.folder import RunError, RunFolder
+from experiments.provenance import provenance
+from experiments.report import write_report
+from experiments.scoring import Scorer, read_model
+from tfp_ibnn.training import Interrupts, can_scan, scan
+
+__all__ = ["finished", "identity", "run"]
+
+# The images held out are the same in all runs, whatever their seed.
+_SPLIT_SEED = 0
+
+
+def run(settings, output, data_dir=None, *, log=print, keep_models=True, devices=None):
+    """Train, test and report; return what `metrics.json` holds.
+
+    The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
+    a checkpoint every `log_every` epochs; at the end `metrics.json`, `probabilities.npz`, figures,
+    the model as `model.keras` and as a SavedModel, and a model card; or `failure.txt`, if
+    training fails. An unfinished run of these settings in the folder resumes; if there is a
+    finished one, nothing is done.
+
+    Args:
+        settings: what to do.
+        output: folder of the run.
+        data_dir: where the data is cached, see `ibnn.data.load`.
+        log: called with lines of progress.
+        keep_models: write the model files too.
+        devices: where to train, see `devices_for`; None is one device. If several processes train
+            together, the first one writes, tests and logs; the others return an empty dict.
+
+    Raises:
+        RunError: if the folder belongs to something else, its checkpoint is damaged, or training
+            diverges.
+        DataError: if the data cannot be had.
+    """
+    devices = devices or Devices()
+    if not devices.is_first:
+        log = _nothing
+    known = {**identity(settings), **devices.identity}
+    ours = json.dumps(known, sort_keys=True)
+    if devices.from_first(lambda: ours) != ours:
+        raise RunError("The processes have different settings: start all with the same command.")
+    metrics = devices.from_first(lambda: RunFolder(output, known).metrics)
+    if metrics is not None:
+        log(f"{output}: finished already.")
+        return metrics
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(settings.precision)
+    try:
+        with RunFolder(output, known, check=False) as folder:
+            return _run(settings, folder, data_dir, log, keep_models, devices)
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+def finished(settings, output):
+    """Return what a finished run of these settings measured, or None if there is none.
+
+    Raises:
+        RunError: if the folder belongs to something else.
+    """
+    return RunFolder(output, identity(settings)).metrics if Path(output).exists() else None
+
+
+def identity(settings):
+    """Return what a run is known by: its settings, with the content of the files they name."""
+    paths = {"pretrained": settings.pretrained}
+    if settings.is_stochastic and settings.posterior not in ibnn.models.POSTERIORS:
+        paths["posterior"] = settings.posterior
+    try:
+        content = {
+            f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            for name, path in paths.items()
+            if path is not None
+        }
+    except OSError as error:
+        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    return {**settings.as_dict(), **content, "backend": keras.backend.backend()}
+
+
+def _nothing(line):
+    """Log nothing: the first process does."""
+
+
+def _run(settings, folder, data_dir, log, keep_models, devices):
+    train, test = _arrays(settings, data_dir)
+    devices.check_batch(min(settings.batch_size, len(train[0])))
+    # Each stage begins from the seed, so that a run that resumes in the second one draws the same.
+    keras.utils.set_random_seed(settings.seed)
+    try:
+        with devices.building():
+            model = _network(settings, train[0])
+            # A pattern that matches no layer is found now, not after the pretraining.
+            _stochastic(model, settings, len(train[0]))
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    devices.from_first(folder.claim)
+    times = {}
+    for stage in settings.stages():
+        if stage.name == "training":
+            keras.utils.set_random_seed(settings.seed)
+            with devices.building():
+                model = _stochastic(model, settings, len(train[0]))
+        times[stage.name] = _fit(model, settings, stage, train, test, folder, log, devices)
+    if devices.is_first:
+        model = devices.on_one(model)
+    devices.leave()
+    if not devices.is_first:
+        return {}
+    began = time.perf_counter()
+    scorer = Scorer(model, settings.samples, settings.seed)
+    try:
+        scores = scorer.score(*test)
+        found = scores.summary()
+    except ValueError as error:
+        raise RunError(
+            f"The network predicts nonsense: training has diverged ({error})."
+        ) from error
+    times["testing"] = time.perf_counter() - began
+    # A network that was read may have dropout of its own.
+    averaged = settings.is_stochastic or scorer.monte_carlo is None
+    metrics = {
+        **found,
+        "tested_on": "validation" if settings.validation else "test",
+        "method": settings.method if averaged else "mc_dropout",
+        "train_size": len(train[0]),
+        "test_size": len(test[0]),
+        "parameters": model.count_params(),
+        "devices": devices.count,
+        "seconds": {name: round(seconds, 1) for name, seconds in times.items()},
+        **provenance(settings.as_dict()),
+    }
+    log(scores.line())
+    # What a finished run leaves; `metrics.json`, which makes it finished, comes last.
+    with files.replacing(folder / "probabilities.npz") as temporary:
+        np.savez_compressed(temporary, **scores.arrays())
+    if keep_models:
+        with files.replacing(folder / "model.keras") as temporary:
+            scorer.model.save(temporary)
+        metrics["saved_model"] = keras.backend.backend() == "tensorflow"
+        if metrics["saved_model"]:
+            scorer.export(folder / "saved_model", overwrite=True)
+        else:
+            log("No SavedModel: that takes TensorFlow. `scripts/export.py` makes one there.")
+    write_report(folder.path, metrics, scores, test)
+    files.write_json(folder / "metrics.json", metrics)
+    for stage in ("pretraining", "training"):
+        (folder / f"{stage}.npz").unlink(missing_ok=True)
+    return metrics
+
+
+def _arrays(settings, data_dir):
+    """Return what to train on and what to test on."""
+    (x, y), test = ibnn.data.load(settings.dataset, data_dir)
+    if settings.classes is not None:
+        (x, y), _ = ibnn.data.ood.split_classes(x, y, settings.classes)
+        test, _ = ibnn.data.ood.split_classes(*test, settings.classes)
+    if settings.limit is not None:
+        x, y = x[: settings.limit], y[: settings.limit]
+        test = tuple(part[: settings.limit] for part in test)
+    if not settings.validation:
+        return (x, y), test
+    return ibnn.data.validation_split(x, y, settings.validation, seed=_SPLIT_SEED)
+
+
+def _network(settings, images):
+    path = settings.pretrained
+    if path is not None:
+        model = read_model(Path(path), settings.dataset, settings.classes)
+        if ibnn.stochastic_layers(model):
+            raise RunError(f"{path} has a posterior: give a deterministic network.")
+        if settings.posterior in ibnn.models.POSTERIORS and model.name != settings.network()[0]:
+            raise RunError(
+                f"{path} is {model.name!r}, not {settings.model!r}: say which `model` it is, or "
+                "give the posteriors of its layers in a file."
+            )
+        if settings.precision not in {layer.dtype_policy.name for layer in model.layers}:
+            raise RunError(f"{path} does not compute in {settings.precision}.")
+        return model
+    name, options = settings.network()
+    # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
+    padding = max(1, images.shape[1] // 8)
+    front = ibnn.data.preprocessing(
+        images, augment=settings.augments, padding=padding, seed=settings.seed
+    )
+    classes = settings.classes or len(ibnn.data.DATASETS[settings.dataset].classes)
+    build = getattr(ibnn.models, name)
+    shape = images.shape[1:]
+    return build(shape, classes, preprocessing=front, dropout=settings.dropout, **options)
+
+
+def _stochastic(model, settings, train_size):
+    """Return a copy with the posteriors of the settings, or the model itself without any."""
+    if not settings.is_stochastic:
+        return model
+    plain = settings.deterministic_layers
+    if plain is not None and not any(re.fullmatch(plain, layer.name) for layer in model.layers):
+        raise ValueError(f"`deterministic_layers` {plain!r} matches no layer of {model.name}.")
+    names = ("noise", "kl_reduction", "train_samples", "seed")
+    options = {name: getattr(settings, name) for name in names}
+    copy = ibnn.to_stochastic(model, settings.posteriors(), train_size, **options)
+    if settings.freeze_network:
+        ibnn.freeze(copy, "deterministic")
+    return copy
+
+
+def _fit(model, settings, stage, train, test, folder, log, devices):
+    """Train a model to the end of a stage; return the seconds that it took, over all parts."""
+    batches = ibnn.data.ShuffledBatches(
+        *train, settings.batch_size, settings.seed, drop_remainder=True, shard=devices.shard
+    )
+    with devices.building():
+        model.compile(
+            _optimizer(model, settings, stage, stage.epochs * len(batches)),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile=devices.jit_compile,
+        )
+        # TensorFlow would trace the first step twice for an optimizer without variables.
+        model.optimizer.build(model.trainable_variables)
+
+    def due(epoch):  # counted from 0, at its end
+        return (epoch + 1) % settings.log_every == 0 or epoch + 1 == stage.epochs
+
+    checkpoint = _Checkpoint(folder / f"{stage.name}.npz", due)
+    try:
+        done = devices.restore(checkpoint, model)
+    except ibnn.training.CheckpointError as error:
+        raise RunError(str(error)) from error
+    history = folder / f"{stage.name}.csv"
+    if done and devices.is_first:
+        # A run that was killed right after its checkpoint lacks a line here.
+        _write_history(checkpoint, history)
+    if 0 < done < stage.epochs:
+        log(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
+    # Before all that saves: of a run that has diverged nothing is kept.
+    guard = ibnn.TerminateOnNonFinite(every=None, raises=True)
+    interrupts = Interrupts()
+    callbacks = [interrupts, batches.follow(), guard, _Clock()]
+    if ibnn.stochastic_layers(model):
+        if settings.kl_warmup:
+            callbacks.append(ibnn.KLAnnealing(settings.kl_warmup))
+        callbacks.append(_PosteriorLog(due))
+    if devices.is_first:
+        if settings.evaluate_every:
+            callbacks.append(_Evaluation(settings, test, devices))
+        callbacks += [checkpoint, _Log(checkpoint, history, stage, log)]
+        # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
+        if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
+            callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
+    if done < stage.epochs:
+        # One device only: on several, Keras deals out each batch by itself.
+        jit = devices.jit_compile is not False
+        one_call = jit and devices.count == 1 and can_scan(batches)
+        options = {"epochs": stage.epochs, "initial_epoch": done, "callbacks": callbacks}
+        try:
+            with (
+                interrupts,
+                devices.training(),
+                scan(model, batches) if one_call else nullcontext(),
+            ):
+                model.fit(batches, shuffle=False, verbose=0, **options)
+        except ibnn.NonFiniteError as error:
+            raise RunError(
+                f"{stage.name} diverged: {error} Try a smaller learning rate."
+            ) from error
+    return sum(row["seconds"] for row in checkpoint.logs)
+
+
+def _optimizer(model, settings, stage, steps):
+    rate = _rate(stage.learning_rate, settings, stage, steps)
+    decay = settings.weight_decay or None
+    if stage.optimizer == "adam":
+        optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
+    else:
+        nesterov = stage.optimizer == "nesterov"
+        optimizer = keras.optimizers.SGD(rate, 0.9, nesterov=nesterov, weight_decay=decay)
+    if not ibnn.stochastic_layers(model):
+        return optimizer
+    stochastic = settings.stochastic_learning_rate or stage.learning_rate
+    if settings.warmup_epochs:  # `two_speed` cannot scale a schedule that begins at 0
+        stochastic = _rate(stochastic, settings, stage, steps)
+    return ibnn.two_speed(optimizer, stochastic)
+
+
+def _rate(rate, settings, stage, steps):
+    """Return a learning rate as the settings have it change over the steps of a stage."""
+    cosine = keras.optimizers.schedules.CosineDecay
+    if settings.warmup_epochs:
+        rising = steps // stage.epochs * settings.warmup_epochs
+        # With alpha 1 the cosine is flat.
+        alpha = 0.0 if settings.schedule == "cosine" else 1.0
+        return cosine(0.0, max(1, steps - rising), alpha, warmup_target=rate, warmup_steps=rising)
+    return cosine(rate, steps) if settings.schedule == "cosine" else rate
+
+
+class _Checkpoint(ibnn.Checkpoint):
+    """Writes the file at some epochs only, but keeps the history of all."""
+
+    def __init__(self, path, due):
+        super().__init__(path)
+        self.due = due
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.due(epoch):
+            super().on_epoch_end(epoch, logs)
+            return
+        row = {key: float(value) for key, value in logs.items()}
+        finite = {key: value for key, value in row.items() if math.isfinite(value)}
+        self.logs = [*self.logs[:epoch], finite]
+
+
+class _PosteriorLog(ibnn.PosteriorLog):
+    """Logs the posteriors at some epochs only."""
+
+    def __init__(self, due):
+        super().__init__()
+        self.due = due
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.due(epoch):
+            super().on_epoch_end(epoch, logs)
+
+
+class _Clock(keras.callbacks.Callback):
+    """Logs the seconds of each epoch, the first one's compilation included."""
+
+    def on_train_begin(self, logs=None):
+        self.last = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        now = time.perf_counter()
+        logs["seconds"], self.last = now - self.last, now
+
+
+class _Evaluation(keras.callbacks.Callback):
+    """Logs the scores of the averaged prediction every few epochs."""
+
+    def __init__(self, settings, test, devices):
+        super().__init__()
+        self.settings, self.test, self.devices = settings, test, devices
+
+    def on_train_begin(self, logs=None):
+        model = self.devices.on_one(self.model)
+        with self.devices.alone():
+            self.scorer = Scorer(model, self.settings.evaluation_samples, self.settings.seed)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch + 1) % self.settings.evaluate_every == 0:
+            with self.devices.alone():
+                self.devices.update(self.scorer.model, self.model)
+                found = self.scorer.score(*self.test).summary()
+            logs.update({f"test_{name}": found[name] for name in ("accuracy", "nll", "ece")})
+
+
+class _Log(keras.callbacks.Callback):
+    """Writes the history as CSV, and logs how it goes."""
+
+    def __init__(self, checkpoint, path, stage, log):
+        super().__init__()
+        self.checkpoint, self.path, self.stage, self.log = checkpoint, path, stage, log
+
+    def on_epoch_end(self, epoch, logs=None):
+        _write_history(self.checkpoint, self.path)
+        names = ("loss", "nll", "kl", "accuracy", "test_accuracy")
+        parts = ", ".join(f"{name} {logs[name]:.4g}" for name in names if name in logs)
+        seconds = sum(row["seconds"] for row in self.checkpoint.logs)
+        name, epochs = self.stage.name, self.stage.epochs
+        self.log(f"{name}: epoch {epoch + 1}/{epochs}, {parts}, {seconds:.0f} s")
+
+
+def _write_history(checkpoint, path):
+    """Write all that was logged so far as CSV: a run that was killed leaves no line twice."""
+    rows = pd.DataFrame(checkpoint.logs)
+    rows.insert(0, "epoch", range(1, len(rows) + 1))
+    with files.replacing(path) as temporary:
+        rows.to_csv(temporary, index=False)

@@ -1,0 +1,179 @@
+"""Many runs, one after another or several at once."""
+
+import concurrent.futures
+import contextlib
+import logging
+import multiprocessing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+
+from experiments import robustness
+from experiments.folder import RecordError, RunError, RunFolder, read_record
+from experiments.run import finished, identity, run
+from experiments.settings import Settings
+from tfp_ibnn import data
+
+__all__ = ["NOT_RUN", "run_many"]
+
+NOT_RUN = "not run"
+"""Why something is missing that was not tried."""
+
+
+def run_many(
+    runs, folder, *, evaluations=None, train=True, missing=None, jobs=1, data_dir=None, log=print
+):
+    """Train every run in a folder of its own; return what each measured, by name.
+
+    Runs that are finished already are not repeated, and unfinished ones resume. A run that fails,
+    or whose files are damaged, does not stop the others. One whose evaluation fails is returned
+    without it.
+
+    Args:
+        runs: name to settings. A name may have slashes.
+        folder: that holds the runs' folders.
+        evaluations: what to evaluate the model of a run on in addition to the test, by the run's
+            name and that of a folder in the run's. Such models are kept, and what the run measured
+            holds the rows of `robustness.evaluate` as "evaluations".
+        train: run what is not finished; else only what is finished is returned.
+        missing: gets the names of what was not run or failed, and why. None raises for a failure,
+            when all others are finished.
+        jobs: processes at once. More than one pays where a run leaves the processor idle, as small
+            networks do on a GPU.
+        data_dir: where the data is cached.
+        log: called with lines of progress.
+
+    Raises:
+        RunError: if a folder belongs to something else; or if a run failed, see `missing`.
+    """
+    evaluations = evaluations or {}
+    tasks = {
+        name: Task(name, settings, Path(folder) / name, evaluations.get(name, {}), data_dir)
+        for name, settings in runs.items()
+    }
+    found, failed = {}, {}
+
+    def fail(name, error):
+        failed[name] = str(error)
+        log(f"{name} failed: {error}")
+
+    for name, task in tasks.items():
+        try:
+            metrics = task.measured()
+        except RecordError as error:
+            fail(name, error)
+            continue
+        if metrics is not None and not (train and task.left(metrics)):
+            found[name] = metrics
+    done = found.keys() | failed.keys()
+    waiting = [task for name, task in tasks.items() if train and name not in done]
+    for name, outcome in _each(waiting, jobs, log):
+        if isinstance(outcome, RunError):
+            fail(name, outcome)
+            with contextlib.suppress(RecordError):
+                if (metrics := tasks[name].measured()) is not None:
+                    found[name] = metrics
+            continue
+        found[name] = outcome
+        scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
+        seconds = sum(outcome["seconds"].values())
+        log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
+    if missing is not None:
+        for name, task in tasks.items():
+            if name not in found:
+                missing[name] = failed.get(name) or task.failure() or NOT_RUN
+            else:
+                why = failed.get(name, NOT_RUN)
+                missing |= {f"{name}/{part}": why for part in task.left(found[name])}
+    elif failed:
+        name, why = next(iter(failed.items()))
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")
+    return {name: found[name] for name in runs if name in found}
+
+
+class Task(NamedTuple):
+    """A run, and where it goes."""
+
+    name: str
+    settings: Settings
+    folder: Path
+    evaluations: dict[str, robustness.Settings]
+    data_dir: Any = None
+
+    def measured(self):
+        """Return what the finished run measured, with the evaluations that are finished."""
+        metrics = finished(self.settings, self.folder)
+        if metrics is None:
+            return None
+        rows = {name: self._rows(name, settings) for name, settings in self.evaluations.items()}
+        done = {name: found for name, found in rows.items() if found is not None}
+        return {**metrics, "evaluations": done}
+
+    def failure(self):
+        """Return why the run failed when it was last tried."""
+        if not self.folder.exists():
+            return None
+        return RunFolder(self.folder, identity(self.settings)).failure
+
+    def left(self, metrics):
+        """Return the evaluations that are not finished."""
+        return [name for name in self.evaluations if name not in metrics["evaluations"]]
+
+    def run(self, log=None):
+        """Do what is left, and return what was measured, or the RunError."""
+        # TensorFlow counts the functions that it traces, and takes one for each run for a mistake.
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+        def named(line):
+            if log is not None:
+                log(f"{self.name}: {line}")
+
+        options = {"data_dir": self.data_dir, "log": named}
+        try:
+            run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
+            for name in self.left(self.measured()):
+                model = self.folder / "model.keras"
+                if not model.exists():
+                    raise RunError(f"{model} is gone: remove the run's folder to evaluate it.")
+                robustness.evaluate(model, self.evaluations[name], self.folder / name, **options)
+            return self.measured()
+        except RunError as error:
+            return error
+
+    def _rows(self, name, settings):
+        """Return what an evaluation found, or None if it is not finished."""
+        path = self.folder / name / "robustness.json"
+        if not path.exists():
+            return None
+        record = read_record(path)
+        if not record.keys() >= {"options", "rows"}:
+            raise RecordError(f"{path} is not the record of an evaluation: remove it.")
+        if record["options"] != settings.as_dict():
+            raise RunError(f"{path} is of another evaluation: choose another folder for the runs.")
+        return record["rows"]
+
+
+def _each(tasks, jobs, log):
+    """Yield names and measurements, or errors, as the runs end."""
+    if min(jobs, len(tasks)) <= 1:
+        for task in tasks:
+            keras.utils.clear_session()
+            log(f"{task.name}: begins")
+            yield task.name, task.run(log)
+        return
+    # Once, before all processes would fetch it.
+    for task in tasks:
+        shifts = [settings.foreign for settings in task.evaluations.values()]
+        for name in dict.fromkeys([task.settings.dataset, *sum(shifts, ())]):
+            data.load(name, task.data_dir)
+    # Not forked: TensorFlow and JAX do not survive that.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+        futures = {pool.submit(task.run): task.name for task in tasks}
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,142 @@
+"""Scores of a model on labelled images, and models that a run has saved."""
+
+import dataclasses
+from pathlib import Path
+
+import keras
+import numpy as np
+from scipy.special import entr, softmax
+
+import tfp_ibnn as ibnn
+from experiments.folder import RunError, read_record
+
+__all__ = ["Scorer", "Scores", "read_model", "trained_on"]
+
+_BATCH = 500
+_DROPOUTS = ("Dropout", "Dropout1D", "Dropout2D", "Dropout3D")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Predictions for labelled examples, and how good they are."""
+
+    mean: np.ndarray
+    """Class probabilities, (examples, classes)."""
+    epistemic: np.ndarray
+    """What the draws disagree about, in nats, (examples,); zeros for a deterministic model."""
+    labels: np.ndarray
+    samples: int
+
+    def summary(self):
+        """Return accuracy, NLL, Brier score and ECE, with the number of samples behind them."""
+        return {
+            "accuracy": float(np.mean(self.mean.argmax(axis=-1) == self.labels)),
+            "nll": float(ibnn.metrics.negative_log_likelihood(self.mean, self.labels)),
+            "brier": float(ibnn.metrics.brier_score(self.mean, self.labels)),
+            "ece": float(ibnn.metrics.expected_calibration_error(self.mean, self.labels)),
+            "samples": self.samples,
+        }
+
+    def line(self):
+        """Return the scores as a line of text."""
+        found = self.summary()
+        return (
+            f"accuracy {found['accuracy']:.4f}, NLL {found['nll']:.4f}, Brier {found['brier']:.4f},"
+            f" ECE {found['ece']:.4f} ({len(self.labels):,} images, {self.samples} draws)"
+        )
+
+    @property
+    def entropy(self):
+        """The total uncertainty, in nats, (examples,)."""
+        return entr(self.mean).sum(axis=-1)
+
+    def arrays(self):
+        """Return probabilities and labels in a small form, from which any score can be had."""
+        return {
+            "probabilities": self.mean.astype("float32"),
+            "epistemic": self.epistemic.astype("float16"),
+            "labels": self.labels.astype("uint8"),
+        }
+
+
+class Scorer:
+    """Scores a model of logits, as often as wanted while it trains.
+
+    A stochastic model is averaged over its posterior, a deterministic one with dropout layers over
+    dropout, by `monte_carlo`; any other is taken as it is, and `monte_carlo` is None.
+    """
+
+    def __init__(self, model, samples, seed=0):
+        self.model, self.monte_carlo = model, None
+        is_stochastic = bool(ibnn.stochastic_layers(model))
+        if is_stochastic or _has_dropout(model):
+            options = {"seed": seed, "dropout": not is_stochastic}
+            self.monte_carlo = ibnn.MonteCarlo(model, samples, **options)
+
+    def score(self, images, labels):
+        """Predict images and compare with their labels."""
+        if self.monte_carlo is None:
+            logits = self.model.predict(images, batch_size=_BATCH, verbose=0).astype("float64")
+            return Scores(softmax(logits, axis=-1), np.zeros(len(images)), labels, 1)
+        found = self.monte_carlo.predict(images, batch_size=_BATCH, verbose=0)
+        return Scores(found["mean"], found["epistemic"], labels, self.monte_carlo.samples)
+
+    def export(self, path, overwrite=False):
+        """Write what is scored as a SavedModel, see `ibnn.export`; the backend is TensorFlow."""
+        average = self.monte_carlo or ibnn.MonteCarlo(self.model, samples=1)
+        ibnn.export(average, path, overwrite=overwrite)
+
+
+def _has_dropout(layer):
+    """Whether a model, or one inside of it, has a dropout layer with a rate above 0."""
+    inner = [*getattr(layer, "layers", ()), getattr(layer, "layer", None)]
+    drops = type(layer).__name__.endswith(_DROPOUTS) and getattr(layer, "rate", 0) > 0
+    return drops or any(_has_dropout(part) for part in inner if part is not None)
+
+
+def read_model(path, dataset, classes=None):
+    """Return a saved classifier of a dataset's images, ready to be scored, or raise RunError."""
+    if not path.is_file():
+        raise RunError(f"The model {path} does not exist.")
+    try:
+        model = keras.saving.load_model(path, compile=False)
+    except Exception as error:  # broken bytes make Keras, zipfile and HDF5 raise nearly anything
+        reason = [*str(error).strip().splitlines(), type(error).__name__][0]
+        raise RunError(f"The model {path} cannot be read: {reason}") from error
+    known = ibnn.data.DATASETS[dataset]
+    wanted = [[(None, *known.image_shape)], [(None, classes or len(known.classes))]]
+    sides = [getattr(model, side, None) or [] for side in ("inputs", "outputs")]
+    shapes = [[tuple(part.shape) for part in side] for side in sides]
+    if shapes != wanted:
+        found, expected = (
+            [" and ".join(str(shape[1:]) for shape in side) or "something unknown" for side in both]
+            for both in (shapes, wanted)
+        )
+        raise RunError(
+            f"The model {path} does not fit {dataset}: it maps {' to '.join(found)}, not "
+            f"{' to '.join(expected)}."
+        )
+    last = getattr(model.layers[-1], "layer", model.layers[-1])  # inside of a wrapper
+    kind = "softmax" if isinstance(last, keras.layers.Softmax) else None
+    kind = kind or getattr(getattr(last, "activation", None), "__name__", None)
+    if kind in ("softmax", "sigmoid", "log_softmax"):
+        raise RunError(f"The model {path} must return logits; it ends in a {kind}.")
+    # Compiled for its loss, which says that the output is logits. Its optimizer is not needed.
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def trained_on(model):
+    """Return the dataset that a model was trained on, by the `settings.json` beside it.
+
+    Along with `dataset` comes `classes`, if it knows only some.
+    """
+    path = Path(model).with_name("settings.json")
+    if not Path(model).exists():
+        raise RunError(f"The model {model} does not exist.")
+    if not path.exists():
+        raise RunError(f"There is no {path} that names the dataset of the model: say --dataset.")
+    record = read_record(path)
+    if record.get("dataset") not in ibnn.data.DATASETS:
+        raise RunError(f"{path} names no known dataset ({record.get('dataset')!r}): say --dataset.")
+    return {key: record[key] for key in ("dataset", "classes") if record.get(key) is not None}

@@ -1,0 +1,64 @@
+"""An epoch's training steps in one compiled loop, on JAX.
+
+Keras calls a compiled step for each batch, with all weights as arguments. On a GPU that takes the
+host longer than the GPU needs for a small network. Here the data lies on the device, and one call
+takes the steps of a whole epoch, each on the rows that are its batch. The steps, their order and
+their noise are those of plain `fit`, and so, to float tolerance, is what comes out. On CPUs XLA
+computes convolutions inside of loops many times slower, so there plain `fit` stays.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tfp_ibnn._core import backend
+
+__all__ = ["can_scan", "scan"]
+
+LARGEST = 4 * 2**30
+"""Bytes of data above which an epoch is not scanned: the device must hold all of it."""
+
+
+def can_scan(batches: keras.utils.PyDataset) -> bool:
+    """Whether scanning pays and can be done: JAX on a GPU or TPU, batches of one size that fit.
+
+    Args:
+        batches: as `ibnn.data.ShuffledBatches`.
+    """
+    return (
+        backend.SCANS_EPOCHS
+        and bool(backend.accelerators())
+        and (batches.drop_remainder or len(batches) == 1)
+        and batches.x.nbytes + batches.y.nbytes <= LARGEST
+    )
+
+
+@contextlib.contextmanager
+def scan(model: keras.Model, batches: keras.utils.PyDataset) -> Iterator[None]:
+    """Let `fit` on these batches, within a `with` block, take each epoch in one call.
+
+    Callbacks see one batch an epoch, the last. The model must be compiled, and on one device.
+
+    Args:
+        model: a compiled model.
+        batches: as `ibnn.data.ShuffledBatches`; what `fit` is called with, along with
+            `batches.follow()` among the callbacks.
+    """
+    shape = len(batches), min(batches.batch_size, len(batches.x))
+    epoch = backend.epoch_in_one_call(model.train_step, (batches.x, batches.y))
+
+    def train_function(state: Any, iterator: Any) -> tuple[Any, Any]:
+        del iterator  # nothing is read from it: the data is on the device already
+        model.steps_per_execution = before  # `fit` has read it; callbacks may predict
+        order = batches.order[: shape[0] * shape[1]].astype("int32").reshape(shape)
+        return epoch(state, order)
+
+    # `fit` counts the steps of one call by this; given to `compile`, it would be saved as well.
+    before, model.steps_per_execution = model.steps_per_execution, len(batches)
+    model.train_function = train_function
+    try:
+        yield
+    finally:
+        model.steps_per_execution, model.train_function = before, None

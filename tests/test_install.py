@@ -13,14 +13,21 @@ pytestmark = [pytest.mark.install, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[1]
 
-PROBE = """
-import importlib.metadata, json, tfp_ibnn
-print(json.dumps({
+EXTRAS = ("matplotlib", "PIL", "sklearn", "tensorflow_datasets", "fastapi", "uvicorn")
+PROBE = f"""
+import importlib.metadata, importlib.util, json, tfp_ibnn
+try:
+    from tfp_ibnn import plots
+except ImportError as error:
+    message = str(error)
+print(json.dumps({{
     "file": tfp_ibnn.__file__,
     "version": tfp_ibnn.__version__,
     "metadata_version": importlib.metadata.version("tfp_ibnn"),
     "has_normal_affine": hasattr(tfp_ibnn, "NormalAffine"),
-}))
+    "extras": [name for name in {EXTRAS} if importlib.util.find_spec(name)],
+    "plots": message,
+}}))
 """
 
 
@@ -66,3 +73,14 @@ def test_plain_install_imports_in_an_empty_environment(wheel, tmp_path):
     assert Path(found["file"]).resolve().is_relative_to(venv.resolve())
     assert found["version"] == found["metadata_version"]
     assert found["has_normal_affine"]
+    assert found["extras"] == []
+    assert found["plots"] == 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
+
+
+def test_the_extra_all_brings_every_package(wheel, tmp_path):
+    report = tmp_path / "report.json"
+    options = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)
+    run(sys.executable, "-m", "pip", "install", *options, f"tfp_ibnn[all] @ {wheel.as_uri()}")
+    found = {item["metadata"]["name"] for item in json.loads(report.read_text())["install"]}
+    packages = {"matplotlib", "pillow", "scikit-learn", "tensorflow-datasets", "fastapi", "uvicorn"}
+    assert packages <= {name.lower().replace("_", "-") for name in found}

@@ -414,8 +414,8 @@ def used(nodes):
                 yield name.value, node.lineno, ast.unparse(node.args[0])
 
 
-OF_OTHERS = {("_exit", "os"), ("_loop", "self"), ("_kwargs", "self"), ("_replace", "results")}
-"""Private names of Python and aiohttp."""
+OF_OTHERS = {("_exit", "os"), ("_replace", "results")}
+"""Private names of Python."""
 
 
 def violations(files):

@@ -32,7 +32,8 @@ from tfp_ibnn.training.checkpoint import CheckpointError
 
 if JAX:
     pytest.skip("the campaigns run on TensorFlow", allow_module_level=True)
-pytest.importorskip("aiohttp")
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
 
 pytestmark = pytest.mark.once
 
@@ -420,11 +421,11 @@ def test_a_manifest_that_is_a_device_or_names_nonsense_is_refused(tmp_path, monk
     manifest.parent.mkdir()
     sums = {"saved_model.pb": "0", "\ud800": "0"}
     manifest.write_text(json.dumps({"format": 1, "sha256": dict(reversed(sums.items()))}))
-    with pytest.raises(serve.FolderError, match="not inside it"):
+    with pytest.raises(ValueError, match="Invalid JSON"):
         serve.verify(tmp_path)
     manifest.unlink()
     manifest.symlink_to("/dev/zero")
-    with pytest.raises(serve.FolderError, match="link out of the folder"):
+    with pytest.raises(ValueError, match="is a link"):
         serve.verify(tmp_path)
 
 

@@ -572,7 +572,7 @@ def test_tensorflow_datasets_missing(small, clients, data_dir, monkeypatch, tmp_
     (tmp_path / "no_tfds" / "mnist").mkdir(parents=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     message = failure("mnist", data_dir)
-    assert "Datasets, prepared: tensorflow_datasets is not installed" in message
+    assert "Datasets, prepared: tensorflow_datasets is missing. Run: pip install" in message
 
 
 @pytest.mark.once

@@ -78,7 +78,7 @@ class Campaign:
                 raise Wrong(f"refused, but only by TensorFlow: {error}") from error
             if harmless is True:
                 raise Wrong(f"a whole folder was refused: {error}") from error
-            return refusal(error, self.serve.FolderError, lines=1)
+            return refusal(error, (ValueError, OSError))
         if harmless is False:
             raise Wrong("it was loaded")
         return "right"

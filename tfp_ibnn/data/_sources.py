@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tfp_ibnn._core.extras import install_line, needs
 from tfp_ibnn.data import _clients, _tfds
 from tfp_ibnn.data._formats import Report, decode, file_size
 from tfp_ibnn.data.datasets import DataError, Dataset, Splits
@@ -50,7 +51,7 @@ def raw_folder(dataset: Dataset, folder: Path) -> Path:
 def by_hand(dataset: Dataset, folder: Path) -> str:
     """Return in one line how to bring a dataset by hand."""
     if dataset.name == "digits":
-        return "To bring it by hand, install scikit-learn, which holds it."
+        return "scikit-learn holds it."
     archive = f", or {_CIFAR_ARCHIVE}," if dataset.layout == "cifar" else ""
     return (
         f"To bring it by hand, put {', '.join(dataset.checksums)} (each as it is or as .gz)"
@@ -60,10 +61,8 @@ def by_hand(dataset: Dataset, folder: Path) -> str:
 
 def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
     report("asking scikit-learn", 0, 0)
-    try:
+    with needs("data", DataError):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError(f"scikit-learn cannot be imported: {error}") from None
     bunch = load_digits()
     images = bunch.images[..., None].astype(np.uint8)
     labels = bunch.target.astype(np.int32)
@@ -114,7 +113,7 @@ def _tfds_download(dataset: Dataset, report: Report) -> Splits:
 
 def _from_tfds(dataset: Dataset, folder: Path, report: Report, download: bool = False) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise DataError("tensorflow_datasets is not installed")
+        raise DataError(install_line("tensorflow_datasets", "data"))
     output = folder / "records.npz"
     # -P: this folder's modules must not hide others of the same name, such as `datasets`.
     command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
@@ -177,7 +176,8 @@ def _npm_cifar10(dataset: Dataset, report: Report) -> Splits:
 
 def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
     """Return the images of a PNG file that holds one in each row of pixels."""
-    from PIL import Image
+    with needs("data", DataError):
+        from PIL import Image
 
     height, width, channels = dataset.image_shape
     with _clients.readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:

@@ -4,14 +4,18 @@ import io
 import numbers
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 from scipy import ndimage
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.extras import needs
 from tfp_ibnn.data._images import checked_images
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = ["CORRUPTIONS", "corrupt"]
 
@@ -150,18 +154,18 @@ def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.n
     height, width = images.shape[1:3]
     small = max(1, int(width * factor)), max(1, int(height * factor))
 
-    def change(image: Image.Image) -> Image.Image:
-        box = Image.Resampling.BOX
+    def change(image: "Image.Image") -> "Image.Image":
+        box = _pillow().Resampling.BOX
         return image.resize(small, box).resize((width, height), box)
 
     return _each(images, change)
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:
-    def change(image: Image.Image) -> Image.Image:
+    def change(image: "Image.Image") -> "Image.Image":
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return Image.open(file)
+        return _pillow().open(file)
 
     return _each(images, change)
 
@@ -204,8 +208,14 @@ def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[
     return zip((weights / weights.sum()).tolist(), down.tolist(), right.tolist(), strict=True)
 
 
-def _each(images: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+def _each(images: np.ndarray, change: Callable[["Image.Image"], "Image.Image"]) -> np.ndarray:
     """Return images changed one by one; Pillow has grey ones without an axis of channels."""
     grey = images.shape[-1] == 1
-    changed = [change(Image.fromarray(image[..., 0] if grey else image)) for image in images]
+    changed = [change(_pillow().fromarray(image[..., 0] if grey else image)) for image in images]
     return np.stack([np.asarray(image) for image in changed]).reshape(images.shape)
+
+
+def _pillow() -> ModuleType:
+    with needs("data"):
+        from PIL import Image
+    return Image

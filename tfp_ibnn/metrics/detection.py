@@ -7,7 +7,6 @@ the model knows less. Only its order counts.
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn import metrics
 
 __all__ = ["RiskCoverage", "aupr", "auroc", "fpr_at_95_tpr", "ood_scores", "risk_coverage"]
 
@@ -46,7 +45,9 @@ def auroc(known: Any, unknown: Any) -> float:
         Hendrycks and Gimpel, A Baseline for Detecting Misclassified and Out-of-Distribution
         Examples in Neural Networks, arXiv 1610.02136.
     """
-    return float(metrics.roc_auc_score(*_pooled(known, unknown)))
+    false, true = _flagged(known, unknown)
+    area = np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2
+    return float(area / (false[-1] * true[-1]))
 
 
 def aupr(known: Any, unknown: Any) -> float:
@@ -60,7 +61,9 @@ def aupr(known: Any, unknown: Any) -> float:
         >>> ibnn.metrics.aupr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
         0.8333
     """
-    return float(metrics.average_precision_score(*_pooled(known, unknown)))
+    false, true = _flagged(known, unknown)
+    precision = true[1:] / (false + true)[1:]
+    return float(np.sum(np.diff(true) * precision) / true[-1])
 
 
 def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
@@ -73,8 +76,8 @@ def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
         >>> ibnn.metrics.fpr_at_95_tpr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
         0.3333
     """
-    false, true, _ = metrics.roc_curve(*_pooled(known, unknown), drop_intermediate=False)
-    return float(np.min(false[true >= 0.95]))
+    false, true = _flagged(known, unknown)
+    return float(np.min(false[true / true[-1] >= 0.95]) / false[-1])
 
 
 def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
@@ -129,10 +132,14 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     return RiskCoverage(kept / len(loss), risk, area, area - float(np.mean(best)))
 
 
-def _pooled(known: Any, unknown: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each input is unknown, and its uncertainty."""
-    known, unknown = _checked("known", known), _checked("unknown", unknown)
-    return np.repeat([0, 1], [len(known), len(unknown)]), np.concatenate([known, unknown])
+def _flagged(known: Any, unknown: Any) -> list[np.ndarray]:
+    """Return how many known and how many unknown inputs are flagged, by falling threshold.
+
+    The first threshold flags none, the last all; between them are all the uncertainties.
+    """
+    sets = [np.sort(_checked("known", known)), np.sort(_checked("unknown", unknown))]
+    thresholds = np.append(np.unique(np.concatenate(sets)), np.inf)[::-1]
+    return [len(values) - np.searchsorted(values, thresholds) for values in sets]
 
 
 def _checked(name: str, values: Any) -> np.ndarray:

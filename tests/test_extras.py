@@ -1,0 +1,117 @@
+"""A plain install is enough for `import tfp_ibnn`; what else a feature needs, it asks for."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tfp_ibnn._core.extras import EXTRAS, needs
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"PIL": "pillow", "sklearn": "scikit_learn"}
+SERVING = ("fastapi", "pydantic", "starlette", "uvicorn")
+ABSENT = sorted({*EXTRAS["data"], *EXTRAS["plots"], *SERVING})
+
+# As if the extras were not installed. Keras and TensorFlow Probability try to import some of them,
+# too, and do without: what counts is who asks.
+PLAIN = f"""
+import json, sys
+
+asked = []
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT}:
+            frame = sys._getframe(1)
+            while "importlib" in frame.f_code.co_filename:
+                frame = frame.f_back
+            asked.append((frame.f_globals["__name__"], name))
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+
+sys.meta_path.insert(0, Absent())
+import tfp_ibnn as ibnn
+"""
+
+
+def plain(code):
+    """Run code after `import tfp_ibnn as ibnn` without the extras, and return what it prints."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{PLAIN}\n{code}"], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+FEATURES = {
+    "plots": "from tfp_ibnn import plots",
+    "pixelate": "ibnn.data.corrupt(np.zeros((1, 8, 8, 3), 'uint8'), 'pixelate', 3)",
+    "jpeg": "ibnn.data.corrupt(np.zeros((1, 8, 8, 3), 'uint8'), 'jpeg_compression', 3)",
+    "digits": "ibnn.data.load('digits', tempfile.mkdtemp())",
+}
+USE = f"""
+import tempfile
+import numpy as np
+
+loaded = [name for name in {ABSENT} if name in sys.modules]
+own = [pair for pair in asked if pair[0].startswith("tfp_ibnn")]
+messages = {{}}
+for name, line in {FEATURES}.items():
+    try:
+        exec(line)
+    except (ImportError, ibnn.data.DataError) as error:
+        messages[name] = str(error)
+blurred = ibnn.data.corrupt(np.zeros((1, 8, 8, 3), "uint8"), "motion_blur", 3)
+score = ibnn.metrics.auroc([0.0], [1.0])
+print(json.dumps([loaded, own, messages, blurred.shape, score]))
+"""
+
+
+def test_the_package_imports_no_extra_and_says_which_one_a_feature_needs():
+    loaded, asked, messages, shape, score = plain(USE)
+    assert (loaded, asked) == ([], [])
+    assert messages["plots"] == 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
+    pillow = 'PIL is missing. Run: pip install "tfp_ibnn[data]"'
+    assert messages["pixelate"] == messages["jpeg"] == pillow
+    assert 'sklearn is missing. Run: pip install "tfp_ibnn[data]"' in messages["digits"]
+    assert (shape, score) == ([1, 8, 8, 3], 1.0)  # these need no extra
+
+
+def test_other_missing_modules_are_not_taken_for_an_extra():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_module'"):
+        with needs("data"):
+            import no_such_module  # noqa: F401
+
+
+def names(requirements):
+    found = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in requirements}
+    return found - {"tfp_ibnn"}  # an extra may take in others
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_extras_are_no_dependencies_and_all_has_them(project):
+    extras = project["optional-dependencies"]
+    for extra, modules in EXTRAS.items():
+        assert names(extras[extra]) == {PACKAGES.get(name, name) for name in modules}
+        assert not names(extras[extra]) & names(project["dependencies"])
+    assert extras["all"] == ["tfp_ibnn[data,plots,serve]"]
+
+
+def test_the_requirements_have_everything_pinned(project):
+    extras = project["optional-dependencies"]
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pinned = [line for line in lines if re.match(r"\w", line)]
+    assert [line for line in pinned if "==" not in line] == []
+    for part in (project["dependencies"], *(extras[x] for x in ("data", "plots", "serve", "dev"))):
+        assert names(part) <= names(pinned)

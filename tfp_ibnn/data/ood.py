@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tfp_ibnn._core.extras import needs
 from tfp_ibnn.data.datasets import DATASETS
 
 __all__ = ["USUAL", "convert_images", "from_bytes", "split_classes", "to_bytes"]
@@ -75,7 +76,8 @@ def _with_channels(images: np.ndarray, channels: int) -> np.ndarray:
         return images
     if have == 1:
         return np.repeat(images, channels, axis=-1)
-    from PIL import Image
+    with needs("data"):
+        from PIL import Image
 
     grey = [np.asarray(Image.fromarray(image).convert("L")) for image in images]
     return np.stack(grey)[..., None]
@@ -88,7 +90,8 @@ def _padded(images: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _resized(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    from PIL import Image
+    with needs("data"):
+        from PIL import Image
 
     # Pillow has grey images without an axis of channels.
     found = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)

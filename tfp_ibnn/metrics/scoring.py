@@ -79,14 +79,8 @@ class BrierScore(_MeanScore):
     """Brier score: the squared distance of the probabilities from the truth.
 
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
-    scikit-learn's `brier_score_loss`. Invalid input makes the result NaN, most often logits without
-    `from_logits=True`, which raise an error where the metric is called eagerly; it is 0 before the
-    first batch.
-
-    Args:
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
+    scikit-learn's `brier_score_loss`. Arguments and invalid input are as in
+    `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -113,13 +107,7 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
     metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
-    Invalid input makes the result NaN, most often logits without `from_logits=True`, which raise an
-    error where the metric is called eagerly; it is 0 before the first batch.
-
-    Args:
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
+    Arguments and invalid input are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn

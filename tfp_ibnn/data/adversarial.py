@@ -131,7 +131,12 @@ def fgsm_direction(
             part = slice(start, start + batch_size)
             numbers = np.arange(start, start + batch_size, dtype="int32")
             found = ops.convert_to_numpy(slope(images[part].astype(dtype), labels[part], numbers))
-            _check_gradient(model, found, start)
+            bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
+            if bad.any():
+                raise ValueError(
+                    f"The gradient at image {start + bad.argmax()} is not finite: its label is no "
+                    f"class of model {model.name!r}, or the output of the model is NaN."
+                )
             result[part] = np.sign(found)
     return result
 
@@ -208,17 +213,14 @@ def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
 @contextlib.contextmanager
 def _state_kept(model: keras.Model) -> Iterator[None]:
     """Put back what the calls of a model change: counters, random states."""
-    before = [(variable, ops.convert_to_numpy(variable)) for variable in _state(model)]
+    weights = {id(variable) for variable in model.trainable_variables}
+    state = [variable for variable in model.variables if id(variable) not in weights]
+    before = [(variable, ops.convert_to_numpy(variable)) for variable in state]
     try:
         yield
     finally:
         for variable, value in before:
             variable.assign(value)
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    weights = {id(variable) for variable in model.trainable_variables}
-    return [variable for variable in model.variables if id(variable) not in weights]
 
 
 def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -243,12 +245,3 @@ def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     if labels.size and labels.min() < 0:
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     return images, labels.astype("int32")
-
-
-def _check_gradient(model: keras.Model, found: np.ndarray, start: int) -> None:
-    bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
-    if bad.any():
-        raise ValueError(
-            f"The gradient at image {start + bad.argmax()} is not finite: its label is no class of "
-            f"model {model.name!r}, or the output of the model is NaN."
-        )

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy import ndimage
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.data._images import checked_images
+from tfp_ibnn.data.rotation import checked_images
 
 __all__ = ["CORRUPTIONS", "corrupt"]
 
@@ -94,9 +94,8 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
 
 
 def _gaussian_noise(images: np.ndarray, scale: float, generators: Generators) -> np.ndarray:
-    shape = images.shape[1:]
-    noise = np.stack([rng.standard_normal(shape, "float32") for rng in generators])
-    return images + np.float32(255 * scale) * noise
+    noise = [rng.standard_normal(images.shape[1:], "float32") for rng in generators]
+    return images + np.float32(255 * scale) * np.stack(noise)
 
 
 def _shot_noise(images: np.ndarray, count: float, generators: Generators) -> np.ndarray:
@@ -107,8 +106,7 @@ def _shot_noise(images: np.ndarray, count: float, generators: Generators) -> np.
 
 
 def _impulse_noise(images: np.ndarray, part: float, generators: Generators) -> np.ndarray:
-    shape = images.shape[1:]
-    chance = np.stack([rng.random(shape, "float32") for rng in generators])
+    chance = np.stack([rng.random(images.shape[1:], "float32") for rng in generators])
     return np.where(chance < part, np.where(chance < part / 2, 0, 255), images)
 
 
@@ -148,13 +146,8 @@ def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.n
 
 def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
     height, width = images.shape[1:3]
-    small = max(1, int(width * factor)), max(1, int(height * factor))
-
-    def change(image: Image.Image) -> Image.Image:
-        box = Image.Resampling.BOX
-        return image.resize(small, box).resize((width, height), box)
-
-    return _each(images, change)
+    small, box = [max(1, int(size * factor)) for size in (width, height)], Image.Resampling.BOX
+    return _each(images, lambda image: image.resize(small, box).resize((width, height), box))
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:

@@ -57,17 +57,11 @@ def validation_split(
     # RandomState's stream is frozen, unlike that of numpy's newer generators.
     random = np.random.RandomState(seed)
     _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+    # Largest remainders, lower classes first; in whole numbers, so that none differ by rounding.
+    shares, remainders = np.divmod(counts.astype(np.int64) * size, len(y))
+    shares[np.argsort(-remainders, kind="stable")[: size - shares.sum()]] += 1
     held_back = np.zeros(len(y), bool)
-    for label, places in enumerate(_shares(counts, size)):
+    for label, places in enumerate(shares):
         positions = np.flatnonzero(which == label)
         held_back[random.permutation(positions)[:places]] = True
     return (x[~held_back], y[~held_back]), (x[held_back], y[held_back])
-
-
-def _shares(counts: np.ndarray, size: int) -> np.ndarray:
-    """Return how many of `size` places each class gets: largest remainders, lower classes first."""
-    # In whole numbers, so that rounding cannot make equal remainders differ.
-    shares, remainders = np.divmod(counts.astype(np.int64) * size, counts.sum())
-    left = size - shares.sum()
-    shares[np.argsort(-remainders, kind="stable")[:left]] += 1
-    return shares

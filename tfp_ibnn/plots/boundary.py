@@ -97,13 +97,8 @@ def decision_boundary(
         area = (0.74 * points / count) ** 2
         for k in range(classes):
             where = winner == k
-            ax.scatter(
-                *grid[where].T,
-                s=area * ink[where],
-                color=pale(color(k), 0.45),
-                marker=marker(k),
-                linewidths=0,
-            )
+            look = {"color": pale(color(k), 0.45), "marker": marker(k), "linewidths": 0}
+            ax.scatter(*grid[where].T, s=area * ink[where], **look)
     else:
         shades = np.stack([pale(color(k), 1 - 0.75 * ink) for k in range(classes)])
         shade = shades[winner, np.arange(len(winner))].reshape(count, count, 3)

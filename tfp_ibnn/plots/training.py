@@ -1,6 +1,6 @@
 """Training curves: what several runs logged, one quantity or all, training beside validation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -47,7 +47,6 @@ def training_curves(
         >>> ax.lines[0].get_xdata().tolist()
         [1, 2, 3]
     """
-    _check_histories(histories)
     _checked_keys(histories, [key], ("",))
     ax = new_axes(ax, (5, 3.5))
     for i, (name, history) in enumerate(histories.items()):
@@ -84,12 +83,7 @@ def training_panel(
         >>> [ax.get_ylabel() for ax in figure.axes]
         ['negative ELBO', 'KL (nats)']
     """
-    _check_histories(histories)
-    if keys is None:
-        logged = set().union(*histories.values())
-        keys = [k for k in _LABELS if any(prefix + k in logged for prefix in _PHASES)]
-        keys = keys or list(_LABELS)
-    keys = _checked_keys(histories, keys, tuple(_PHASES))
+    keys = _checked_keys(histories, keys, _PHASES)
     if mc_every is not None:
         mc_every = checks.positive_integer("mc_every", mc_every)
     columns = min(3, len(keys))
@@ -103,15 +97,9 @@ def training_panel(
             phases.add(phase)
             # Few markers, at other epochs for each run, so that they do not hide one another.
             apart = max(1, len(values) // 6)
-            ax.plot(
-                epochs,
-                -values if key == "nll" else values,
-                ls=_PHASES[phase][1],
-                lw=1.5,
-                ms=4,
-                markevery=(run * apart // len(histories), apart),
-                **_look(run),
-            )
+            marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
+            drawn = -values if key == "nll" else values
+            ax.plot(epochs, drawn, ls=_PHASES[phase][1], lw=1.5, **marks, **_look(run))
         ax.set(ylabel=_LABELS.get(key, key))
         epochs_below(ax)
         if position + columns >= len(keys):
@@ -160,30 +148,27 @@ def _curves(
             yield run, phase, epochs[kept], values[kept]
 
 
-def _check_histories(histories: Any) -> None:
-    """Raise if this is not a mapping of at least one run to lists of numbers."""
-    mappings = isinstance(histories, Mapping) and all(
+def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[str]) -> list[str]:
+    """Return the keys, or those logged of `_LABELS`; raise if no run has logged one of them."""
+    is_nested = isinstance(histories, Mapping) and all(
         isinstance(history, Mapping) for history in histories.values()
     )
-    if not mappings or not histories:
+    if not is_nested or not histories:
         raise ValueError(
             "`histories` must map at least one run name to its `History.history`, as in "
             f"{{'flow': model.fit(...).history}}; got {histories!r:.80}."
         )
-    for history in histories.values():
-        for name, values in history.items():
-            if np.ndim(values) != 1:
-                raise ValueError(
-                    f"`histories` must hold one number an epoch; got the shape {np.shape(values)} "
-                    f"under {name!r}."
-                )
-
-
-def _checked_keys(histories: Histories, keys: Any, phases: tuple[str, ...]) -> list[str]:
-    """Return the keys, or raise if there is one that no run has logged in any phase."""
+    for name, values in (entry for history in histories.values() for entry in history.items()):
+        if np.ndim(values) != 1:
+            raise ValueError(
+                f"`histories` must hold one number an epoch; got the shape {np.shape(values)} "
+                f"under {name!r}."
+            )
+    logged = sorted(set().union(*histories.values()))
+    if keys is None:
+        keys = [k for k in _LABELS if any(phase + k in logged for phase in phases)] or [*_LABELS]
     if isinstance(keys, str) or len(keys) == 0:
         raise ValueError(f"`keys` must be a list such as ['loss', 'kl']; got {keys!r}.")
-    logged = sorted(set().union(*histories.values()))
     for key in keys:
         if not any(phase + key in logged for phase in phases):
             raise ValueError(f"No run has logged {key!r}; choose from {', '.join(logged)}.")

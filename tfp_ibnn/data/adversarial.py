@@ -30,13 +30,11 @@ def fgsm(
 ) -> np.ndarray:
     """Take one step of the fast gradient sign method.
 
-    The result is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the cross-entropy
-    of the labels with respect to the image x. It is float32, which `evaluate` and `predict` take as
-    it is: rounded to whole numbers, a step of less than half a grey level would vanish. For whole
-    images and a whole epsilon `.astype("uint8")` loses nothing.
-
-    For several epsilons, find the signs once: see `fgsm_direction`, which has the other arguments
-    too.
+    The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
+    cross-entropy of the labels with respect to the image x. It is float32, which `evaluate` and
+    `predict` take as it is: rounded to whole numbers, a step of less than half a grey level would
+    vanish. For whole images and a whole epsilon `.astype("uint8")` loses nothing. For several
+    epsilons, find the signs once, by `fgsm_direction`.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255.
@@ -46,9 +44,6 @@ def fgsm(
         from_logits: as for `fgsm_direction`.
         batch_size: as for `fgsm_direction`.
         seed: as for `fgsm_direction`.
-
-    Returns:
-        (N, ...) float32.
 
     Example:
         >>> import keras, numpy as np
@@ -79,7 +74,7 @@ def fgsm_direction(
     batch_size: int = 128,
     seed: int = 0,
 ) -> np.ndarray:
-    """Return the sign of the cross-entropy's gradient at each pixel of each image.
+    """Return the sign of the cross-entropy's gradient at each pixel, (N, ...) int8: -1, 0 or 1.
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
     cross-entropy is log(1 + exp(m)) and grows with m, so that the signs are the same; but its own
@@ -102,9 +97,6 @@ def fgsm_direction(
             loss it is compiled with.
         batch_size: how many images to attack at once.
         seed: of the noise of a stochastic model, a whole number of 0 or above.
-
-    Returns:
-        (N, ...) int8: -1, 0 or 1.
 
     Example:
         >>> import keras, numpy as np

@@ -106,10 +106,8 @@ class ShuffledBatches(keras.utils.PyDataset):
         count = checks.positive_integer("shard[1]", shard[1])
         if index >= count:
             raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
-        sizes = {min(self.batch_size, len(self.x))}
-        if not self.drop_remainder:
-            sizes.add(len(self.x) % self.batch_size)
-        for size in sizes:
+        last = 0 if self.drop_remainder else len(self.x) % self.batch_size
+        for size in (min(self.batch_size, len(self.x)), last):
             if size % count:
                 raise ValueError(
                     f"A batch of {size} does not divide into {count} shares: choose another "

@@ -23,7 +23,7 @@ _BLOCK = 256
 
 
 def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int = 0) -> np.ndarray:
-    """Return images with a corruption of CIFAR-10-C.
+    """Return images with a corruption of CIFAR-10-C, (N, H, W, C) uint8.
 
     At severities 1 to 5, for values from 0 to 1:
 
@@ -54,9 +54,6 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         severity: 1 to 5.
         seed: of the noise and the angles, a whole number of 0 or above.
         first: position of the first image.
-
-    Returns:
-        (N, H, W, C) uint8.
 
     Example:
         >>> import numpy as np

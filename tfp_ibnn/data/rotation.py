@@ -11,17 +11,14 @@ __all__ = ["checked_images", "rotate"]
 
 
 def rotate(images: Any, degrees: float) -> np.ndarray:
-    """Return images turned counter-clockwise around their centre.
+    """Return images turned counter-clockwise around their centre, (N, H, W, C) uint8.
 
-    Pixels are interpolated bilinearly, black beyond the edges; the size stays, so corners are lost.
-    By multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
+    Pixels are interpolated bilinearly and rounded, black beyond the edges; the size stays, so
+    corners are lost. By multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
 
     Args:
         images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
         degrees: the angle; below 0 it is clockwise.
-
-    Returns:
-        (N, H, W, C) uint8, rounded.
 
     Example:
         >>> import numpy as np

@@ -12,7 +12,7 @@ __all__ = ["validation_split"]
 def validation_split(
     x: Any, y: Any, size: int, seed: int = 0
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Split off a validation set in which every class keeps its share.
+    """Return `(x_train, y_train), (x_val, y_val)`, copies; every class keeps its share.
 
     The class c gets size * n_c / N of the places, rounded down or up so that they add up to `size`.
     The seed alone decides who gets them, with every version of numpy. Both parts keep the order of
@@ -23,9 +23,6 @@ def validation_split(
         y: (N,), their classes, as integers.
         size: number of images to hold back, from 1 to N - 1.
         seed: from 0 to 2**32 - 1.
-
-    Returns:
-        `(x_train, y_train), (x_val, y_val)`, copies.
 
     Example:
         >>> import numpy as np

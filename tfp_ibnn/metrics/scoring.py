@@ -19,13 +19,7 @@ def brier_score(
     """Return the mean over examples of sum_k (p_k - y_k)^2, between 0 and 2.
 
     With two classes it is twice scikit-learn's `brier_score_loss` of the probabilities of class 1.
-
-    Args:
-        probabilities: (..., classes) that sum to 1; or (..., 1), those of class 1 of two.
-        labels: (...) or (..., 1) integers, or (..., classes) one-hot.
-        sample_weight: (...), or a shape that can be broadcast to it along the last axes. Examples
-            of weight 0 are neither counted nor checked.
-        from_logits: whether `probabilities` are logits.
+    The arguments are those of `reliability`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -39,7 +33,7 @@ def brier_score(
 def negative_log_likelihood(
     probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
 ) -> float:
-    """Return the mean over examples of -log p_y, in nats; the arguments are `brier_score`'s.
+    """Return the mean over examples of -log p_y, in nats; the arguments are `reliability`'s.
 
     A probability of 0 counts as the smallest normal float of its dtype: an example costs 87.3 at
     most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.

@@ -67,6 +67,7 @@ def one_line(error: Exception) -> str:
 _OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 _CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 _DIGITS = tuple("0123456789")
+_AS_MNIST = dict(image_shape=(28, 28, 1), train_size=60_000, test_size=10_000, layout="idx")
 
 _ALL = (
     Dataset(
@@ -88,10 +89,7 @@ _ALL = (
     Dataset(
         name="fashion_mnist",
         classes=tuple(_CLOTHES.split(", ")),
-        image_shape=(28, 28, 1),
-        train_size=60_000,
-        test_size=10_000,
-        layout="idx",
+        **_AS_MNIST,
         checksums={
             "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
@@ -102,10 +100,7 @@ _ALL = (
     Dataset(
         name="mnist",
         classes=_DIGITS,
-        image_shape=(28, 28, 1),
-        train_size=60_000,
-        test_size=10_000,
-        layout="idx",
+        **_AS_MNIST,
         checksums={
             "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
             "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",

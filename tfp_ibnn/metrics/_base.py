@@ -60,12 +60,10 @@ class ClassificationMetric(keras.metrics.Metric):
             y_pred: (..., classes) probabilities or logits; or (..., 1), those of class 1 of two.
             sample_weight: (...), or a shape that can be broadcast to it along the last axes.
         """
-        names = ("y_pred", "y_true", "sample_weight")
         predictions = ops.cast(ops.convert_to_tensor(y_pred), self.dtype)
         weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
-        examples, *valid = prepare(
-            ops, predictions, ops.convert_to_tensor(y_true), weight, self.from_logits, names
-        )
+        labels = ops.convert_to_tensor(y_true)
+        examples, *valid = prepare(ops, predictions, labels, weight, self.from_logits)
         if not self.from_logits and is_eager(predictions):
             self._refuse_logits(predictions, examples.weight, valid[0])
         valid = ops.all(ops.stack(valid), axis=0)
@@ -153,7 +151,7 @@ def prepare(
     labels: Any,
     weight: Any,
     from_logits: bool,
-    names: tuple[str, str, str],
+    names: tuple[str, str, str] = ("y_pred", "y_true", "sample_weight"),
 ) -> tuple[Examples, Any, Any, Any]:
     """Return flat examples, and which of them have valid predictions, labels and weights.
 

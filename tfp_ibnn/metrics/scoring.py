@@ -142,9 +142,8 @@ def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
         y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
         y_pred: (..., classes) probabilities.
     """
-    names = ("y_pred", "y_true", "sample_weight")
     labels = ops.convert_to_tensor(y_true)
-    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False, names)[0])
+    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False)[0])
 
 
 def _squared_distance(xp: ModuleType, examples: Examples) -> Any:

@@ -205,13 +205,12 @@ def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
 @contextlib.contextmanager
 def _state_kept(model: keras.Model) -> Iterator[None]:
     """Put back what the calls of a model change: counters, random states."""
-    weights = {id(variable) for variable in model.trainable_variables}
-    state = [variable for variable in model.variables if id(variable) not in weights]
-    before = [(variable, ops.convert_to_numpy(variable)) for variable in state]
+    state = model.non_trainable_variables
+    before = [ops.convert_to_numpy(variable) for variable in state]
     try:
         yield
     finally:
-        for variable, value in before:
+        for variable, value in zip(state, before, strict=True):
             variable.assign(value)
 
 

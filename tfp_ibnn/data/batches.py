@@ -70,9 +70,7 @@ class ShuffledBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0 and self._finished and not self._followed:
-            raise ValueError(
-                "A new epoch began without notice: pass `batches.follow()` among the callbacks."
-            )
+            raise ValueError("A new epoch began unnoticed: pass `batches.follow()` as a callback.")
         self._finished = index == len(self) - 1 and len(self) > 1
         chosen = self._order[index * self.batch_size : (index + 1) * self.batch_size]
         share, shares = self.shard

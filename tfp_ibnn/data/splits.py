@@ -39,14 +39,10 @@ def validation_split(
             "For one-hot labels, give `y.argmax(-1)`."
         )
     if x.ndim < 1 or len(x) != len(y):
-        raise ValueError(
-            f"`x` must have as many rows as `y`, {len(y)}; got an array of shape {x.shape}."
-        )
+        raise ValueError(f"`x` must have as many rows as `y`, {len(y)}; got shape {x.shape}.")
     size = checks.positive_integer("size", size)
     if size >= len(y):
-        raise ValueError(
-            f"`size` must leave something to train on, so be at most {len(y) - 1}; got {size}."
-        )
+        raise ValueError(f"`size` must leave some to train on: at most {len(y) - 1}; got {size}.")
     seed = checks.whole("seed", seed)
     if seed >= 2**32:
         raise ValueError(f"`seed` must be below 2**32; got {seed}.")

@@ -63,9 +63,7 @@ def classes(name: str, value: Any, size: int, count: int | None = None) -> np.nd
     else:
         found = vector(name, value, size)
     if np.any(found != np.round(found)) or found.min() < 0:
-        raise ValueError(
-            f"`{name}` must be whole numbers, 0 or above, one per class; got {np.unique(found)}."
-        )
+        raise ValueError(f"`{name}` must be whole numbers, 0 or above; got {np.unique(found)}.")
     if count is not None and found.max() >= count:
         raise ValueError(f"`{name}` must lie between 0 and {count - 1}; got {np.unique(found)}.")
     return found.astype(int)

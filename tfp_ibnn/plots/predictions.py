@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots.style import COLORS, HATCHES, new_axes, pale, tidy
+from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
 
 __all__ = ["class_distributions"]
 
@@ -91,5 +91,5 @@ def class_distributions(
 
 def _look(true: bool) -> dict[str, Any]:
     color = COLORS[1] if true else COLORS[0]
-    hatch = HATCHES[1] if true else None
+    hatch = "////" if true else None
     return {"facecolor": pale(color, 0.55), "edgecolor": color, "lw": 0.9, "hatch": hatch}

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, lines, markers, hatches and bare axes."""
+"""What all figures have in common: colours, lines, markers and bare axes."""
 
 from typing import Any
 
@@ -14,7 +14,6 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 # In grey, several of these colours are alike: something else always tells the curves apart.
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 LEGEND = {"frameon": False, "fontsize": 9}
 SIDE_LEGEND = {**LEGEND, "loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
 

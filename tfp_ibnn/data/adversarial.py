@@ -30,13 +30,11 @@ def fgsm(
 ) -> np.ndarray:
     """Take one step of the fast gradient sign method.
 
-    The result is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the cross-entropy
-    of the labels with respect to the image x. It is float32, which `evaluate` and `predict` take as
-    it is: rounded to whole numbers, a step of less than half a grey level would vanish. For whole
-    images and a whole epsilon `.astype("uint8")` loses nothing.
-
-    For several epsilons, find the signs once: see `fgsm_direction`, which has the other arguments
-    too.
+    The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
+    cross-entropy of the labels with respect to the image x. It is float32, which `evaluate` and
+    `predict` take as it is: rounded to whole numbers, a step of less than half a grey level would
+    vanish. For whole images and a whole epsilon `.astype("uint8")` loses nothing. For several
+    epsilons, find the signs once, by `fgsm_direction`.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255.
@@ -46,9 +44,6 @@ def fgsm(
         from_logits: as for `fgsm_direction`.
         batch_size: as for `fgsm_direction`.
         seed: as for `fgsm_direction`.
-
-    Returns:
-        (N, ...) float32.
 
     Example:
         >>> import keras, numpy as np
@@ -79,7 +74,7 @@ def fgsm_direction(
     batch_size: int = 128,
     seed: int = 0,
 ) -> np.ndarray:
-    """Return the sign of the cross-entropy's gradient at each pixel of each image.
+    """Return the sign of the cross-entropy's gradient at each pixel, (N, ...) int8: -1, 0 or 1.
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
     cross-entropy is log(1 + exp(m)) and grows with m, so that the signs are the same; but its own
@@ -102,9 +97,6 @@ def fgsm_direction(
             loss it is compiled with.
         batch_size: how many images to attack at once.
         seed: of the noise of a stochastic model, a whole number of 0 or above.
-
-    Returns:
-        (N, ...) int8: -1, 0 or 1.
 
     Example:
         >>> import keras, numpy as np
@@ -131,7 +123,12 @@ def fgsm_direction(
             part = slice(start, start + batch_size)
             numbers = np.arange(start, start + batch_size, dtype="int32")
             found = ops.convert_to_numpy(slope(images[part].astype(dtype), labels[part], numbers))
-            _check_gradient(model, found, start)
+            bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
+            if bad.any():
+                raise ValueError(
+                    f"The gradient at image {start + bad.argmax()} is not finite: its label is no "
+                    f"class of model {model.name!r}, or the output of the model is NaN."
+                )
             result[part] = np.sign(found)
     return result
 
@@ -208,17 +205,13 @@ def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
 @contextlib.contextmanager
 def _state_kept(model: keras.Model) -> Iterator[None]:
     """Put back what the calls of a model change: counters, random states."""
-    before = [(variable, ops.convert_to_numpy(variable)) for variable in _state(model)]
+    state = model.non_trainable_variables
+    before = [ops.convert_to_numpy(variable) for variable in state]
     try:
         yield
     finally:
-        for variable, value in before:
+        for variable, value in zip(state, before, strict=True):
             variable.assign(value)
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    weights = {id(variable) for variable in model.trainable_variables}
-    return [variable for variable in model.variables if id(variable) not in weights]
 
 
 def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -243,12 +236,3 @@ def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     if labels.size and labels.min() < 0:
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     return images, labels.astype("int32")
-
-
-def _check_gradient(model: keras.Model, found: np.ndarray, start: int) -> None:
-    bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
-    if bad.any():
-        raise ValueError(
-            f"The gradient at image {start + bad.argmax()} is not finite: its label is no class of "
-            f"model {model.name!r}, or the output of the model is NaN."
-        )

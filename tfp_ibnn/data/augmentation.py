@@ -13,8 +13,32 @@ from tfp_ibnn._core.serialization import SavesRandomState
 __all__ = ["RandomMirror", "RandomShift", "preprocessing"]
 
 
+class _Augmentation(SavesRandomState, layers.Layer):
+    """A layer that changes images at random in training only, by `_changed`."""
+
+    def __init__(self, seed: int | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seed = seed
+        self.seed_generator = SeedGenerator(seed)
+
+    def call(self, images: Tensor, training: bool = False) -> Tensor:
+        """Return the images, changed if this is training."""
+        return self._changed(images) if training else images
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Return the shape of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "seed": self.seed}
+
+    def _changed(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class RandomShift(SavesRandomState, layers.Layer):
+class RandomShift(_Augmentation):
     """In training, move each image by up to `padding` pixels each way; zeros come in.
 
     This is the usual augmentation of CIFAR-10: pad by 4 and crop at random. Each image has its own
@@ -33,15 +57,14 @@ class RandomShift(SavesRandomState, layers.Layer):
     """
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(seed, **kwargs)
         self.padding = checks.positive_integer("padding", padding, checks.LARGEST_SIZE)
-        self.seed = seed
-        self.seed_generator = SeedGenerator(seed)
 
-    def call(self, images: Tensor, training: bool = False) -> Tensor:
-        """Return the images, shifted if this is training."""
-        if not training:
-            return images
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "padding": self.padding}
+
+    def _changed(self, images: Tensor) -> Tensor:
         count = ops.shape(images)[0]
         shifts = keras.random.randint((count, 2), 0, 2 * self.padding + 1, seed=self.seed_generator)
         border = (self.padding, self.padding)
@@ -52,17 +75,9 @@ class RandomShift(SavesRandomState, layers.Layer):
         padded = ops.take_along_axis(padded, rows[:, :, None, None], axis=1)
         return ops.take_along_axis(padded, columns[:, None, :, None], axis=2)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the shape of the input."""
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "padding": self.padding, "seed": self.seed}
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class RandomMirror(SavesRandomState, layers.Layer):
+class RandomMirror(_Augmentation):
     """In training, mirror each image, left to right, with probability one half.
 
     Outside training the images pass unchanged, in a plain call too, which is not so with
@@ -80,25 +95,12 @@ class RandomMirror(SavesRandomState, layers.Layer):
     """
 
     def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.seed = seed
-        self.seed_generator = SeedGenerator(seed)
+        super().__init__(seed, **kwargs)
 
-    def call(self, images: Tensor, training: bool = False) -> Tensor:
-        """Return the images, some of them mirrored if this is training."""
-        if not training:
-            return images
+    def _changed(self, images: Tensor) -> Tensor:
         shape = (ops.shape(images)[0], 1, 1, 1)
         chosen = keras.random.uniform(shape, seed=self.seed_generator) < 0.5
         return ops.where(chosen, ops.flip(images, axis=2), images)
-
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the shape of the input."""
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "seed": self.seed}
 
 
 def preprocessing(
@@ -145,9 +147,5 @@ def preprocessing(
     normalise = layers.Normalization(mean=mean.tolist(), variance=variance.tolist(), name="normal")
     if not augment:
         return [normalise]
-    other = None if seed is None else seed + 1
-    return [
-        RandomShift(padding, seed=seed, name="shift"),
-        RandomMirror(seed=other, name="mirror"),
-        normalise,
-    ]
+    mirror = RandomMirror(None if seed is None else seed + 1, name="mirror")
+    return [RandomShift(padding, seed, name="shift"), mirror, normalise]

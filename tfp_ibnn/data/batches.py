@@ -70,9 +70,7 @@ class ShuffledBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0 and self._finished and not self._followed:
-            raise ValueError(
-                "A new epoch began without notice: pass `batches.follow()` among the callbacks."
-            )
+            raise ValueError("A new epoch began unnoticed: pass `batches.follow()` as a callback.")
         self._finished = index == len(self) - 1 and len(self) > 1
         chosen = self.order[index * self.batch_size : (index + 1) * self.batch_size]
         share, shares = self.shard
@@ -106,10 +104,8 @@ class ShuffledBatches(keras.utils.PyDataset):
         count = checks.positive_integer("shard[1]", shard[1])
         if index >= count:
             raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
-        sizes = {min(self.batch_size, len(self.x))}
-        if not self.drop_remainder:
-            sizes.add(len(self.x) % self.batch_size)
-        for size in sizes:
+        last = 0 if self.drop_remainder else len(self.x) % self.batch_size
+        for size in (min(self.batch_size, len(self.x)), last):
             if size % count:
                 raise ValueError(
                     f"A batch of {size} does not divide into {count} shares: choose another "

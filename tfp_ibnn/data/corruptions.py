@@ -12,7 +12,7 @@ from scipy import ndimage
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn.data._images import checked_images
+from tfp_ibnn.data.rotation import checked_images
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -27,7 +27,7 @@ _BLOCK = 256
 
 
 def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int = 0) -> np.ndarray:
-    """Return images with a corruption of CIFAR-10-C.
+    """Return images with a corruption of CIFAR-10-C, (N, H, W, C) uint8.
 
     At severities 1 to 5, for values from 0 to 1:
 
@@ -58,9 +58,6 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         severity: 1 to 5.
         seed: of the noise and the angles, a whole number of 0 or above.
         first: position of the first image.
-
-    Returns:
-        (N, H, W, C) uint8.
 
     Example:
         >>> import numpy as np
@@ -98,9 +95,8 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
 
 
 def _gaussian_noise(images: np.ndarray, scale: float, generators: Generators) -> np.ndarray:
-    shape = images.shape[1:]
-    noise = np.stack([rng.standard_normal(shape, "float32") for rng in generators])
-    return images + np.float32(255 * scale) * noise
+    noise = [rng.standard_normal(images.shape[1:], "float32") for rng in generators]
+    return images + np.float32(255 * scale) * np.stack(noise)
 
 
 def _shot_noise(images: np.ndarray, count: float, generators: Generators) -> np.ndarray:
@@ -111,8 +107,7 @@ def _shot_noise(images: np.ndarray, count: float, generators: Generators) -> np.
 
 
 def _impulse_noise(images: np.ndarray, part: float, generators: Generators) -> np.ndarray:
-    shape = images.shape[1:]
-    chance = np.stack([rng.random(shape, "float32") for rng in generators])
+    chance = np.stack([rng.random(images.shape[1:], "float32") for rng in generators])
     return np.where(chance < part, np.where(chance < part / 2, 0, 255), images)
 
 
@@ -152,13 +147,9 @@ def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.n
 
 def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
     height, width = images.shape[1:3]
-    small = max(1, int(width * factor)), max(1, int(height * factor))
-
-    def change(image: "Image.Image") -> "Image.Image":
-        box = _pillow().Resampling.BOX
-        return image.resize(small, box).resize((width, height), box)
-
-    return _each(images, change)
+    small = [max(1, int(size * factor)) for size in (width, height)]
+    box = _pillow().Resampling.BOX
+    return _each(images, lambda image: image.resize(small, box).resize((width, height), box))
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:

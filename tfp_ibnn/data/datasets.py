@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Splits", "known"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Splits", "known", "one_line"]
 
 Splits = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -59,23 +59,20 @@ def known(name: Any) -> Dataset:
     return DATASETS[name]
 
 
-_TEN_DIGITS = tuple("0123456789")
+def one_line(error: Exception) -> str:
+    """Return what an error says in one line, or its type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+_OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
+_CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+_DIGITS = tuple("0123456789")
+_AS_MNIST = dict(image_shape=(28, 28, 1), train_size=60_000, test_size=10_000, layout="idx")
 
 _ALL = (
     Dataset(
         name="cifar10",
-        classes=(
-            "airplane",
-            "automobile",
-            "bird",
-            "cat",
-            "deer",
-            "dog",
-            "frog",
-            "horse",
-            "ship",
-            "truck",
-        ),
+        classes=tuple(_OBJECTS.split(", ")),
         image_shape=(32, 32, 3),
         train_size=50_000,
         test_size=10_000,
@@ -91,22 +88,8 @@ _ALL = (
     ),
     Dataset(
         name="fashion_mnist",
-        classes=(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
-        image_shape=(28, 28, 1),
-        train_size=60_000,
-        test_size=10_000,
-        layout="idx",
+        classes=tuple(_CLOTHES.split(", ")),
+        **_AS_MNIST,
         checksums={
             "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
@@ -116,11 +99,8 @@ _ALL = (
     ),
     Dataset(
         name="mnist",
-        classes=_TEN_DIGITS,
-        image_shape=(28, 28, 1),
-        train_size=60_000,
-        test_size=10_000,
-        layout="idx",
+        classes=_DIGITS,
+        **_AS_MNIST,
         checksums={
             "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
             "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
@@ -132,7 +112,7 @@ _ALL = (
     # the IDX files that the two parts would make.
     Dataset(
         name="digits",
-        classes=_TEN_DIGITS,
+        classes=_DIGITS,
         image_shape=(8, 8, 1),
         train_size=1_297,
         test_size=500,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tfp_ibnn.data import _cache, _sources
 from tfp_ibnn.data._formats import Report, quiet, verify
-from tfp_ibnn.data.datasets import DataError, Splits, known
+from tfp_ibnn.data.datasets import DataError, Splits, known, one_line
 
 __all__ = ["load", "obtain"]
 
@@ -75,19 +75,11 @@ def obtain(
             splits = fetch(dataset, report)
             verify(dataset, splits, report)
         except (DataError, OSError) as error:
-            reason = " ".join(str(error).split())
-            _log.info("%s: %s", source, reason)
-            failures.append(f"  {source}: {reason}")
+            failures.append(f"  {source}: {one_line(error)}")
+            _log.info(failures[-1].strip())
             continue
         report("writing", 0, 0)
         _cache.write(path, splits)
         return splits, path
-    raise DataError(
-        "\n".join(
-            [
-                f"{name} could not be had. What was tried:",
-                *failures,
-                _sources.by_hand(dataset, folder),
-            ]
-        )
-    )
+    first = f"{name} could not be had. What was tried:"
+    raise DataError("\n".join([first, *failures, _sources.by_hand(dataset, folder)]))

@@ -12,7 +12,7 @@ __all__ = ["validation_split"]
 def validation_split(
     x: Any, y: Any, size: int, seed: int = 0
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Split off a validation set in which every class keeps its share.
+    """Return `(x_train, y_train), (x_val, y_val)`, copies; every class keeps its share.
 
     The class c gets size * n_c / N of the places, rounded down or up so that they add up to `size`.
     The seed alone decides who gets them, with every version of numpy. Both parts keep the order of
@@ -23,9 +23,6 @@ def validation_split(
         y: (N,), their classes, as integers.
         size: number of images to hold back, from 1 to N - 1.
         seed: from 0 to 2**32 - 1.
-
-    Returns:
-        `(x_train, y_train), (x_val, y_val)`, copies.
 
     Example:
         >>> import numpy as np
@@ -42,14 +39,10 @@ def validation_split(
             "For one-hot labels, give `y.argmax(-1)`."
         )
     if x.ndim < 1 or len(x) != len(y):
-        raise ValueError(
-            f"`x` must have as many rows as `y`, {len(y)}; got an array of shape {x.shape}."
-        )
+        raise ValueError(f"`x` must have as many rows as `y`, {len(y)}; got shape {x.shape}.")
     size = checks.positive_integer("size", size)
     if size >= len(y):
-        raise ValueError(
-            f"`size` must leave something to train on, so be at most {len(y) - 1}; got {size}."
-        )
+        raise ValueError(f"`size` must leave some to train on: at most {len(y) - 1}; got {size}.")
     seed = checks.whole("seed", seed)
     if seed >= 2**32:
         raise ValueError(f"`seed` must be below 2**32; got {seed}.")
@@ -57,17 +50,11 @@ def validation_split(
     # RandomState's stream is frozen, unlike that of numpy's newer generators.
     random = np.random.RandomState(seed)
     _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+    # Largest remainders, lower classes first; in whole numbers, so that none differ by rounding.
+    shares, remainders = np.divmod(counts.astype(np.int64) * size, len(y))
+    shares[np.argsort(-remainders, kind="stable")[: size - shares.sum()]] += 1
     held_back = np.zeros(len(y), bool)
-    for label, places in enumerate(_shares(counts, size)):
+    for label, places in enumerate(shares):
         positions = np.flatnonzero(which == label)
         held_back[random.permutation(positions)[:places]] = True
     return (x[~held_back], y[~held_back]), (x[held_back], y[held_back])
-
-
-def _shares(counts: np.ndarray, size: int) -> np.ndarray:
-    """Return how many of `size` places each class gets: largest remainders, lower classes first."""
-    # In whole numbers, so that rounding cannot make equal remainders differ.
-    shares, remainders = np.divmod(counts.astype(np.int64) * size, counts.sum())
-    left = size - shares.sum()
-    shares[np.argsort(-remainders, kind="stable")[:left]] += 1
-    return shares

@@ -18,27 +18,18 @@ TOLERANCE = 1e-2
 
 
 class Examples(NamedTuple):
-    """Predictions in one form, whatever form they came in.
+    """Predictions in one form, whatever form they came in."""
 
-    Attributes:
-        probabilities: (examples, classes).
-        log_probabilities: (examples, classes), if the predictions were logits.
-        targets: (examples, classes), one-hot.
-        weight: (examples,).
-    """
-
-    probabilities: Any
-    log_probabilities: Any
-    targets: Any
-    weight: Any
+    probabilities: Any  # (examples, classes)
+    log_probabilities: Any  # (examples, classes), or None unless the predictions were logits
+    targets: Any  # (examples, classes), one-hot
+    weight: Any  # (examples,)
 
     def top_label(self, xp: ModuleType) -> tuple[Any, Any]:
         """Return the confidence of each prediction and whether it is right, (examples, 1)."""
         predicted = xp.argmax(self.probabilities, axis=-1)[:, None]
-        confidence, correct = (
-            xp.take_along_axis(part, predicted, axis=-1)
-            for part in (self.probabilities, self.targets)
-        )
+        parts = self.probabilities, self.targets
+        confidence, correct = (xp.take_along_axis(part, predicted, axis=-1) for part in parts)
         return confidence, correct
 
 
@@ -52,11 +43,6 @@ class ClassificationMetric(keras.metrics.Metric):
     weight 0 are neither counted nor checked.
 
     A subclass counts examples in `_count`, and returns the metric in `_value`.
-
-    Args:
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
     """
 
     def __init__(self, from_logits: bool, name: str, dtype: Any) -> None:
@@ -74,12 +60,10 @@ class ClassificationMetric(keras.metrics.Metric):
             y_pred: (..., classes) probabilities or logits; or (..., 1), those of class 1 of two.
             sample_weight: (...), or a shape that can be broadcast to it along the last axes.
         """
-        names = ("y_pred", "y_true", "sample_weight")
         predictions = ops.cast(ops.convert_to_tensor(y_pred), self.dtype)
         weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
-        examples, *valid = prepare(
-            ops, predictions, ops.convert_to_tensor(y_true), weight, self.from_logits, names
-        )
+        labels = ops.convert_to_tensor(y_true)
+        examples, *valid = prepare(ops, predictions, labels, weight, self.from_logits)
         if not self.from_logits and is_eager(predictions):
             self._refuse_logits(predictions, examples.weight, valid[0])
         valid = ops.all(ops.stack(valid), axis=0)
@@ -145,10 +129,9 @@ def checked(
             f"`{names[0]}` must hold one example at least whose `{names[2]}` is not 0; got "
             f"the shape {predictions.shape}."
         )
+    probable = "must be finite, 0 or above, and sum to 1 (if they are logits, say from_logits=True)"
     wanted = (
-        "must be logits, finite or -inf"
-        if from_logits
-        else "must be finite, 0 or above, and sum to 1 (if they are logits, say from_logits=True)",
+        "must be logits, finite or -inf" if from_logits else probable,
         f"must be whole numbers from 0 to {examples.targets.shape[-1] - 1}, or one-hot",
         "must be finite and 0 or above",
     )
@@ -168,7 +151,7 @@ def prepare(
     labels: Any,
     weight: Any,
     from_logits: bool,
-    names: tuple[str, str, str],
+    names: tuple[str, str, str] = ("y_pred", "y_true", "sample_weight"),
 ) -> tuple[Examples, Any, Any, Any]:
     """Return flat examples, and which of them have valid predictions, labels and weights.
 
@@ -217,24 +200,18 @@ def _is_one_hot(
             f"`{names[0]}` must have the shape (..., classes), or (..., 1) for the probability of "
             f"class 1 of two; got {predictions}."
         )
-    classes = max(predictions[-1], 2)
-    same_rank = len(labels) == len(predictions)
-    fits = not same_rank or labels[-1] in (1, classes)
-    leading = labels[:-1] if same_rank else labels
-    if (
-        not fits
-        or len(leading) != len(predictions) - 1
-        or any(
-            None not in pair and pair[0] != pair[1]
-            for pair in zip(leading, predictions[:-1], strict=True)
-        )
-    ):
-        shape = predictions[:-1]
+    shape, classes = predictions[:-1], max(predictions[-1], 2)
+    has_last = len(labels) == len(predictions)
+    leading = labels[:-1] if has_last else labels
+    agree = len(leading) == len(shape) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(leading, shape, strict=True)
+    )
+    if not agree or (has_last and labels[-1] not in (1, classes)):
         raise ValueError(
             f"`{names[1]}` must have the shape {shape}, {(*shape, 1)} or {(*shape, classes)}, to "
             f"go with `{names[0]}` of shape {predictions}; got {labels}."
         )
-    return same_rank and labels[-1] == classes
+    return has_last and labels[-1] == classes
 
 
 def _spread(xp: ModuleType, weight: Any, shape: tuple[Any, ...], name: str) -> Any:

@@ -19,13 +19,7 @@ def brier_score(
     """Return the mean over examples of sum_k (p_k - y_k)^2, between 0 and 2.
 
     With two classes it is twice scikit-learn's `brier_score_loss` of the probabilities of class 1.
-
-    Args:
-        probabilities: (..., classes) that sum to 1; or (..., 1), those of class 1 of two.
-        labels: (...) or (..., 1) integers, or (..., classes) one-hot.
-        sample_weight: (...), or a shape that can be broadcast to it along the last axes. Examples
-            of weight 0 are neither counted nor checked.
-        from_logits: whether `probabilities` are logits.
+    The arguments are those of `reliability`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -39,7 +33,7 @@ def brier_score(
 def negative_log_likelihood(
     probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
 ) -> float:
-    """Return the mean over examples of -log p_y, in nats; the arguments are `brier_score`'s.
+    """Return the mean over examples of -log p_y, in nats; the arguments are `reliability`'s.
 
     A probability of 0 counts as the smallest normal float of its dtype: an example costs 87.3 at
     most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.
@@ -79,14 +73,8 @@ class BrierScore(_MeanScore):
     """Brier score: the squared distance of the probabilities from the truth.
 
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
-    scikit-learn's `brier_score_loss`. Invalid input makes the result NaN, most often logits without
-    `from_logits=True`, which raise an error where the metric is called eagerly; it is 0 before the
-    first batch.
-
-    Args:
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
+    scikit-learn's `brier_score_loss`. Arguments and invalid input are as in
+    `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -113,13 +101,7 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
     metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
-    Invalid input makes the result NaN, most often logits without `from_logits=True`, which raise an
-    error where the metric is called eagerly; it is 0 before the first batch.
-
-    Args:
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
+    Arguments and invalid input are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -160,9 +142,8 @@ def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
         y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
         y_pred: (..., classes) probabilities.
     """
-    names = ("y_pred", "y_true", "sample_weight")
     labels = ops.convert_to_tensor(y_true)
-    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False, names)[0])
+    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False)[0])
 
 
 def _squared_distance(xp: ModuleType, examples: Examples) -> Any:

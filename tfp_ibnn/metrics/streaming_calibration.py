@@ -29,12 +29,7 @@ _CELL_EDGES = expit(np.linspace(-17, 17, 16383))
 class _BinnedMetric(ClassificationMetric):
     """Sums of weight, confidence and success by cell of confidence.
 
-    Args:
-        bins: number of bins of the result.
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state.
-        columns: number of confidences of an example; None takes it from the first batch.
+    An example has as many confidences as `columns`; None takes it from the first batch.
     """
 
     def __init__(
@@ -93,8 +88,8 @@ class ExpectedCalibrationError(_BinnedMetric):
     """Expected calibration error over equal-width bins, exact under any batching.
 
     ECE = sum_i n_i / N * |accuracy_i - confidence_i|, with left-open bins and the mean confidence
-    of each bin. Invalid input makes the result NaN, most often logits without `from_logits=True`,
-    which raise an error where the metric is called eagerly; it is 0 before the first batch.
+    of each bin. It is 0 before the first batch, and NaN after invalid input, most often logits
+    without `from_logits=True`; where the metric is called eagerly, those raise an error.
 
     Args:
         bins: number of bins.
@@ -123,15 +118,8 @@ class ExpectedCalibrationError(_BinnedMetric):
 class MaximumCalibrationError(_BinnedMetric):
     """Maximum calibration error over equal-width bins, exact under any batching.
 
-    MCE = max_i |accuracy_i - confidence_i| over the bins that hold examples, however few. Invalid
-    input makes the result NaN, most often logits without `from_logits=True`, which raise an error
-    where the metric is called eagerly; it is 0 before the first batch.
-
-    Args:
-        bins: number of bins.
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
+    MCE = max_i |accuracy_i - confidence_i| over the bins that hold examples, however few. Arguments
+    and invalid input are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -161,15 +149,8 @@ class AdaptiveCalibrationError(_BinnedMetric):
     confidence, equally wide in log-odds (so that 0.999 and 0.9999 are apart), and splits a cell on
     the boundary of two bins in proportion. It differs from `adaptive_calibration_error` by less
     than the fraction of examples in such cells: by up to 0.006 over 200 examples and 0.0007 over
-    10 000, in trials. (Nixon et al. also average over the classes.)
-    Invalid input makes the result NaN, most often logits without `from_logits=True`, which raise an
-    error where the metric is called eagerly; it is 0 before the first batch.
-
-    Args:
-        bins: number of bins.
-        from_logits: whether predictions are logits rather than probabilities.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
+    10 000, in trials. (Nixon et al. also average over the classes.) Arguments and invalid input are
+    as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -207,16 +188,11 @@ class ClasswiseCalibrationError(_BinnedMetric):
     """Calibration error of each class's probability, averaged over classes; exact in any batching.
 
     CCE = 1 / K * sum_k sum_i n_ki / N * |frequency_ki - probability_ki|, with the N examples in
-    equal-width bins of the probability of class k. Invalid input makes the result NaN, most often
-    logits without `from_logits=True`, which raise an error where the metric is called eagerly; it
-    is 0 before the first batch.
+    equal-width bins of the probability of class k. Invalid input and the other arguments are as in
+    `ExpectedCalibrationError`.
 
     Args:
-        bins: number of bins.
-        from_logits: whether predictions are logits rather than probabilities.
         classes: number of classes; None takes it from the first batch.
-        name: of the metric.
-        dtype: of its state; half precision becomes float32.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn

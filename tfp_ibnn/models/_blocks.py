@@ -1,4 +1,4 @@
-"""What the builders share: the way in, and optional dropout."""
+"""What the builders share: input, blocks of layers, and output."""
 
 from collections.abc import Sequence
 
@@ -27,6 +27,26 @@ def dropped(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
     if checks.fraction("dropout", rate) == 0:
         return x
     return layers.Dropout(rate, name=f"{name}_dropout")(x)
+
+
+def convolution(filters: int, size: int, strides: int, name: str) -> layers.Conv2D:
+    """Return a convolution that a batch normalization follows, so without a bias."""
+    options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
+    return layers.Conv2D(filters, size, strides, name=name, **options)
+
+
+def activated(x: keras.KerasTensor, norm: str, relu: str) -> keras.KerasTensor:
+    """Return `x` after batch normalization and ReLU, layers of these names."""
+    x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=norm)(x)
+    return layers.ReLU(name=relu)(x)
+
+
+def classifier(
+    inputs: keras.KerasTensor, x: keras.KerasTensor, num_classes: int, last: str, name: str
+) -> keras.Model:
+    """Return the model `name`, whose layer `last` makes logits of `x`."""
+    classes = checks.positive_integer("num_classes", num_classes)
+    return keras.Model(inputs, layers.Dense(classes, name=last)(x), name=name)
 
 
 def image_shape(shape: Shape, network: str) -> Shape:

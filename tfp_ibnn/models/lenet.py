@@ -3,8 +3,7 @@
 import keras
 from keras import layers
 
-from tfp_ibnn._core import checks
-from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance, image_shape
+from tfp_ibnn.models import _blocks
 
 __all__ = ["lenet"]
 
@@ -13,7 +12,7 @@ def lenet(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     num_classes: int = 10,
     *,
-    preprocessing: Preprocessing = (),
+    preprocessing: _blocks.Preprocessing = (),
     dropout: float = 0.0,
 ) -> keras.Model:
     """Return a LeNet with layers `conv1`, `conv2`, `fc1`, `fc2` and `fc3`.
@@ -33,16 +32,15 @@ def lenet(
         >>> ibnn.models.lenet((28, 28, 1)).count_params()
         44426
     """
-    inputs, x = entrance(image_shape(input_shape, "lenet"), preprocessing)
+    inputs, x = _blocks.entrance(_blocks.image_shape(input_shape, "lenet"), preprocessing)
     x = layers.Conv2D(6, 5, activation="relu", name="conv1")(x)
     x = layers.MaxPooling2D(2, name="pool1")(x)
-    x = dropped(x, dropout, "conv2")
+    x = _blocks.dropped(x, dropout, "conv2")
     x = layers.Conv2D(16, 5, activation="relu", name="conv2")(x)
     x = layers.AdaptiveAveragePooling2D(4, name="pool2")(x)
     x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate((120, 84), start=1):
-        x = dropped(x, dropout, f"fc{position}")
+        x = _blocks.dropped(x, dropout, f"fc{position}")
         x = layers.Dense(units, "relu", name=f"fc{position}")(x)
-    x = dropped(x, dropout, "fc3")
-    classes = checks.positive_integer("num_classes", num_classes)
-    return keras.Model(inputs, layers.Dense(classes, name="fc3")(x), name="lenet")
+    x = _blocks.dropped(x, dropout, "fc3")
+    return _blocks.classifier(inputs, x, num_classes, "fc3", "lenet")

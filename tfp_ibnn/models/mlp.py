@@ -6,7 +6,7 @@ import keras
 from keras import layers
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance
+from tfp_ibnn.models import _blocks
 
 __all__ = ["mlp"]
 
@@ -17,7 +17,7 @@ def mlp(
     *,
     hidden: Sequence[int] = (256, 128),
     activation: str = "relu",
-    preprocessing: Preprocessing = (),
+    preprocessing: _blocks.Preprocessing = (),
     dropout: float = 0.0,
 ) -> keras.Model:
     """Return a perceptron with layers `fc1`, `fc2`, ...; the last one gives the logits.
@@ -37,12 +37,10 @@ def mlp(
         ['input', 'fc1', 'fc2']
     """
     sizes = [checks.positive_integer("hidden", units) for units in hidden]
-    inputs, x = entrance(tuple(input_shape), preprocessing)
+    inputs, x = _blocks.entrance(tuple(input_shape), preprocessing)
     if len(x.shape) > 2:
         x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate(sizes, start=1):
         x = layers.Dense(units, activation, name=f"fc{position}")(x)
-        x = dropped(x, dropout, f"fc{position + 1}")
-    classes = checks.positive_integer("num_classes", num_classes)
-    logits = layers.Dense(classes, name=f"fc{len(sizes) + 1}")(x)
-    return keras.Model(inputs, logits, name="mlp")
+        x = _blocks.dropped(x, dropout, f"fc{position + 1}")
+    return _blocks.classifier(inputs, x, num_classes, f"fc{len(sizes) + 1}", "mlp")

@@ -3,8 +3,7 @@
 import keras
 from keras import layers
 
-from tfp_ibnn._core import checks
-from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance, image_shape
+from tfp_ibnn.models import _blocks
 
 __all__ = ["vgg16"]
 
@@ -16,7 +15,7 @@ def vgg16(
     input_shape: tuple[int, int, int] = (32, 32, 3),
     num_classes: int = 10,
     *,
-    preprocessing: Preprocessing = (),
+    preprocessing: _blocks.Preprocessing = (),
     dropout: float = 0.0,
 ) -> keras.Model:
     """Return a VGG16 with layers `conv1` to `conv13`, `fc1`, `fc2` and `fc3`.
@@ -34,25 +33,16 @@ def vgg16(
         Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition,
         arXiv 1409.1556.
     """
-    inputs, x = entrance(image_shape(input_shape, "vgg16"), preprocessing)
+    inputs, x = _blocks.entrance(_blocks.image_shape(input_shape, "vgg16"), preprocessing)
     position = 0
     for group, channels in enumerate(_GROUPS, start=1):
         for filters in channels:
             position += 1
-            x = layers.Conv2D(
-                filters,
-                3,
-                padding="same",
-                use_bias=False,
-                kernel_initializer="he_normal",
-                name=f"conv{position}",
-            )(x)
-            x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"norm{position}")(x)
-            x = layers.ReLU(name=f"relu{position}")(x)
+            x = _blocks.convolution(filters, 3, 1, f"conv{position}")(x)
+            x = _blocks.activated(x, f"norm{position}", f"relu{position}")
         x = layers.MaxPooling2D(2, name=f"pool{group}")(x)
     x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate((1024, 512), start=1):
         x = layers.Dense(units, "relu", kernel_initializer="he_normal", name=f"fc{position}")(x)
-        x = dropped(x, dropout, f"fc{position + 1}")
-    classes = checks.positive_integer("num_classes", num_classes)
-    return keras.Model(inputs, layers.Dense(classes, name="fc3")(x), name="vgg16")
+        x = _blocks.dropped(x, dropout, f"fc{position + 1}")
+    return _blocks.classifier(inputs, x, num_classes, "fc3", "vgg16")

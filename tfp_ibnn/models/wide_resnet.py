@@ -4,7 +4,7 @@ import keras
 from keras import layers
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.models._blocks import Preprocessing, dropped, entrance, image_shape
+from tfp_ibnn.models import _blocks
 
 __all__ = ["wide_resnet"]
 
@@ -15,7 +15,7 @@ def wide_resnet(
     *,
     depth: int = 28,
     width: int = 10,
-    preprocessing: Preprocessing = (),
+    preprocessing: _blocks.Preprocessing = (),
     dropout: float = 0.0,
 ) -> keras.Model:
     """Return a wide residual network, WRN-28-10 unless told otherwise.
@@ -41,16 +41,15 @@ def wide_resnet(
         Zagoruyko and Komodakis, Wide Residual Networks, arXiv 1605.07146.
     """
     check_size(depth, width)
-    inputs, x = entrance(image_shape(input_shape, "wide_resnet"), preprocessing)
-    x = _convolution(16, 3, 1, "conv0")(x)
+    inputs, x = _blocks.entrance(_blocks.image_shape(input_shape, "wide_resnet"), preprocessing)
+    x = _blocks.convolution(16, 3, 1, "conv0")(x)
     for group in (1, 2, 3):
         for block in range(1, (depth - 4) // 6 + 1):
             channels, strides = 8 * 2**group * width, 2 if group > 1 and block == 1 else 1
             x = _block(x, channels, strides, dropout, f"group{group}_block{block}")
-    x = _activated(x, "final")
+    x = _blocks.activated(x, "final_norm", "final_relu")
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    classes = checks.positive_integer("num_classes", num_classes)
-    return keras.Model(inputs, layers.Dense(classes, name="fc")(x), name="wide_resnet")
+    return _blocks.classifier(inputs, x, num_classes, "fc", "wide_resnet")
 
 
 def check_size(depth: int, width: int) -> None:
@@ -64,28 +63,11 @@ def _block(
     x: keras.KerasTensor, channels: int, strides: int, dropout: float, name: str
 ) -> keras.KerasTensor:
     """Return x + f(x), with f of two convolutions; x is mapped where its shape changes."""
-    active = _activated(x, f"{name}_1")
+    active = _blocks.activated(x, f"{name}_1_norm", f"{name}_1_relu")
     if x.shape[-1] != channels or strides != 1:
-        x = _convolution(channels, 1, strides, f"{name}_shortcut")(active)
-    change = _convolution(channels, 3, strides, f"{name}_conv1")(active)
-    change = _activated(change, f"{name}_2")
-    change = dropped(change, dropout, name)
-    change = _convolution(channels, 3, 1, f"{name}_conv2")(change)
+        x = _blocks.convolution(channels, 1, strides, f"{name}_shortcut")(active)
+    change = _blocks.convolution(channels, 3, strides, f"{name}_conv1")(active)
+    change = _blocks.activated(change, f"{name}_2_norm", f"{name}_2_relu")
+    change = _blocks.dropped(change, dropout, name)
+    change = _blocks.convolution(channels, 3, 1, f"{name}_conv2")(change)
     return layers.Add(name=f"{name}_add")([x, change])
-
-
-def _activated(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
-    x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm")(x)
-    return layers.ReLU(name=f"{name}_relu")(x)
-
-
-def _convolution(filters: int, size: int, strides: int, name: str) -> layers.Conv2D:
-    return layers.Conv2D(
-        filters,
-        size,
-        strides,
-        padding="same",
-        use_bias=False,
-        kernel_initializer="he_normal",
-        name=name,
-    )

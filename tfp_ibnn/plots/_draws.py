@@ -14,19 +14,11 @@ __all__ = ["Draws", "distance_from_gaussian", "draw"]
 
 
 class Draws(NamedTuple):
-    """Draws of some channels, with their prior.
-
-    Attributes:
-        channels: their indices.
-        z: (draws, channels).
-        distance: (channels,), from `distance_from_gaussian`.
-        prior_loc: (channels,).
-        prior_scale: (channels,).
-    """
+    """Draws of some channels, z (draws, channels), and what is known of each channel."""
 
     channels: list[int]
     z: np.ndarray
-    distance: np.ndarray
+    distance: np.ndarray  # from a Gaussian
     prior_loc: np.ndarray
     prior_scale: np.ndarray
 
@@ -46,13 +38,13 @@ def draw(
     draws = checks.positive_integer("draws", draws)
     if draws < 100:
         raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
-    chosen = None if channels is None else _channels(channels, posterior.channels)
+    if channels is not None:
+        channels = _checked_channels(channels, posterior.channels)
     count = checks.positive_integer("count", count)
     noise = np.random.default_rng(seed).standard_normal((draws, posterior.channels))
     # Noise made here is the same on every backend, and leaves the posterior's own seed alone.
-    component = None
-    if posterior.components > 1:
-        component = np.arange(draws, dtype="int32") % posterior.components
+    component = np.arange(draws, dtype="int32") % posterior.components
+    component = component if posterior.components > 1 else None
     drawn = posterior.transform(ops.convert_to_tensor(noise, dtype=posterior.dtype), component)
     z = np.asarray(ops.convert_to_numpy(drawn.z), dtype="float64")
     if not np.all(np.isfinite(z)):
@@ -61,11 +53,11 @@ def draw(
             "weights are NaN or have overflowed. Load weights from before the run diverged."
         )
     distance = distance_from_gaussian(z)
-    if chosen is None:
-        chosen = np.argsort(-distance, kind="stable")[:count].tolist()
+    if channels is None:
+        channels = np.argsort(-distance, kind="stable")[:count].tolist()
     prior = posterior.prior()
-    loc, scale = (ops.convert_to_numpy(part)[chosen] for part in (prior.mean(), prior.stddev()))
-    return Draws(chosen, z[:, chosen], distance[chosen], loc, scale)
+    loc, scale = (ops.convert_to_numpy(part)[channels] for part in (prior.mean(), prior.stddev()))
+    return Draws(channels, z[:, channels], distance[channels], loc, scale)
 
 
 def distance_from_gaussian(z: np.ndarray) -> np.ndarray:
@@ -95,7 +87,7 @@ def _posterior_of(given: Any) -> Posterior:
     return posterior
 
 
-def _channels(channels: Any, size: int) -> list[int]:
+def _checked_channels(channels: Any, size: int) -> list[int]:
     found = np.asarray(channels)
     good = found.ndim == 1 and found.size > 0 and np.issubdtype(found.dtype, np.integer)
     if not good or found.min() < 0 or found.max() >= size or len(np.unique(found)) < len(found):

@@ -4,17 +4,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["array", "classes", "image", "images", "integers", "names", "probabilities", "vector"]
+__all__ = ["array", "classes", "images", "names", "probabilities", "vector"]
 
 
 def array(name: str, value: Any, shape: tuple[int | str, ...]) -> np.ndarray:
-    """Return `value` as a finite float array, or raise if it is not of the shape.
-
-    Args:
-        name: of the argument.
-        value: what was given for it.
-        shape: the size of each axis; a word stands for any size of at least 1.
-    """
+    """Return `value` as a finite float array, or raise; a word in `shape` is any size of 1 on."""
     try:
         found = np.asarray(value, dtype="float64")
     except (TypeError, ValueError):
@@ -31,9 +25,8 @@ def array(name: str, value: Any, shape: tuple[int | str, ...]) -> np.ndarray:
         )
     bad = np.argwhere(~np.isfinite(found))
     if len(bad):
-        place = tuple(int(i) for i in bad[0])
         raise ValueError(
-            f"`{name}` must be finite; got {found[place]} at {list(place)} and "
+            f"`{name}` must be finite; got {found[tuple(bad[0])]} at {bad[0].tolist()} and "
             f"{len(bad)} such of {found.size} in all. Leave them out."
         )
     return found
@@ -50,75 +43,47 @@ def vector(name: str, value: Any, size: int | str = "examples") -> np.ndarray:
 def probabilities(name: str, value: Any, rows: str = "examples") -> np.ndarray:
     """Return `value` as an array (rows, classes) of rows that sum to 1, or raise."""
     found = array(name, value, (rows, "classes"))
-    off = np.abs(found.sum(axis=-1) - 1) > 1e-3
-    if found.min() < 0 or np.any(off):
-        row = int(np.argmax(off | (found.min(axis=-1) < 0)))
+    bad = (np.abs(found.sum(axis=-1) - 1) > 1e-3) | (found.min(axis=-1) < 0)
+    if bad.any():
         raise ValueError(
-            f"`{name}` must be probabilities, with rows that sum to 1; got {found[row]} in row "
-            f"{row}. If they are logits, apply softmax first."
+            f"`{name}` must be probabilities, with rows that sum to 1; got {found[bad][0]} in row "
+            f"{bad.argmax()}. If they are logits, apply softmax first."
         )
     return found
-
-
-def integers(name: str, value: Any, size: int) -> np.ndarray:
-    """Return `value`, of the shape (size,) or (size, 1), as whole numbers from 0 on, or raise."""
-    found = vector(name, value, size)
-    if np.any(found != np.round(found)) or found.min() < 0:
-        raise ValueError(
-            f"`{name}` must be whole numbers, 0 or above, one per class; got {np.unique(found)}."
-        )
-    return found.astype(int)
 
 
 def classes(name: str, value: Any, size: int, count: int | None = None) -> np.ndarray:
-    """Return class indices (size,) from themselves or from rows (size, classes), or raise.
+    """Return class indices (size,), below `count` if it is known, or raise.
 
-    Args:
-        name: of the argument.
-        value: (size,) integers, or (size, classes) one-hot rows or probabilities.
-        size: how many there must be.
-        count: how many classes there are, if that is known.
+    They are given as integers (size,) or (size, 1), one-hot rows or probabilities (size, classes).
     """
     shape = np.shape(value)
     if len(shape) == 2 and shape[1] > 1:
-        wanted = "classes" if count is None else count
-        found = array(name, value, (size, wanted)).argmax(axis=-1)
+        found = array(name, value, (size, count or "classes")).argmax(axis=-1)
     else:
-        found = integers(name, value, size)
+        found = vector(name, value, size)
+    if np.any(found != np.round(found)) or found.min() < 0:
+        raise ValueError(f"`{name}` must be whole numbers, 0 or above; got {np.unique(found)}.")
     if count is not None and found.max() >= count:
         raise ValueError(f"`{name}` must lie between 0 and {count - 1}; got {np.unique(found)}.")
-    return found
+    return found.astype(int)
 
 
-def images(name: str, value: Any) -> np.ndarray:
-    """Return grey (N, H, W) or colour (N, H, W, 3) images between 0 and 1, or raise.
-
-    The least value of all images becomes 0 and the largest 1.
-    """
+def images(
+    name: str, value: Any, axes: tuple[str, ...] = ("images", "height", "width")
+) -> np.ndarray:
+    """Return grey images, or colour ones with a last axis of 3, scaled to [0, 1], or raise."""
     shape = np.shape(value)
-    if len(shape) == 4 and shape[-1] in (1, 3):
-        found = array(name, value, ("images", "height", "width", shape[-1]))
-    elif len(shape) == 3:
-        found = array(name, value, ("images", "height", "width"))
-    else:
+    has_channels = len(shape) == len(axes) + 1 and shape[-1] in (1, 3)
+    if not has_channels and len(shape) != len(axes):
         raise ValueError(
-            f"`{name}` must have the shape (images, height, width), or that with a last axis of 1 "
-            f"or 3; got {shape}."
+            f"`{name}` must have the shape {_words(axes)}, or that with a last axis of 1 or 3; got "
+            f"{shape}."
         )
-    found = found[..., 0] if shape[-1] == 1 and len(shape) == 4 else found
+    found = array(name, value, (*axes, shape[-1]) if has_channels else axes)
+    found = found[..., 0] if has_channels and shape[-1] == 1 else found
     low, high = found.min(), found.max()
     return (found - low) / (high - low) if high > low else np.zeros_like(found)
-
-
-def image(name: str, value: Any) -> np.ndarray:
-    """Return one grey (H, W) or colour (H, W, 3) image between 0 and 1, or raise."""
-    shape = np.shape(value)
-    if len(shape) != 2 and not (len(shape) == 3 and shape[-1] in (1, 3)):
-        raise ValueError(
-            f"`{name}` must have the shape (height, width), or that with a last axis of 1 or 3; "
-            f"got {shape}."
-        )
-    return images(name, np.asarray(value)[None])[0]
 
 
 def names(name: str, value: Any, count: int) -> list[str]:

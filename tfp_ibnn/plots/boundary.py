@@ -1,6 +1,6 @@
 """Decision boundaries of classifiers of two inputs, with their uncertainty."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from scipy.ndimage import zoom
+from scipy.special import entr
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots._grid import axes_of, evaluate
-from tfp_ibnn.plots.style import COLORS, MARKERS, new_axes, pale
+from tfp_ibnn.plots.style import SIDE_LEGEND, color, marker, new_axes, pale
 
 __all__ = ["decision_boundary"]
 
@@ -73,10 +73,14 @@ def decision_boundary(
     x = None if x is None else _inputs.array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
-    across, up = axes_of(x, limits, _RESOLUTION[style] if resolution is None else resolution)
+    resolution = _RESOLUTION[style] if resolution is None else resolution
+    count = checks.positive_integer("resolution", resolution)
+    if count < 2:
+        raise ValueError(f"`resolution` must be at least 2; got {resolution!r}.")
+    across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
     grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
-    mean, doubt = evaluate(predict, grid.astype("float32"), uncertainty)
-    count, classes = len(across), mean.shape[1]
+    mean, doubt = _evaluate(predict, grid.astype("float32"), uncertainty)
+    classes = mean.shape[1]
     if labels is not None:
         labels = _inputs.classes("labels", labels, len(x), classes)
     if maximum is None:
@@ -93,24 +97,65 @@ def decision_boundary(
         area = (0.74 * points / count) ** 2
         for k in range(classes):
             where = winner == k
-            ax.scatter(
-                *grid[where].T,
-                s=area * ink[where],
-                color=pale(_color(k), 0.45),
-                marker=_marker(k),
-                linewidths=0,
-            )
+            look = {"color": pale(color(k), 0.45), "marker": marker(k), "linewidths": 0}
+            ax.scatter(*grid[where].T, s=area * ink[where], **look)
     else:
-        color = np.stack([pale(_color(k), 1 - 0.75 * ink) for k in range(classes)])
-        shade = color[winner, np.arange(len(winner))].reshape(count, count, 3)
+        shades = np.stack([pale(color(k), 1 - 0.75 * ink) for k in range(classes)])
+        shade = shades[winner, np.arange(len(winner))].reshape(count, count, 3)
         ax.pcolormesh(across, up, shade, shading="nearest", rasterized=True)
     _draw_boundary(ax, across, up, mean.reshape(count, count, classes))
-    if x is not None:
-        _draw_points(ax, x, labels)
+    edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
+    if labels is not None:
+        for k in np.unique(labels):
+            ax.scatter(*x[labels == k].T, color=color(k), marker=marker(k), **edge)
+    elif x is not None:
+        ax.scatter(*x.T, color="white", marker="o", **edge)
     ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title)
     if legend:
         _draw_legend(ax, style, classes, uncertainty, maximum)
     return ax
+
+
+def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
+    """Return [[left, right], [bottom, top]], those of the points `x` unless given."""
+    if limits is not None:
+        found = _inputs.array("limits", limits, (2, 2))
+        if np.any(found[:, 0] >= found[:, 1]):
+            raise ValueError(
+                f"`limits` must be ((left, right), (bottom, top)), in that order; got {limits!r}."
+            )
+        return found
+    if x is None:
+        raise ValueError(
+            "`limits` must be given where there is no `x` to take them from; for example "
+            "((-3, 3), (-2, 2))."
+        )
+    low, high = x.min(axis=0), x.max(axis=0)
+    margin = np.where(high > low, 0.1 * (high - low), 1.0)
+    return np.stack([low - margin, high + margin], axis=-1)
+
+
+def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities (M, classes) and uncertainty (M,)."""
+    if not callable(predict):
+        raise ValueError(f"`predict` must be a function of points (M, 2); got {predict!r:.80}.")
+    given = predict(grid)
+    parts = given if isinstance(given, Mapping) else {"mean": given}
+    checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
+    if "mean" not in parts:
+        raise ValueError(f"`predict` must return a mapping with the key 'mean'; got {[*parts]}.")
+    mean = np.asarray(parts["mean"])
+    if mean.ndim == 2 and mean.shape[1] == 1:
+        mean = np.concatenate([1 - mean, mean], axis=1)
+    mean = _inputs.probabilities("predict(points)", mean, "points")
+    if len(mean) != len(grid):
+        raise ValueError(
+            f"`predict` must return one row a point, ({len(grid)}, classes); got {mean.shape}."
+        )
+    if uncertainty not in parts:
+        return mean, entr(mean).sum(axis=-1)
+    name = f"predict(points)[{uncertainty!r}]"
+    return mean, _inputs.vector(name, parts[uncertainty], len(grid))
 
 
 def _draw_boundary(ax: Axes, across: np.ndarray, up: np.ndarray, mean: np.ndarray) -> None:
@@ -125,18 +170,9 @@ def _draw_boundary(ax: Axes, across: np.ndarray, up: np.ndarray, mean: np.ndarra
             ax.contour(across, up, lead, levels=[0.0], colors="black", linewidths=1.4)
 
 
-def _draw_points(ax: Axes, x: np.ndarray, labels: np.ndarray | None) -> None:
-    edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
-    if labels is None:
-        ax.scatter(*x.T, color="white", marker="o", **edge)
-        return
-    for k in np.unique(labels):
-        ax.scatter(*x[labels == k].T, color=_color(k), marker=_marker(k), **edge)
-
-
 def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
     handles: list[Any] = [
-        Line2D([], [], ls="", marker=_marker(k), color=_color(k), label=f"class {k}")
+        Line2D([], [], ls="", marker=marker(k), color=color(k), label=f"class {k}")
         for k in range(classes)
     ]
     boundary = "p = 0.5" if classes == 2 else "boundary"
@@ -149,16 +185,6 @@ def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: 
             size = {"markersize": 9 * ink**0.5, "markeredgewidth": 0}
             handles.append(Line2D([], [], ls="", marker="o", color="0.4", label=label, **size))
         else:
-            color = pale("black", 1 - 0.75 * ink)
-            handles.append(Patch(facecolor=color, edgecolor="0.6", lw=0.5, label=label))
-    ax.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9
-    )
-
-
-def _color(k: int) -> str:
-    return COLORS[k % len(COLORS)]
-
-
-def _marker(k: int) -> str:
-    return MARKERS[k % len(MARKERS)]
+            fill = pale("black", 1 - 0.75 * ink)
+            handles.append(Patch(facecolor=fill, edgecolor="0.6", lw=0.5, label=label))
+    ax.legend(handles=handles, **SIDE_LEGEND)

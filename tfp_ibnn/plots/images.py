@@ -56,12 +56,10 @@ def extreme_images(
             f"`count` must be at most {len(pictures) // 2}, half of the {len(pictures)} images, "
             f"so that no image is in both rows; got {count}."
         )
-    given = {"labels": labels, "predictions": predictions}
-    found = {
-        key: _inputs.classes(key, value, len(pictures))
-        for key, value in given.items()
-        if value is not None
-    }
+    found = {}
+    for key, value in (("predictions", predictions), ("labels", labels)):
+        if value is not None:
+            found[key] = _inputs.classes(key, value, len(pictures))
     classes = 1 + max((int(value.max()) for value in found.values()), default=0)
     if class_names is not None:
         classes = max(classes, len(class_names))
@@ -79,20 +77,14 @@ def extreme_images(
             ax.imshow(pictures[i], cmap="gray", vmin=0, vmax=1)
             ax.set(xticks=[], yticks=[])
             ax.set_title(f"{doubt[i]:.2f}", fontsize=9, pad=3)
-            own = [found[key][i] for key in ("predictions", "labels") if key in found]
+            own = [value[i] for value in found.values()]
             wrong = len(set(own)) > 1
-            caption = "\nnot ".join(words[k] for k in dict.fromkeys(own))
-            ax.set_xlabel(caption, fontsize=9)
+            ax.set_xlabel("\nnot ".join(words[k] for k in dict.fromkeys(own)), fontsize=9)
             ax.spines[:].set_visible(wrong)
             if wrong:
                 ax.spines[:].set(color=COLORS[1], linewidth=2.5)
                 ax.xaxis.label.set(color=COLORS[1], fontweight="bold")
-    above = f"above: {name}"
-    figure.supxlabel(f"{above}\nbelow: {_below(found)}" if found else above, fontsize=8)
+    below = "predicted class" if predictions is not None else "true class"
+    below += " (not: true class)" if len(found) == 2 else ""
+    figure.supxlabel(f"above: {name}" + (f"\nbelow: {below}" if found else ""), fontsize=8)
     return figure
-
-
-def _below(found: dict[str, np.ndarray]) -> str:
-    if len(found) == 2:
-        return "predicted class (not: true class)"
-    return "true class" if "labels" in found else "predicted class"

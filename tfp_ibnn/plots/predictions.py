@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots.style import COLORS, HATCHES, new_axes, pale, tidy
+from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
 
 __all__ = ["class_distributions"]
 
@@ -53,12 +53,23 @@ def class_distributions(
     names = _inputs.names("class_names", class_names, classes)
     if label is not None and label not in range(classes):
         raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {label!r}.")
-    picture = None if image is None else _inputs.image("image", image)
+    picture = None if image is None else _inputs.images("image", image, ("height", "width"))
 
     wide = 0.5 * classes + 1 + 1.4 * (image is not None)
     ax = new_axes(ax, (min(max(wide, 3.6), 9), 2.9))
-    draw = _violins if kind == "violin" else _histograms
-    draw(ax, samples, [_look(k == label) for k in range(classes)])
+    looks = [_look(k == label) for k in range(classes)]
+    if kind == "violin":
+        shapes = {"widths": 0.8, "showextrema": False, "points": 200}
+        bodies = ax.violinplot(samples, range(classes), **shapes)["bodies"]
+        for body, look in zip(bodies, looks, strict=True):
+            body.set(alpha=1, **look)
+    else:
+        edges = np.linspace(0, 1, _BINS + 1)
+        for k, look in enumerate(looks):
+            count = np.histogram(np.clip(samples[:, k], 0, 1), edges)[0]
+            filled = count > 0
+            length = 0.8 * count[filled] / count.max()
+            ax.barh(edges[:-1][filled], length, 1 / _BINS, left=k - 0.4, align="edge", **look)
     mean = samples.mean(axis=0)
     ax.hlines(mean, np.arange(classes) - 0.4, np.arange(classes) + 0.4, color="black", lw=1.6)
     ax.set_xticks(range(classes), names)
@@ -80,21 +91,5 @@ def class_distributions(
 
 def _look(true: bool) -> dict[str, Any]:
     color = COLORS[1] if true else COLORS[0]
-    hatch = HATCHES[1] if true else None
+    hatch = "////" if true else None
     return {"facecolor": pale(color, 0.55), "edgecolor": color, "lw": 0.9, "hatch": hatch}
-
-
-def _violins(ax: Axes, samples: np.ndarray, looks: list[dict[str, Any]]) -> None:
-    positions = range(samples.shape[1])
-    bodies = ax.violinplot(samples, positions, widths=0.8, showextrema=False, points=200)["bodies"]
-    for body, look in zip(bodies, looks, strict=True):
-        body.set(alpha=1, **look)
-
-
-def _histograms(ax: Axes, samples: np.ndarray, looks: list[dict[str, Any]]) -> None:
-    edges = np.linspace(0, 1, _BINS + 1)
-    for k, look in enumerate(looks):
-        count = np.histogram(np.clip(samples[:, k], 0, 1), edges)[0]
-        filled = count > 0
-        length = 0.8 * count[filled] / count.max()
-        ax.barh(edges[:-1][filled], length, 1 / _BINS, left=k - 0.4, align="edge", **look)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
+from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, new_axes, pale, tidy
 
 __all__ = ["regression_bands"]
 
@@ -50,40 +50,37 @@ def regression_bands(
     if np.ndim(multiples) != 1 or len(multiples) == 0:
         raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
     multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
-    points = None if data is None else _points(data)
+    if data is not None:
+        if not isinstance(data, Sequence) or len(data) != 2:
+            raise ValueError(
+                f"`data` must be a pair of inputs and targets; got {type(data).__name__}."
+            )
+        inputs = _inputs.vector("data[0]", data[0], "points")
+        targets = _inputs.vector("data[1]", data[1], len(inputs))
     truth = None if truth is None else _inputs.vector("truth", truth, len(x))
 
     ax = new_axes(ax, (5.2, 3.4))
-    order = np.argsort(x, kind="stable")
-    x, mean = x[order], parts["mean"][order]
-    deviation = {
-        "total": np.sqrt(parts["aleatoric"] + parts["epistemic"])[order],
-        "epistemic": np.sqrt(parts["epistemic"])[order],
-    }
+    sort = np.argsort(x, kind="stable")
+    x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts.values()))
+    deviation = {"total": np.sqrt(aleatoric + epistemic), "epistemic": np.sqrt(epistemic)}
     ax.plot(x, mean, color=COLORS[0], lw=2, label="mean", zorder=3)
     looks = {"total": (COLORS[4], 0.75, "....", "--"), "epistemic": (COLORS[0], 0.55, None, "-")}
     for name, (color, whiteness, hatch, ls) in looks.items():
         for position, multiple in enumerate(multiples):
             share = (position + 1) / len(multiples)
             edges = mean - multiple * deviation[name], mean + multiple * deviation[name]
-            ax.fill_between(
-                x,
-                *edges,
-                facecolor=pale(color, 1 - share * (1 - whiteness)),
-                edgecolor=pale(color, 0.35),
-                hatch=hatch,
-                linewidth=0,
-                label=f"± {multiple:g} {name}",
-                zorder=1.5 if name == "total" else 2,
-            )
+            fill = pale(color, 1 - share * (1 - whiteness))
+            look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
+            order = 1.5 if name == "total" else 2
+            ax.fill_between(x, *edges, label=f"± {multiple:g} {name}", zorder=order, **look)
             for edge in edges:
                 ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
     if truth is not None:
-        ax.plot(x, truth[order], color="black", ls=":", lw=1.8, label="truth", zorder=4)
-    if points is not None:
-        ax.scatter(*points, s=14, color="black", marker="x", lw=1, label="data", zorder=5)
+        ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
+    if data is not None:
+        ax.scatter(inputs, targets, s=14, color="black", marker="x", lw=1, label="data", zorder=5)
     ax.set(xlim=(x[0], x[-1]) if x[-1] > x[0] else None, xlabel="x", ylabel="y")
-    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9)
+    ax.legend(**SIDE_LEGEND)
     return tidy(ax)
 
 
@@ -99,10 +96,3 @@ def _parts(prediction: Any, size: int) -> dict[str, np.ndarray]:
                 f"`prediction[{key!r}]` must be a variance, 0 or above; got {parts[key].min()}."
             )
     return parts
-
-
-def _points(data: Any) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(data, Sequence) or len(data) != 2:
-        raise ValueError(f"`data` must be a pair of inputs and targets; got {type(data).__name__}.")
-    inputs = _inputs.vector("data[0]", data[0], "points")
-    return inputs, _inputs.vector("data[1]", data[1], len(inputs))

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, lines, markers, hatches and bare axes."""
+"""What all figures have in common: colours, lines, markers and bare axes."""
 
 from typing import Any
 
@@ -8,36 +8,34 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.ticker import MaxNLocator
 
-__all__ = [
-    "COLORS",
-    "HATCHES",
-    "LINES",
-    "MARKERS",
-    "epochs_below",
-    "line",
-    "marked",
-    "new_axes",
-    "pale",
-    "tidy",
-]
-
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito."""
 
 # In grey, several of these colours are alike: something else always tells the curves apart.
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
+LEGEND = {"frameon": False, "fontsize": 9}
+SIDE_LEGEND = {**LEGEND, "loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
+
+
+def color(position: int) -> str:
+    """Return the colour of one of several classes or curves."""
+    return COLORS[position % len(COLORS)]
+
+
+def marker(position: int) -> str:
+    """Return the marker of one of several classes or curves."""
+    return MARKERS[position % len(MARKERS)]
 
 
 def line(position: int) -> dict[str, Any]:
     """Return the colour and line style of one of several curves."""
-    return {"color": COLORS[position % len(COLORS)], "ls": LINES[position % len(LINES)]}
+    return {"color": color(position), "ls": LINES[position % len(LINES)]}
 
 
 def marked(position: int) -> dict[str, Any]:
     """Return the look of one of several curves through few points."""
-    return {**line(position), "marker": MARKERS[position % len(MARKERS)], "ms": 4, "lw": 1.3}
+    return {**line(position), "marker": marker(position), "ms": 4, "lw": 1.3}
 
 
 def pale(color: Any, whiteness: Any) -> np.ndarray:

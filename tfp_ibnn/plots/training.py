@@ -1,17 +1,30 @@
-"""Training curves: one logged quantity of several runs."""
+"""Training curves: what several runs logged, one quantity or all, training beside validation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from tfp_ibnn.plots.style import epochs_below, line, new_axes, tidy
+from tfp_ibnn._core import checks
+from tfp_ibnn.plots.style import LEGEND, color, epochs_below, line, marker, new_axes, tidy
 
-__all__ = ["Histories", "check_histories", "check_keys", "training_curves"]
+__all__ = ["training_curves", "training_panel"]
 
 Histories = Mapping[str, Mapping[str, Sequence[float]]]
 """Run name to `History.history`."""
+
+_LABELS = {
+    "loss": "negative ELBO",
+    "nll": "log-likelihood",
+    "kl": "KL (nats)",
+    "accuracy": "accuracy",
+    "ece": "ECE",
+}
+_PHASES = {"": ("training", "-"), "val_": ("validation", "--"), "val_mc_": ("validation, MC", ":")}
 
 
 def training_curves(
@@ -34,8 +47,7 @@ def training_curves(
         >>> ax.lines[0].get_xdata().tolist()
         [1, 2, 3]
     """
-    check_histories(histories)
-    check_keys(histories, [key], ("",))
+    _checked_keys(histories, [key], ("",))
     ax = new_axes(ax, (5, 3.5))
     for i, (name, history) in enumerate(histories.items()):
         if key in history:
@@ -46,30 +58,117 @@ def training_curves(
     return tidy(ax, "both")
 
 
-def check_histories(histories: Any) -> None:
-    """Raise if this is not a mapping of at least one run to lists of numbers."""
-    mappings = isinstance(histories, Mapping) and all(
+def training_panel(
+    histories: Histories, keys: Sequence[str] | None = None, *, mc_every: int | None = None
+) -> Figure:
+    """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
+
+    A colour and a marker stand for a run, a line style for training, validation, and validation
+    averaged over many draws (MC). A validation curve that turns while training goes on shows
+    overfitting; a KL that still moves, a posterior that needs more epochs.
+
+    Args:
+        histories: run name to `History.history`.
+        keys: quantities, without "val_"; by default those logged of "loss" (the negative ELBO),
+            "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece". Runs that
+            did not log one are left out of it.
+        mc_every: the entries "val_mc_..." were logged in the first epoch and then every so many, as
+            MonteCarloEvaluation does. By default the smallest number that agrees with how many
+            there are.
+
+    Example:
+        >>> from tfp_ibnn import plots
+        >>> run = {"loss": [3.0, 2.0], "val_loss": [3.1, 2.4], "kl": [9.0, 5.0]}
+        >>> figure = plots.training_panel({"flow": run})
+        >>> [ax.get_ylabel() for ax in figure.axes]
+        ['negative ELBO', 'KL (nats)']
+    """
+    keys = _checked_keys(histories, keys, _PHASES)
+    if mc_every is not None:
+        mc_every = checks.positive_integer("mc_every", mc_every)
+    columns = min(3, len(keys))
+    rows = -(-len(keys) // columns)
+    size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    phases = set()
+    for position, key in enumerate(keys):
+        ax = grid.flat[position]
+        for run, phase, epochs, values in _curves(histories, key, mc_every):
+            phases.add(phase)
+            # Few markers, at other epochs for each run, so that they do not hide one another.
+            apart = max(1, len(values) // 6)
+            marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
+            drawn = -values if key == "nll" else values
+            ax.plot(epochs, drawn, ls=_PHASES[phase][1], lw=1.5, **marks, **_look(run))
+        ax.set(ylabel=_LABELS.get(key, key))
+        epochs_below(ax)
+        if position + columns >= len(keys):
+            ax.set_xlabel("epoch")
+        tidy(ax, "both")
+    _draw_legend(figure, list(grid.flat[len(keys) :]), list(histories), phases)
+    return figure
+
+
+def _draw_legend(figure: Figure, free: list[Axes], runs: list[str], phases: set[str]) -> None:
+    """Draw one legend for all axes: in a free cell, else below them."""
+    handles = [Line2D([], [], label=name, **_look(i)) for i, name in enumerate(runs)]
+    lines = [(label, ls) for phase, (label, ls) in _PHASES.items() if phase in phases]
+    handles += [Line2D([], [], color="0.3", ls=ls, lw=1.5, label=label) for label, ls in lines]
+    for ax in free:
+        ax.set_axis_off()
+    if free:
+        place = {"loc": "center", "bbox_to_anchor": (0.5, 0.5), "bbox_transform": free[0].transAxes}
+    else:
+        place = {"loc": "outside lower center", "ncols": 4}
+    figure.legend(handles=handles, **LEGEND, **place)
+
+
+def _look(run: int) -> dict[str, str]:
+    return {"color": color(run), "marker": marker(run)}
+
+
+def _curves(
+    histories: Histories, key: str, mc_every: int | None
+) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
+    """Yield run, phase, epochs and values of each curve of a quantity."""
+    for run, history in enumerate(histories.values()):
+        for phase in _PHASES:
+            if phase + key not in history:
+                continue
+            values = np.asarray(history[phase + key], dtype="float64")
+            if phase != "val_mc_":
+                yield run, phase, np.arange(1, len(values) + 1), values
+                continue
+            count, total = len(values), max(map(len, history.values()))
+            # The smallest step by which so many entries, from epoch 1 on, reach the last epochs.
+            least = min(-(-total // count), (total - 1) // (count - 1)) if count > 1 else total
+            epochs = 1 + (mc_every or least) * np.arange(count)
+            # Entries between two logged ones may be NaN; elsewhere NaN is where a run diverged.
+            kept = np.isfinite(values)
+            yield run, phase, epochs[kept], values[kept]
+
+
+def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[str]) -> list[str]:
+    """Return the keys, or those logged of `_LABELS`; raise if no run has logged one of them."""
+    is_nested = isinstance(histories, Mapping) and all(
         isinstance(history, Mapping) for history in histories.values()
     )
-    if not mappings or not histories:
+    if not is_nested or not histories:
         raise ValueError(
             "`histories` must map at least one run name to its `History.history`, as in "
             f"{{'flow': model.fit(...).history}}; got {histories!r:.80}."
         )
-    for history in histories.values():
-        for name, values in history.items():
-            if np.ndim(values) != 1:
-                raise ValueError(
-                    f"`histories` must hold one number an epoch; got the shape {np.shape(values)} "
-                    f"under {name!r}."
-                )
-
-
-def check_keys(histories: Histories, keys: Any, phases: tuple[str, ...]) -> list[str]:
-    """Return the keys, or raise if there is one that no run has logged in any phase."""
+    for name, values in (entry for history in histories.values() for entry in history.items()):
+        if np.ndim(values) != 1:
+            raise ValueError(
+                f"`histories` must hold one number an epoch; got the shape {np.shape(values)} "
+                f"under {name!r}."
+            )
+    logged = sorted(set().union(*histories.values()))
+    if keys is None:
+        keys = [k for k in _LABELS if any(phase + k in logged for phase in phases)] or [*_LABELS]
     if isinstance(keys, str) or len(keys) == 0:
         raise ValueError(f"`keys` must be a list such as ['loss', 'kl']; got {keys!r}.")
-    logged = sorted({name for history in histories.values() for name in history})
     for key in keys:
         if not any(phase + key in logged for phase in phases):
             raise ValueError(f"No run has logged {key!r}; choose from {', '.join(logged)}.")

@@ -19,15 +19,15 @@ def key(first=1, second=2):
 
 
 @pytest.mark.parametrize(
-    ("key", "counter", "expected"),
+    ("key", "count", "expected"),
     [  # the known answers published with the generator
         ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
         ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
         ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
     ],
 )
-def test_known_answers(key, counter, expected):
-    found = counter.threefry(tuple(map(word, key)), *map(word, counter))
+def test_known_answers(key, count, expected):
+    found = counter.threefry(tuple(map(word, key)), *map(word, count))
     assert tuple(int(numpy(part)) for part in found) == expected
 
 

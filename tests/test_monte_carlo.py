@@ -1177,7 +1177,7 @@ def test_outputs_that_are_no_probabilities_are_refused(logits_taken_for_probabil
     with pytest.raises(ValueError, match="sum to 1"):
         predict(sigmoid, data(4, 4))
     tanh = averaged(shallow("tanh"), 4, head="sigmoid")
-    with pytest.raises(ValueError, match="no probabilities"):
+    with pytest.raises(ValueError, match="not probabilities"):
         predict(tanh, data(4, 4))
 
 

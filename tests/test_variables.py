@@ -91,9 +91,17 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     loaded.inner.fit(X, Y, verbose=0)
     scaled = ibnn.TemperatureScaling(model).fit(X, Y)
     regression = keras.Sequential([keras.Input((2,)), ibnn.layers.GaussianHead()])
+    plain = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
+    plain.add(keras.layers.Dense(3, activation="softmax"))
+    sets = [kind([plain, plain]) for kind in (ibnn.DeepEnsemble, ibnn.weights.WeightSets)]
+    for weights in sets:
+        averaged = ibnn.MonteCarlo(weights)
+        averaged.compile(run_eagerly=True)
+        averaged.predict(X, verbose=0)
 
     assert_none_is_int32(made)
-    seen = {type(part) for m in (loaded, scaled, regression) for part in m._flatten_layers()}
+    models = (loaded, scaled, regression, *sets)
+    seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {type(part) for part in (*metrics, *callbacks, optimizer, *mc.metrics)}
     known = {
         kind

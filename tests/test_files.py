@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import files as run_files
 from tfp_ibnn._core import files
 
 pytestmark = pytest.mark.once
@@ -167,17 +168,17 @@ def test_leftovers_of_killed_writers_go_and_nothing_else(tmp_path):
     folder.mkdir()
     for path in (left, folder / "part", *kept):
         path.touch()
-    files.remove_leftovers(tmp_path)
+    run_files.remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_lock_is_held_until_it_is_closed(tmp_path):
     path = tmp_path / "record.json"
     path.write_text("{}")
-    lock = files.locked(path)
-    assert files.locked(path) is None
+    lock = run_files.locked(path)
+    assert run_files.locked(path) is None
     lock.close()
-    files.locked(path).close()
+    run_files.locked(path).close()
 
 
 def test_file_systems_without_locks_do_without(tmp_path, monkeypatch):
@@ -186,25 +187,25 @@ def test_file_systems_without_locks_do_without(tmp_path, monkeypatch):
 
     path = tmp_path / "record.json"
     path.write_text("{}")
-    monkeypatch.setattr(files.fcntl, "flock", refuse)
-    files.locked(path).close()
+    monkeypatch.setattr(run_files.fcntl, "flock", refuse)
+    run_files.locked(path).close()
 
 
 def test_what_was_replaced_before_it_was_locked_is_locked_anew(tmp_path, monkeypatch):
-    path, real = tmp_path / "record.json", files.fcntl.flock
+    path, real = tmp_path / "record.json", run_files.fcntl.flock
     path.write_text("old")
     calls = []
 
     def replaced(file, how):
         calls.append(how)
         if len(calls) == 1:
-            files.write_text(path, "new")
+            run_files.write_text(path, "new")
         real(file, how)
 
-    monkeypatch.setattr(files.fcntl, "flock", replaced)
-    with files.locked(path) as file:
+    monkeypatch.setattr(run_files.fcntl, "flock", replaced)
+    with run_files.locked(path) as file:
         assert file.read() == b"new"
-        assert files.locked(path) is None
+        assert run_files.locked(path) is None
 
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):

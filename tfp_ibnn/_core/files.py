@@ -4,22 +4,13 @@ import contextlib
 import ctypes
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # on Windows, where nothing is locked
-    fcntl = None
-
 __all__ = [
-    "is_leftover",
-    "locked",
-    "remove_leftovers",
     "replacing",
     "replacing_folder",
     "write_json",
@@ -83,40 +74,6 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE; a file system may refuse it
     return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
-
-
-def locked(path: Path) -> Any:
-    """Return the file, open and locked until it is closed, or None if another holds the lock.
-
-    On systems that have no locks it is not locked.
-    """
-    while True:
-        file = path.open("r+b")  # network file systems lock only what can be written
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        except OSError:
-            return file
-        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return file
-        file.close()  # another process has replaced it in between
-
-
-def is_leftover(path: Path) -> bool:
-    """Whether a file is what a writer that was killed has left behind."""
-    return re.fullmatch(r"\..*-[0-9a-f]{32}(\..*)?", path.name) is not None
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder."""
-    for path in folder.iterdir():
-        if is_leftover(path) and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif is_leftover(path):
-            path.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

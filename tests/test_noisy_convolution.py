@@ -8,12 +8,7 @@ from keras import ops
 import tfp_ibnn as ibnn
 from tests.autodiff import gradient
 from tfp_ibnn.layers import multiplicative
-from tfp_ibnn.layers.convolution import (
-    SeparateChannels,
-    convolves,
-    noisy_convolution,
-    scaled_convolution,
-)
+from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
 
 RNG = np.random.default_rng(0)
 LAYERS = {
@@ -110,8 +105,6 @@ def test_one_z_goes_into_the_kernel_and_many_share_the_convolutions(name):
         layer.build(shape)
     inputs, z = ops.convert_to_tensor(RNG.normal(size=shape)), RNG.normal(size=(4, 3))
     expected = [ops.convert_to_numpy(layer(inputs * row)) for row in z]
-    found = scaled_convolution(layer, inputs, ops.convert_to_tensor(z[0]))
-    np.testing.assert_allclose(found, expected[0], atol=1e-12)
     joined = SeparateChannels(layer, inputs)(ops.convert_to_tensor(z))
     np.testing.assert_allclose(joined, np.concatenate(expected), atol=1e-12)
 

@@ -8,11 +8,12 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, matmul
+from tfp_ibnn._core.config import Configured
 
 __all__ = ["Conditional"]
 
 
-class Conditional(keras.layers.Layer):
+class Conditional(Configured, keras.layers.Layer):
     """A layer whose trainable parameters are weight + linear(condition).
 
     The linear maps start at 0, where the condition makes no difference.
@@ -20,6 +21,8 @@ class Conditional(keras.layers.Layer):
     Args:
         condition_size: size of the last axis of conditions; None for a layer that takes none.
     """
+
+    arguments = ("condition_size",)
 
     def __init__(self, *, condition_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -97,7 +100,3 @@ class Conditional(keras.layers.Layer):
         if not shape or shape[-1] != size:
             raise ValueError(f"`condition` must have the shape (..., {size}); got {shape}.")
         return condition
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "condition_size": self.condition_size}

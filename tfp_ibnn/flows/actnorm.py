@@ -38,6 +38,7 @@ class ActNorm(Flow):
     """
 
     is_linear = True
+    arguments = ("limit",)
 
     def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -79,7 +80,3 @@ class ActNorm(Flow):
         scale = np.exp(self.limit * ratio)
         self.raw_log_scale.assign(self.limit * np.arctanh(ratio))
         self.shift.assign(-values.mean(axis=0) * scale)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "limit": self.limit}

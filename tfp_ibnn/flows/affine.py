@@ -52,6 +52,7 @@ class Affine(Flow):
     """
 
     is_linear = True
+    arguments = ("initial_shift", "initial_scale")
 
     def __init__(
         self, initial_shift: float = 0.0, initial_scale: float = 1.0, **kwargs: Any
@@ -74,8 +75,3 @@ class Affine(Flow):
         shift = self.parameter(self.shift, condition)
         scale = constraints.scale(self.parameter(self.raw_scale, condition))
         return AffineBijector(shift=shift, scale=scale)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        config = {"initial_shift": self.initial_shift, "initial_scale": self.initial_scale}
-        return {**super().get_config(), **config}

@@ -69,6 +69,8 @@ class InverseAutoregressive(Flow):
         1606.04934. Germain et al., MADE, arXiv 1502.03509.
     """
 
+    arguments = ("hidden", "reverse", "limit")
+
     def __init__(
         self, hidden: int = 32, reverse: bool = False, limit: float = 2.0, **kwargs: Any
     ) -> None:
@@ -95,8 +97,3 @@ class InverseAutoregressive(Flow):
         return AutoregressiveBijector(
             network=self.network.given(condition), condition=condition, dtype=self.dtype
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        config = {"hidden": self.hidden, "reverse": self.reverse, "limit": self.limit}
-        return {**super().get_config(), **config}

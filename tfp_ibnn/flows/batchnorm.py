@@ -43,6 +43,7 @@ class BatchNorm(Flow):
     """
 
     is_linear = True
+    arguments = ("momentum", "limit")
 
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -89,10 +90,6 @@ class BatchNorm(Flow):
             running.assign(kept)
         bijector = self._bijector(mean, variance, condition)
         return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "momentum": self.momentum, "limit": self.limit}
 
     def _bijector(self, mean: Tensor, variance: Tensor, condition: Tensor | None) -> AffineBijector:
         shift = self.parameter(self.shift, condition)

@@ -101,6 +101,7 @@ class InvertibleConv1x1(Flow):
     """
 
     is_linear = True
+    arguments = ("start", "limit")
 
     def __init__(self, start: str = "orthogonal", limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -136,10 +137,6 @@ class InvertibleConv1x1(Flow):
             upper=add_diagonal(ops.triu(triangles, 1), start * ops.exp(log_factor), eye),
             log_diagonal=ops.log(ops.abs(start)) + log_factor,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "start": self.start, "limit": self.limit}
 
     @property
     def _spread(self) -> float:

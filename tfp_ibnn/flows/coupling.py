@@ -74,6 +74,7 @@ class AffineCoupling(Flow):
     """
 
     min_channels: ClassVar[int] = 2
+    arguments = ("hidden", "swap", "limit")
 
     def __init__(
         self, hidden: int = 32, swap: bool = False, limit: float = 2.0, **kwargs: Any
@@ -103,8 +104,3 @@ class AffineCoupling(Flow):
             condition=condition,
             dtype=self.dtype,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        config = {"hidden": self.hidden, "swap": self.swap, "limit": self.limit}
-        return {**super().get_config(), **config}

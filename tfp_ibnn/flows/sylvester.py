@@ -93,6 +93,8 @@ class Sylvester(Flow):
         1803.05649.
     """
 
+    arguments = ("units",)
+
     def __init__(self, units: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.units = checks.positive_integer("units", units, checks.LARGEST_SIZE)
@@ -122,10 +124,6 @@ class Sylvester(Flow):
             s=add_diagonal(above * s, s_diagonal, eye),
             b=b,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "units": self.units}
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:

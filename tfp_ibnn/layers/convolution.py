@@ -8,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, pullback, times
 
-__all__ = ["SeparateChannels", "convolves", "noisy_convolution", "scaled_convolution"]
+__all__ = ["SeparateChannels", "convolves", "noisy_convolution"]
 
 
 def convolves(layer: keras.layers.Layer) -> bool:
@@ -19,13 +19,6 @@ def convolves(layer: keras.layers.Layer) -> bool:
         and layer.padding != "causal"
         and layer.activity_regularizer is None
     )
-
-
-def scaled_convolution(layer: keras.layers.Layer, inputs: Tensor, z: Tensor) -> Tensor:
-    """Return layer(z * inputs) for one z (channels,): the kernel is smaller than the inputs."""
-    kernel = ops.cast(layer.kernel, inputs.dtype) * ops.cast(z, inputs.dtype)[:, None]
-    outputs = _linear(layer, inputs, kernel, _bias(layer, inputs.dtype))
-    return outputs if layer.activation is None else layer.activation(outputs)
 
 
 class SeparateChannels:

@@ -8,12 +8,13 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.config import Configured
 
 __all__ = ["GaussianHead", "GaussianNLL", "gaussian_nll", "matched"]
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class GaussianHead(keras.layers.Layer):
+class GaussianHead(Configured, keras.layers.Layer):
     """Turn 2D numbers into the means and the standard deviations of D Gaussians.
 
     The first half passes as it is; the second becomes softplus(x) + `min_scale`. The layer has no
@@ -31,6 +32,8 @@ class GaussianHead(keras.layers.Layer):
         ... )
         >>> model.compile("adam", ibnn.layers.GaussianNLL())
     """
+
+    arguments = ("min_scale",)
 
     def __init__(self, min_scale: float = 1e-3, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -53,10 +56,6 @@ class GaussianHead(keras.layers.Layer):
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
         """Return the input's shape."""
         return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "min_scale": self.min_scale}
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

@@ -4,20 +4,15 @@ import math
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor, affine, mean, times
+from tfp_ibnn._core.backend import Tensor, times
+from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
-from tfp_ibnn.layers.convolution import (
-    SeparateChannels,
-    convolves,
-    noisy_convolution,
-    scaled_convolution,
-)
+from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
 from tfp_ibnn.layers.folding import fold_into, is_foldable
 
 __all__ = ["NOISES", "REDUCTIONS", "Stochastic"]
@@ -30,7 +25,7 @@ _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Stochastic(StochasticLayer):
+class Stochastic(Configured, StochasticLayer):
     """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
@@ -58,6 +53,8 @@ class Stochastic(StochasticLayer):
         >>> layer(keras.ops.ones((5, 3))).shape[-1]
         2
     """
+
+    arguments = ("noise", "kl_reduction")
 
     def __init__(
         self,
@@ -127,9 +124,8 @@ class Stochastic(StochasticLayer):
             )
             rows = ops.shape(normal)[0]
             component = ops.reshape(component, (rows, *(1,) * len(positions)))
-        if posterior.is_centered:
-            return posterior.transform(normal, component, training=training)
-        return self._switched(normal, component, training)
+        draw = posterior.transform(normal, component, training=training)
+        return draw if posterior.is_centered else draw._replace(z=self._mean_if_off(draw.z))
 
     def apply(
         self,
@@ -148,8 +144,6 @@ class Stochastic(StochasticLayer):
                 for part in (latent, (latent - loc) / scale)
             )
             return noisy_convolution(self.layer, inputs, *parts, loc, scale)
-        if not training and self._is_one_scale(inputs, latent):
-            return scaled_convolution(self.layer, inputs, latent[0])
         modulated = self._multiply(inputs, latent, shared=groups is not None)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
@@ -205,55 +199,12 @@ class Stochastic(StochasticLayer):
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
         return SeparateChannels(self.layer, ops.cast(inputs, self.compute_dtype))
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        config = {"noise": self.noise, "kl_reduction": self.kl_reduction}
-        return {**super().get_config(), **config}
-
-    # A mean that is an average of draws takes them along with those of the pass: a second chain of
-    # flows, under a condition, costs more than they do.
-
-    def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
-        """Return the draws for base noise; if the noise is off, z is the posterior's mean."""
-        posterior, on = self.posterior, self.noise_switch > 0.5
-        fixed = posterior.fixed_noise(training)
-        if fixed is None:
-            draw = posterior.transform(normal, component, training=training)
-            center = self._mean_if_needed(on)
-        elif (normal.shape[0] or 0) >= len(fixed):
-            draw, center = self._in_place(normal, fixed, on, training)
-        else:
-            draw, center = self._appended(normal, fixed, training)
-        center = ops.where(on, ops.zeros_like(center), center)
-        z = affine(draw.z, center, ops.cast(on, posterior.dtype))
-        return Draw(z, draw.kl, draw.entropy)
-
-    def _in_place(
-        self, normal: Tensor, fixed: np.ndarray, on: Tensor, training: bool
-    ) -> tuple[Draw, Tensor]:
-        """Return the draws and, if the noise is off, the mean, whose noise takes their place."""
-        count, *positions, channels = normal.shape
-        rows = ops.tile(fixed, (-(-count // len(fixed)), 1))[:count]
-        rows = ops.reshape(rows, (count, *(1,) * len(positions), channels))
-        draw = self.posterior.transform(ops.where(on, normal, rows), training=training)
-        averaged = ops.reshape(draw.z[: len(fixed)], (len(fixed), -1, channels))[:, 0]
-        return draw, mean(averaged, axis=0)
-
-    def _appended(self, normal: Tensor, fixed: np.ndarray, training: bool) -> tuple[Draw, Tensor]:
-        """Return the draws, and the mean of others that follow them."""
-        rows = ops.reshape(normal, (-1, normal.shape[-1]))
-        draw = self.posterior.transform(ops.concatenate([rows, fixed]), training=training)
-        z, kl, entropy = (part[: -len(fixed)] for part in draw)
-        z = ops.reshape(z, ops.shape(normal))
-        return Draw(z, kl, entropy), mean(draw.z[-len(fixed) :], axis=0)
-
-    def _mean_if_needed(self, on: Tensor) -> Tensor:
-        """Return the posterior's mean; where it is costly, compute it only if the noise is off."""
-        posterior = self.posterior
-        if posterior.has_cheap_mean:
-            return posterior.mean()
-        nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
-        return ops.cond(on, lambda: nothing, posterior.mean)
+    def _mean_if_off(self, z: Tensor) -> Tensor:
+        """Return z, or the posterior's mean if the noise is off; it is computed only then."""
+        on = self.noise_switch > 0.5
+        nothing = ops.zeros((self.posterior.channels,), dtype=self.posterior.dtype)
+        center = ops.cond(on, lambda: nothing, self.posterior.mean)
+        return ops.where(on, z, center)
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).
@@ -296,13 +247,6 @@ class Stochastic(StochasticLayer):
             and self.posterior.channels <= _FEW_CHANNELS
             and self._convolves
         )
-
-    def _is_one_scale(self, inputs: Tensor, z: Tensor) -> bool:
-        """Whether all share one z, and it is less work to scale a kernel by it than the inputs."""
-        if z.shape[0] != 1 or len(z.shape) != 2 or not self._convolves:
-            return False
-        example = inputs.shape[1:]
-        return None not in example and math.prod(self.layer.kernel.shape) < 8 * math.prod(example)
 
     @property
     def _convolves(self) -> bool:

@@ -9,6 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, inner, mean, tfd
+from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.layers.multiplicative import Stochastic
@@ -29,7 +30,7 @@ _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-class Posterior(SavesRandomState, PosteriorTemplate, keras.layers.Layer):
+class Posterior(Configured, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
     A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
@@ -44,6 +45,8 @@ class Posterior(SavesRandomState, PosteriorTemplate, keras.layers.Layer):
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
             one a seed derived from it, so that layers of one template draw different noise.
     """
+
+    arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "gamma", "seed")
 
     components = 1
     """Number of mixture components that `transform` chooses from."""
@@ -110,25 +113,9 @@ class Posterior(SavesRandomState, PosteriorTemplate, keras.layers.Layer):
         raise NotImplementedError(f"{type(self).__name__} must define `distribution`.")
 
     @property
-    def has_cheap_mean(self) -> bool:
-        """Whether `mean` is a closed form."""
-        return True
-
-    @property
     def is_centered(self) -> bool:
         """Whether z = loc + scale * noise; the posterior then has a method `loc_and_scale`."""
         return False
-
-    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
-        """Return noise (draws, channels) whose draws of z have `mean` as their average.
-
-        None if there is no such noise, as where `mean` is a closed form.
-
-        Args:
-            training: whether the draws are made in a training step.
-        """
-        del training
-        return None
 
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
@@ -182,15 +169,7 @@ class Posterior(SavesRandomState, PosteriorTemplate, keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        config = {
-            "prior_scale": self.prior_scale,
-            "prior_loc": self.prior_loc,
-            "learn_prior_scale": self.learn_prior_scale,
-            "beta": self.initial_beta,
-            "gamma": self.gamma,
-            "seed": self.seed,
-        }
-        return {**super().get_config(), **config}
+        return {**super().get_config(), "beta": self.initial_beta}
 
     def get_build_config(self) -> None:
         """Leave building to the layer, so that weight paths are the same after loading."""

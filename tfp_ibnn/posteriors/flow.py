@@ -57,6 +57,8 @@ class FlowPosterior(Posterior):
         True
     """
 
+    arguments = ("initial_scale", "components", "shared_components")
+
     def __init__(
         self,
         flows: Sequence[Flow] = (),
@@ -139,7 +141,7 @@ class FlowPosterior(Posterior):
         """
         if self._is_gaussian:
             return ops.convert_to_tensor(self.affine.shift)
-        if self.has_cheap_mean:
+        if all(flow.is_linear for flow in self.flows):
             center = ops.zeros((self.channels,), dtype=self.dtype)
             if self.components > 1:
                 center = mean(ops.convert_to_tensor(self.base_loc), axis=0)
@@ -151,23 +153,6 @@ class FlowPosterior(Posterior):
             return mean(self.transform(noise).z, axis=0)
         every = np.arange(self.components, dtype="int32")
         return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
-
-    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
-        """Return the noise whose draws `mean` averages, if it does so, over one component.
-
-        Flows with their own `forward_and_log_det` may look at all draws of a training step
-        together; then there must be no others among them.
-        """
-        joint = Flow.forward_and_log_det
-        alone = not training or all(type(f).forward_and_log_det is joint for f in self.flows)
-        if self.has_cheap_mean or self.components > 1 or not (alone and self._is_plain):
-            return None
-        return self._fixed_noise()
-
-    @property
-    def has_cheap_mean(self) -> bool:
-        """Whether `mean` is a closed form: no flow, or linear ones only."""
-        return all(flow.is_linear for flow in self.flows)
 
     @property
     def is_centered(self) -> bool:
@@ -181,14 +166,8 @@ class FlowPosterior(Posterior):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        config = {
-            "flows": [keras.saving.serialize_keras_object(flow) for flow in self.flows],
-            "initial_scale": self.initial_scale,
-            "affine": self.order,
-            "components": self.components,
-            "shared_components": self.shared_components,
-        }
-        return {**super().get_config(), **config}
+        flows = [keras.saving.serialize_keras_object(flow) for flow in self.flows]
+        return {**super().get_config(), "flows": flows, "affine": self.order}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "FlowPosterior":

@@ -47,6 +47,7 @@ class MixturePosterior(Posterior):
     """
 
     shared_components = True
+    arguments = ("components", "mean_spread", "initial_scale", "scale_spread", "kl")
 
     def __init__(
         self,
@@ -60,13 +61,11 @@ class MixturePosterior(Posterior):
     ) -> None:
         super().__init__(**kwargs)
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
-        self.mean_spread = checks.non_negative(
-            "mean_spread", checks.moderate("mean_spread", mean_spread)
-        )
+        for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
+            checks.non_negative(name, spread)
+        self.mean_spread = checks.moderate("mean_spread", mean_spread)
         self.initial_scale = checked_scale("initial_scale", initial_scale)
-        self.scale_spread = checks.non_negative(
-            "scale_spread", checks.moderate("scale_spread", scale_spread)
-        )
+        self.scale_spread = checks.moderate("scale_spread", scale_spread)
         self.kl = checks.one_of("kl", kl, ("bound", "averaged"))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -109,17 +108,6 @@ class MixturePosterior(Posterior):
     def mean(self) -> Tensor:
         """Return the mean of z, (channels,)."""
         return mean(ops.convert_to_tensor(self.loc), axis=0)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        config = {
-            "components": self.components,
-            "mean_spread": self.mean_spread,
-            "initial_scale": self.initial_scale,
-            "scale_spread": self.scale_spread,
-            "kl": self.kl,
-        }
-        return {**super().get_config(), **config}
 
     def _loc_and_scale(self) -> tuple[Tensor, Tensor]:
         return ops.convert_to_tensor(self.loc), constraints.scale(self.raw_scale)

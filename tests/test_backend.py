@@ -53,38 +53,6 @@ def test_one_replica_without_a_strategy():
     assert backend.replica_count() == 1
 
 
-def shaped(*shape):
-    return ops.convert_to_tensor(np.random.default_rng(len(shape)).normal(size=shape))
-
-
-@pytest.mark.parametrize(
-    ("x", "z"),
-    [
-        ((4, 5, 6, 3), (4, 1, 1, 3)),
-        ((4, 5, 6, 3), (1, 1, 1, 3)),
-        ((4, 5, 6, 3), (4, 5, 6, 3)),
-        ((4, 3, 5, 6), (4, 3, 1, 1)),
-        ((4, 6, 3), (4, 1, 3)),
-        ((4, 5, 6, 40), (4, 1, 1, 40)),
-        ((4, 3), (4, 3)),
-    ],
-)
-def test_times_broadcasts(x, z):
-    x, z = shaped(*x), shaped(*z)
-    np.testing.assert_array_equal(backend.times(x, z), x * z)
-
-
-@pytest.mark.parametrize("shape", [(3,), (4, 3), (4, 6, 3), (4, 5, 6, 3)])
-def test_affine_inner_and_outer(shape):
-    x, shift, scale = shaped(*shape), shaped(3), shaped(1, 3)[0]
-    np.testing.assert_allclose(backend.affine(x, shift, scale), shift + scale * x, rtol=1e-12)
-    number = ops.convert_to_tensor(2.0, dtype="float64")
-    np.testing.assert_allclose(backend.affine(x, shift, number), shift + 2 * x, rtol=1e-12)
-    product = ops.sum(x * scale, axis=-1)
-    np.testing.assert_allclose(backend.inner(x, scale), product, rtol=1e-12)
-    np.testing.assert_allclose(backend.outer(product, scale), product[..., None] * scale, 1e-12)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_normal_noise_is_normal(dtype):
     seed = backend.SeedGenerator(1)

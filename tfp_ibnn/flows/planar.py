@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core import constraints
-from tfp_ibnn._core.backend import Tensor, inner, outer, tanh
+from tfp_ibnn._core.backend import Tensor, tanh
 from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows._rows import column, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
@@ -39,16 +39,16 @@ class PlanarBijector(FlowBijector):
         return self.forward_and_log_det(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
-        along = solve_monotone(self.slope, self.b, inner(y, self.w))
-        return y - outer(tanh(along + self.b), self.u)
+        along = solve_monotone(self.slope, self.b, total(y * self.w))
+        return y - column(tanh(along + self.b)) * self.u
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `forward(x)` and its log-determinants, from one projection."""
-        bend = tanh(inner(x, self.w) + self.b)
-        return x + outer(bend, self.u), ops.log1p(self.slope * (1 - bend * bend))
+        bend = tanh(total(x * self.w) + self.b)
+        return x + column(bend) * self.u, ops.log1p(self.slope * (1 - bend * bend))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

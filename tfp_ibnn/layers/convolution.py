@@ -6,7 +6,7 @@ from collections.abc import Callable
 import keras
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, pullback, times
+from tfp_ibnn._core.backend import Tensor, pullback
 
 __all__ = ["SeparateChannels", "convolves", "noisy_convolution"]
 
@@ -94,18 +94,18 @@ def noisy_convolution(
         kernel: Tensor,
         bias: Tensor,
     ) -> tuple[Tensor, Callable]:
-        product = times(inputs, z)
+        product = inputs * z
 
         def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
             clean, of_bias = pullback(lambda k, b: linear(inputs, k, b), (kernel, bias), upstream)
             (noisy,) = pullback(
-                lambda k: layer.convolution_op(times(inputs, normal), k), (kernel,), upstream
+                lambda k: layer.convolution_op(inputs * normal, k), (kernel,), upstream
             )
             (of_product,) = pullback(lambda p: linear(p, kernel, bias), (product,), upstream)
             full, clean, noisy = (ops.cast(part, loc.dtype) for part in (kernel, clean, noisy))
             others = (*range(layer.rank), -1)
             return (
-                times(of_product, z),
+                of_product * z,
                 ops.zeros_like(z),
                 ops.zeros_like(normal),
                 ops.sum(full * clean, axis=others),

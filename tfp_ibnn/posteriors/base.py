@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import SeedGenerator, Tensor, inner, mean, tfd
+from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
 from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import SavesRandomState
@@ -242,8 +242,7 @@ def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:
 
 def log_normal(x: Tensor) -> Tensor:
     """Return the log-density (...,) of standard normal noise (..., channels)."""
-    squares = inner(x * x, ops.ones((x.shape[-1],), dtype=x.dtype))
-    return -(squares + x.shape[-1] * _LOG_2_PI) / 2
+    return -(ops.sum(x * x, axis=-1) + x.shape[-1] * _LOG_2_PI) / 2
 
 
 def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:

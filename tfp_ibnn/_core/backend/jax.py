@@ -15,18 +15,15 @@ __all__ = [
     "SCANS_EPOCHS",
     "SeedGenerator",
     "accelerators",
-    "affine",
     "checked",
     "epoch_in_one_call",
     "fori_loop",
     "gradient",
-    "inner",
     "is_eager",
     "jit_pays",
     "matmul",
     "mean",
     "normal",
-    "outer",
     "pullback",
     "replica_count",
     "replica_id",
@@ -35,7 +32,6 @@ __all__ = [
     "tfb",
     "tfd",
     "tfp",
-    "times",
 ]
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -101,24 +97,6 @@ def replica_count() -> int:
 def replica_id() -> int:
     """Number of this replica among those that share the step: JAX sees one global batch."""
     return 0
-
-
-times = keras.ops.multiply
-
-
-def inner(x: Tensor, w: Tensor) -> Tensor:
-    """Return the inner products (...,) of vectors x and w (..., channels)."""
-    return jnp.sum(x * w, axis=-1)
-
-
-def outer(x: Tensor, u: Tensor) -> Tensor:
-    """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
-    return x[..., None] * u
-
-
-def affine(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Return shift + scale * x, where shift and scale broadcast."""
-    return shift + scale * x
 
 
 def pullback(

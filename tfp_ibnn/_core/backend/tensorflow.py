@@ -1,6 +1,5 @@
 """What differs on TensorFlow; `jax.py` has the same names."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,18 +13,15 @@ __all__ = [
     "SCANS_EPOCHS",
     "SeedGenerator",
     "accelerators",
-    "affine",
     "checked",
     "epoch_in_one_call",
     "fori_loop",
     "gradient",
-    "inner",
     "is_eager",
     "jit_pays",
     "matmul",
     "mean",
     "normal",
-    "outer",
     "pullback",
     "replica_count",
     "replica_id",
@@ -34,10 +30,7 @@ __all__ = [
     "tfb",
     "tfd",
     "tfp",
-    "times",
 ]
-
-_SHORT_AXIS = 16
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 
@@ -123,21 +116,11 @@ def normal(
     seed: keras.random.SeedGenerator | Tensor,
     stddev: float | Tensor = 1.0,
 ) -> Tensor:
-    """Like `keras.random.normal`; the seed may be a tensor of two integers.
-
-    Box and Muller's pairs take half of its time on CPUs, where the numbers are most of what
-    noise costs: their functions run on whole vectors.
-    """
+    """Like `keras.random.normal`; the seed may be a tensor of two integers."""
     if isinstance(seed, keras.random.SeedGenerator):
         # XLA knows seeds of 32 bits only.
         seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
-    known = all(isinstance(size, int) for size in shape)
-    count = math.prod(shape) if known else tf.reduce_prod(tf.stack(shape))
-    uniform = tf.random.stateless_uniform((2, (count + 1) // 2), seed, dtype=dtype)
-    radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - uniform[0]))
-    angle = 2 * math.pi * uniform[1]
-    pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
+    return stddev * tf.random.stateless_normal(shape, seed, dtype=dtype)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
@@ -152,30 +135,6 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return tf.cast(product, tf.float32)
 
 
-# As products of matrices these two take a third of the time of multiplying and summing up. GPUs
-# multiply matrices in a shorter format, and are fast anyway.
-
-
-def inner(x: Tensor, w: Tensor) -> Tensor:
-    """Return the inner products (...,) of vectors x and w (..., channels)."""
-    if _has_gpu() or len(w.shape) > 1:
-        return tf.reduce_sum(x * w, axis=-1)
-    if len(x.shape) == 2:
-        return tf.linalg.matvec(x, w)
-    rows = tf.reshape(x, (-1, x.shape[-1]))
-    return tf.reshape(tf.linalg.matvec(rows, w), tf.shape(x)[:-1])
-
-
-def outer(x: Tensor, u: Tensor) -> Tensor:
-    """Return the products (..., channels) of numbers x (...,) and vectors u (..., channels)."""
-    if _has_gpu() or len(u.shape) > 1:
-        return x[..., None] * u
-    if len(x.shape) == 1:
-        return tf.matmul(x[:, None], u[None])
-    rows = tf.matmul(tf.reshape(x, (-1, 1)), u[None])
-    return tf.reshape(rows, tf.concat([tf.shape(x), [u.shape[0]]], axis=0))
-
-
 def pullback(
     function: Callable[..., Tensor], arguments: Sequence[Tensor], upstream: Tensor
 ) -> list[Tensor]:
@@ -184,52 +143,6 @@ def pullback(
         tape.watch(arguments)
         value = function(*arguments)
     return tape.gradient(value, arguments, upstream, unconnected_gradients="zero")
-
-
-def times(x: Tensor, z: Tensor) -> Tensor:
-    """Return x * z, where z broadcasts."""
-    return _on_rows(tf.multiply, x, z)
-
-
-def affine(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Return shift + scale * x, where shift and scale broadcast."""
-    return _on_rows(lambda x, scale, shift: shift + scale * x, x, scale, shift)
-
-
-def _on_rows(function: Callable[..., Tensor], x: Tensor, *others: Tensor) -> Tensor:
-    """Return an elementwise function of x and tensors that broadcast against it.
-
-    TensorFlow is slow where the last axis is short and the one before it broadcasts. The two
-    are made one axis here, by repeating the others, which are small.
-    """
-
-    def grows(other: Tensor) -> bool:
-        """Whether x broadcasts too."""
-        missing = len(x.shape) - len(other.shape)
-        return missing < 0 or any(
-            own == 1 != size for own, size in zip(x.shape[missing:], other.shape, strict=True)
-        )
-
-    *_, width, channels = (1, 1, *x.shape)
-    ranks = [len(other.shape) for other in others]
-    ends = [(1, 1, *other.shape)[-2:] for other in others]
-    if (
-        len(x.shape) < 3
-        or width in (1, None)
-        or channels is None
-        or channels > _SHORT_AXIS
-        or any(rank and end != (1, channels) for rank, end in zip(ranks, ends, strict=True))
-        or any(grows(other) for other in others)
-    ):
-        return function(x, *others)
-    rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)
-
-    def repeat(other: Tensor, rank: int) -> Tensor:
-        other = other[..., 0, :] if rank > 1 else other
-        return tf.tile(other, (*(1,) * (rank - 2), width)) if rank else other
-
-    repeated = map(repeat, others, ranks)
-    return tf.reshape(function(tf.reshape(x, rows), *repeated), tf.shape(x))
 
 
 class SeedGenerator(keras.random.SeedGenerator):

@@ -138,12 +138,9 @@ class Stochastic(Configured, StochasticLayer):
         """Return the wrapped layer's output for z * inputs."""
         if training and self._is_entrance and groups is None:
             loc, scale = self.posterior.loc_and_scale()
-            rank = len(inputs.shape)
-            parts = (
-                self.broadcast(ops.cast(part, inputs.dtype), rank)
-                for part in (latent, (latent - loc) / scale)
-            )
-            return noisy_convolution(self.layer, inputs, *parts, loc, scale)
+            normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
+            normal = self.broadcast(normal, len(inputs.shape))
+            return noisy_convolution(self.layer, inputs, normal, loc, scale)
         modulated = self._multiply(inputs, latent, shared=groups is not None)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 

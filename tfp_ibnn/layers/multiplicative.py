@@ -8,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
@@ -124,8 +124,9 @@ class Stochastic(Configured, StochasticLayer):
             )
             rows = ops.shape(normal)[0]
             component = ops.reshape(component, (rows, *(1,) * len(positions)))
-        draw = posterior.transform(normal, component, training=training)
-        return draw if posterior.is_centered else draw._replace(z=self._mean_if_off(draw.z))
+        if posterior.is_centered:
+            return posterior.transform(normal, component, training=training)
+        return self._switched(normal, component, training)
 
     def apply(
         self,
@@ -196,12 +197,26 @@ class Stochastic(Configured, StochasticLayer):
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
         return SeparateChannels(self.layer, ops.cast(inputs, self.compute_dtype))
 
-    def _mean_if_off(self, z: Tensor) -> Tensor:
-        """Return z, or the posterior's mean if the noise is off; it is computed only then."""
-        on = self.noise_switch > 0.5
-        nothing = ops.zeros((self.posterior.channels,), dtype=self.posterior.dtype)
-        center = ops.cond(on, lambda: nothing, self.posterior.mean)
-        return ops.where(on, z, center)
+    def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
+        """Return the draws for base noise; if the noise is off, z is the posterior's mean.
+
+        A mean that is an average of draws takes them along with those of the pass: a second chain
+        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
+        for the first step half as long again.
+        """
+        posterior, on = self.posterior, self.noise_switch > 0.5
+        fixed = posterior.fixed_noise(training)
+        if fixed is None:
+            draw = posterior.transform(normal, component, training=training)
+            nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
+            center = ops.cond(on, lambda: nothing, posterior.mean)
+        else:
+            rows = ops.reshape(normal, (-1, posterior.channels))
+            both = posterior.transform(ops.concatenate([rows, fixed]), training=training)
+            z, kl, entropy = (part[: -len(fixed)] for part in both)
+            draw = Draw(ops.reshape(z, ops.shape(normal)), kl, entropy)
+            center = mean(both.z[-len(fixed) :], axis=0)
+        return draw._replace(z=ops.where(on, draw.z, center))
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).

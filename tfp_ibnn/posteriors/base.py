@@ -117,6 +117,15 @@ class Posterior(Configured, SavesRandomState, PosteriorTemplate, keras.layers.La
         """Whether z = loc + scale * noise; the posterior then has a method `loc_and_scale`."""
         return False
 
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return noise (draws, channels) whose draws of z have `mean` as their average, or None.
+
+        Args:
+            training: whether the draws are made in a training step.
+        """
+        del training
+        return None
+
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
 

@@ -6,9 +6,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from tfp_ibnn.data import _cache
 from tfp_ibnn.data.datasets import DATASETS, DataError
-from tfp_ibnn.data.loading import obtain
+from tfp_ibnn.data.loading import cache_folder, obtain
 
 EXAMPLES = """examples:
   python -m tfp_ibnn.data cifar10
@@ -26,16 +25,14 @@ class Progress:
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Show a step, and a bar if it is known how much there is to do."""
-        if not self._live:
-            if step != self._step:
-                print(f"{self._name}: {step}", file=sys.stderr)
-        else:
-            filled = 20 * min(done, total) // total if total else 0
-            bar = f"[{'=' * filled}{' ' * (20 - filled)}] " if total else ""
+        if self._live:
+            bar = f"[{'=' * (20 * min(done, total) // total):20}] " if total else ""
             size = f", {done / 1e6:.1f} MB" if done and not total else ""
             text = f"{self._name}: {bar}{step}{size}, {time.monotonic() - self._start:.0f} s"[:100]
             print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
             self._width = len(text)
+        elif step != self._step:
+            print(f"{self._name}: {step}", file=sys.stderr)
         self._step = step
 
     def close(self) -> None:
@@ -81,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _prepare(name: str, data_dir: str | None) -> None:
     progress = Progress(name)
-    there = (_cache.cache_folder(data_dir) / f"{name}.npz").exists()
+    there = (cache_folder(data_dir) / f"{name}.npz").exists()
     try:
         _, path = obtain(name, data_dir, progress)
     finally:
@@ -90,7 +87,7 @@ def _prepare(name: str, data_dir: str | None) -> None:
 
 
 def _show_list(data_dir: str | None) -> None:
-    folder = _cache.cache_folder(data_dir)
+    folder = cache_folder(data_dir)
     print(f"{'name':15}{'classes':>8}{'image':>12}{'training':>10}{'test':>8}{'MB':>8}  cached")
     for name, dataset in DATASETS.items():
         shape = " x ".join(map(str, dataset.image_shape))

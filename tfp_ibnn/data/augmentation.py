@@ -16,7 +16,7 @@ __all__ = ["RandomMirror", "RandomShift", "preprocessing"]
 class _Augmentation(SavesRandomState, layers.Layer):
     """A layer that changes images at random in training only, by `_changed`."""
 
-    def __init__(self, seed: int | None, **kwargs: Any) -> None:
+    def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.seed = seed
         self.seed_generator = SeedGenerator(seed)
@@ -32,9 +32,6 @@ class _Augmentation(SavesRandomState, layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {**super().get_config(), "seed": self.seed}
-
-    def _changed(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -94,9 +91,6 @@ class RandomMirror(_Augmentation):
         (2, 8, 8, 3)
     """
 
-    def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
-        super().__init__(seed, **kwargs)
-
     def _changed(self, images: Tensor) -> Tensor:
         shape = (ops.shape(images)[0], 1, 1, 1)
         chosen = keras.random.uniform(shape, seed=self.seed_generator) < 0.5
@@ -129,17 +123,13 @@ def preprocessing(
             "`images` must have the shape (examples, height, width, channels), with at least one "
             f"example; got the shape {np.shape(images)}."
         )
-    total = images.shape[0] * images.shape[1] * images.shape[2]
-    # Sums of whole numbers, in parts: exact, and without a float copy of all images.
-    first, second = np.zeros(images.shape[-1]), np.zeros(images.shape[-1])
-    for start in range(0, len(images), 1000):
-        part = images[start : start + 1000].astype("float64")
-        first += part.sum(axis=(0, 1, 2))
-        second += np.square(part).sum(axis=(0, 1, 2))
-    mean = first / total
-    variance = second / total - mean**2
+    total = np.prod(images.shape[:3])
+    # Sums of whole numbers, which are exact, and without a float copy of all images.
+    mean = np.einsum("nhwc->c", images, dtype="float64") / total
+    square = np.einsum("nhwc,nhwc->c", images, images, dtype="float64") / total
+    variance = square - mean**2
     # The squares of one value throughout differ from its mean's square by rounding alone.
-    if not np.all(variance > 1e-12 * second / total):
+    if not np.all(variance > 1e-11 * square):
         raise ValueError(
             "`images` has a channel with one value throughout, which tells nothing, or values that "
             "are not finite."

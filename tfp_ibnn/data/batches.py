@@ -1,4 +1,4 @@
-"""Batches in an order that is a function of a seed and the epoch."""
+"""Training images: some held back for validation, the others in a reproducible order."""
 
 import math
 from typing import Any
@@ -7,15 +7,63 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
+from tfp_ibnn.data.datasets import Splits
 
-__all__ = ["ShuffledBatches"]
+__all__ = ["ShuffledBatches", "validation_split"]
+
+
+def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
+    """Return `(x_train, y_train), (x_val, y_val)`, copies; every class keeps its share.
+
+    The class c gets size * n_c / N of the places, rounded down or up so that they add up to `size`.
+    The seed alone decides who gets them, with every version of numpy. Both parts keep the order of
+    the original.
+
+    Args:
+        x: (N, ...), the images.
+        y: (N,), their classes, as integers.
+        size: number of images to hold back, from 1 to N - 1.
+        seed: from 0 to 2**32 - 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfp_ibnn.data import validation_split
+        >>> x, y = np.arange(6), np.array([0, 0, 0, 0, 1, 1])
+        >>> (x_train, y_train), (x_val, y_val) = validation_split(x, y, 3)
+        >>> y_train, y_val
+        (array([0, 0, 1]), array([0, 0, 1]))
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        raise ValueError(
+            f"`y` must be integers of shape (N,); got {y.dtype} of shape {y.shape}. "
+            "For one-hot labels, give `y.argmax(-1)`."
+        )
+    if x.ndim < 1 or len(x) != len(y):
+        raise ValueError(f"`x` must have as many rows as `y`, {len(y)}; got shape {x.shape}.")
+    size, seed = checks.positive_integer("size", size), checks.whole("seed", seed)
+    if size >= len(y):
+        raise ValueError(f"`size` must leave some to train on: at most {len(y) - 1}; got {size}.")
+    if seed >= 2**32:
+        raise ValueError(f"`seed` must be below 2**32; got {seed}.")
+
+    # RandomState's stream is frozen, unlike that of numpy's newer generators.
+    random = np.random.RandomState(seed)
+    _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+    # Largest remainders, lower classes first; in whole numbers, so that none differ by rounding.
+    shares, remainders = np.divmod(counts.astype(np.int64) * size, len(y))
+    shares[np.argsort(-remainders, kind="stable")[: size - shares.sum()]] += 1
+    held_back = np.zeros(len(y), bool)
+    for label, places in enumerate(shares):
+        held_back[random.permutation(np.flatnonzero(which == label))[:places]] = True
+    return (x[~held_back], y[~held_back]), (x[held_back], y[held_back])
 
 
 class ShuffledBatches(keras.utils.PyDataset):
     """Arrays in batches, shuffled anew in each epoch by (seed, epoch) alone.
 
     `fit` on plain arrays shuffles by a state that no checkpoint holds, and on TensorFlow, after
-    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that goes on at epoch
+    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that resumes at epoch
     20 sees what an unbroken one would have seen. The epoch comes from `fit`, through the callback
     that `follow` returns.
 
@@ -60,7 +108,19 @@ class ShuffledBatches(keras.utils.PyDataset):
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
-        self.shard = self._checked_shard(shard)
+        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+            raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
+        count = checks.positive_integer("shard[1]", shard[1])
+        self.shard = checks.whole("shard[0]", shard[0]), count
+        if self.shard[0] >= count:
+            raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
+        last = 0 if self.drop_remainder else len(x) % self.batch_size
+        for size in (min(self.batch_size, len(x)), last):
+            if size % count:
+                raise ValueError(
+                    f"A batch of {size} does not divide into {count} shares: choose another "
+                    "`batch_size`, or leave out the last batch by `drop_remainder`."
+                )
         self._followed = self._begun = False
         self.set_epoch(0)
 
@@ -74,8 +134,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         self._finished = index == len(self) - 1 and len(self) > 1
         chosen = self.order[index * self.batch_size : (index + 1) * self.batch_size]
         share, shares = self.shard
-        size = len(chosen) // shares
-        chosen = chosen[share * size : (share + 1) * size]
+        chosen = np.split(chosen, shares)[share]
         return self.x[chosen], self.y[chosen]
 
     def on_epoch_begin(self) -> None:
@@ -96,19 +155,3 @@ class ShuffledBatches(keras.utils.PyDataset):
             self.set_epoch(epoch)
 
         return keras.callbacks.LambdaCallback(on_epoch_begin=begin)
-
-    def _checked_shard(self, shard: tuple[int, int]) -> tuple[int, int]:
-        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
-            raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
-        index = checks.whole("shard[0]", shard[0])
-        count = checks.positive_integer("shard[1]", shard[1])
-        if index >= count:
-            raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
-        last = 0 if self.drop_remainder else len(self.x) % self.batch_size
-        for size in (min(self.batch_size, len(self.x)), last):
-            if size % count:
-                raise ValueError(
-                    f"A batch of {size} does not divide into {count} shares: choose another "
-                    "`batch_size`, or leave out the last batch by `drop_remainder`."
-                )
-        return index, count

@@ -1,23 +1,18 @@
-"""Images as a worse camera, a worse light or a worse file would have them, in five severities."""
+"""Images as a worse camera, light or file would have them, in five severities; turned images."""
 
 import io
-import numbers
 import zlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn.data.rotation import checked_images
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-__all__ = ["CORRUPTIONS", "corrupt"]
+__all__ = ["CORRUPTIONS", "corrupt", "rotate"]
 
 Generators = Iterator[np.random.Generator]
 """A random generator for each image, made when it is asked for."""
@@ -72,10 +67,9 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         Perturbations, arXiv 1903.12261; the parameters for 32 x 32 pixels are those of their
         program, ImageNet-C/create_c/make_cifar_c.py in github.com/hendrycks/robustness.
     """
-    images = checked_images(images)
+    images = _checked(images)
     checks.one_of("name", name, CORRUPTIONS)
-    is_whole = isinstance(severity, numbers.Integral) and not isinstance(severity, bool)
-    if not is_whole or not 1 <= severity <= 5:
+    if isinstance(severity, bool) or severity not in range(1, 6):
         raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
     seed, first = checks.whole("seed", seed), checks.whole("first", first)
     function, levels = _CORRUPTIONS[name]
@@ -88,6 +82,47 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         values = function(block, levels[severity - 1], generators)
         result[start : start + _BLOCK] = np.rint(np.clip(values, 0, 255))
     return result
+
+
+def rotate(images: Any, degrees: float) -> np.ndarray:
+    """Return images turned counter-clockwise around their centre, (N, H, W, C) uint8.
+
+    Pixels are interpolated bilinearly and rounded, black beyond the edges; the size stays, so
+    corners are lost. By multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
+
+    Args:
+        images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
+        degrees: the angle; below 0 it is clockwise.
+
+    Example:
+        >>> import numpy as np
+        >>> from tfp_ibnn.data.corruptions import rotate
+        >>> images = np.array([[1, 2], [3, 4]], "uint8").reshape(1, 2, 2, 1)
+        >>> rotate(images, 90)[0, :, :, 0]
+        array([[2, 4],
+               [1, 3]], dtype=uint8)
+    """
+    images = _checked(images)
+    degrees = checks.finite("degrees", degrees)
+    # "grid-constant" blends into the black beyond the edge; "constant" would be black right there.
+    options = {"reshape": False, "order": 1, "mode": "grid-constant", "output": "float32"}
+    return np.rint(ndimage.rotate(images, degrees, axes=(1, 2), **options)).astype("uint8")
+
+
+def _checked(images: Any) -> np.ndarray:
+    """Return uint8 images (N, H, W, C) of one or three channels, N 0 or more, or raise."""
+    images = np.asarray(images)
+    if images.dtype != np.uint8:
+        raise ValueError(
+            "`images` must be uint8, on the scale from 0 to 255; got "
+            f"{images.dtype}. Convert with np.rint(images).astype('uint8') if they are on it."
+        )
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
+        raise ValueError(
+            "`images` must have the shape (images, height, width, channels) with 1 or 3 channels, "
+            f"such as (100, 32, 32, 3); got {images.shape}."
+        )
+    return images
 
 
 # Each takes a block of images, the parameter of a severity and the generators, and returns the
@@ -153,7 +188,7 @@ def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.n
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:
-    def change(image: "Image.Image") -> "Image.Image":
+    def change(image: Any) -> Any:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
         return _pillow().open(file)
@@ -199,7 +234,7 @@ def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[
     return zip((weights / weights.sum()).tolist(), down.tolist(), right.tolist(), strict=True)
 
 
-def _each(images: np.ndarray, change: Callable[["Image.Image"], "Image.Image"]) -> np.ndarray:
+def _each(images: np.ndarray, change: Callable[[Any], Any]) -> np.ndarray:
     """Return images changed one by one; Pillow has grey ones without an axis of channels."""
     grey = images.shape[-1] == 1
     changed = [change(_pillow().fromarray(image[..., 0] if grey else image)) for image in images]

@@ -12,7 +12,7 @@ from scipy.special import entr
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots.style import SIDE_LEGEND, color, marker, new_axes, pale
+from tfp_ibnn.plots.style import SIDE_LEGEND, dots, new_axes, pale
 
 __all__ = ["decision_boundary"]
 
@@ -69,7 +69,7 @@ def decision_boundary(
         >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
         ['class 0', 'class 1', 'p = 0.5']
     """
-    style = checks.one_of("style", style, tuple(_RESOLUTION))
+    checks.one_of("style", style, tuple(_RESOLUTION))
     x = None if x is None else _inputs.array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
@@ -89,25 +89,26 @@ def decision_boundary(
     maximum = checks.positive("maximum", float(maximum))
 
     ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
+    looks = [dots(k) for k in range(classes)]
     ink = 1 - (1 - _LEAST[style]) * np.clip(doubt / maximum, 0, 1)
     winner = mean.argmax(axis=-1)
     if style == "size":
         box = ax.get_window_extent()
         points = 72 / ax.figure.dpi * min(box.width, box.height)
         area = (0.74 * points / count) ** 2
-        for k in range(classes):
+        for k, look in enumerate(looks):
             where = winner == k
-            look = {"color": pale(color(k), 0.45), "marker": marker(k), "linewidths": 0}
-            ax.scatter(*grid[where].T, s=area * ink[where], **look)
+            light = {**look, "color": pale(look["color"], 0.45), "linewidths": 0}
+            ax.scatter(*grid[where].T, s=area * ink[where], **light)
     else:
-        shades = np.stack([pale(color(k), 1 - 0.75 * ink) for k in range(classes)])
+        shades = np.stack([pale(look["color"], 1 - 0.75 * ink) for look in looks])
         shade = shades[winner, np.arange(len(winner))].reshape(count, count, 3)
         ax.pcolormesh(across, up, shade, shading="nearest", rasterized=True)
     _draw_boundary(ax, across, up, mean.reshape(count, count, classes))
     edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
     if labels is not None:
         for k in np.unique(labels):
-            ax.scatter(*x[labels == k].T, color=color(k), marker=marker(k), **edge)
+            ax.scatter(*x[labels == k].T, **looks[k], **edge)
     elif x is not None:
         ax.scatter(*x.T, color="white", marker="o", **edge)
     ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title)
@@ -118,18 +119,14 @@ def decision_boundary(
 
 def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
     """Return [[left, right], [bottom, top]], those of the points `x` unless given."""
+    wanted = "((left, right), (bottom, top)), such as ((-3, 3), (-2, 2))"
     if limits is not None:
         found = _inputs.array("limits", limits, (2, 2))
         if np.any(found[:, 0] >= found[:, 1]):
-            raise ValueError(
-                f"`limits` must be ((left, right), (bottom, top)), in that order; got {limits!r}."
-            )
+            raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
         return found
     if x is None:
-        raise ValueError(
-            "`limits` must be given where there is no `x` to take them from; for example "
-            "((-3, 3), (-2, 2))."
-        )
+        raise ValueError(f"`limits` must be given where there is no `x`: {wanted}.")
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.1 * (high - low), 1.0)
     return np.stack([low - margin, high + margin], axis=-1)
@@ -149,9 +146,8 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         mean = np.concatenate([1 - mean, mean], axis=1)
     mean = _inputs.probabilities("predict(points)", mean, "points")
     if len(mean) != len(grid):
-        raise ValueError(
-            f"`predict` must return one row a point, ({len(grid)}, classes); got {mean.shape}."
-        )
+        wanted = f"one row a point, ({len(grid)}, classes)"
+        raise ValueError(f"`predict` must return {wanted}; got {mean.shape}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
     name = f"predict(points)[{uncertainty!r}]"
@@ -172,19 +168,17 @@ def _draw_boundary(ax: Axes, across: np.ndarray, up: np.ndarray, mean: np.ndarra
 
 def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
     handles: list[Any] = [
-        Line2D([], [], ls="", marker=marker(k), color=color(k), label=f"class {k}")
-        for k in range(classes)
+        *(Line2D([], [], ls="", label=f"class {k}", **dots(k)) for k in range(classes)),
+        Line2D([], [], color="black", lw=1.4, label="p = 0.5" if classes == 2 else "boundary"),
+        Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"),
     ]
-    boundary = "p = 0.5" if classes == 2 else "boundary"
-    handles.append(Line2D([], [], color="black", lw=1.4, label=boundary))
-    handles.append(Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"))
     for share in (0.0, 0.5, 1.0):
         ink = 1 - (1 - _LEAST[style]) * share
         label = f"{share * maximum:.2g}"
         if style == "size":
-            size = {"markersize": 9 * ink**0.5, "markeredgewidth": 0}
-            handles.append(Line2D([], [], ls="", marker="o", color="0.4", label=label, **size))
+            look = {"marker": "o", "markersize": 9 * ink**0.5, "markeredgewidth": 0}
+            handles.append(Line2D([], [], ls="", color="0.4", label=label, **look))
         else:
-            fill = pale("black", 1 - 0.75 * ink)
-            handles.append(Patch(facecolor=fill, edgecolor="0.6", lw=0.5, label=label))
+            look = {"facecolor": pale("black", 1 - 0.75 * ink), "edgecolor": "0.6", "lw": 0.5}
+            handles.append(Patch(label=label, **look))
     ax.legend(handles=handles, **SIDE_LEGEND)

@@ -46,34 +46,41 @@ def regression_bands(
         ['mean', '± 2 total', '± 2 epistemic', 'data']
     """
     x = _inputs.vector("x", x)
-    parts = _parts(prediction, len(x))
+    keys = ("mean", "aleatoric", "epistemic")
+    if not isinstance(prediction, Mapping) or not set(keys) <= set(prediction):
+        got = [*prediction] if isinstance(prediction, Mapping) else prediction
+        raise ValueError(f"`prediction` must be a mapping with the keys {keys}; got {got!r}.")
+    parts = [_inputs.vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
+    for key, part in zip(keys[1:], parts[1:], strict=True):
+        if part.min() < 0:
+            wanted = "a variance, 0 or above"
+            raise ValueError(f"`prediction[{key!r}]` must be {wanted}; got {part.min()}.")
     if np.ndim(multiples) != 1 or len(multiples) == 0:
         raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
     multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
     if data is not None:
         if not isinstance(data, Sequence) or len(data) != 2:
-            raise ValueError(
-                f"`data` must be a pair of inputs and targets; got {type(data).__name__}."
-            )
+            got = type(data).__name__
+            raise ValueError(f"`data` must be a pair of inputs and targets; got {got}.")
         inputs = _inputs.vector("data[0]", data[0], "points")
         targets = _inputs.vector("data[1]", data[1], len(inputs))
     truth = None if truth is None else _inputs.vector("truth", truth, len(x))
 
     ax = new_axes(ax, (5.2, 3.4))
     sort = np.argsort(x, kind="stable")
-    x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts.values()))
-    deviation = {"total": np.sqrt(aleatoric + epistemic), "epistemic": np.sqrt(epistemic)}
+    x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts))
     ax.plot(x, mean, color=COLORS[0], lw=2, label="mean", zorder=3)
-    looks = {"total": (COLORS[4], 0.75, "....", "--"), "epistemic": (COLORS[0], 0.55, None, "-")}
-    for name, (color, whiteness, hatch, ls) in looks.items():
-        for position, multiple in enumerate(multiples):
-            share = (position + 1) / len(multiples)
-            edges = mean - multiple * deviation[name], mean + multiple * deviation[name]
-            fill = pale(color, 1 - share * (1 - whiteness))
+    for name, variance, color, whiteness, hatch, ls, order in (
+        ("total", aleatoric + epistemic, COLORS[4], 0.75, "....", "--", 1.5),
+        ("epistemic", epistemic, COLORS[0], 0.55, None, "-", 2),
+    ):
+        for position, multiple in enumerate(multiples, start=1):
+            width = multiple * np.sqrt(variance)
+            fill = pale(color, 1 - position / len(multiples) * (1 - whiteness))
             look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
-            order = 1.5 if name == "total" else 2
-            ax.fill_between(x, *edges, label=f"± {multiple:g} {name}", zorder=order, **look)
-            for edge in edges:
+            label = f"± {multiple:g} {name}"
+            ax.fill_between(x, mean - width, mean + width, label=label, zorder=order, **look)
+            for edge in (mean - width, mean + width):
                 ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
     if truth is not None:
         ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
@@ -82,17 +89,3 @@ def regression_bands(
     ax.set(xlim=(x[0], x[-1]) if x[-1] > x[0] else None, xlabel="x", ylabel="y")
     ax.legend(**SIDE_LEGEND)
     return tidy(ax)
-
-
-def _parts(prediction: Any, size: int) -> dict[str, np.ndarray]:
-    wanted = ("mean", "aleatoric", "epistemic")
-    if not isinstance(prediction, Mapping) or not set(wanted) <= set(prediction):
-        got = [*prediction] if isinstance(prediction, Mapping) else prediction
-        raise ValueError(f"`prediction` must be a mapping with the keys {wanted}; got {got!r}.")
-    parts = {key: _inputs.vector(f"prediction[{key!r}]", prediction[key], size) for key in wanted}
-    for key in wanted[1:]:
-        if parts[key].min() < 0:
-            raise ValueError(
-                f"`prediction[{key!r}]` must be a variance, 0 or above; got {parts[key].min()}."
-            )
-    return parts

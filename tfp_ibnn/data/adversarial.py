@@ -23,9 +23,9 @@ def fgsm(
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
-    cross-entropy of the labels with respect to the image x. It is float32, which `evaluate` and
-    `predict` take as it is: rounded to whole numbers, a step of less than half a grey level would
-    vanish. For several epsilons, find the signs once, by `fgsm_direction`.
+    cross-entropy of the labels with respect to the image x. It is float32: rounded, a step of less
+    than half a grey level would vanish. For several epsilons, find the signs once, by
+    `fgsm_direction`.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255.
@@ -35,17 +35,15 @@ def fgsm(
         **options: `from_logits`, `batch_size` and `seed` of `fgsm_direction`.
 
     Example:
-        >>> import keras, numpy as np
-        >>> from tfp_ibnn.data.adversarial import fgsm
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         >>> model.set_weights([np.eye(2), np.zeros(2)])
-        >>> fgsm(model, [[10, 0], [9, 1]], labels=[0, 1], epsilon=2.5, from_logits=True)
+        >>> ibnn.data.fgsm(model, [[10, 0], [9, 1]], [0, 1], epsilon=2.5, from_logits=True)
         array([[ 7.5,  2.5],
                [11.5,  0. ]], dtype=float32)
 
     References:
-        Goodfellow, Shlens and Szegedy, Explaining and Harnessing Adversarial Examples, arXiv
-        1412.6572.
+        Goodfellow et al., Explaining and Harnessing Adversarial Examples, arXiv 1412.6572.
     """
     epsilon = np.float32(checks.non_negative("epsilon", epsilon))
     direction = fgsm_direction(model, images, labels, **options)
@@ -64,34 +62,23 @@ def fgsm_direction(
     """Return the sign of the cross-entropy's gradient at each pixel, (N, ...) int8: -1, 0 or 1.
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
-    cross-entropy is log(1 + exp(m)) and grows with m, so that the signs are the same; but its own
-    gradient fades where the network is sure, and so would make the network that is surest look the
-    most robust. (A model that returns probabilities can still be too sure: where all other classes
-    have the probability 0. Logits are better.)
+    cross-entropy, log(1 + exp(m)), grows with m, but its own gradient fades where the network is
+    sure, and would make the surest network look the most robust. (Where all other probabilities are
+    0, m has none either: logits are better.)
 
-    A `MonteCarlo` is attacked as a whole, by its `mean`. Without a seed, what is attacked are the
-    networks of its last prediction, and not those that its next one draws: give it a seed. Its
-    memory grows with `batch_size` times its samples. Any other stochastic model has one draw of the
-    noise for each image, a function of `seed` and the image's position. The model is as it was
-    afterwards: weights, noise switches, random states.
+    A `MonteCarlo` is attacked as a whole, by its `mean`; without a seed, its next prediction draws
+    other networks. Its memory grows with `batch_size` times its samples. Any other stochastic model
+    has one draw of the noise for each image, a function of `seed` and the image's position. The
+    state of the model stays as it is: weights, noise switches, random states.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255; its output is (N, classes),
             or (N, 1) for no and yes.
         images: (N, ...) pixels from 0 to 255.
         labels: (N,) or (N, 1) integers.
-        from_logits: whether the model returns logits; None finds out from its last layer and the
-            loss it is compiled with.
+        from_logits: whether the model returns logits; None finds out from its last layer or loss.
         batch_size: how many images to attack at once.
         seed: of the noise of a stochastic model, a whole number of 0 or above.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> from tfp_ibnn.data.adversarial import fgsm_direction
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-        >>> images, labels = np.array([[10, 20], [30, 40]]), np.array([0, 1])
-        >>> direction = fgsm_direction(model, images, labels, from_logits=True)
-        >>> attacks = {e: np.clip(images + e * direction, 0, 255) for e in (1, 2, 4, 8)}
     """
     slope = _slope(model, from_logits, checks.whole("seed", seed))
     images, labels = _checked(images, labels)
@@ -132,9 +119,9 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
     if is_averaged and from_logits:
         raise ValueError("`from_logits` is True, but a MonteCarlo returns probabilities.")
     remedy = "Say from_logits=True for logits, from_logits=False for probabilities."
-    predictive = (
-        model._predictive if is_averaged else predictive_of(model, None, from_logits, remedy)
-    )
+    predictive = getattr(model, "_predictive", None)
+    if not is_averaged:
+        predictive = predictive_of(model, None, from_logits, remedy)
     if not isinstance(predictive, Categorical):
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
     has_logits = predictive.from_logits and not is_averaged
@@ -162,10 +149,7 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
 
 
 def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
-    """Return the log-odds against the labels, (N,), from logits or probabilities (N, classes).
-
-    It is NaN, and so is its gradient, where there is no such class.
-    """
+    """Return the log-odds against the labels, (N,): NaN, as its gradient, for an unknown class."""
     classes = scores.shape[-1]
     limits = np.finfo(keras.backend.standardize_dtype(scores.dtype))
     chosen = ops.one_hot(labels, classes, dtype="bool")
@@ -174,10 +158,8 @@ def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
         result = others - ops.sum(ops.where(chosen, scores, 0), axis=-1)
     else:
         # Summed up and not 1 - p, which has no digits left where p is almost 1.
-        others, own = (
-            ops.log(ops.maximum(ops.sum(ops.where(part, scores, 0), axis=-1), limits.tiny))
-            for part in (~chosen, chosen)
-        )
+        sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
+        others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
         result = others - own
     return result * ops.where(labels < classes, 1.0, float("nan"))
 
@@ -185,21 +167,16 @@ def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
 def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim < 2 or images.dtype.kind not in "uif":
-        raise ValueError(
-            "`images` must be numbers of the shape (images, ...), such as (100, 32, 32, 3); got "
-            f"{images.dtype} of the shape {images.shape}."
-        )
+        got = f"{images.dtype} of the shape {images.shape}"
+        raise ValueError(f"`images` must be numbers of the shape (images, ...); got {got}.")
     if not np.all((images >= 0) & (images <= 255)):
-        raise ValueError(
-            "`images` must be finite and lie between 0 and 255; got values from "
-            f"{images.min()} to {images.max()}."
-        )
+        got = f"values from {images.min()} to {images.max()}"
+        raise ValueError(f"`images` must be finite and lie between 0 and 255; got {got}.")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
-        raise ValueError(
-            f"`labels` must be one whole number for each of the {len(images)} images; got "
-            f"{labels.dtype} of the shape {labels.shape}."
-        )
+        wanted = f"one whole number for each of the {len(images)} images"
+        got = f"{labels.dtype} of the shape {labels.shape}"
+        raise ValueError(f"`labels` must be {wanted}; got {got}.")
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     return images, labels.astype("int32")

@@ -38,8 +38,7 @@ class _Augmentation(SavesRandomState, layers.Layer):
 class RandomShift(_Augmentation):
     """In training, move each image by up to `padding` pixels each way; zeros come in.
 
-    This is the usual augmentation of CIFAR-10: pad by 4 and crop at random. Each image has its own
-    shift. Outside training the images pass unchanged.
+    This is the usual augmentation of CIFAR-10. Outside training the images pass unchanged.
 
     Args:
         padding: largest shift, in pixels.
@@ -83,12 +82,6 @@ class RandomMirror(_Augmentation):
     Args:
         seed: of the choice.
         **kwargs: those of `keras.layers.Layer`.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> images = np.ones((2, 8, 8, 3), "float32")
-        >>> tuple(ibnn.data.RandomMirror(seed=0)(images, training=True).shape)
-        (2, 8, 8, 3)
     """
 
     def _changed(self, images: Tensor) -> Tensor:
@@ -102,9 +95,8 @@ def preprocessing(
 ) -> list[layers.Layer]:
     """Return layers that augment raw images and normalise them, to put in front of a network.
 
-    The network then takes raw pixels, wherever it is used. Normalisation subtracts the mean of each
-    channel over the given images and divides by its standard deviation. The augmentation comes
-    before, on raw pixels, so that what a shift brings in is black.
+    The network then takes raw pixels, wherever it is used. Each channel gets the mean 0 and the
+    standard deviation 1. Augmentation comes before, so that what a shift brings in is black.
 
     Args:
         images: training images, (examples, height, width, channels).
@@ -119,10 +111,8 @@ def preprocessing(
         >>> model = ibnn.models.lenet((32, 32, 3), preprocessing=front)
     """
     if np.ndim(images) != 4 or len(images) == 0:
-        raise ValueError(
-            "`images` must have the shape (examples, height, width, channels), with at least one "
-            f"example; got the shape {np.shape(images)}."
-        )
+        wanted = "(examples, height, width, channels), not empty"
+        raise ValueError(f"`images` must have the shape {wanted}; got {np.shape(images)}.")
     total = np.prod(images.shape[:3])
     # Sums of whole numbers, which are exact, and without a float copy of all images.
     mean = np.einsum("nhwc->c", images, dtype="float64") / total
@@ -130,10 +120,7 @@ def preprocessing(
     variance = square - mean**2
     # The squares of one value throughout differ from its mean's square by rounding alone.
     if not np.all(variance > 1e-11 * square):
-        raise ValueError(
-            "`images` has a channel with one value throughout, which tells nothing, or values that "
-            "are not finite."
-        )
+        raise ValueError("`images` must be finite, and no channel have one value throughout.")
     normalise = layers.Normalization(mean=mean.tolist(), variance=variance.tolist(), name="normal")
     if not augment:
         return [normalise]

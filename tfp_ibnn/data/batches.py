@@ -15,9 +15,8 @@ __all__ = ["ShuffledBatches", "validation_split"]
 def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
     """Return `(x_train, y_train), (x_val, y_val)`, copies; every class keeps its share.
 
-    The class c gets size * n_c / N of the places, rounded down or up so that they add up to `size`.
-    The seed alone decides who gets them, with every version of numpy. Both parts keep the order of
-    the original.
+    The class c gets size * n_c / N of the places, rounded down or up so that they add up to `size`;
+    the seed decides who gets them, with every version of numpy. Both parts keep their order.
 
     Args:
         x: (N, ...), the images.
@@ -35,10 +34,8 @@ def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
     """
     x, y = np.asarray(x), np.asarray(y)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(
-            f"`y` must be integers of shape (N,); got {y.dtype} of shape {y.shape}. "
-            "For one-hot labels, give `y.argmax(-1)`."
-        )
+        got = f"{y.dtype} of shape {y.shape}. For one-hot labels, give `y.argmax(-1)`"
+        raise ValueError(f"`y` must be integers of shape (N,); got {got}.")
     if x.ndim < 1 or len(x) != len(y):
         raise ValueError(f"`x` must have as many rows as `y`, {len(y)}; got shape {x.shape}.")
     size, seed = checks.positive_integer("size", size), checks.whole("seed", seed)
@@ -63,20 +60,18 @@ class ShuffledBatches(keras.utils.PyDataset):
     """Arrays in batches, shuffled anew in each epoch by (seed, epoch) alone.
 
     `fit` on plain arrays shuffles by a state that no checkpoint holds, and on TensorFlow, after
-    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that resumes at epoch
-    20 sees what an unbroken one would have seen. The epoch comes from `fit`, through the callback
-    that `follow` returns.
+    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that resumes sees what
+    an unbroken one would have seen. The epoch comes through the callback that `follow` returns.
 
     Args:
         x: examples.
         y: labels, as many.
         batch_size: number of examples in a batch.
         seed: of the order.
-        drop_remainder: leave out the examples of an epoch that do not fill a batch, so that all
-            batches have one shape. With fewer examples than `batch_size` they make up one batch.
+        drop_remainder: leave out the examples of an epoch that do not fill a batch, unless there is
+            only one batch.
         shard: (index, count) takes, of every batch, the share of one of `count` processes that
-            train together: the shares, in order, are the batch that one process would have. Each
-            batch must divide evenly.
+            train together. Each batch must divide evenly.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
@@ -100,10 +95,8 @@ class ShuffledBatches(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         if len(x) != len(y) or len(x) == 0:
-            raise ValueError(
-                "`x` and `y` must hold the same number of examples, at least 1; got "
-                f"{len(x)} and {len(y)}."
-            )
+            wanted = "hold the same number of examples, at least 1"
+            raise ValueError(f"`x` and `y` must {wanted}; got {len(x)} and {len(y)}.")
         self.x, self.y = x, y
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)
@@ -117,10 +110,8 @@ class ShuffledBatches(keras.utils.PyDataset):
         last = 0 if self.drop_remainder else len(x) % self.batch_size
         for size in (min(self.batch_size, len(x)), last):
             if size % count:
-                raise ValueError(
-                    f"A batch of {size} does not divide into {count} shares: choose another "
-                    "`batch_size`, or leave out the last batch by `drop_remainder`."
-                )
+                remedy = "choose another `batch_size`, or `drop_remainder`"
+                raise ValueError(f"A batch of {size} is not {count} shares: {remedy}.")
         self._followed = self._begun = False
         self.set_epoch(0)
 
@@ -133,8 +124,7 @@ class ShuffledBatches(keras.utils.PyDataset):
             raise ValueError("A new epoch began unnoticed: pass `batches.follow()` as a callback.")
         self._finished = index == len(self) - 1 and len(self) > 1
         chosen = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        share, shares = self.shard
-        chosen = np.split(chosen, shares)[share]
+        chosen = np.split(chosen, self.shard[1])[self.shard[0]]
         return self.x[chosen], self.y[chosen]
 
     def on_epoch_begin(self) -> None:

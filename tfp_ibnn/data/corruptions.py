@@ -14,11 +14,9 @@ from tfp_ibnn._core.extras import needs
 
 __all__ = ["CORRUPTIONS", "corrupt", "rotate"]
 
-Generators = Iterator[np.random.Generator]
-"""A random generator for each image, made when it is asked for."""
+Generators = Iterator[np.random.Generator]  # one for each image, made when it is asked for
 
-_BLOCK = 256
-"""How many images to work on at once: a few megabytes at 32 x 32."""
+_BLOCK = 256  # images to work on at once: a few megabytes at 32 x 32
 
 
 def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int = 0) -> np.ndarray:
@@ -39,13 +37,10 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
     - `pixelate`: shrink by f, and back to the size before; f = 0.95, 0.9, 0.85, 0.75, 0.65.
     - `jpeg_compression`: save with quality q; q = 80, 65, 58, 50, 40.
 
-    Blurs reflect the image at its edges. They are in pixels, chosen for 32 x 32, whatever the size
-    of the image. Unlike the images published as CIFAR-10-C, the result is rounded, not cut, to
-    whole numbers, so that a blur leaves an even grey as it is.
-
-    The noise of an image is a function of seed, name, severity and the image's position, so that a
-    part of the images can be corrupted alone: `corrupt(images[k:], ..., first=k)` is
-    `corrupt(images, ...)[k:]`.
+    Blurs reflect the image at its edges, and are in pixels, chosen for 32 x 32. Unlike the images
+    published as CIFAR-10-C, the result is rounded, not cut, to whole numbers, so that a blur leaves
+    an even grey as it is. The noise of an image is a function of seed, name, severity and the
+    image's position: `corrupt(images[k:], ..., first=k)` is `corrupt(images, ...)[k:]`.
 
     Args:
         images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
@@ -55,17 +50,15 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         first: position of the first image.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn.data.corruptions import corrupt
+        >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.array([[0, 100], [100, 200]], "uint8").reshape(1, 2, 2, 1)
-        >>> corrupt(images, "contrast", severity=2)[0, :, :, 0]
+        >>> ibnn.data.corrupt(images, "contrast", severity=2)[0, :, :, 0]
         array([[ 50, 100],
                [100, 150]], dtype=uint8)
 
     References:
         Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and
-        Perturbations, arXiv 1903.12261; the parameters for 32 x 32 pixels are those of their
-        program, ImageNet-C/create_c/make_cifar_c.py in github.com/hendrycks/robustness.
+        Perturbations, arXiv 1903.12261; the parameters are those of their make_cifar_c.py.
     """
     images = _checked(images)
     checks.one_of("name", name, CORRUPTIONS)
@@ -73,7 +66,8 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
     seed, first = checks.whole("seed", seed), checks.whole("first", first)
     function, levels = _CORRUPTIONS[name]
-    source = seed, zlib.crc32(name.encode()), int(severity)
+    severity = int(severity)
+    source = seed, zlib.crc32(name.encode()), severity
     result = np.empty_like(images)
     for start in range(0, len(images), _BLOCK):
         block = images[start : start + _BLOCK]
@@ -95,10 +89,9 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
         degrees: the angle; below 0 it is clockwise.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn.data.corruptions import rotate
+        >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.array([[1, 2], [3, 4]], "uint8").reshape(1, 2, 2, 1)
-        >>> rotate(images, 90)[0, :, :, 0]
+        >>> ibnn.data.rotate(images, 90)[0, :, :, 0]
         array([[2, 4],
                [1, 3]], dtype=uint8)
     """
@@ -110,23 +103,17 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
 
 
 def _checked(images: Any) -> np.ndarray:
-    """Return uint8 images (N, H, W, C) of one or three channels, N 0 or more, or raise."""
     images = np.asarray(images)
     if images.dtype != np.uint8:
-        raise ValueError(
-            "`images` must be uint8, on the scale from 0 to 255; got "
-            f"{images.dtype}. Convert with np.rint(images).astype('uint8') if they are on it."
-        )
+        remedy = "Convert them: np.rint(images).astype('uint8')."
+        raise ValueError(f"`images` must be uint8, from 0 to 255; got {images.dtype}. {remedy}")
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
-        raise ValueError(
-            "`images` must have the shape (images, height, width, channels) with 1 or 3 channels, "
-            f"such as (100, 32, 32, 3); got {images.shape}."
-        )
+        wanted = "(images, height, width, channels) with 1 or 3 channels"
+        raise ValueError(f"`images` must have the shape {wanted}; got {images.shape}.")
     return images
 
 
-# Each takes a block of images, the parameter of a severity and the generators, and returns the
-# images on the scale from 0 to 255, not yet cut to it.
+# Each takes images and the parameter of a severity, and returns values not yet cut to 0 to 255.
 
 
 def _gaussian_noise(images: np.ndarray, scale: float, generators: Generators) -> np.ndarray:
@@ -146,14 +133,12 @@ def _impulse_noise(images: np.ndarray, part: float, generators: Generators) -> n
     return np.where(chance < part, np.where(chance < part / 2, 0, 255), images)
 
 
-def _defocus_blur(
-    images: np.ndarray, disk: tuple[float, float], generators: Generators
-) -> np.ndarray:
+def _defocus_blur(images: np.ndarray, disk: tuple, generators: Generators) -> np.ndarray:
     kernel = _disk(*disk)[None, :, :, None]
     return ndimage.correlate(images.astype("float32"), kernel, mode="mirror")
 
 
-def _motion_blur(images: np.ndarray, line: tuple[int, float], generators: Generators) -> np.ndarray:
+def _motion_blur(images: np.ndarray, line: tuple, generators: Generators) -> np.ndarray:
     radius, deviation = line
     height, width = images.shape[1:3]
     reach = 2 * radius
@@ -183,15 +168,19 @@ def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.n
 def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
     height, width = images.shape[1:3]
     small = [max(1, int(size * factor)) for size in (width, height)]
-    box = _pillow().Resampling.BOX
-    return _each(images, lambda image: image.resize(small, box).resize((width, height), box))
+
+    def change(image: Any, pillow: ModuleType) -> Any:
+        box = pillow.Resampling.BOX
+        return image.resize(small, box).resize((width, height), box)
+
+    return _each(images, change)
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:
-    def change(image: Any) -> Any:
+    def change(image: Any, pillow: ModuleType) -> Any:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return _pillow().open(file)
+        return pillow.open(file)
 
     return _each(images, change)
 
@@ -222,10 +211,9 @@ def _disk(radius: float, deviation: float) -> np.ndarray:
 
 
 def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[float, int, int]]:
-    """Return weight, rows down and columns right of the pixels on a line from (0, 0).
+    """Return weight, rows down and columns right of the 2 r + 1 pixels on a line from (0, 0).
 
-    The weights are half a Gaussian, and their sum is 1. The line has 2 r + 1 pixels, each the one
-    nearest to its place on it, as in the program (ImageMagick) by which CIFAR-10-C was made.
+    Each is the pixel nearest to its place, as in ImageMagick, by which CIFAR-10-C was made.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / deviation) ** 2)
@@ -234,14 +222,10 @@ def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[
     return zip((weights / weights.sum()).tolist(), down.tolist(), right.tolist(), strict=True)
 
 
-def _each(images: np.ndarray, change: Callable[[Any], Any]) -> np.ndarray:
+def _each(images: np.ndarray, change: Callable[[Any, ModuleType], Any]) -> np.ndarray:
     """Return images changed one by one; Pillow has grey ones without an axis of channels."""
-    grey = images.shape[-1] == 1
-    changed = [change(_pillow().fromarray(image[..., 0] if grey else image)) for image in images]
-    return np.stack([np.asarray(image) for image in changed]).reshape(images.shape)
-
-
-def _pillow() -> ModuleType:
     with needs("data"):
         from PIL import Image
-    return Image
+    flat = images[..., 0] if images.shape[-1] == 1 else images
+    changed = [np.asarray(change(Image.fromarray(image), Image)) for image in flat]
+    return np.stack(changed).reshape(images.shape)

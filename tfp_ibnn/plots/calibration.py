@@ -25,8 +25,8 @@ def reliability_diagram(
 ) -> Axes:
     """Draw accuracy against confidence, with the number of examples at each confidence below.
 
-    Bars that end on the diagonal belong to a calibrated model, below it to an overconfident one. The
-    whiskers are binomial standard errors, and bars of fewer than ten examples are pale.
+    Bars that end below the diagonal belong to an overconfident model. The whiskers are binomial
+    standard errors, and bars of fewer than ten examples are pale.
 
     Args:
         probabilities: (examples, classes).

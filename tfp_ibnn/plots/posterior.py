@@ -34,14 +34,12 @@ def posterior_marginals(
     """Draw the density of z for some channels, each beside its prior.
 
     Where the shape follows the dashed prior, the data said nothing of that channel. Where it leaves
-    the dotted Gaussian of the same mean and deviation, the flow is used: W is the distance of the
-    two, in standard deviations.
+    the dotted Gaussian of the same mean and deviation, by the distance W, the flow is used.
 
     Args:
         posterior: a posterior that is built, or a stochastic layer.
-        channels: which to draw. By default the `count` that are farthest from Gaussian: those of
-            the largest 2-Wasserstein distance W between the standardised draws and N(0, 1). Draws
-            of a Gaussian have a W of 0.03 or so.
+        channels: which to draw; by default those farthest from Gaussian, by the 2-Wasserstein
+            distance W between the standardised draws and N(0, 1): 0.03 or so for a Gaussian.
         count: how many channels to choose, at most.
         draws: of the posterior.
         seed: of the draws.
@@ -91,15 +89,6 @@ def posterior_pairs(
     upright ellipse shows what a diagonal Gaussian cannot say: r is the correlation.
 
     The arguments are those of `posterior_marginals`; there must be two channels at least.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> from tfp_ibnn import plots
-        >>> posterior = ibnn.NormalInvConv()
-        >>> posterior.build((8,))
-        >>> figure = plots.posterior_pairs(posterior, channels=(0, 1, 2), draws=500)
-        >>> len(figure.axes)
-        6
     """
     drawn = _draw(posterior, channels, count, draws, seed)
     size = len(drawn)
@@ -180,14 +169,14 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
         numbers = np.argsort(-distance, kind="stable")[:count]
     prior = posterior.prior()
     loc, scale = (ops.convert_to_numpy(part) for part in (prior.mean(), prior.stddev()))
-    return [_Channel(i, z[:, i], distance[i], loc[i], scale[i]) for i in numbers.astype(int).tolist()]
+    numbers = numbers.astype(int).tolist()
+    return [_Channel(i, z[:, i], distance[i], loc[i], scale[i]) for i in numbers]
 
 
 def _distance_from_gaussian(z: np.ndarray) -> np.ndarray:
-    """Return how far each channel's draws (draws, channels) are from a Gaussian, (channels,).
+    """Return the 2-Wasserstein distance of standardised draws (draws, channels) from N(0, 1).
 
-    It is the 2-Wasserstein distance between the standardised draws and N(0, 1): the root mean
-    square difference between sorted draws and normal quantiles, as in the Shapiro-Francia test.
+    It is the root mean square difference between sorted draws and normal quantiles, (channels,).
     """
     deviation = z.std(axis=0)
     standard = (np.sort(z, axis=0) - z.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)

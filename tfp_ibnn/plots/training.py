@@ -64,17 +64,15 @@ def training_panel(
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
     A colour and a marker stand for a run, a line style for training, validation, and validation
-    averaged over many draws (MC). A validation curve that turns while training goes on shows
-    overfitting; a KL that still moves, a posterior that needs more epochs.
+    averaged over many draws (MC).
 
     Args:
         histories: run name to `History.history`.
         keys: quantities, without "val_"; by default those logged of "loss" (the negative ELBO),
             "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece". Runs that
             did not log one are left out of it.
-        mc_every: the entries "val_mc_..." were logged in the first epoch and then every so many, as
-            MonteCarloEvaluation does. By default the smallest number that agrees with how many
-            there are.
+        mc_every: the entries "val_mc_..." were logged in the first epoch and then every so many; by
+            default the smallest number that agrees with how many there are.
 
     Example:
         >>> from tfp_ibnn import plots

@@ -1,6 +1,7 @@
 """Prepare datasets ahead of time: `python -m tfp_ibnn.data --help`."""
 
 import argparse
+import contextlib
 import signal
 import sys
 import time
@@ -66,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             _show_list(options.data_dir)
         for name in dict.fromkeys(options.names):
-            _prepare(name, options.data_dir)
+            there = (cache_folder(options.data_dir) / f"{name}.npz").exists()
+            with contextlib.closing(Progress(name)) as progress:
+                _, path = obtain(name, options.data_dir, progress)
+            print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -74,16 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def _prepare(name: str, data_dir: str | None) -> None:
-    progress = Progress(name)
-    there = (cache_folder(data_dir) / f"{name}.npz").exists()
-    try:
-        _, path = obtain(name, data_dir, progress)
-    finally:
-        progress.close()
-    print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
 
 
 def _show_list(data_dir: str | None) -> None:

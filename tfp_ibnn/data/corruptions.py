@@ -22,20 +22,18 @@ _BLOCK = 256  # images to work on at once: a few megabytes at 32 x 32
 def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int = 0) -> np.ndarray:
     """Return images with a corruption of CIFAR-10-C, (N, H, W, C) uint8.
 
-    At severities 1 to 5, for values from 0 to 1:
+    For values from 0 to 1, with parameters that grow with the severity:
 
-    - `gaussian_noise`: add N(0, s²) to each value; s = 0.04, 0.06, 0.08, 0.09, 0.1.
-    - `shot_noise`: Poisson(c x) / c; c = 500, 250, 100, 75, 50.
-    - `impulse_noise`: set a part p of the values to 0 or 1; p = 0.01, 0.02, 0.03, 0.05, 0.07.
-    - `defocus_blur`: average over a disk of radius r, smoothed by a Gaussian of standard deviation
-      s; (r, s) = (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1).
+    - `gaussian_noise`: add N(0, s²) to each value, s from 0.04 to 0.1.
+    - `shot_noise`: Poisson(c x) / c, c from 500 to 50.
+    - `impulse_noise`: set a part of the values, 0.01 to 0.07, to 0 or 1.
+    - `defocus_blur`: average over a disk of radius 0.3 to 1.5, smoothed by a Gaussian.
     - `motion_blur`: average along a line to the right, at a random angle of up to 45 degrees off
-      the horizontal, with the weights of half a Gaussian of standard deviation s, cut at 2 r
-      pixels; (r, s) = (6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5).
-    - `brightness`: add b to V of HSV; b = 0.05, 0.1, 0.15, 0.2, 0.3.
-    - `contrast`: shrink by c towards the mean of each channel; c = 0.75, 0.5, 0.4, 0.3, 0.15.
-    - `pixelate`: shrink by f, and back to the size before; f = 0.95, 0.9, 0.85, 0.75, 0.65.
-    - `jpeg_compression`: save with quality q; q = 80, 65, 58, 50, 40.
+      the horizontal, with the weights of half a Gaussian of standard deviation 1 to 2.5.
+    - `brightness`: add 0.05 to 0.3 to V of HSV.
+    - `contrast`: shrink by 0.75 to 0.15 towards the mean of each channel.
+    - `pixelate`: shrink by 0.95 to 0.65, and back to the size before.
+    - `jpeg_compression`: save with a quality from 80 to 40.
 
     Blurs reflect the image at its edges, and are in pixels, chosen for 32 x 32. Unlike the images
     published as CIFAR-10-C, the result is rounded, not cut, to whole numbers, so that a blur leaves

@@ -1,9 +1,8 @@
 """Four Gaussian clusters in the plane: a problem whose best possible answer is known.
 
-Three clusters belong to class 0. The fourth, class 1, lies between them and overlaps with all
-three. All are round, of one width, and equally frequent, so Bayes' rule gives the true class
-probabilities, which no classifier can beat. The original report has four clusters too, but not
-their places; those here were chosen so that the best accuracy is the report's, 95.3 %.
+Three clusters belong to class 0; the fourth, class 1, lies between them. All are round, of one
+width, and equally frequent, so Bayes' rule gives the true class probabilities, which no classifier
+can beat. The places are such that the best accuracy is the original report's, 95.3 %.
 """
 
 from collections.abc import Sequence
@@ -27,11 +26,7 @@ CLASSES.setflags(write=False)
 
 
 def sample(size: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Draw points, float32 (size, 2), and their classes, integers (size,).
-
-    Args:
-        size: how many.
-        seed: of NumPy's generator; a list of whole numbers names one of many streams.
+    """Draw points, float32 (size, 2), and their classes, integers (size,), by a seed of NumPy.
 
     Example:
         >>> from tfp_ibnn.data import toy
@@ -69,8 +64,8 @@ def true_probabilities(points: Any) -> np.ndarray:
 def bayes_scores(step: float = 0.02) -> dict[str, float]:
     """Return the expected accuracy, NLL and Brier score of Bayes' rule; its ECE is 0.
 
-    They are integrals over the plane, taken as sums over a square grid that reaches seven widths
-    beyond the outer centres. Halving its `step` changes none of the scores by 1e-6.
+    They are integrals over the plane, by a grid up to seven widths beyond the outer centres.
+    Halving its `step` changes none of them by 1e-6.
 
     Example:
         >>> from tfp_ibnn.data import toy

@@ -10,13 +10,15 @@ from tfp_ibnn._core import checks
 __all__ = ["lenet", "mlp", "vgg16", "wide_resnet"]
 
 Preprocessing = Sequence[layers.Layer]
+Shape = tuple[int, ...]
+Tensor = keras.KerasTensor
 
 # Channels of VGG16's convolutions; max-pooling after each group.
 _GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
 def mlp(
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int = 10,
     *,
     hidden: Sequence[int] = (256, 128),
@@ -41,7 +43,7 @@ def mlp(
         ['input', 'fc1', 'fc2']
     """
     sizes = [checks.positive_integer("hidden", units) for units in hidden]
-    inputs, x = _entrance(tuple(input_shape), preprocessing)
+    inputs, x = _entrance(input_shape, preprocessing)
     if len(x.shape) > 2:
         x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate(sizes, start=1):
@@ -51,7 +53,7 @@ def mlp(
 
 
 def lenet(
-    input_shape: tuple[int, int, int] = (32, 32, 3),
+    input_shape: Shape = (32, 32, 3),
     num_classes: int = 10,
     *,
     preprocessing: Preprocessing = (),
@@ -60,20 +62,15 @@ def lenet(
     """Return a LeNet with layers `conv1`, `conv2`, `fc1`, `fc2` and `fc3`.
 
     Two 5x5 convolutions without padding, of 6 and 16 channels; max-pooling after the first,
-    average-pooling to 4x4 after the second; 120 and 84 hidden units, ReLU throughout.
-
-    Args:
-        input_shape: height, width and channels; at least 16 pixels each way.
-        num_classes: number of logits.
-        preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
-        dropout: rate of dropout on the input of each layer but the first.
+    average-pooling to 4x4 after the second; 120 and 84 hidden units, ReLU throughout. Images have
+    at least 16 pixels each way. The arguments are those of `mlp`.
 
     Example:
         >>> import tfp_ibnn as ibnn
         >>> ibnn.models.lenet((28, 28, 1)).count_params()
         44426
     """
-    inputs, x = _entrance(_image_shape("lenet", input_shape, 16), preprocessing)
+    inputs, x = _entrance(input_shape, preprocessing, "lenet", 16)
     x = layers.Conv2D(6, 5, activation="relu", name="conv1")(x)
     x = layers.MaxPooling2D(2, name="pool1")(x)
     x = _dropped(x, dropout, "conv2")
@@ -86,7 +83,7 @@ def lenet(
 
 
 def vgg16(
-    input_shape: tuple[int, int, int] = (32, 32, 3),
+    input_shape: Shape = (32, 32, 3),
     num_classes: int = 10,
     *,
     preprocessing: Preprocessing = (),
@@ -95,25 +92,18 @@ def vgg16(
     """Return a VGG16 with layers `conv1` to `conv13`, `fc1`, `fc2` and `fc3`.
 
     3x3 convolutions, each followed by batch normalization and ReLU; then a classifier of 1024 and
-    512 hidden units on the 512 features that are left of a 32x32 image.
-
-    Args:
-        input_shape: height, width and channels; at least 32 pixels each way.
-        num_classes: number of logits.
-        preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
-        dropout: rate of dropout on the input of `fc2` and `fc3`.
+    512 hidden units on the 512 features that are left of a 32x32 image. Images have at least 32
+    pixels each way. The arguments are those of `mlp`; dropout is on the input of `fc2` and `fc3`.
 
     References:
-        Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition,
-        arXiv 1409.1556.
+        Simonyan and Zisserman, Very Deep Convolutional Networks, arXiv 1409.1556.
     """
-    inputs, x = _entrance(_image_shape("vgg16", input_shape, 32), preprocessing)
-    position = 0
+    inputs, x = _entrance(input_shape, preprocessing, "vgg16", 32)
+    i = 0
     for group, channels in enumerate(_GROUPS, start=1):
         for filters in channels:
-            position += 1
-            x = _convolution(x, filters, 3, 1, f"conv{position}")
-            x = _activated(x, f"norm{position}", f"relu{position}")
+            i += 1
+            x = _activated(_convolution(x, filters, 3, 1, f"conv{i}"), f"norm{i}", f"relu{i}")
         x = layers.MaxPooling2D(2, name=f"pool{group}")(x)
     x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate((1024, 512), start=1):
@@ -123,7 +113,7 @@ def vgg16(
 
 
 def wide_resnet(
-    input_shape: tuple[int, int, int] = (32, 32, 3),
+    input_shape: Shape = (32, 32, 3),
     num_classes: int = 10,
     *,
     depth: int = 28,
@@ -156,7 +146,7 @@ def wide_resnet(
     if checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
         raise ValueError(f"`depth` must be 10, 16, 22, 28, ... (6n + 4); got {depth!r}.")
     width = checks.positive_integer("width", width)
-    inputs, x = _entrance(_image_shape("wide_resnet", input_shape, 8), preprocessing)
+    inputs, x = _entrance(input_shape, preprocessing, "wide_resnet", 8)
     x = _convolution(x, 16, 3, 1, "conv0")
     for group in (1, 2, 3):
         for block in range(1, (depth - 4) // 6 + 1):
@@ -175,48 +165,38 @@ def wide_resnet(
     return _classifier("wide_resnet", inputs, x, num_classes, "fc")
 
 
-def _image_shape(network: str, shape: tuple[int, ...], least: int) -> tuple[int, ...]:
-    shape = tuple(shape)
-    known = all(isinstance(size, int) and size >= 1 for size in shape)
-    if len(shape) != 3 or not known or min(shape[:2]) < least:
-        raise ValueError(
-            f"{network} takes an `input_shape` of (height, width, channels), height and width at "
-            f"least {least}; got {shape!r}."
-        )
-    return shape
-
-
 def _entrance(
-    shape: tuple[int, ...], preprocessing: Preprocessing
-) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    shape: Shape, preprocessing: Preprocessing, network: str = "", least: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return a model's input and what comes out of its preprocessing."""
+    shape = tuple(shape)
+    is_image = len(shape) == 3 and all(isinstance(size, int) and size >= 1 for size in shape)
+    if least and not (is_image and min(shape[:2]) >= least):
+        wanted = f"(height, width, channels), height and width at least {least}"
+        raise ValueError(f"{network} takes an `input_shape` of {wanted}; got {shape!r}.")
     inputs = x = keras.Input(shape, name="image" if len(shape) == 3 else "input")
     for layer in preprocessing:
         x = layer(x)
     return inputs, x
 
 
-def _dropped(x: keras.KerasTensor, rate: float, name: str) -> keras.KerasTensor:
+def _dropped(x: Tensor, rate: float, name: str) -> Tensor:
     """Return `x`, the input of layer `name`, under dropout, or as it is if the rate is 0."""
     is_zero = checks.fraction("dropout", rate) == 0
     return x if is_zero else layers.Dropout(rate, name=f"{name}_dropout")(x)
 
 
-def _convolution(
-    x: keras.KerasTensor, filters: int, size: int, strides: int, name: str
-) -> keras.KerasTensor:
+def _convolution(x: Tensor, filters: int, size: int, strides: int, name: str) -> Tensor:
     """Return a convolution of `x` that a batch normalization follows, so without a bias."""
     options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
     return layers.Conv2D(filters, size, strides, name=name, **options)(x)
 
 
-def _activated(x: keras.KerasTensor, norm: str, relu: str) -> keras.KerasTensor:
+def _activated(x: Tensor, norm: str, relu: str) -> Tensor:
     x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=norm)(x)
     return layers.ReLU(name=relu)(x)
 
 
-def _classifier(
-    name: str, inputs: keras.KerasTensor, x: keras.KerasTensor, num_classes: int, last: str
-) -> keras.Model:
+def _classifier(name: str, inputs: Tensor, x: Tensor, num_classes: int, last: str) -> keras.Model:
     classes = checks.positive_integer("num_classes", num_classes)
     return keras.Model(inputs, layers.Dense(classes, name=last)(x), name=name)

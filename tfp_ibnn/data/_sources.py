@@ -53,10 +53,8 @@ def by_hand(dataset: Dataset, raw: Path) -> str:
     if dataset.name == "digits":
         return "scikit-learn holds it."
     archive = f", or {_CIFAR_ARCHIVE}," if dataset.layout == "cifar" else ""
-    return (
-        f"To bring it by hand, put {', '.join(dataset.checksums)} (each as it is or as .gz)"
-        f"{archive} into {raw} and load again."
-    )
+    files = f"{', '.join(dataset.checksums)} (each as it is or as .gz){archive}"
+    return f"To bring it by hand, put {files} into {raw} and load again."
 
 
 def one_line(error: Exception) -> str:
@@ -72,8 +70,8 @@ def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
     order = np.random.RandomState(0).permutation(len(bunch.images))
     images = bunch.images[order, ..., None].astype(np.uint8)
     labels = bunch.target[order].astype(np.int32)
-    end = dataset.train_size
-    return (images[:end], labels[:end]), (images[end:], labels[end:])
+    parts = (np.split(array, [dataset.train_size]) for array in (images, labels))
+    return tuple(zip(*parts, strict=True))
 
 
 def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
@@ -269,9 +267,7 @@ def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, by
 
     Nothing is unpacked to disk, so no path in an archive, and no link or device, can do harm.
     """
-    # Neither gzip nor PNG, which adds a byte per row, makes noise twice as large.
-    limit = 2 * max(file_sizes(dataset).values()) + 4096
-    found = {}
+    found, limit = {}, dataset.nbytes
     with _readable(archive.name), tarfile.open(archive) as tar:
         for member in tar:
             name = member.name.removeprefix("./")

@@ -2,8 +2,8 @@
 
     python _tfds.py NAME OUTPUT.npz [DOWNLOAD_FOLDER]
 
-With a folder, the dataset is first downloaded there. It is a process of its own so that a download
-can be stopped, and because TensorFlow would else take the memory of a GPU from another backend.
+With a folder, the dataset is first downloaded there. A process of its own can be stopped, and its
+TensorFlow takes no GPU memory from another backend.
 """
 
 import sys

@@ -81,7 +81,21 @@ def fgsm_direction(
         seed: of the noise of a stochastic model, a whole number of 0 or above.
     """
     slope = _slope(model, from_logits, checks.whole("seed", seed))
-    images, labels = _checked(images, labels)
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim < 2 or images.dtype.kind not in "uif":
+        got = f"{images.dtype} of the shape {images.shape}"
+        raise ValueError(f"`images` must be numbers of the shape (images, ...); got {got}.")
+    if not np.all((images >= 0) & (images <= 255)):
+        got = f"values from {images.min()} to {images.max()}"
+        raise ValueError(f"`images` must be finite and lie between 0 and 255; got {got}.")
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
+        wanted = f"one whole number for each of the {len(images)} images"
+        got = f"{labels.dtype} of the shape {labels.shape}"
+        raise ValueError(f"`labels` must be {wanted}; got {got}.")
+    if np.any(labels < 0):
+        raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
+    labels = labels.astype("int32")
     batch_size = checks.positive_integer("batch_size", batch_size)
     result = np.empty(images.shape, "int8")
     if not len(images):
@@ -99,9 +113,9 @@ def fgsm_direction(
             found = ops.convert_to_numpy(slope(images[part].astype(dtype), labels[part], numbers))
             bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
             if bad.any():
+                where = f"The gradient at image {start + bad.argmax()} is not finite"
                 raise ValueError(
-                    f"The gradient at image {start + bad.argmax()} is not finite: its label is no "
-                    f"class of model {model.name!r}, or the output of the model is NaN."
+                    f"{where}: its label is no class of `model`, or the output is NaN."
                 )
             result[part] = np.sign(found)
     finally:
@@ -132,51 +146,26 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
         with noise.scope(seed=seed, sample=numbers, losses=False):
             outputs = model(images, training=False)
         scores = outputs["mean"] if is_averaged else outputs
-        wide = is_binary and scores.shape[-1] != 1
-        if len(scores.shape) != 2 or wide:
-            raise ValueError(
-                f"`model` must give each image one label; the output of {model.name!r} has the "
-                f"shape {tuple(scores.shape)}{', several answers of yes or no' if wide else ''}."
-            )
+        if len(scores.shape) != 2 or (is_binary and scores.shape[-1] != 1):
+            got = f"{'several answers of yes or no' if is_binary else 'the shape'} {tuple(scores.shape)}"
+            raise ValueError(f"`model` must give each image one label; got {got}.")
         scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
         if is_binary:
             no = ops.zeros_like(scores) if has_logits else 1 - scores
             scores = ops.concatenate([no, scores], axis=-1)
-        # A sum, not a mean: the gradient of an image is then its own, whatever the batch.
-        return ops.sum(_log_odds(scores, labels, has_logits))
+        classes = scores.shape[-1]
+        chosen = ops.one_hot(labels, classes, dtype="bool")
+        limits = np.finfo(keras.backend.standardize_dtype(scores.dtype))
+        if has_logits:
+            others = ops.logsumexp(ops.where(chosen, limits.min, scores), axis=-1)
+            log_odds = others - ops.sum(ops.where(chosen, scores, 0), axis=-1)
+        else:
+            # Summed up and not 1 - p, which has no digits left where p is almost 1.
+            sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
+            others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
+            log_odds = others - own
+        # NaN, as the gradient, where there is no such class. A sum, not a mean: the gradient of an
+        # image is then its own, whatever the batch.
+        return ops.sum(log_odds * ops.where(labels < classes, 1.0, float("nan")))
 
     return gradient(total, model.variables)
-
-
-def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
-    """Return the log-odds against the labels, (N,): NaN, as its gradient, for an unknown class."""
-    classes = scores.shape[-1]
-    limits = np.finfo(keras.backend.standardize_dtype(scores.dtype))
-    chosen = ops.one_hot(labels, classes, dtype="bool")
-    if from_logits:
-        others = ops.logsumexp(ops.where(chosen, limits.min, scores), axis=-1)
-        result = others - ops.sum(ops.where(chosen, scores, 0), axis=-1)
-    else:
-        # Summed up and not 1 - p, which has no digits left where p is almost 1.
-        sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
-        others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
-        result = others - own
-    return result * ops.where(labels < classes, 1.0, float("nan"))
-
-
-def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim < 2 or images.dtype.kind not in "uif":
-        got = f"{images.dtype} of the shape {images.shape}"
-        raise ValueError(f"`images` must be numbers of the shape (images, ...); got {got}.")
-    if not np.all((images >= 0) & (images <= 255)):
-        got = f"values from {images.min()} to {images.max()}"
-        raise ValueError(f"`images` must be finite and lie between 0 and 255; got {got}.")
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
-        wanted = f"one whole number for each of the {len(images)} images"
-        got = f"{labels.dtype} of the shape {labels.shape}"
-        raise ValueError(f"`labels` must be {wanted}; got {got}.")
-    if np.any(labels < 0):
-        raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
-    return images, labels.astype("int32")

@@ -22,15 +22,12 @@ class _Augmentation(SavesRandomState, layers.Layer):
         self.seed_generator = SeedGenerator(seed)
 
     def call(self, images: Tensor, training: bool = False) -> Tensor:
-        """Return the images, changed if this is training."""
         return self._changed(images) if training else images
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the shape of the input."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), "seed": self.seed}
 
 
@@ -44,12 +41,6 @@ class RandomShift(_Augmentation):
         padding: largest shift, in pixels.
         seed: of the shifts.
         **kwargs: those of `keras.layers.Layer`.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> images = np.ones((2, 8, 8, 3), "float32")
-        >>> tuple(ibnn.data.RandomShift(4, seed=0)(images, training=True).shape)
-        (2, 8, 8, 3)
     """
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:

@@ -64,14 +64,13 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
     seed, first = checks.whole("seed", seed), checks.whole("first", first)
     function, levels = _CORRUPTIONS[name]
-    severity = int(severity)
-    source = seed, zlib.crc32(name.encode()), severity
+    source = seed, zlib.crc32(name.encode()), int(severity)
     result = np.empty_like(images)
     for start in range(0, len(images), _BLOCK):
         block = images[start : start + _BLOCK]
         positions = range(first + start, first + start + len(block))
         generators = (np.random.default_rng((*source, position)) for position in positions)
-        values = function(block, levels[severity - 1], generators)
+        values = function(block, levels[int(severity) - 1], generators)
         result[start : start + _BLOCK] = np.rint(np.clip(values, 0, 255))
     return result
 
@@ -166,12 +165,8 @@ def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.n
 def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
     height, width = images.shape[1:3]
     small = [max(1, int(size * factor)) for size in (width, height)]
-
-    def change(image: Any, pillow: ModuleType) -> Any:
-        box = pillow.Resampling.BOX
-        return image.resize(small, box).resize((width, height), box)
-
-    return _each(images, change)
+    box = 4  # Pillow's Resampling.BOX
+    return _each(images, lambda image, _: image.resize(small, box).resize((width, height), box))
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:

@@ -42,8 +42,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
         labels as int32, (N,). `DATASETS[name].maximum` is the largest possible pixel.
 
     Raises:
-        DataError: if the name is not known, the dataset cannot be had or stored, or the cache is
-            broken. A broken cache file is never replaced; delete it.
+        DataError: if the dataset cannot be had, stored or read. Delete a broken cache file.
 
     Example:
         >>> import tempfile
@@ -67,7 +66,15 @@ def obtain(
     splits = _read(path, dataset, report)
     if splits is not None:
         return splits, path
-    _check_writable(folder)
+    try:
+        # Before a long download: the folder must take a file.
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        refused = f"{folder} cannot be written to: {error.strerror or error}"
+        remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
+        raise DataError(f"{refused}; {remedy}") from None
     lines = [f"{name} could not be had. What was tried:"]
     for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)
@@ -107,10 +114,7 @@ def cache_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
 
 
 def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
-    """Return the checked arrays of a cache file, or None if there is no such file.
-
-    Every load checks every byte: half a second for CIFAR-10, next to a training of hours.
-    """
+    # Every load checks every byte: half a second for CIFAR-10, next to a training of hours.
     report("reading", 0, 0)
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -127,18 +131,6 @@ def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
         broken = f"{path} is broken ({_sources.one_line(error)})"
         raise DataError(f"{broken}; delete it, and the next load makes it again.") from None
     return splits
-
-
-def _check_writable(folder: Path) -> None:
-    """Make the folder, and raise before a long download if it cannot take a file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        refused = f"{folder} cannot be written to: {error.strerror or error}"
-        remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
-        raise DataError(f"{refused}; {remedy}") from None
 
 
 def _write(path: Path, splits: Splits) -> None:

@@ -12,14 +12,12 @@ POSTERIORS = ("gaussian", "flow", "mixture")
 
 # What the flow map has beside a Gaussian in all other layers. The report has no wide residual
 # network; there the first convolution of each group stands for its convolutions 4, 8 and 11.
+_CONV, _DENSE = posteriors.NormalInvConv, posteriors.NormalPlanar1d
 _FLOWS = {
-    "mlp": {".*": posteriors.NormalPlanar1d},
-    "lenet": {"conv2": posteriors.NormalInvConv, "fc1": posteriors.NormalPlanar1d},
-    "vgg16": {"conv(4|8|11)": posteriors.NormalInvConv, "fc2": posteriors.NormalPlanar1d},
-    "wide_resnet": {
-        r"group\d_block1_conv1": posteriors.NormalInvConv,
-        "fc": posteriors.NormalPlanar1d,
-    },
+    "mlp": {".*": _DENSE},
+    "lenet": {"conv2": _CONV, "fc1": _DENSE},
+    "vgg16": {"conv(4|8|11)": _CONV, "fc2": _DENSE},
+    "wide_resnet": {r"group\d_block1_conv1": _CONV, "fc": _DENSE},
 }
 
 
@@ -60,7 +58,7 @@ def posterior_map(
     if kind == "mixture":
         return {rest: posteriors.MixturePosterior(**kwargs)}
     flows = {} if kind == "gaussian" else _FLOWS[model]
-    flows = flows if layers is None else {layers: posteriors.NormalInvConv}
+    flows = flows if layers is None else {layers: _CONV}
     options = kwargs if depth is None else {"depth": depth, **kwargs}
     found = {pattern: recipe(**options) for pattern, recipe in flows.items()}
     elsewhere = found.pop(".*", None) or posteriors.NormalAffine(**kwargs)

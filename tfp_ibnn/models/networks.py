@@ -64,11 +64,6 @@ def lenet(
     Two 5x5 convolutions without padding, of 6 and 16 channels; max-pooling after the first,
     average-pooling to 4x4 after the second; 120 and 84 hidden units, ReLU throughout. Images have
     at least 16 pixels each way. The arguments are those of `mlp`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.models.lenet((28, 28, 1)).count_params()
-        44426
     """
     inputs, x = _entrance(input_shape, preprocessing, "lenet", 16)
     x = layers.Conv2D(6, 5, activation="relu", name="conv1")(x)

@@ -42,10 +42,7 @@ def probabilities(name: str, value: Any, rows: str = "examples") -> np.ndarray:
 
 
 def classes(name: str, value: Any, size: int, count: int | None = None) -> np.ndarray:
-    """Return class indices (size,), below `count` if it is known, or raise.
-
-    They are given as integers (size,) or (size, 1), one-hot rows or probabilities (size, classes).
-    """
+    """Return class indices (size,) of integers, one-hot rows or probabilities, or raise."""
     if np.ndim(value) == 2 and np.shape(value)[1] > 1:
         found = array(name, value, (size, count or "classes")).argmax(axis=-1)
     else:

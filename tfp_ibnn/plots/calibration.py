@@ -75,8 +75,8 @@ def entropy_histograms(
 ) -> Axes:
     """Draw how uncertain a model is of examples of known and of unknown classes.
 
-    The less the two overlap, the better one threshold tells them apart. Each histogram is a share
-    of its own examples, so sets of different sizes compare.
+    The less the two overlap, the better one threshold tells them apart. Each is a share of its own
+    examples.
 
     Args:
         known: (examples,) entropies, or other uncertainties.
@@ -89,8 +89,7 @@ def entropy_histograms(
         ax: where to draw; a new figure by default.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn import plots
+        >>> import numpy as np, tfp_ibnn.plots as plots
         >>> rng = np.random.default_rng(0)
         >>> ax = plots.entropy_histograms(rng.beta(1, 8, 500), rng.beta(4, 3, 300), auroc=0.97)
         >>> ax.get_ylabel()
@@ -133,9 +132,8 @@ def risk_coverage(
     one that does not. The area under the curve (AURC) is in the legend; less is better.
 
     Args:
-        curves: name to a pair of uncertainty (examples,) and loss (examples,), or to what
-            `metrics.risk_coverage` returns: an object with `coverage`, `risk` and `area`. With a
-            loss of 1 for an error and 0 otherwise, the risk is the error rate.
+        curves: name to a pair of uncertainty (examples,) and loss (examples,), such as 1 for an
+            error and 0 otherwise, or to what `metrics.risk_coverage` returns.
         label: of the vertical axis.
         ax: where to draw; a new figure by default.
 

@@ -28,22 +28,19 @@ def class_distributions(
 ) -> Axes:
     """Draw how the probability of each class varies between draws of the posterior.
 
-    The line across is the mean over the draws, the prediction. A narrow shape between 0 and 1 is
-    noise in the data (aleatoric); a wide or split one means that the draws disagree (epistemic).
-    The true class is hatched, in a second colour.
+    The line across is the mean, the prediction. A narrow shape between 0 and 1 is noise in the data
+    (aleatoric); a wide or split one, draws that disagree (epistemic). The true class is hatched.
 
     Args:
         samples: (draws, classes) probabilities of one example.
         class_names: one per class; their numbers by default.
-        kind: "violin", or "histogram" for bars that lie on their side. Either way the shapes of all
-            classes are equally wide.
+        kind: "violin", or "histogram" for bars that lie on their side.
         label: the true class.
         image: (height, width), or that with a last axis of 1 or 3; drawn right of the axis.
         ax: where to draw; a new figure by default.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn import plots
+        >>> import numpy as np, tfp_ibnn.plots as plots
         >>> samples = np.random.default_rng(0).dirichlet([5, 2, 1], size=100)
         >>> ax = plots.class_distributions(samples, class_names=["cat", "dog", "cow"], label=0)
         >>> [tick.get_text() for tick in ax.get_xticklabels()]
@@ -105,12 +102,10 @@ def extreme_images(
     """Draw the images of least and of greatest uncertainty, in two rows.
 
     Good uncertainty puts plain images above and odd, mislabelled or ambiguous ones below. A wrong
-    prediction has a frame, and its caption gives the true class after it; one above is a model that
-    is surely wrong.
+    prediction has a frame, and its caption gives the true class after it.
 
     Args:
-        images: (examples, height, width), or that with a last axis of 1 or 3. The least value of
-            all is drawn black, the largest white.
+        images: (examples, height, width), or that with a last axis of 1 or 3; on any scale.
         uncertainty: (examples,).
         count: images in a row, at most half of all.
         labels: (examples,) true classes, or one-hot.
@@ -119,8 +114,7 @@ def extreme_images(
         name: of the uncertainty.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn import plots
+        >>> import numpy as np, tfp_ibnn.plots as plots
         >>> noise = np.random.default_rng(0).random((20, 8, 8))
         >>> figure = plots.extreme_images(noise, np.arange(20.0), count=4)
         >>> [ax.get_title() for ax in figure.axes[:4]]

@@ -18,18 +18,14 @@ from tfp_ibnn.posteriors import Posterior
 
 __all__ = ["posterior_marginals", "posterior_pairs"]
 
+Channels = Sequence[int] | None
 _BINS = 50
 _PRIOR = {"color": COLORS[1], "ls": "--", "lw": 1.6}
 _NORMAL = {"color": "black", "ls": ":", "lw": 1.4}
 
 
 def posterior_marginals(
-    posterior: Any,
-    channels: Sequence[int] | None = None,
-    *,
-    count: int = 6,
-    draws: int = 4096,
-    seed: int = 0,
+    posterior: Any, channels: Channels = None, *, count: int = 6, draws: int = 4096, seed: int = 0
 ) -> Figure:
     """Draw the density of z for some channels, each beside its prior.
 
@@ -45,8 +41,7 @@ def posterior_marginals(
         seed: of the draws.
 
     Example:
-        >>> import tfp_ibnn as ibnn
-        >>> from tfp_ibnn import plots
+        >>> import tfp_ibnn as ibnn, tfp_ibnn.plots as plots
         >>> posterior = ibnn.NormalPlanar1d()
         >>> posterior.build((8,))
         >>> figure = plots.posterior_marginals(posterior, channels=(0, 5), draws=500)
@@ -75,20 +70,13 @@ def posterior_marginals(
 
 
 def posterior_pairs(
-    posterior: Any,
-    channels: Sequence[int] | None = None,
-    *,
-    count: int = 3,
-    draws: int = 4096,
-    seed: int = 0,
+    posterior: Any, channels: Channels = None, *, count: int = 3, draws: int = 4096, seed: int = 0
 ) -> Figure:
     """Draw the joint density of z for each pair of some channels, with their marginals.
 
-    The marginals are on the diagonal, and below it the draws, darker where there are more. The
-    dashed ellipses hold 39 % and 86 % of the prior (one and two deviations). A cloud that is not an
-    upright ellipse shows what a diagonal Gaussian cannot say: r is the correlation.
-
-    The arguments are those of `posterior_marginals`; there must be two channels at least.
+    The marginals are on the diagonal, and below it the draws, with their correlation r. The dashed
+    ellipses hold 39 % and 86 % of the prior (one and two deviations). The arguments are those of
+    `posterior_marginals`; there must be two channels at least.
     """
     drawn = _draw(posterior, channels, count, draws, seed)
     size = len(drawn)
@@ -102,15 +90,24 @@ def posterior_pairs(
         if column > row:
             ax.remove()
             continue
-        if column == row:
-            _draw_marginal(ax, x, x.limits)
-        else:
-            _draw_pair(ax, x, y)
-            ax.tick_params(labelleft=column == 0)
         if row == size - 1:
             ax.set_xlabel(f"z, channel {x.number}", fontsize=9)
-        if column == 0 < row:
+        if column == row:
+            _draw_marginal(ax, x, x.limits)
+            continue
+        ax.scatter(x.z, y.z, s=3, color=COLORS[0], alpha=0.15, linewidths=0, rasterized=True)
+        for deviations in (2, 4):  # across
+            across = deviations * x.scale, deviations * y.scale
+            ellipse = Ellipse((x.loc, y.loc), *across, fill=False, zorder=3, **_PRIOR)
+            ax.add_patch(ellipse)
+            ellipse.set_path_effects([withStroke(linewidth=3.2, foreground="white")])
+        # Adding 0 turns -0.00 into 0.00.
+        r = np.round(np.corrcoef(x.z, y.z)[0, 1], 2) + 0.0
+        ax.set_title(f"r = {r:.2f}", fontsize=9, pad=2)
+        tidy(ax).set(xlim=x.limits, ylim=y.limits)
+        if column == 0:
             ax.set_ylabel(f"z, channel {y.number}", fontsize=9)
+        ax.tick_params(labelleft=column == 0)
     handles = grid[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="upper right", **LEGEND)
     return figure
@@ -145,25 +142,21 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
     if checks.positive_integer("draws", draws) < 100:
         raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
     numbers, size = np.asarray(channels), posterior.channels
-    if channels is not None and not (
-        numbers.ndim == 1
-        and 0 < len(numbers) == len(np.unique(numbers))
-        and np.isin(numbers, np.arange(size)).all()
-    ):
+    known = numbers.ndim == 1 and np.isin(numbers, np.arange(size)).all()
+    if channels is not None and not (known and 0 < len(numbers) == len(np.unique(numbers))):
         wanted = f"different numbers from 0 to {size - 1}, such as (0,)"
         raise ValueError(f"`channels` must be {wanted}; got {channels!r}.")
     count = checks.positive_integer("count", count)
     # Noise made here is the same on every backend, and leaves the posterior's own seed alone.
     noise = np.random.default_rng(seed).standard_normal((draws, size))
     component = np.arange(draws, dtype="int32") % posterior.components
-    component = component if posterior.components > 1 else None
+    component = None if posterior.components == 1 else component
     drawn = posterior.transform(ops.convert_to_tensor(noise, dtype=posterior.dtype), component)
     z = np.asarray(ops.convert_to_numpy(drawn.z), dtype="float64")
-    if not np.all(np.isfinite(z)):
-        raise ValueError(
-            f"`posterior` gave {np.sum(~np.isfinite(z))} draws of z that are not finite: its "
-            "weights are NaN or have overflowed. Load weights from before the run diverged."
-        )
+    bad = np.sum(~np.isfinite(z))
+    if bad:
+        remedy = "load weights from before the run diverged"
+        raise ValueError(f"`posterior` gave {bad} draws of z that are not finite: {remedy}.")
     distance = _distance_from_gaussian(z)
     if channels is None:
         numbers = np.argsort(-distance, kind="stable")[:count]
@@ -196,16 +189,3 @@ def _draw_marginal(ax: Axes, channel: _Channel, limits: tuple[float, float]) -> 
     ax.plot(axis, norm.pdf(axis, z.mean(), z.std()), label="Gaussian of its moments", **_NORMAL)
     ax.set(xlim=limits, ylim=(0, None), yticks=[])
     tidy(ax).spines["left"].set_visible(False)
-
-
-def _draw_pair(ax: Axes, x: _Channel, y: _Channel) -> None:
-    ax.scatter(x.z, y.z, s=3, color=COLORS[0], alpha=0.15, linewidths=0, rasterized=True)
-    for deviations in (2, 4):  # across
-        size = deviations * x.scale, deviations * y.scale
-        ellipse = ax.add_patch(Ellipse((x.loc, y.loc), *size, fill=False, zorder=3, **_PRIOR))
-        ellipse.set_path_effects([withStroke(linewidth=3.2, foreground="white")])
-    # Adding 0 turns -0.00 into 0.00.
-    r = np.round(np.corrcoef(x.z, y.z)[0, 1], 2) + 0.0
-    ax.set_title(f"r = {r:.2f}", fontsize=9, pad=2)
-    ax.set(xlim=x.limits, ylim=y.limits)
-    tidy(ax)

@@ -87,31 +87,26 @@ def training_panel(
     rows = -(-len(keys) // columns)
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    lines = {}
     for position, (ax, key) in enumerate(zip(grid.flat, keys, strict=False)):
         for run, history in enumerate(histories.values()):
-            for phase, (name, ls) in _PHASES.items():
+            for phase, (_, ls) in _PHASES.items():
                 if phase + key not in history:
                     continue
-                lines[name] = ls
                 epochs, values = _curve(history, phase, key, mc_every)
                 # Few markers, at other epochs for each run, so that they do not hide one another.
                 apart = max(1, len(values) // 6)
                 marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
-                ax.plot(
-                    epochs, -values if key == "nll" else values, ls=ls, lw=1.5, **marks, **dots(run)
-                )
+                values = -values if key == "nll" else values
+                ax.plot(epochs, values, ls=ls, lw=1.5, **marks, **dots(run))
         ax.set(ylabel=_LABELS.get(key, key))
         epochs_below(ax)
         if position + columns >= len(keys):
             ax.set_xlabel("epoch")
         tidy(ax, "both")
     handles = [Line2D([], [], label=name, **dots(i)) for i, name in enumerate(histories)]
-    handles += [
-        Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name)
-        for name, ls in _PHASES.values()
-        if name in lines
-    ]
+    for phase, (name, ls) in _PHASES.items():
+        if any(phase + key in history for key in keys for history in histories.values()):
+            handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
     # One legend for all axes: in a free cell, else below them.
     place = {"loc": "outside lower center", "ncols": 4}
     for ax in grid.flat[len(keys) :][::-1]:
@@ -121,9 +116,7 @@ def training_panel(
     return figure
 
 
-def _curve(
-    history: Mapping[str, Sequence[float]], phase: str, key: str, mc_every: int | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np.ndarray, ...]:
     """Return epochs and values of a curve."""
     values = np.asarray(history[phase + key], dtype="float64")
     count, total = len(values), max(map(len, history.values()))

@@ -1,6 +1,6 @@
-"""Decision boundaries of classifiers of two inputs, with their uncertainty."""
+"""Predictions over the inputs: boundaries in the plane, and bands along a line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ from scipy.special import entr
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots.style import SIDE_LEGEND, dots, new_axes, pale
+from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
-__all__ = ["decision_boundary"]
+__all__ = ["decision_boundary", "regression_bands"]
 
 _RESOLUTION = {"size": 36, "shade": 120}
 # The share of ink that is left at the largest uncertainty: enough to see the class.
@@ -39,18 +39,15 @@ def decision_boundary(
 ) -> Axes:
     """Draw the predicted class over the plane as colour, its uncertainty as size or shade.
 
-    Where the model is certain, the plane is full of ink; it thins out to small dots, or to white,
-    where the model is not. A Bayesian model thins out far from the data, a deterministic one only
-    along the black line, on which two classes are equally probable (0.5 each if there are two).
+    Where the model is uncertain, the ink thins out to small dots, or to white. On the black line
+    two classes are equally probable.
 
     Args:
-        predict: maps float32 points (M, 2) to probabilities (M, classes), where one column is that
-            of class 1 of two, or to a mapping that holds them as "mean", and uncertainties (M,)
-            beside them.
+        predict: maps float32 points (M, 2) to probabilities (M, classes), or (M, 1) for class 1 of
+            two, or to a mapping that holds them as "mean", and uncertainties (M,) beside them.
         x: (N, 2) training points, drawn on top.
         labels: (N,) integers or (N, classes) one-hot; each class has its own marker.
-        uncertainty: the entry of the mapping to show. The entropy of the mean, in nats, can always
-            be had.
+        uncertainty: the entry of the mapping to show, or the entropy of the mean, in nats.
         style: "size" for a grid of points, "shade" for a continuous surface.
         limits: ((left, right), (bottom, top)); by default those of `x` and a margin.
         resolution: grid points along each axis; 36 for "size", 120 for "shade".
@@ -61,8 +58,7 @@ def decision_boundary(
         title: of the axis.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn import plots
+        >>> import numpy as np, tfp_ibnn.plots as plots
         >>> def predict(points):
         ...     return 1 / (1 + np.exp(-points[:, :1]))
         >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
@@ -182,3 +178,79 @@ def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: 
             look = {"facecolor": pale("black", 1 - 0.75 * ink), "edgecolor": "0.6", "lw": 0.5}
             handles.append(Patch(label=label, **look))
     ax.legend(handles=handles, **SIDE_LEGEND)
+
+
+def regression_bands(
+    x: Any,
+    prediction: Mapping[str, Any],
+    *,
+    data: tuple[Any, Any] | None = None,
+    truth: Any = None,
+    multiples: Sequence[float] = (2.0,),
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the predicted mean of a function of one input, with epistemic and total bands.
+
+    The inner band is what the model does not know of the function: narrow among the data, wide away
+    from them. The outer, hatched one has the noise added: 95 % of the points lie within ± 2.
+
+    Args:
+        x: (N,) or (N, 1) inputs, in any order.
+        prediction: "mean", and the variances "aleatoric" and "epistemic"; each (N,) or (N, 1).
+        data: inputs and targets of the training points, each (M,) or (M, 1).
+        truth: (N,) or (N, 1) true function at `x`.
+        multiples: half widths of the bands, in standard deviations; the widest is the palest.
+        ax: where to draw; a new figure by default.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn.plots as plots
+        >>> x = np.linspace(-1, 1, 50)
+        >>> prediction = {"mean": x**2, "aleatoric": 0.01 + 0 * x, "epistemic": 0.1 * x**2}
+        >>> ax = plots.regression_bands(x, prediction, data=([0.0, 0.5], [0.1, 0.2]))
+        >>> ax.get_legend_handles_labels()[1]
+        ['mean', '± 2 total', '± 2 epistemic', 'data']
+    """
+    x = _inputs.vector("x", x)
+    keys = ("mean", "aleatoric", "epistemic")
+    if not isinstance(prediction, Mapping) or not set(keys) <= set(prediction):
+        got = [*prediction] if isinstance(prediction, Mapping) else prediction
+        raise ValueError(f"`prediction` must be a mapping with the keys {keys}; got {got!r}.")
+    parts = [_inputs.vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
+    for key, part in zip(keys[1:], parts[1:], strict=True):
+        if part.min() < 0:
+            wanted = "a variance, 0 or above"
+            raise ValueError(f"`prediction[{key!r}]` must be {wanted}; got {part.min()}.")
+    if np.ndim(multiples) != 1 or len(multiples) == 0:
+        raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
+    multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
+    if data is not None:
+        if not isinstance(data, Sequence) or len(data) != 2:
+            got = type(data).__name__
+            raise ValueError(f"`data` must be a pair of inputs and targets; got {got}.")
+        inputs = _inputs.vector("data[0]", data[0], "points")
+        targets = _inputs.vector("data[1]", data[1], len(inputs))
+    truth = None if truth is None else _inputs.vector("truth", truth, len(x))
+
+    ax = new_axes(ax, (5.2, 3.4))
+    sort = np.argsort(x, kind="stable")
+    x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts))
+    ax.plot(x, mean, color=COLORS[0], lw=2, label="mean", zorder=3)
+    for name, variance, color, whiteness, hatch, ls, order in (
+        ("total", aleatoric + epistemic, COLORS[4], 0.75, "....", "--", 1.5),
+        ("epistemic", epistemic, COLORS[0], 0.55, None, "-", 2),
+    ):
+        for position, multiple in enumerate(multiples, start=1):
+            width = multiple * np.sqrt(variance)
+            fill = pale(color, 1 - position / len(multiples) * (1 - whiteness))
+            look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
+            label = f"± {multiple:g} {name}"
+            ax.fill_between(x, mean - width, mean + width, label=label, zorder=order, **look)
+            for edge in (mean - width, mean + width):
+                ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
+    if truth is not None:
+        ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
+    if data is not None:
+        ax.scatter(inputs, targets, s=14, color="black", marker="x", lw=1, label="data", zorder=5)
+    ax.set(xlim=(x[0], x[-1]) if x[-1] > x[0] else None, xlabel="x", ylabel="y")
+    ax.legend(**SIDE_LEGEND)
+    return tidy(ax)

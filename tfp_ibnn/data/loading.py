@@ -14,11 +14,13 @@ from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Report, Splits,
 
 __all__ = ["cache_folder", "load", "obtain"]
 
+Folder = str | os.PathLike[str] | None
+
 _log = logging.getLogger(__name__)
 _ARRAYS = "x_train", "y_train", "x_test", "y_test"
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
+def load(name: str, data_dir: Folder = None) -> Splits:
     """Return a dataset's training and test images and labels, in the order of its original files.
 
     The first load fetches the dataset and keeps it as `NAME.npz` in a cache folder; later ones read
@@ -55,9 +57,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
     return obtain(name, data_dir, lambda *_: None)[0]
 
 
-def obtain(
-    name: str, data_dir: str | os.PathLike[str] | None, report: Report
-) -> tuple[Splits, Path]:
+def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
     """Return what `load` does, and the cache file that now holds it; tell the steps to `report`."""
     if not isinstance(name, str) or name not in DATASETS:
         raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
@@ -92,7 +92,7 @@ def obtain(
     raise DataError("\n".join([*lines, _sources.by_hand(dataset, raw)]))
 
 
-def cache_folder(data_dir: str | os.PathLike[str] | None = None) -> Path:
+def cache_folder(data_dir: Folder = None) -> Path:
     """Return `data_dir`, else the folder in `TFP_IBNN_DATA`, else the user's cache folder."""
     given = data_dir if data_dir is not None else os.environ.get("TFP_IBNN_DATA") or None
     try:

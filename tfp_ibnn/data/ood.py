@@ -17,7 +17,7 @@ USUAL: dict[str, tuple[str, ...]] = {
 
 
 def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
-    """Return images of one dataset in the shape and on the scale of another.
+    """Return images of one dataset in the shape and on the scale of another, float32.
 
     Grey images get three equal channels, coloured ones become grey by their luma. Smaller images
     are padded with black, so that a model detects the content and not the blur of a resizing.
@@ -27,10 +27,7 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
     Args:
         images: (N, height, width, channels) uint8, as `load(name)` has them.
         name: of their dataset.
-        dataset: whose form they get.
-
-    Returns:
-        (N, height, width, channels) float32, from 0 to the maximum of `dataset`.
+        dataset: whose form they get, and whose maximum.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn

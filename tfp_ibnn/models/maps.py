@@ -34,12 +34,10 @@ def posterior_map(
 
     Args:
         model: "mlp", "lenet", "vgg16" or "wide_resnet", the network of that name in this module.
-        kind: "gaussian", a Gaussian in every layer; "flow", flows in the layers where the original
-            report had them and Gaussians elsewhere; "mixture", Gaussian mixtures that share their
-            component index over all layers.
+        kind: "gaussian", in every layer; "flow", where the original report had flows, Gaussians
+            elsewhere; "mixture", of Gaussians, with one component index for all layers.
         deterministic: a pattern of layers that have no posterior, unless they have a flow.
-        layers: of "flow", a pattern of the layers that have one, `NormalInvConv`, in place of the
-            report's choice.
+        layers: of "flow", a pattern of layers to have `NormalInvConv`, not the report's choice.
         depth: of "flow", the `depth` of each; None takes their own.
         **kwargs: for every posterior, such as `prior_scale` or, for mixtures, `components`.
 

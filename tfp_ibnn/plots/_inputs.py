@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["array", "classes", "images", "names", "probabilities", "vector"]
-
 
 def array(name: str, value: Any, shape: tuple[int | str, ...]) -> np.ndarray:
     """Return `value` as a finite float array, or raise; a word in `shape` is any size of 1 on."""
@@ -20,8 +18,8 @@ def array(name: str, value: Any, shape: tuple[int | str, ...]) -> np.ndarray:
         raise ValueError(f"`{name}` must have the shape {words}, and not be empty; got {x.shape}.")
     bad = np.argwhere(~np.isfinite(x)).tolist()
     if bad:
-        first = f"{x[tuple(bad[0])]} at {bad[0]}, one of {len(bad)}"
-        raise ValueError(f"`{name}` must be finite; got {first}. Leave them out.")
+        first = x[tuple(bad[0])]
+        raise ValueError(f"`{name}` must be finite; got {first} at {bad[0]}, one of {len(bad)}.")
     return x
 
 
@@ -36,7 +34,7 @@ def probabilities(name: str, value: Any, rows: str = "examples") -> np.ndarray:
     found = array(name, value, (rows, "classes"))
     bad = (np.abs(found.sum(axis=-1) - 1) > 1e-3) | (found.min(axis=-1) < 0)
     if bad.any():
-        row = f"{found[bad][0]} in row {bad.argmax()}"
+        row = found[bad][0]
         raise ValueError(f"`{name}` must be probabilities (apply softmax to logits); got {row}.")
     return found
 
@@ -59,8 +57,7 @@ def images(name: str, value: Any, *axes: str) -> np.ndarray:
     shape = np.shape(value)
     is_deep = len(shape) == len(axes) + 1
     if is_deep and shape[-1] not in (1, 3):
-        wanted = f"({', '.join(axes)}), or that with a last axis of 1 or 3"
-        raise ValueError(f"`{name}` must have the shape {wanted}; got {shape}.")
+        raise ValueError(f"`{name}` must have a last axis of 1 or 3, or no channels; got {shape}.")
     found = array(name, value, (*axes, "channels") if is_deep else axes)
     found = found[..., 0] if is_deep and shape[-1] == 1 else found
     return (found - found.min()) / (np.ptp(found) or 1)

@@ -128,8 +128,8 @@ def risk_coverage(
 ) -> Axes:
     """Draw the mean loss of the examples kept against the share that is kept, surest first.
 
-    A curve that falls to the left belongs to an uncertainty that knows the errors; a flat one, to
-    one that does not. The area under the curve (AURC) is in the legend; less is better.
+    A curve that falls to the left belongs to an uncertainty that knows the errors. The area under
+    the curve (AURC) is in the legend; less is better.
 
     Args:
         curves: name to a pair of uncertainty (examples,) and loss (examples,), such as 1 for an

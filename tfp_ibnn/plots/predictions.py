@@ -59,8 +59,7 @@ def decision_boundary(
 
     Example:
         >>> import numpy as np, tfp_ibnn.plots as plots
-        >>> def predict(points):
-        ...     return 1 / (1 + np.exp(-points[:, :1]))
+        >>> predict = lambda points: 1 / (1 + np.exp(-points[:, :1]))
         >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
         >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
         ['class 0', 'class 1', 'p = 0.5']
@@ -142,8 +141,7 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         mean = np.concatenate([1 - mean, mean], axis=1)
     mean = _inputs.probabilities("predict(points)", mean, "points")
     if len(mean) != len(grid):
-        wanted = f"one row a point, ({len(grid)}, classes)"
-        raise ValueError(f"`predict` must return {wanted}; got {mean.shape}.")
+        raise ValueError(f"`predict` must return one row a point, {len(grid)}; got {mean.shape}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
     name = f"predict(points)[{uncertainty!r}]"

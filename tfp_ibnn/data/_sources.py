@@ -130,7 +130,7 @@ def _from_tfds(dataset: Dataset, report: Report, download: bool = False) -> Spli
         _run(command, Path(folder), report, "TensorFlow Datasets", patience=patience)
         with _readable(output.name), np.load(output, allow_pickle=False) as found:
             return tuple(
-                (_unshuffled(found[f"x_{split}"], split), _unshuffled(found[f"y_{split}"], split))
+                tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
                 for split in ("train", "test")
             )
 

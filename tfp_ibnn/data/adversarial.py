@@ -63,8 +63,7 @@ def fgsm_direction(
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
     cross-entropy, log(1 + exp(m)), grows with m, but its own gradient fades where the network is
-    sure, and would make the surest network look the most robust. (Where all other probabilities are
-    0, m has none either: logits are better.)
+    sure. (So does that of m where all other probabilities are 0: logits are better.)
 
     A `MonteCarlo` is attacked as a whole, by its `mean`; without a seed, its next prediction draws
     other networks. Its memory grows with `batch_size` times its samples. Any other stochastic model

@@ -61,7 +61,8 @@ class ShuffledBatches(keras.utils.PyDataset):
 
     `fit` on plain arrays shuffles by a state that no checkpoint holds, and on TensorFlow, after
     `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that resumes sees what
-    an unbroken one would have seen. The epoch comes through the callback that `follow` returns.
+    an unbroken one would have seen. The epoch comes through the callback that `follow` returns:
+    `model.fit(batches, shuffle=False, callbacks=[batches.follow()])`, where Keras must not shuffle.
 
     Args:
         x: examples.
@@ -78,10 +79,6 @@ class ShuffledBatches(keras.utils.PyDataset):
         >>> batches = ibnn.data.ShuffledBatches(np.arange(6), np.arange(6), 4, seed=0)
         >>> [len(labels) for _, labels in (batches[0], batches[1])]
         [4, 2]
-
-        Give it to `fit` with `shuffle=False`, so that Keras leaves the order alone:
-
-            model.fit(batches, shuffle=False, epochs=10, callbacks=[batches.follow()])
     """
 
     def __init__(

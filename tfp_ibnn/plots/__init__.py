@@ -7,8 +7,13 @@ long to import. A function that needs several axes makes a figure and returns th
 from tfp_ibnn._core.extras import needs
 
 with needs("plots"):
-    from tfp_ibnn.plots.calibration import entropy_histograms, reliability_diagram, risk_coverage
-    from tfp_ibnn.plots.examples import class_distributions, extreme_images
+    from tfp_ibnn.plots.classification import (
+        class_distributions,
+        entropy_histograms,
+        extreme_images,
+        reliability_diagram,
+        risk_coverage,
+    )
     from tfp_ibnn.plots.posterior import posterior_marginals, posterior_pairs
     from tfp_ibnn.plots.predictions import decision_boundary, regression_bands
     from tfp_ibnn.plots.style import COLORS

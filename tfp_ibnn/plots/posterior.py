@@ -98,9 +98,8 @@ def posterior_pairs(
         ax.scatter(x.z, y.z, s=3, color=COLORS[0], alpha=0.15, linewidths=0, rasterized=True)
         for deviations in (2, 4):  # across
             across = deviations * x.scale, deviations * y.scale
-            ellipse = Ellipse((x.loc, y.loc), *across, fill=False, zorder=3, **_PRIOR)
-            ax.add_patch(ellipse)
-            ellipse.set_path_effects([withStroke(linewidth=3.2, foreground="white")])
+            look = {"path_effects": [withStroke(linewidth=3.2, foreground="white")], **_PRIOR}
+            ax.add_patch(Ellipse((x.loc, y.loc), *across, fill=False, zorder=3, **look))
         # Adding 0 turns -0.00 into 0.00.
         r = np.round(np.corrcoef(x.z, y.z)[0, 1], 2) + 0.0
         ax.set_title(f"r = {r:.2f}", fontsize=9, pad=2)

@@ -16,9 +16,9 @@ from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
 __all__ = ["decision_boundary", "regression_bands"]
 
-_RESOLUTION = {"size": 36, "shade": 120}
-# The share of ink that is left at the largest uncertainty: enough to see the class.
-_LEAST = {"size": 0.03, "shade": 0.1}
+# Grid points along each axis, and the share of ink left at the largest uncertainty: enough to see
+# the class.
+_STYLES = {"size": (36, 0.03), "shade": (120, 0.1)}
 # Points along each axis of the grid on which the boundary is found, at least.
 _FINE = 300
 
@@ -64,11 +64,11 @@ def decision_boundary(
         >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
         ['class 0', 'class 1', 'p = 0.5']
     """
-    checks.one_of("style", style, tuple(_RESOLUTION))
+    checks.one_of("style", style, tuple(_STYLES))
     x = None if x is None else _inputs.array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
-    resolution = _RESOLUTION[style] if resolution is None else resolution
+    resolution = _STYLES[style][0] if resolution is None else resolution
     count = checks.positive_integer("resolution", resolution)
     if count < 2:
         raise ValueError(f"`resolution` must be at least 2; got {resolution!r}.")
@@ -85,7 +85,7 @@ def decision_boundary(
 
     ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
     looks = [dots(k) for k in range(classes)]
-    ink = 1 - (1 - _LEAST[style]) * np.clip(doubt / maximum, 0, 1)
+    ink = 1 - (1 - _STYLES[style][1]) * np.clip(doubt / maximum, 0, 1)
     winner = mean.argmax(axis=-1)
     if style == "size":
         box = ax.get_window_extent()
@@ -167,7 +167,7 @@ def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: 
         Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"),
     ]
     for share in (0.0, 0.5, 1.0):
-        ink = 1 - (1 - _LEAST[style]) * share
+        ink = 1 - (1 - _STYLES[style][1]) * share
         label = f"{share * maximum:.2g}"
         if style == "size":
             look = {"marker": "o", "markersize": 9 * ink**0.5, "markeredgewidth": 0}

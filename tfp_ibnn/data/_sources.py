@@ -188,7 +188,6 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
     """Return the images of a PNG file that holds one in each row of pixels."""
     with needs("data", DataError):
         from PIL import Image
-
     pixels = int(np.prod(dataset.image_shape[:2]))
     with _readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
         if (picture.mode, picture.width) != ("RGB", pixels):

@@ -28,8 +28,8 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
     - `shot_noise`: Poisson(c x) / c, c from 500 to 50.
     - `impulse_noise`: set a part of the values, 0.01 to 0.07, to 0 or 1.
     - `defocus_blur`: average over a disk of radius 0.3 to 1.5, smoothed by a Gaussian.
-    - `motion_blur`: average along a line to the right, at a random angle of up to 45 degrees off
-      the horizontal, with the weights of half a Gaussian of standard deviation 1 to 2.5.
+    - `motion_blur`: average along a line to the right, up to 45 degrees off at random, with the
+      weights of half a Gaussian of standard deviation 1 to 2.5.
     - `brightness`: add 0.05 to 0.3 to V of HSV.
     - `contrast`: shrink by 0.75 to 0.15 towards the mean of each channel.
     - `pixelate`: shrink by 0.95 to 0.65, and back to the size before.

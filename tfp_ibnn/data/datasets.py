@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Report", "Splits", "decode", "file_sizes", "verify"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Report", "Splits", "decode", "verify"]
 
 Splits = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -126,8 +126,7 @@ def _encode(dataset: Dataset, splits: Splits) -> Iterator[list[bytes | np.ndarra
             yield [struct.pack(">2i", 0x801, len(labels)), labels.astype(np.uint8)]
         return
     (images, labels), test = splits
-    parts = len(dataset.checksums) - 1
-    batches = zip(np.array_split(images, parts), np.array_split(labels, parts), strict=True)
+    batches = zip(np.array_split(images, 5), np.array_split(labels, 5), strict=True)
     for images, labels in (*batches, test):
         planes = np.moveaxis(images, -1, 1).reshape(len(images), -1)
         yield [np.column_stack([labels.astype(np.uint8), planes]).ravel()]
@@ -135,7 +134,11 @@ def _encode(dataset: Dataset, splits: Splits) -> Iterator[list[bytes | np.ndarra
 
 def decode(dataset: Dataset, files: Mapping[str, bytes]) -> Splits:
     """Return the arrays that a dataset's canonical files hold."""
-    for name, size in file_sizes(dataset).items():
+    train, test, pixels = dataset.train_size, dataset.test_size, int(np.prod(dataset.image_shape))
+    sizes = [16 + train * pixels, 8 + train, 16 + test * pixels, 8 + test]
+    if dataset.layout == "cifar":
+        sizes = [*[train // 5 * (1 + pixels)] * 5, test * (1 + pixels)]
+    for name, size in zip(dataset.checksums, sizes, strict=True):
         if len(files[name]) != size:
             raise DataError(f"{name} has {len(files[name]):,} bytes; expected {size:,}")
     arrays = [np.frombuffer(files[name], np.uint8) for name in dataset.checksums]
@@ -144,19 +147,8 @@ def decode(dataset: Dataset, files: Mapping[str, bytes]) -> Splits:
         images = [array[16:].reshape(-1, height, width, channels) for array in arrays[0::2]]
         labels = [array[8:].astype(np.int32) for array in arrays[1::2]]
     else:
-        records = np.concatenate(arrays).reshape(-1, 1 + channels * height * width)
+        records = np.concatenate(arrays).reshape(-1, 1 + pixels)
         planes = records[:, 1:].reshape(-1, channels, height, width)
-        images = np.split(np.ascontiguousarray(np.moveaxis(planes, 1, -1)), [dataset.train_size])
-        labels = np.split(records[:, 0].astype(np.int32), [dataset.train_size])
+        images = np.split(np.ascontiguousarray(np.moveaxis(planes, 1, -1)), [train])
+        labels = np.split(records[:, 0].astype(np.int32), [train])
     return tuple(zip(images, labels, strict=True))
-
-
-def file_sizes(dataset: Dataset) -> dict[str, int]:
-    """Return the bytes of each canonical file."""
-    train, test, pixels = dataset.train_size, dataset.test_size, int(np.prod(dataset.image_shape))
-    if dataset.layout == "idx":
-        sizes = [16 + train * pixels, 8 + train, 16 + test * pixels, 8 + test]
-    else:
-        parts = len(dataset.checksums) - 1
-        sizes = [train // parts * (1 + pixels)] * parts + [test * (1 + pixels)]
-    return dict(zip(dataset.checksums, sizes, strict=True))

@@ -97,16 +97,14 @@ def fgsm_direction(
     labels = labels.astype("int32")
     batch_size = checks.positive_integer("batch_size", batch_size)
     result = np.empty(images.shape, "int8")
-    if not len(images):
-        return result
-    # One compiled function serves batches of one size, so the last batch overlaps the one before.
-    batch_size = min(batch_size, len(images))
-    last = len(images) - batch_size
+    batch_size = min(batch_size, len(images)) or 1
     dtype = checks.full_precision(model.dtype_policy)
     state = model.non_trainable_variables
     before = [ops.convert_to_numpy(variable) for variable in state]
     try:
-        for start in (*range(0, last, batch_size), last):
+        for start in range(0, len(images), batch_size):
+            # One compiled function serves one size, so the last batch overlaps the one before.
+            start = min(start, len(images) - batch_size)
             part = slice(start, start + batch_size)
             numbers = np.arange(start, start + batch_size, dtype="int32")
             found = ops.convert_to_numpy(slope(images[part].astype(dtype), labels[part], numbers))

@@ -67,8 +67,7 @@ class RandomShift(_Augmentation):
 class RandomMirror(_Augmentation):
     """In training, mirror each image, left to right, with probability one half.
 
-    Outside training the images pass unchanged, in a plain call too, which is not so with
-    `keras.layers.RandomFlip`.
+    Outside training the images pass unchanged, unlike with `keras.layers.RandomFlip`.
 
     Args:
         seed: of the choice.

@@ -24,10 +24,9 @@ def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
         seed: from 0 to 2**32 - 1.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn.data import validation_split
+        >>> import numpy as np, tfp_ibnn as ibnn
         >>> x, y = np.arange(6), np.array([0, 0, 0, 0, 1, 1])
-        >>> (x_train, y_train), (x_val, y_val) = validation_split(x, y, 3)
+        >>> (x_train, y_train), (x_val, y_val) = ibnn.data.validation_split(x, y, 3)
         >>> y_train, y_val
         (array([0, 0, 1]), array([0, 0, 1]))
     """

@@ -46,10 +46,9 @@ def load(name: str, data_dir: Folder = None) -> Splits:
         DataError: if the dataset cannot be had, stored or read. Delete a broken cache file.
 
     Example:
-        >>> import tempfile
-        >>> from tfp_ibnn.data import load
+        >>> import tempfile, tfp_ibnn as ibnn
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     (x_train, y_train), (x_test, y_test) = load("digits", folder)
+        ...     (x_train, y_train), (x_test, y_test) = ibnn.data.load("digits", folder)
         >>> x_train.shape, x_train.dtype, y_test.shape
         ((1297, 8, 8, 1), dtype('uint8'), (500,))
     """

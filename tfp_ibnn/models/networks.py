@@ -13,9 +13,6 @@ Preprocessing = Sequence[layers.Layer]
 Shape = tuple[int, ...]
 Tensor = keras.KerasTensor
 
-# Channels of VGG16's convolutions; max-pooling after each group.
-_GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-
 
 def mlp(
     input_shape: Shape,
@@ -95,8 +92,8 @@ def vgg16(
     """
     inputs, x = _entrance(input_shape, preprocessing, "vgg16", 32)
     i = 0
-    for group, channels in enumerate(_GROUPS, start=1):
-        for filters in channels:
+    for group, (filters, count) in enumerate([(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)], 1):
+        for _ in range(count):
             i += 1
             x = _activated(_convolution(x, filters, 3, 1, f"conv{i}"), f"norm{i}", f"relu{i}")
         x = layers.MaxPooling2D(2, name=f"pool{group}")(x)

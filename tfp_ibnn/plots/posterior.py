@@ -107,8 +107,7 @@ def posterior_pairs(
         if column == 0:
             ax.set_ylabel(f"z, channel {y.number}", fontsize=9)
         ax.tick_params(labelleft=column == 0)
-    handles = grid[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="upper right", **LEGEND)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="upper right", **LEGEND)
     return figure
 
 

@@ -99,7 +99,14 @@ def decision_boundary(
         shades = np.stack([pale(look["color"], 1 - 0.75 * ink) for look in looks])
         shade = shades[winner, np.arange(len(winner))].reshape(count, count, 3)
         ax.pcolormesh(across, up, shade, shading="nearest", rasterized=True)
-    _draw_boundary(ax, across, up, mean.reshape(count, count, classes))
+    # On a coarse grid, lines that are drawn class by class would not meet where three classes do.
+    factor = -(-_FINE // count)
+    fine = zoom(mean.reshape(count, count, classes), (factor, factor, 1), order=1)
+    axes = [np.linspace(axis[0], axis[-1], len(fine)) for axis in (across, up)]
+    for k in range(1 if classes == 2 else classes):
+        lead = fine[..., k] - np.delete(fine, k, axis=-1).max(axis=-1, initial=0)
+        if lead.min() < 0 < lead.max():
+            ax.contour(*axes, lead, levels=[0.0], colors="black", linewidths=1.4)
     edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
     if labels is not None:
         for k in np.unique(labels):
@@ -146,18 +153,6 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         return mean, entr(mean).sum(axis=-1)
     name = f"predict(points)[{uncertainty!r}]"
     return mean, _inputs.vector(name, parts[uncertainty], len(grid))
-
-
-def _draw_boundary(ax: Axes, across: np.ndarray, up: np.ndarray, mean: np.ndarray) -> None:
-    # On a coarse grid, lines that are drawn class by class would not meet where three classes do.
-    factor = -(-_FINE // len(across))
-    fine = zoom(mean, (factor, factor, 1), order=1)
-    across, up = (np.linspace(axis[0], axis[-1], len(fine)) for axis in (across, up))
-    classes = mean.shape[-1]
-    for k in range(1 if classes == 2 else classes):
-        lead = fine[..., k] - np.delete(fine, k, axis=-1).max(axis=-1, initial=0)
-        if lead.min() < 0 < lead.max():
-            ax.contour(across, up, lead, levels=[0.0], colors="black", linewidths=1.4)
 
 
 def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:

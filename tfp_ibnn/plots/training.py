@@ -14,9 +14,7 @@ from tfp_ibnn.plots.style import LEGEND, dots, epochs_below, line, new_axes, tid
 
 __all__ = ["training_curves", "training_panel"]
 
-Histories = Mapping[str, Mapping[str, Sequence[float]]]
-"""Run name to `History.history`."""
-
+Histories = Mapping[str, Mapping[str, Sequence[float]]]  # run name to `History.history`
 _LABELS = {
     "loss": "negative ELBO",
     "nll": "log-likelihood",

@@ -282,13 +282,15 @@ def extreme_images(
     pictures = _inputs.images("images", images, "images", "height", "width")
     total = len(pictures)
     doubt = _inputs.vector("uncertainty", uncertainty, total)
-    if 2 * checks.positive_integer("count", count) > total:
+    count = checks.positive_integer("count", count)
+    if 2 * count > total:
         most = f"{total // 2}, half of the {total} images"
         raise ValueError(f"`count` must be at most {most}, for rows that differ; got {count}.")
     given = {"predictions": predictions, "labels": labels}
     found = [_inputs.classes(key, x, total) for key, x in given.items() if x is not None]
-    classes = max((1 + int(value.max()) for value in found), default=1)
-    words = _inputs.names("class_names", class_names, max(classes, len(class_names or ())))
+    known = 1 if class_names is None else len(class_names)
+    classes = max(known, *(1 + int(value.max()) for value in found), 1)
+    words = _inputs.names("class_names", class_names, classes)
 
     order = np.argsort(doubt, kind="stable")
     rows = {"most certain": order[:count], "least certain": order[::-1][:count]}

@@ -137,7 +137,8 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
     if not posterior.built:
         wanted = "built: call `build((channels,))`, or the model that holds the layer"
         raise ValueError(f"`posterior` must be {wanted}; got {given!r}.")
-    if checks.positive_integer("draws", draws) < 100:
+    draws = checks.positive_integer("draws", draws)
+    if draws < 100:
         raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
     numbers, size = np.asarray(channels), posterior.channels
     known = numbers.ndim == 1 and np.isin(numbers, np.arange(size)).all()

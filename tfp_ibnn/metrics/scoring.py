@@ -50,12 +50,11 @@ def negative_log_likelihood(
 class _MeanScore(ClassificationMetric):
     """Weighted mean of one score for each example."""
 
-    def __init__(self, from_logits: bool, name: str, dtype: Any) -> None:
+    def __init__(
+        self, from_logits: bool = False, name: str | None = None, dtype: Any = None
+    ) -> None:
         super().__init__(from_logits, name, dtype)
-        self.total, self.weight = (
-            self.add_variable(shape=(), initializer="zeros", dtype=self.dtype, name=part)
-            for part in ("total", "weight")
-        )
+        self.total, self.weight = self._add_sums("total", "weight")
 
     def _score(self, examples: Examples) -> Tensor:
         raise NotImplementedError
@@ -88,8 +87,7 @@ class BrierScore(_MeanScore):
         78, 1950.
     """
 
-    def __init__(self, from_logits: bool = False, name: str = "brier", dtype: Any = None) -> None:
-        super().__init__(from_logits, name, dtype)
+    default_name = "brier"
 
     def _score(self, examples: Examples) -> Tensor:
         return _squared_distance(ops, examples)
@@ -115,8 +113,7 @@ class NegativeLogLikelihood(_MeanScore):
         the American Statistical Association 102, 2007.
     """
 
-    def __init__(self, from_logits: bool = False, name: str = "nll", dtype: Any = None) -> None:
-        super().__init__(from_logits, name, dtype)
+    default_name = "nll"
 
     def _score(self, examples: Examples) -> Tensor:
         return _negative_log_prob(ops, examples)
@@ -126,22 +123,14 @@ class NegativeLogLikelihood(_MeanScore):
 class Accuracy(_MeanScore):
     """Fraction of examples whose most probable class is the label's."""
 
-    def __init__(
-        self, from_logits: bool = False, name: str = "accuracy", dtype: Any = None
-    ) -> None:
-        super().__init__(from_logits, name, dtype)
+    default_name = "accuracy"
 
     def _score(self, examples: Examples) -> Tensor:
         return examples.top_label(ops)[1][:, 0]
 
 
 def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
-    """Return minus the log-probability of each label, flat, as `NegativeLogLikelihood` counts it.
-
-    Args:
-        y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
-        y_pred: (..., classes) probabilities.
-    """
+    """Return minus the log of each label's probability, flat, as `NegativeLogLikelihood` does."""
     labels = ops.convert_to_tensor(y_true)
     return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False)[0])
 

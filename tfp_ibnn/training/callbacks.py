@@ -1,5 +1,13 @@
-"""KL annealing, and a log of the posteriors."""
+"""Callbacks: KL annealing, a log of the posteriors, Monte Carlo evaluation, interruptions."""
 
+import contextlib
+import inspect
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import keras
@@ -9,12 +17,22 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.base import StochasticLayer
-from tfp_ibnn.training.callback import Callback
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
-__all__ = [
-    "KLAnnealing",
-    "PosteriorLog",
-]
+__all__ = ["Callback", "Interrupts", "KLAnnealing", "MonteCarloEvaluation", "PosteriorLog"]
+
+
+class Callback(keras.callbacks.Callback):
+    """A callback that Keras can write down as a config and make again, as it can layers."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Callback":
+        """Return a callback from what `get_config` gave."""
+        return cls(**keras.saving.deserialize_keras_object(config))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -43,12 +61,7 @@ class KLAnnealing(Callback):
         self.stop = None if stop is None else checks.non_negative("stop", stop)
 
     def beta(self, epoch: int, own: float = 1.0) -> float:
-        """Return the weight of the KL in an epoch, counted from 0.
-
-        Args:
-            epoch: the epoch.
-            own: the `beta` that the posterior was made with.
-        """
+        """Return the weight of the KL in an epoch, counted from 0, for a posterior's own `beta`."""
         stop = own if self.stop is None else self.stop
         return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
 
@@ -57,10 +70,6 @@ class KLAnnealing(Callback):
         for layer in _layers_of(self.model):
             posterior = layer.posterior
             posterior.beta.assign(self.beta(epoch, posterior.initial_beta))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {"epochs": self.epochs, "start": self.start, "stop": self.stop}
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -77,11 +86,10 @@ class PosteriorLog(Callback):
         """Add the entries."""
         if logs is None:
             return
-        layers = _layers_of(self.model)
-        names = [layer.name for layer in layers]
-        for position, layer in enumerate(layers):
-            earlier = names[:position].count(layer.name)
-            name = f"{layer.name}_{earlier + 1}" if earlier else layer.name
+        layers, count = _layers_of(self.model), Counter()
+        for layer in layers:
+            count[layer.name] += 1
+            name = layer.name if count[layer.name] == 1 else f"{layer.name}_{count[layer.name]}"
             for key, value in posterior_statistics(layer).items():
                 logs[f"{name}/{key}"] = value
         logs["beta"] = float(ops.convert_to_numpy(layers[0].posterior.beta))
@@ -103,3 +111,131 @@ def _layers_of(model: keras.Model) -> list[StochasticLayer]:
     if not layers:
         raise ValueError(f"Model {model.name!r} has no stochastic layer.")
     return layers
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MonteCarloEvaluation(Callback):
+    """Evaluate the averaged prediction while training, among Keras's own logs.
+
+    The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_accuracy`,
+    `val_mc_nll` and `val_mc_ece`. List it before the callbacks that read them, such as
+    EarlyStopping("val_mc_nll", mode="min"), ModelCheckpoint and CSVLogger. (`val_nll` and the like,
+    from `validation_data`, are of single draws.)
+
+    Args:
+        data: (x, y), (x, y, sample_weight), or a dataset of such batches.
+        samples: number of draws.
+        every: evaluate in the first epoch and then in every so many epochs.
+        batch_size: for arrays.
+        seed: of the draws, the same in every epoch, so that epochs can be compared.
+        **options: those of `MonteCarlo`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> x, y = [[0.0], [1.0]], [0, 1]
+        >>> callback = ibnn.MonteCarloEvaluation((x, y), samples=32, every=5)
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        samples: int = 32,
+        every: int = 1,
+        batch_size: int | None = None,
+        seed: int | None = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.samples = checks.positive_integer("samples", samples)
+        self.every = checks.positive_integer("every", every)
+        self.batch_size = batch_size
+        self.options = {"seed": seed, **options}
+        if isinstance(data, (tuple, list)):
+            if len(data) not in (2, 3):
+                raise ValueError(
+                    "`data` must be (x, y), (x, y, sample_weight) or a dataset; got a "
+                    f"{type(data).__name__} of {len(data)}."
+                )
+            self._data = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+        else:
+            self._data = {"x": data}
+        self._monte_carlo: MonteCarlo | None = None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, the data included if it is arrays."""
+        data = list(self._data.values())
+        if len(data) == 1:
+            raise ValueError("The config of a MonteCarloEvaluation can hold arrays, not a dataset.")
+        own = {name: getattr(self, name) for name in ("samples", "every", "batch_size")}
+        return {"data": data, **own, **self.options}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Wrap the model that is trained."""
+        self._random_state = random.getstate()
+        self._monte_carlo = self._wrap() if self.model.built else None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the entries; they are NaN if the training has diverged."""
+        if logs is None or epoch % self.every:
+            return
+        if self._monte_carlo is None:
+            self._monte_carlo = self._wrap()
+        with self._own_randomness():
+            scores = self._monte_carlo.evaluate(
+                **self._data,
+                batch_size=self.batch_size,
+                verbose=0,
+                return_dict=True,
+                allow_nan=not np.isfinite(logs.get("loss", 0.0)),
+            )
+        del scores["loss"]
+        logs.update({f"val_mc_{key}": value for key, value in scores.items()})
+
+    def _wrap(self) -> MonteCarlo:
+        with self._own_randomness():
+            return MonteCarlo(self.model, self.samples, **self.options)
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Leave Python's random state, by which Keras shuffles datasets, to the training."""
+        before = random.getstate()
+        random.setstate(self._random_state)
+        try:
+            yield
+        finally:
+            self._random_state = random.getstate()
+            random.setstate(before)
+
+
+class Interrupts(keras.callbacks.Callback):
+    """Raises an interruption that has got lost again, at the end of its batch.
+
+    Keras waits for the logs of a batch inside of a bare `except: pass`. On JAX that is where most
+    of the time passes, and with it Ctrl-C. Used as a context around `fit` and as a callback; a
+    handler of somebody's own is left alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = False
+        self._before: Any = None
+
+    def __enter__(self) -> "Interrupts":
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Raise what came."""
+        if self.came:
+            raise KeyboardInterrupt

@@ -9,8 +9,6 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, tanh
 
-__all__ = ["MIN_SCALE", "above_minus_one", "bounded", "inverse_scale", "scale"]
-
 MIN_SCALE = 1e-6
 """The smallest standard deviation a posterior may reach."""
 

@@ -3,8 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["EXTRAS", "install_line", "needs"]
-
 EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("PIL", "importlib_resources", "sklearn", "tensorflow_datasets"),
     "plots": ("matplotlib",),

@@ -24,34 +24,7 @@ except ImportError as error:
         f"'keras{TESTED_VERSIONS}'."
     ) from error
 
-__all__ = [
-    "TESTED_VERSIONS",
-    "added_loss",
-    "fill_in",
-    "find_call",
-    "functional_behind",
-    "graph_inputs",
-    "has_plain_call",
-    "is_functional",
-    "learning_rate_of",
-    "lookup_tables",
-    "mask_of",
-    "nested_layers",
-    "nodes_in_order",
-    "optimizer_map",
-    "origin",
-    "own_losses",
-    "own_trainable_variables",
-    "seed_generators",
-    "set_mask",
-    "symbolic_build",
-    "values_in_place",
-    "values_kept",
-]
-
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
-
-# ------------------------------------------------------------------------------------------- calls
 
 
 def find_call() -> Any | None:
@@ -82,14 +55,6 @@ def own_losses(layer: keras.layers.Layer) -> list[Any]:
 def added_loss(model: keras.Model) -> Any:
     """Return the sum of `model.losses` as it enters the loss that Keras computes."""
     return sum(model._aggregate_additional_loss(term) for term in model.losses)
-
-
-def symbolic_build(model: keras.Model, data_batch: Any) -> None:
-    """Build what a compiled model still lacks, such as the state of its metrics, from a batch."""
-    model._symbolic_build(data_batch=data_batch)
-
-
-# ------------------------------------------------------------------------------- layers and weights
 
 
 def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
@@ -136,9 +101,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     backend.set_keras_mask(tensor, mask)
 
 
-# -------------------------------------------------------------------------------------- optimizers
-
-
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the learning rate of an optimizer: its schedule, if it has one, or its variable."""
     return optimizer._learning_rate
@@ -147,9 +109,6 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
 def optimizer_map(optimizer: keras.optimizers.MultiOptimizer) -> Any:
     """Return the `keras.optimizers.OptimizerMap` that a `MultiOptimizer` was made with."""
     return optimizer._optimizer_map
-
-
-# ------------------------------------------------------------------------------------------ graphs
 
 
 def is_functional(model: Any) -> bool:
@@ -180,12 +139,7 @@ def nodes_in_order(model: keras.Model) -> Iterator[Any]:
 
 
 def fill_in(node: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the call that a node stands for, with tensors for the symbolic ones.
-
-    Args:
-        node: one of `nodes_in_order`.
-        values: a tensor by the `id` of each of the node's `input_tensors`.
-    """
+    """Return the arguments of a node's call; `values` has a tensor by the `id` of each input."""
     return node.arguments.fill_in(values)
 
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from tfp_ibnn._core.backend import Tensor
 
-__all__ = ["Chunks", "Draw", "PosteriorTemplate", "Sampler", "WeightPosterior"]
-
 
 class Draw(NamedTuple):
     """Draws of z (..., channels) with their KL and entropy, in nats.
@@ -42,10 +40,7 @@ class PosteriorTemplate:
     def wrap(self, layer: Any, train_size: int, **options: Any) -> Any:
         """Return a stochastic layer around a Keras layer, with its own copy of this posterior.
 
-        Args:
-            layer: a Keras layer.
-            train_size: number of training examples.
-            **options: those of the stochastic layer, such as `seed` and `name`.
+        The options are those of the stochastic layer, such as `seed` and `name`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `wrap`.")
 
@@ -128,12 +123,7 @@ class WeightPosterior:
         return []
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return the values of one set, in the order of `sampled`.
-
-        Args:
-            key: two integers; the sets that it gives are numbered from 0.
-            number: which of them.
-        """
+        """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
         raise NotImplementedError(f"{type(self).__name__} must define `sample`.")
 
     def mean(self) -> list[Tensor]:

@@ -55,11 +55,6 @@ def aupr(known: Any, unknown: Any) -> float:
 
     Chance gives the fraction of unknown inputs, so it depends on how many there are of each; the
     area is summed in steps, without interpolation. The arguments are those of `auroc`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.aupr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
-        0.8333
     """
     false, true = _flagged(known, unknown)
     precision = true[1:] / (false + true)[1:]
@@ -67,15 +62,7 @@ def aupr(known: Any, unknown: Any) -> float:
 
 
 def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
-    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are.
-
-    The arguments are those of `auroc`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.fpr_at_95_tpr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
-        0.3333
-    """
+    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are."""
     false, true = _flagged(known, unknown)
     return float(np.min(false[true / true[-1] >= 0.95]) / false[-1])
 
@@ -87,8 +74,8 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])["auroc"]
-        0.8333
+        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
+        {'auroc': 0.8333, 'aupr': 0.8333, 'fpr95': 0.3333}
     """
     scores = {"auroc": auroc, "aupr": aupr, "fpr95": fpr_at_95_tpr}
     return {name: score(known, unknown) for name, score in scores.items()}
@@ -118,10 +105,8 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     """
     uncertainty, loss = _checked("uncertainty", uncertainty), _checked("loss", loss)
     if uncertainty.shape != loss.shape:
-        raise ValueError(
-            "`loss` must hold one number for each of `uncertainty`, "
-            f"{len(uncertainty)}; got {len(loss)}."
-        )
+        wanted = f"one number for each of `uncertainty`, {len(uncertainty)}"
+        raise ValueError(f"`loss` must hold {wanted}; got {len(loss)}.")
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     shared = np.bincount(group, weights=loss) / size
     kept = np.arange(1, len(loss) + 1)

@@ -20,11 +20,6 @@ def brier_score(
 
     With two classes it is twice scikit-learn's `brier_score_loss` of the probabilities of class 1.
     The arguments are those of `reliability`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.brier_score([[0.8, 0.2], [0.8, 0.2]], [0, 1])
-        0.68
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
     return float(np.average(_squared_distance(np, examples), weights=examples.weight))
@@ -37,11 +32,6 @@ def negative_log_likelihood(
 
     A probability of 0 counts as the smallest normal float of its dtype: an example costs 87.3 at
     most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.negative_log_likelihood([[0.8, 0.2], [0.8, 0.2]], [0, 1])
-        0.9163
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
     return float(np.average(_negative_log_prob(np, examples), weights=examples.weight))
@@ -78,8 +68,7 @@ class BrierScore(_MeanScore):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> brier = ibnn.BrierScore()
-        >>> brier.update_state([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]]))
-        >>> round(float(brier.result()), 4)
+        >>> float(brier([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
         0.68
 
     References:
@@ -104,8 +93,7 @@ class NegativeLogLikelihood(_MeanScore):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> nll = ibnn.NegativeLogLikelihood()
-        >>> nll.update_state([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]]))
-        >>> round(float(nll.result()), 4)
+        >>> float(nll([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
         0.9163
 
     References:

@@ -52,13 +52,7 @@ class ClassificationMetric(keras.metrics.Metric):
         (self.invalid,) = self._add_sums("invalid")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count a batch.
-
-        Args:
-            y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
-            y_pred: (..., classes) probabilities or logits; or (..., 1), those of class 1 of two.
-            sample_weight: (...), or a shape that can be broadcast to it along the last axes.
-        """
+        """Count a batch, in any form that `ibnn.metrics.reliability` takes."""
         predictions = ops.cast(ops.convert_to_tensor(y_pred), self.dtype)
         weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
         labels = ops.convert_to_tensor(y_true)

@@ -4,6 +4,7 @@ Functions of arrays first, then Keras metrics, exact under any batching but for 
 All bins are left-open, and the first holds 0 too.
 """
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import keras
@@ -85,9 +86,10 @@ def reliability(
     """
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    count, confident, right = _sums(*examples.top_label(np), examples.weight, bins)
+    edges, outcomes = _bin_edges(bins), examples.top_label(np)
+    count, confident, right = _sums(np, outcomes, examples.weight, edges[1:-1])
     with np.errstate(invalid="ignore"):
-        return Reliability(_bin_edges(bins), count, confident / count, right / count)
+        return Reliability(edges, count, confident / count, right / count)
 
 
 def expected_calibration_error(
@@ -131,7 +133,8 @@ def classwise_calibration_error(
     """Return the mean calibration error of the classes; the arguments are `reliability`'s."""
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, **options)
-    count, mean, frequency = _sums(examples.probabilities, examples.targets, examples.weight, bins)
+    outcomes = examples.probabilities, examples.targets
+    count, mean, frequency = _sums(np, outcomes, examples.weight, _bin_edges(bins)[1:-1])
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
@@ -140,18 +143,19 @@ def _bin_edges(bins: int) -> np.ndarray:
     return np.arange(bins + 1) / bins
 
 
-def _sums(
-    confidence: np.ndarray, success: np.ndarray, weight: np.ndarray, bins: int
-) -> list[np.ndarray]:
+def _sums(xp: ModuleType, outcomes: tuple[Any, Any], weight: Any, edges: np.ndarray) -> list:
     """Return the sums of weight, confidence and success by bin, one column after another."""
-    columns = confidence.shape[-1]
+    columns, bins = outcomes[0].shape[-1], len(edges) + 1
     # In the precision of the predictions: 0.8 lies on the edge 0.8 in float32 too.
-    edges = _bin_edges(bins)[1:-1].astype(confidence.dtype)
-    which = np.searchsorted(edges, confidence, side="left") + bins * np.arange(columns)
-    return [
-        np.bincount(which.ravel(), (weight[:, None] * part).ravel(), minlength=bins * columns)
-        for part in (np.ones_like(confidence), confidence, success)
-    ]
+    edges = edges.astype(keras.backend.standardize_dtype(outcomes[0].dtype))
+    which = xp.searchsorted(edges, xp.reshape(outcomes[0], (-1,)), side="left")
+    first = bins * xp.arange(columns, dtype=which.dtype)
+    which = xp.reshape(xp.reshape(which, (-1, columns)) + first, (-1,))
+    parts = (xp.ones_like(outcomes[0]), *outcomes)
+    values = [xp.reshape(weight[:, None] * part, (-1,)) for part in parts]
+    if xp is np:
+        return [np.bincount(which, value, bins * columns) for value in values]
+    return [ops.segment_sum(value, which, bins * columns) for value in values]
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -181,11 +185,7 @@ class ExpectedCalibrationError(ClassificationMetric):
     default_name = "ece"
 
     def __init__(
-        self,
-        bins: int = 15,
-        from_logits: bool = False,
-        name: str | None = None,
-        dtype: Any = None,
+        self, bins: int = 15, from_logits: bool = False, name: str | None = None, dtype: Any = None
     ) -> None:
         super().__init__(from_logits, name, dtype)
         self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
@@ -210,16 +210,9 @@ class ExpectedCalibrationError(ClassificationMetric):
         return examples.top_label(ops)
 
     def _count(self, examples: Examples) -> None:
-        confidence, success = self._outcomes(examples)
-        columns = confidence.shape[-1]
-        edges = ops.cast(self._edges, self.dtype)
-        which = ops.searchsorted(edges, ops.reshape(confidence, (-1,)), side="left")
-        first = (len(self._edges) + 1) * ops.arange(columns, dtype=which.dtype)
-        which = ops.reshape(ops.reshape(which, (-1, columns)) + first, (-1,))
-        sums = self.count, self.confident, self.right
-        for total, part in zip(sums, (ops.ones_like(success), confidence, success), strict=True):
-            values = ops.reshape(examples.weight[:, None] * part, (-1,))
-            total.assign_add(ops.segment_sum(values, which, num_segments=total.shape[0]))
+        sums = _sums(ops, self._outcomes(examples), examples.weight, self._edges)
+        for total, new in zip((self.count, self.confident, self.right), sums, strict=True):
+            total.assign_add(new)
 
     def _value(self) -> Tensor:
         # n_i * |accuracy_i - confidence_i| is |right_i - confident_i|: no bin is divided by.

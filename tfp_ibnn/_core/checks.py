@@ -91,10 +91,7 @@ def known_keywords(
         return
     message = f"{owner} does not take {', '.join(f'`{name}`' for name in unknown)}."
     if any(name.endswith(_OF_TFP) for name in unknown):
-        message += (
-            " The layers of TensorFlow Probability do; docs/from_tfp.md says what corresponds to "
-            "their arguments here."
-        )
+        message += " The layers of TensorFlow Probability do: see docs/from_tfp.md."
     raise TypeError(f"{message} It takes: {', '.join(takes)}.")
 
 

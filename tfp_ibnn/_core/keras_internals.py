@@ -31,10 +31,9 @@ def find_call() -> Any | None:
     """Return an object that lives as long as the call of a pass; None outside of calls.
 
     That is the innermost `stateless_call` in progress, by its scope, or else the outermost plain
-    call of a layer or model, by Keras's call context. A scope alone will not do: any number of
-    calls may be made in one that a user opens. Nor will the context: `stateless_call` makes none,
-    and each layer inside then seems outermost. Where Keras only infers shapes it is the innermost
-    scope, since nothing there may leave it.
+    call, by Keras's call context. A scope alone will not do: a user may make any number of calls in
+    one. Nor will the context: `stateless_call` makes none, and each layer inside then seems
+    outermost. Where Keras only infers shapes it is the innermost scope: nothing may leave it.
     """
     scope = stateless_scope.get_stateless_scope()
     if scope is not None and symbolic_scope.in_symbolic_scope():
@@ -74,8 +73,7 @@ def seed_generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerato
 
 def lookup_tables(model: keras.layers.Layer) -> list[Any]:
     """Return TensorFlow's tables behind the lookup layers of a model, which are no variables."""
-    layers = nested_layers(model)
-    return [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+    return [x.lookup_table for x in nested_layers(model) if hasattr(x, "lookup_table")]
 
 
 @contextlib.contextmanager
@@ -130,10 +128,7 @@ def functional_behind(model: keras.Sequential) -> keras.Model | None:
 
 
 def nodes_in_order(model: keras.Model) -> Iterator[Any]:
-    """Yield the calls of layers and operations in a Functional model, in an order that works.
-
-    Each is one of Keras's nodes, with `operation`, `arguments`, `input_tensors` and `outputs`.
-    """
+    """Yield the calls in a Functional model, Keras's nodes, in an order that works."""
     for depth in sorted(model._nodes_by_depth, reverse=True):
         yield from (node for node in model._nodes_by_depth[depth] if not node.is_input)
 
@@ -157,10 +152,8 @@ def origin(tensor: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def values_in_place(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
-    """Let variables have other values inside; those of a `StatelessScope` around it stay.
-
-    Scopes do not nest: an inner one hides the values of the outer one.
-    """
+    """Let variables have other values inside; those of a `StatelessScope` around it stay."""
+    # Scopes do not nest: an inner one hides the values of the outer one.
     with keras.StatelessScope(state_mapping=pairs) as scope:
         if scope.original_scope is not None:
             scope.state_mapping = {**scope.original_scope.state_mapping, **scope.state_mapping}

@@ -53,8 +53,7 @@ def auroc(known: Any, unknown: Any) -> float:
 def aupr(known: Any, unknown: Any) -> float:
     """Return the average precision with which the uncertainty finds the unknown inputs.
 
-    Chance gives the fraction of unknown inputs, so it depends on how many there are of each; the
-    area is summed in steps, without interpolation. The arguments are those of `auroc`.
+    Chance gives the fraction of unknown inputs. The area is summed in steps, without interpolation.
     """
     false, true = _flagged(known, unknown)
     precision = true[1:] / (false + true)[1:]
@@ -93,11 +92,8 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> curve = ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0])
-        >>> curve.risk
+        >>> ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0]).risk
         array([0.    , 0.    , 0.3333, 0.5   ])
-        >>> curve.area
-        0.2083
 
     References:
         Geifman et al., Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers, arXiv
@@ -110,18 +106,13 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     shared = np.bincount(group, weights=loss) / size
     kept = np.arange(1, len(loss) + 1)
-    risk, best = (
-        np.cumsum(in_order) / kept for in_order in (shared[np.sort(group)], np.sort(loss))
-    )
+    risk, best = (np.cumsum(x) / kept for x in (shared[np.sort(group)], np.sort(loss)))
     area = float(np.mean(risk))
     return RiskCoverage(kept / len(loss), risk, area, area - float(np.mean(best)))
 
 
 def _flagged(known: Any, unknown: Any) -> list[np.ndarray]:
-    """Return how many known and how many unknown inputs are flagged, by falling threshold.
-
-    The first threshold flags none, the last all; between them are all the uncertainties.
-    """
+    """Return how many known and unknown inputs are flagged, by falling threshold: none to all."""
     sets = [np.sort(_checked("known", known)), np.sort(_checked("unknown", unknown))]
     thresholds = np.append(np.unique(np.concatenate(sets)), np.inf)[::-1]
     return [len(values) - np.searchsorted(values, thresholds) for values in sets]

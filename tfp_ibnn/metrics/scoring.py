@@ -22,7 +22,7 @@ def brier_score(
     The arguments are those of `reliability`.
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    return float(np.average(_squared_distance(np, examples), weights=examples.weight))
+    return float(np.average(BrierScore._score(np, examples), weights=examples.weight))
 
 
 def negative_log_likelihood(
@@ -34,7 +34,7 @@ def negative_log_likelihood(
     most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    return float(np.average(_negative_log_prob(np, examples), weights=examples.weight))
+    return float(np.average(NegativeLogLikelihood._score(np, examples), weights=examples.weight))
 
 
 class _MeanScore(ClassificationMetric):
@@ -46,11 +46,13 @@ class _MeanScore(ClassificationMetric):
         super().__init__(from_logits, name, dtype)
         self.total, self.weight = self._add_sums("total", "weight")
 
-    def _score(self, examples: Examples) -> Tensor:
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        """Return the score of each example; `xp` is numpy or keras.ops."""
         raise NotImplementedError
 
     def _count(self, examples: Examples) -> None:
-        self.total.assign_add(ops.sum(examples.weight * self._score(examples)))
+        self.total.assign_add(ops.sum(examples.weight * self._score(ops, examples)))
         self.weight.assign_add(ops.sum(examples.weight))
 
     def _value(self) -> Tensor:
@@ -78,8 +80,9 @@ class BrierScore(_MeanScore):
 
     default_name = "brier"
 
-    def _score(self, examples: Examples) -> Tensor:
-        return _squared_distance(ops, examples)
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        return xp.sum(xp.square(examples.probabilities - examples.targets), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -103,8 +106,14 @@ class NegativeLogLikelihood(_MeanScore):
 
     default_name = "nll"
 
-    def _score(self, examples: Examples) -> Tensor:
-        return _negative_log_prob(ops, examples)
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        log_probabilities = examples.log_probabilities
+        if log_probabilities is None:
+            tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny
+            log_probabilities = xp.log(xp.maximum(examples.probabilities, tiny))
+        # Not a product: an impossible class has the logarithm -inf.
+        return -xp.sum(xp.where(examples.targets > 0, log_probabilities, 0), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -113,24 +122,13 @@ class Accuracy(_MeanScore):
 
     default_name = "accuracy"
 
-    def _score(self, examples: Examples) -> Tensor:
-        return examples.top_label(ops)[1][:, 0]
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        return examples.top_label(xp)[1][:, 0]
 
 
 def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
     """Return minus the log of each label's probability, flat, as `NegativeLogLikelihood` does."""
     labels = ops.convert_to_tensor(y_true)
-    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False)[0])
-
-
-def _squared_distance(xp: ModuleType, examples: Examples) -> Any:
-    return xp.sum(xp.square(examples.probabilities - examples.targets), axis=-1)
-
-
-def _negative_log_prob(xp: ModuleType, examples: Examples) -> Any:
-    log_probabilities = examples.log_probabilities
-    if log_probabilities is None:
-        tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny
-        log_probabilities = xp.log(xp.maximum(examples.probabilities, tiny))
-    # Not a product: an impossible class has the logarithm -inf.
-    return -xp.sum(xp.where(examples.targets > 0, log_probabilities, 0), axis=-1)
+    examples, *_ = prepare(ops, y_pred, labels, ops.ones(()), from_logits=False)
+    return NegativeLogLikelihood._score(ops, examples)

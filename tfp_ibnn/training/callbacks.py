@@ -39,8 +39,7 @@ class Callback(keras.callbacks.Callback):
 class KLAnnealing(Callback):
     """Raise the weight of the KL, beta, linearly over the first epochs.
 
-    Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs), in every
-    stochastic layer.
+    Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs) in every layer.
 
     Args:
         epochs: how many epochs beta takes from `start` to `stop`.
@@ -67,8 +66,7 @@ class KLAnnealing(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Set beta in every stochastic layer."""
-        for layer in _layers_of(self.model):
-            posterior = layer.posterior
+        for posterior in (layer.posterior for layer in _layers_of(self.model)):
             posterior.beta.assign(self.beta(epoch, posterior.initial_beta))
 
 
@@ -77,9 +75,8 @@ class PosteriorLog(Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,
-    mean and standard deviation of z over the channels. The second layer of one name, in nested
-    models, is `NAME_2`. `beta` is the weight of the KL. List it before CSVLogger or
-    TensorBoard, so that they see the entries.
+    mean and standard deviation of z over the channels; and `beta`, the weight of the KL. The second
+    layer of one name, in nested models, is `NAME_2`. List it before CSVLogger or TensorBoard.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -117,10 +114,9 @@ def _layers_of(model: keras.Model) -> list[StochasticLayer]:
 class MonteCarloEvaluation(Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
-    The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_accuracy`,
-    `val_mc_nll` and `val_mc_ece`. List it before the callbacks that read them, such as
-    EarlyStopping("val_mc_nll", mode="min"), ModelCheckpoint and CSVLogger. (`val_nll` and the like,
-    from `validation_data`, are of single draws.)
+    The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_nll`. (`val_nll`
+    and the like are of single draws.) List it before the callbacks that read them, such as
+    EarlyStopping("val_mc_nll", mode="min"), ModelCheckpoint and CSVLogger.
 
     Args:
         data: (x, y), (x, y, sample_weight), or a dataset of such batches.
@@ -132,8 +128,7 @@ class MonteCarloEvaluation(Callback):
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> x, y = [[0.0], [1.0]], [0, 1]
-        >>> callback = ibnn.MonteCarloEvaluation((x, y), samples=32, every=5)
+        >>> callback = ibnn.MonteCarloEvaluation(([[0.0], [1.0]], [0, 1]), samples=32, every=5)
     """
 
     def __init__(
@@ -150,16 +145,13 @@ class MonteCarloEvaluation(Callback):
         self.every = checks.positive_integer("every", every)
         self.batch_size = batch_size
         self.options = {"seed": seed, **options}
-        if isinstance(data, (tuple, list)):
-            if len(data) not in (2, 3):
-                raise ValueError(
-                    "`data` must be (x, y), (x, y, sample_weight) or a dataset; got a "
-                    f"{type(data).__name__} of {len(data)}."
-                )
-            self._data = dict(zip(("x", "y", "sample_weight"), data, strict=False))
-        else:
-            self._data = {"x": data}
-        self._monte_carlo: MonteCarlo | None = None
+        parts = data if isinstance(data, (tuple, list)) else [data]
+        if parts is data and len(data) not in (2, 3):
+            raise ValueError(
+                "`data` must be (x, y), (x, y, sample_weight) or a dataset; got a "
+                f"{type(data).__name__} of {len(data)}."
+            )
+        self._data = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, the data included if it is arrays."""
@@ -171,7 +163,6 @@ class MonteCarloEvaluation(Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Wrap the model that is trained."""
-        self._random_state = random.getstate()
         self._monte_carlo = self._wrap() if self.model.built else None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -180,31 +171,26 @@ class MonteCarloEvaluation(Callback):
             return
         if self._monte_carlo is None:
             self._monte_carlo = self._wrap()
-        with self._own_randomness():
-            scores = self._monte_carlo.evaluate(
-                **self._data,
-                batch_size=self.batch_size,
-                verbose=0,
-                return_dict=True,
-                allow_nan=not np.isfinite(logs.get("loss", 0.0)),
-            )
+        options = {"batch_size": self.batch_size, "verbose": 0, "return_dict": True}
+        diverged = not np.isfinite(logs.get("loss", 0.0))
+        with _random_state_kept():
+            scores = self._monte_carlo.evaluate(**self._data, **options, allow_nan=diverged)
         del scores["loss"]
         logs.update({f"val_mc_{key}": value for key, value in scores.items()})
 
     def _wrap(self) -> MonteCarlo:
-        with self._own_randomness():
+        with _random_state_kept():
             return MonteCarlo(self.model, self.samples, **self.options)
 
-    @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Leave Python's random state, by which Keras shuffles datasets, to the training."""
-        before = random.getstate()
-        random.setstate(self._random_state)
-        try:
-            yield
-        finally:
-            self._random_state = random.getstate()
-            random.setstate(before)
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave Python's random state, by which Keras shuffles datasets, to the training."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 class Interrupts(keras.callbacks.Callback):
@@ -218,18 +204,17 @@ class Interrupts(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.came = False
-        self._before: Any = None
 
     def __enter__(self) -> "Interrupts":
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._note)
+        self._acts = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._acts:
+            signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        if self._acts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True

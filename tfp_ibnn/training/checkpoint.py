@@ -24,7 +24,7 @@ class CheckpointError(RuntimeError):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Checkpoint(Callback):
-    """Save all that a run needs to go on, at the end of every epoch.
+    """Save all that a run needs to resume, at the end of every epoch.
 
     That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
     epoch and the history of the logs. Keras's own files leave out the random states, so a resumed
@@ -37,18 +37,13 @@ class Checkpoint(Callback):
         path: of the file, ending in `.npz`. Its folder must exist.
 
     Example:
-        The same lines begin a run and go on with it:
+        The same lines begin a run and resume it:
 
             batches = ibnn.data.ShuffledBatches(x, y, 128, seed=0)
             checkpoint = ibnn.Checkpoint("run/checkpoint.npz")
             model.compile(...)
-            model.fit(
-                batches,
-                shuffle=False,
-                epochs=50,
-                initial_epoch=checkpoint.restore(model),
-                callbacks=[batches.follow(), checkpoint],
-            )
+            done, callbacks = checkpoint.restore(model), [batches.follow(), checkpoint]
+            model.fit(batches, shuffle=False, epochs=50, initial_epoch=done, callbacks=callbacks)
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -56,25 +51,21 @@ class Checkpoint(Callback):
         self.path = Path(path)
         if self.path.suffix != ".npz":
             raise ValueError(f"`path` must end in .npz; got {str(path)!r}.")
-        self.logs: list[dict[str, float]] = []
-        """What each epoch logged, from the first, over all parts of a run."""
+        self.logs: list[dict[str, float]] = []  # of all epochs, over all parts of a run
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {"path": str(self.path)}
 
     def restore(self, model: keras.Model) -> int:
-        """Load the checkpoint into a compiled model; return the number of epochs that are done.
-
-        Without a file nothing happens, and the number is 0.
-        """
+        """Load the file, if it exists, into a compiled model; return how many epochs are done."""
         epochs, values = self.read(model)
         for variable, value in values:
             variable.assign(value)
         return epochs
 
     def read(self, model: keras.Model) -> tuple[int, list[tuple[keras.Variable, np.ndarray]]]:
-        """Return the number of epochs that are done, and what `restore` would assign."""
+        """Return how many epochs are done, and what `restore` would assign."""
         if not self.path.exists():
             return 0, []
         own = _parts(model)

@@ -22,15 +22,12 @@ class NonFiniteError(ArithmeticError):
 class TerminateOnNonFinite(Callback):
     """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
 
-    The message names the layer whose z or KL was the first to become NaN or infinite, in the first
-    step in which one did, or the loss, if they were all finite: the fault then lies in the network
-    itself or in the data. (That is for a `StochasticModel`. Of other models, and if it was the last
-    step that went wrong, it names the weights.) Weights and optimizer are set back to the last
-    check that a sound one has followed, so that their own loss is known to be finite and training
-    can go on with another learning rate.
-
-    NaN in the data can look like a fault of z: where ReLU turns NaN into 0, as on TensorFlow's
-    CPUs, the gradient is the first to fail, and z follows in the next step.
+    The message names the layer whose z or KL was the first to become NaN or infinite, or the loss,
+    if they were all finite: the fault then lies in the network or in the data. (Of models other
+    than `StochasticModel`, and if the last step went wrong, it names the weights.) Weights and
+    optimizer are set back to the last check that a sound one has followed, so that their own loss
+    is known to be finite. NaN in the data can look like a fault of z: where ReLU turns NaN into 0,
+    as on TensorFlow's CPUs, the gradient is the first to fail, and z follows in the next step.
 
     Args:
         every: check every so many batches, and at the end of each epoch; None checks only there.
@@ -39,22 +36,17 @@ class TerminateOnNonFinite(Callback):
             the model then do not run for this epoch.
 
     Example:
-        >>> import tfp_ibnn as ibnn
-        >>> guard = ibnn.TerminateOnNonFinite(every=10)
-        >>> guard.message is None
-        True
-
         List it before the callbacks that save the model:
 
-            model.fit(x, y, callbacks=[guard, ibnn.Checkpoint("run.npz")])
+        >>> import tfp_ibnn as ibnn
+        >>> callbacks = [ibnn.TerminateOnNonFinite(every=10), ibnn.Checkpoint("run.npz")]
     """
 
     def __init__(self, every: int | None = 50, raises: bool = False) -> None:
         super().__init__()
         self.every = None if every is None else checks.positive_integer("every", every)
         self.raises = bool(raises)
-        self.message: str | None = None
-        """What went wrong, or None."""
+        self.message: str | None = None  # what went wrong
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keep the weights as they are."""

@@ -57,8 +57,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         **kwargs: those of `keras.optimizers.MultiOptimizer`.
     """
 
-    _ratio = 1.0
-    """Stochastic to deterministic rate, kept while the rates are 0."""
+    _ratio = 1.0  # stochastic to deterministic rate, kept while the rates are 0
 
     def __init__(
         self,
@@ -127,13 +126,11 @@ def two_speed(
     """Return an optimizer that trains the posteriors at a learning rate of their own.
 
     The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
-    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio; if the optimizer has a
-    learning-rate schedule, the posteriors' rate is the same schedule, scaled so that it starts at
-    `stochastic_lr`.
+    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio. A learning-rate schedule holds
+    for the posteriors too, scaled so that it starts at `stochastic_lr`.
 
     Args:
-        optimizer: for all weights that do not belong to a posterior; a name such as "adam" is that
-            optimizer with Keras's defaults.
+        optimizer: for all weights that do not belong to a posterior, or its name, such as "adam".
         stochastic_lr: learning rate of the posteriors' weights, or a schedule for it.
 
     Example:

@@ -46,11 +46,9 @@ def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
             path.replace(old)
             temporary.replace(path)
             shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.replace(path)
-        raise
     finally:
+        if old.exists() and not path.exists():  # after an error
+            old.replace(path)
         shutil.rmtree(temporary, ignore_errors=True)
 
 

@@ -1,8 +1,9 @@
-"""Random states in Keras's files, which hold none by themselves.
+"""Configs, and random states in Keras's files, which hold none by themselves.
 
 Without them a model that is loaded draws again the noise with which it was trained.
 """
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,11 @@ from keras import ops
 from tfp_ibnn._core import keras_internals
 
 _KEY = "random_state_"
+
+
+def arguments_of(x: Any) -> dict[str, Any]:
+    """Return the arguments that an object was made with, if it has them as attributes."""
+    return {name: getattr(x, name) for name in inspect.signature(type(x)).parameters}
 
 
 class SavesRandomState:

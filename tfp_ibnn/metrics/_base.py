@@ -8,10 +8,8 @@ import numpy as np
 from keras import ops
 from scipy import special
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, serialization
 from tfp_ibnn._core.backend import Tensor, is_eager
-
-__all__ = ["TOLERANCE", "ClassificationMetric", "Examples", "checked", "prepare"]
 
 TOLERANCE = 1e-2
 """How far probabilities may sum from one: rounding to bfloat16 moves the sum by 0.4 %."""
@@ -77,7 +75,7 @@ class ClassificationMetric(keras.metrics.Metric):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        return {**super().get_config(), "from_logits": self.from_logits}
+        return {**super().get_config(), **serialization.arguments_of(self)}
 
     def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> list[keras.Variable]:
         options = {"shape": shape, "initializer": "zeros", "dtype": self.dtype}

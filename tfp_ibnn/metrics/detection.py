@@ -1,14 +1,11 @@
 """What an uncertainty is good for: telling unknown inputs from known ones, and abstaining.
 
-Any uncertainty will do (entropy, mutual information, 1 - confidence), so long as it is higher where
-the model knows less. Only its order counts.
+Any uncertainty will do, such as the entropy, if it is higher where the model knows less.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
-
-__all__ = ["RiskCoverage", "aupr", "auroc", "fpr_at_95_tpr", "ood_scores", "risk_coverage"]
 
 
 class RiskCoverage(NamedTuple):
@@ -29,8 +26,6 @@ class RiskCoverage(NamedTuple):
 
 def auroc(known: Any, unknown: Any) -> float:
     """Return the chance that an unknown input has the higher uncertainty; ties count half.
-
-    1 parts the two perfectly, 0.5 is chance, and below 0.5 the unknown ones are the more certain.
 
     Args:
         known: (...) uncertainties of inputs like the training data.
@@ -83,8 +78,7 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
 def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     """Keep the most certain predictions first and follow their mean loss.
 
-    Predictions of the same uncertainty share the mean of their losses, the expectation over their
-    orders, so the order of the examples does not matter.
+    Predictions of the same uncertainty share the mean of their losses.
 
     Args:
         uncertainty: (...), higher is less certain.

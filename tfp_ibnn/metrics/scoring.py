@@ -10,15 +10,12 @@ from keras import ops
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked, prepare
 
-__all__ = ["BrierScore", "NegativeLogLikelihood", "brier_score", "negative_log_likelihood"]
-
 
 def brier_score(
     probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
 ) -> float:
     """Return the mean over examples of sum_k (p_k - y_k)^2, between 0 and 2.
 
-    With two classes it is twice scikit-learn's `brier_score_loss` of the probabilities of class 1.
     The arguments are those of `reliability`.
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
@@ -64,8 +61,7 @@ class BrierScore(_MeanScore):
     """Brier score: the squared distance of the probabilities from the truth.
 
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
-    scikit-learn's `brier_score_loss`. Arguments and invalid input are as in
-    `ExpectedCalibrationError`.
+    scikit-learn's `brier_score_loss`. Arguments are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -91,7 +87,7 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
     metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
-    Arguments and invalid input are as in `ExpectedCalibrationError`.
+    Arguments are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn

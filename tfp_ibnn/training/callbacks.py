@@ -1,7 +1,6 @@
 """Callbacks: KL annealing, a log of the posteriors, Monte Carlo evaluation, interruptions."""
 
 import contextlib
-import inspect
 import random
 import signal
 import threading
@@ -14,12 +13,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, serialization
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-
-__all__ = ["Callback", "Interrupts", "KLAnnealing", "MonteCarloEvaluation", "PosteriorLog"]
 
 
 class Callback(keras.callbacks.Callback):
@@ -27,7 +24,7 @@ class Callback(keras.callbacks.Callback):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return serialization.arguments_of(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Callback":

@@ -15,8 +15,6 @@ from keras import ops
 from tfp_ibnn._core import checks, files
 from tfp_ibnn.training.callbacks import Callback
 
-__all__ = ["Checkpoint", "CheckpointError"]
-
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that belongs to another model."""

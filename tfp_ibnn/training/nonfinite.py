@@ -11,8 +11,6 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.training.callbacks import Callback
 
-__all__ = ["NonFiniteError", "TerminateOnNonFinite"]
-
 
 class NonFiniteError(ArithmeticError):
     """A training whose loss or weights are no longer finite."""
@@ -30,10 +28,10 @@ class TerminateOnNonFinite(Callback):
     as on TensorFlow's CPUs, the gradient is the first to fail, and z follows in the next step.
 
     Args:
-        every: check every so many batches, and at the end of each epoch; None checks only there.
-            A check copies the weights; one batch costs most and loses least.
-        raises: raise a `NonFiniteError` instead of a warning and an early end. Callbacks that save
-            the model then do not run for this epoch.
+        every: check, and copy the weights, every so many batches and at the end of each epoch; None
+            checks only there.
+        raises: raise a `NonFiniteError`, before other callbacks can save the model, instead of a
+            warning and an early end.
 
     Example:
         List it before the callbacks that save the model:
@@ -104,8 +102,7 @@ class TerminateOnNonFinite(Callback):
 
     def _keep(self) -> None:
         """Keep what a training step changes, but for random states and metrics."""
-        optimizer = getattr(self.model, "optimizer", None)
-        variables = [*self.model.weights, *(optimizer.variables if optimizer else [])]
+        variables = [*self.model.weights, *self.model.optimizer.variables]
         # Copies, since the buffers themselves are written over.
         copies = [(variable, ops.copy(variable.value)) for variable in variables]
         self._good, self._latest = self._latest, (self._batches, copies)
@@ -125,8 +122,8 @@ class TerminateOnNonFinite(Callback):
 def _bad_weights(model: keras.Model) -> list[str]:
     """Return the paths of weights that are not finite."""
     of_a_step = getattr(model, "_last_kl", None)
-    floats = [v for v in model.weights if keras.backend.is_float_dtype(v.dtype)]
-    weights = [weight for weight in floats if weight is not of_a_step]
+    is_float = keras.backend.is_float_dtype
+    weights = [w for w in model.weights if is_float(w.dtype) and w is not of_a_step]
     # One transfer for all of them.
     finite = ops.convert_to_numpy(ops.stack([ops.all(ops.isfinite(w)) for w in weights] or [True]))
     return [weight.path for weight, good in zip(weights, finite, strict=False) if not good]

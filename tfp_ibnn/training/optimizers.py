@@ -8,8 +8,6 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
 
-__all__ = ["TwoSpeed", "two_speed"]
-
 _POSTERIORS = "posteriors"
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 

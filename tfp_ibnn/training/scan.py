@@ -14,8 +14,6 @@ import keras
 
 from tfp_ibnn._core import backend
 
-__all__ = ["can_scan", "scan"]
-
 LARGEST = 4 * 2**30
 """Bytes of data above which an epoch is not scanned: the device must hold all of it."""
 

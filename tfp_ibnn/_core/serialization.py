@@ -61,12 +61,17 @@ def load(store: Any, states: list[keras.Variable], owner: str) -> dict[str, Any]
         )
     for key, value in values.items():
         shape, dtype = tuple(own[key].shape), keras.backend.standardize_dtype(own[key].dtype)
-        # The backends keep it in different types.
-        fits = value.dtype.kind in "iu" and np.array_equal(value, value.astype(dtype))
-        if not fits or value.shape != shape:
+        if not fits(value, dtype) or value.shape != shape:
             raise ValueError(
                 f"The file's random state for {owner!r} is no {shape} whole numbers of {dtype}: "
                 "the file is damaged."
             )
         own[key].assign(value.astype(dtype))
     return saved
+
+
+def fits(value: np.ndarray, dtype: str) -> bool:
+    """Whether a saved array can be assigned; backends keep random states in different types."""
+    if keras.backend.is_float_dtype(dtype):
+        return value.dtype.kind == "f"
+    return value.dtype.kind in "iub" and np.array_equal(value, value.astype(dtype))

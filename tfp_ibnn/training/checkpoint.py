@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks, files
+from tfp_ibnn._core import checks, files, serialization
 from tfp_ibnn.training.callbacks import Callback
 
 
@@ -92,7 +92,7 @@ class Checkpoint(Callback):
             pairs += zip(variables, saved[part], strict=True)
         for variable, value in pairs:
             dtype = keras.backend.standardize_dtype(variable.dtype)
-            if not _fits(value, dtype):
+            if not serialization.fits(value, dtype):
                 raise CheckpointError(
                     f"{self.path} belongs to another run: {variable.path} is {dtype}, and saved as "
                     f"{value.dtype}."
@@ -141,10 +141,3 @@ def _digest(record: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> str:
         digest.update(f"{value.dtype.str} {value.shape}".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def _fits(value: np.ndarray, dtype: str) -> bool:
-    """Whether a saved array can be assigned; backends keep random states in different types."""
-    if keras.backend.is_float_dtype(dtype):
-        return value.dtype.kind == "f"
-    return value.dtype.kind in "iub" and np.array_equal(value, value.astype(dtype))

@@ -1,5 +1,6 @@
 """Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
+import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -27,26 +28,24 @@ def finite(name: str, value: Any) -> float:
     raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
 
 
-def positive(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not a finite number above zero."""
-    # A smaller one would be 0 in float32.
-    return _number(name, value, lambda number: number >= _SMALLEST, "above 0")
+def _number(name: str, value: Any, is_good: Callable[[float], bool], want: str) -> float:
+    """Return `value` as a float, or raise if it is not finite or not good."""
+    number = finite(name, value)
+    if not is_good(number):
+        raise ValueError(f"`{name}` must be {want}; got {value!r}.")
+    return number
 
 
-def moderate(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if squares of it would leave the range of float32."""
-    want = f"0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}"
-    return _number(name, value, lambda x: x == 0 or 1 / _MODERATE <= abs(x) <= _MODERATE, want)
-
-
-def non_negative(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not a finite number of at least zero."""
-    return _number(name, value, lambda number: number >= 0, "0 or above")
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not in [0, 1)."""
-    return _number(name, value, lambda number: 0 <= number < 1, "at least 0 and below 1")
+# Smaller than that, a number is 0 in float32.
+positive = functools.partial(_number, is_good=lambda x: x >= _SMALLEST, want="above 0")
+non_negative = functools.partial(_number, is_good=lambda x: x >= 0, want="0 or above")
+fraction = functools.partial(_number, is_good=lambda x: 0 <= x < 1, want="at least 0 and below 1")
+# Squares of it stay in the range of float32.
+moderate = functools.partial(
+    _number,
+    is_good=lambda x: x == 0 or 1 / _MODERATE <= abs(x) <= _MODERATE,
+    want=f"0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}",
+)
 
 
 def positive_integer(name: str, value: Any, most: int | None = None) -> int:
@@ -63,13 +62,6 @@ def whole(name: str, value: Any, least: int = 0) -> int:
     want = f"a whole number of at least {least}"
     _number(name, value, lambda _: value >= least and value == int(value), want)
     return int(value)
-
-
-def _number(name: str, value: Any, is_good: Callable[[float], bool], want: str) -> float:
-    number = finite(name, value)
-    if not is_good(number):
-        raise ValueError(f"`{name}` must be {want}; got {value!r}.")
-    return number
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:

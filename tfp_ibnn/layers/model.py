@@ -210,7 +210,7 @@ class StochasticModel(keras.Model):
         self._nll_tracker.update_state(nll, sample_weight=examples)
         self._kl_tracker.update_state(self._last_kl, sample_weight=examples)
         if training:
-            self._note_fault(ops.where(ops.isfinite(loss), 0, -1))
+            self._note_fault(ops.where(ops.isfinite(loss), 0, -1))  # the last one in its list
         return loss
 
     def get_config(self) -> dict[str, Any]:

@@ -16,9 +16,18 @@ from tfp_ibnn._core import keras_internals
 _KEY = "random_state_"
 
 
-def arguments_of(x: Any) -> dict[str, Any]:
-    """Return the arguments that an object was made with, if it has them as attributes."""
-    return {name: getattr(x, name) for name in inspect.signature(type(x)).parameters}
+class Configured:
+    """Has the arguments of its constructor as attributes, and so a config; mix it in first."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return keras.saving.serialize_keras_object(values)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Configured":
+        """Return an object from what `get_config` gave."""
+        return cls(**keras.saving.deserialize_keras_object(config))
 
 
 class SavesRandomState:

@@ -8,8 +8,9 @@ import numpy as np
 from keras import ops
 from scipy import special
 
-from tfp_ibnn._core import checks, serialization
+from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, is_eager
+from tfp_ibnn._core.serialization import Configured
 
 TOLERANCE = 1e-2
 """How far probabilities may sum from one: rounding to bfloat16 moves the sum by 0.4 %."""
@@ -31,7 +32,7 @@ class Examples(NamedTuple):
         return confidence, correct
 
 
-class ClassificationMetric(keras.metrics.Metric):
+class ClassificationMetric(Configured, keras.metrics.Metric):
     """Base class of the streaming metrics; a subclass defines `_count` and `_value`.
 
     A compiled graph cannot raise, so the result is NaN from the first invalid example on. Called
@@ -72,10 +73,6 @@ class ClassificationMetric(keras.metrics.Metric):
     def result(self) -> Tensor:
         """Return the metric over all batches so far; 0 before the first."""
         return ops.where(self.invalid > 0, float("nan"), self._value())
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), **serialization.arguments_of(self)}
 
     def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> list[keras.Variable]:
         options = {"shape": shape, "initializer": "zeros", "dtype": self.dtype}

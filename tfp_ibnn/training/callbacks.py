@@ -13,27 +13,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks, serialization
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.serialization import Configured
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
-class Callback(keras.callbacks.Callback):
-    """A callback that Keras can write down as a config and make again, as it can layers."""
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return serialization.arguments_of(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Callback":
-        """Return a callback from what `get_config` gave."""
-        return cls(**keras.saving.deserialize_keras_object(config))
-
-
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class KLAnnealing(Callback):
+class KLAnnealing(Configured, keras.callbacks.Callback):
     """Raise the weight of the KL, beta, linearly over the first epochs.
 
     Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs) in every layer.
@@ -68,7 +56,7 @@ class KLAnnealing(Callback):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class PosteriorLog(Callback):
+class PosteriorLog(Configured, keras.callbacks.Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,
@@ -108,7 +96,7 @@ def _layers_of(model: keras.Model) -> list[StochasticLayer]:
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class MonteCarloEvaluation(Callback):
+class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
     The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_nll`. (`val_nll`

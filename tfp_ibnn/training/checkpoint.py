@@ -12,8 +12,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks, files, serialization
-from tfp_ibnn.training.callbacks import Callback
+from tfp_ibnn._core import checks, files
+from tfp_ibnn._core.serialization import Configured, fits
 
 
 class CheckpointError(RuntimeError):
@@ -21,7 +21,7 @@ class CheckpointError(RuntimeError):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Checkpoint(Callback):
+class Checkpoint(Configured, keras.callbacks.Callback):
     """Save all that a run needs to resume, at the end of every epoch.
 
     That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
@@ -92,7 +92,7 @@ class Checkpoint(Callback):
             pairs += zip(variables, saved[part], strict=True)
         for variable, value in pairs:
             dtype = keras.backend.standardize_dtype(variable.dtype)
-            if not serialization.fits(value, dtype):
+            if not fits(value, dtype):
                 raise CheckpointError(
                     f"{self.path} belongs to another run: {variable.path} is {dtype}, and saved as "
                     f"{value.dtype}."

@@ -8,8 +8,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.serialization import Configured
 from tfp_ibnn.layers.model import StochasticModel
-from tfp_ibnn.training.callbacks import Callback
 
 
 class NonFiniteError(ArithmeticError):
@@ -17,7 +17,7 @@ class NonFiniteError(ArithmeticError):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TerminateOnNonFinite(Callback):
+class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
     """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
 
     The message names the layer whose z or KL was the first to become NaN or infinite, or the loss,

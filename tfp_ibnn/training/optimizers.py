@@ -7,13 +7,14 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.serialization import Configured
 
 _POSTERIORS = "posteriors"
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class ScaledSchedule(Schedule):
+class ScaledSchedule(Configured, Schedule):
     """A learning-rate schedule times a constant."""
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
@@ -22,16 +23,6 @@ class ScaledSchedule(Schedule):
     def __call__(self, step: Any) -> Any:
         """Return the scaled rate at a step."""
         return self.factor * self.schedule(step)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        schedule = keras.saving.serialize_keras_object(self.schedule)
-        return {"schedule": schedule, "factor": self.factor}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ScaledSchedule":
-        """Return a schedule from what `get_config` gave."""
-        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
 
 
 class _ByOwner(keras.optimizers.OptimizerMap):

@@ -50,17 +50,18 @@ moderate = functools.partial(
 
 def positive_integer(name: str, value: Any, most: int | None = None) -> int:
     """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
-    whole(name, value, 1)
+    want = "a whole number of at least 1"
+    _number(name, value, lambda x: x >= 1 and value == int(value), want)
     if most is not None and value > most:
         raise ValueError(f"`{name}` must be at most {most}; got {value!r}.")
     return int(value)
 
 
-def whole(name: str, value: Any, least: int = 0) -> int:
-    """Return `value` as an int, or raise if it is not a whole number from `least` on."""
+def whole(name: str, value: Any) -> int:
+    """Return `value` as an int, or raise if it is not a whole number of at least zero."""
+    non_negative(name, value)
     # Not as a float, which has no 2^53 + 1.
-    want = f"a whole number of at least {least}"
-    _number(name, value, lambda _: value >= least and value == int(value), want)
+    _number(name, value, lambda _: value == int(value), "a whole number")
     return int(value)
 
 

@@ -87,7 +87,7 @@ class Records:
 
     @staticmethod
     def write(folder, version):
-        from tfp_ibnn._core import files
+        from experiments import files
 
         files.write_json(folder / "metrics.json", {"version": version, "rows": [version] * 5000})
 

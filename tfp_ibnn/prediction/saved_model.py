@@ -3,6 +3,7 @@
 import hashlib
 import importlib.metadata
 import itertools
+import json
 import keyword
 import os
 import re
@@ -46,7 +47,7 @@ def write_saved_model(
         _write(served, inputs, temporary)
         manifest = _manifest(served, inputs, temporary)
         (temporary / MANIFEST).parent.mkdir()
-        files.write_json(temporary / MANIFEST, manifest)
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     return path
 
 

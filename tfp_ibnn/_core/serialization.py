@@ -5,7 +5,7 @@ Without them a model that is loaded draws again the noise with which it was trai
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -28,6 +28,22 @@ class Configured:
     def from_config(cls, config: dict[str, Any]) -> "Configured":
         """Return an object from what `get_config` gave."""
         return cls(**keras.saving.deserialize_keras_object(config))
+
+
+class ConfiguredLayer:
+    """Gives a Keras layer its `get_config`; mix it in first.
+
+    Each class lists in `arguments` those of its constructor that are attributes of the same name;
+    the classes it is derived from list their own.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        classes = [vars(kind) for kind in reversed(type(self).__mro__)]
+        names = [name for kind in classes for name in kind.get("arguments", ())]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 class SavesRandomState:

@@ -9,8 +9,8 @@ from keras import ops
 from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
-from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
 from tfp_ibnn.layers.folding import fold_into, is_foldable
@@ -25,7 +25,7 @@ _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Stochastic(Configured, StochasticLayer):
+class Stochastic(ConfiguredLayer, StochasticLayer):
     """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the

@@ -9,9 +9,8 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
-from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
-from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
 
@@ -30,7 +29,7 @@ _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-class Posterior(Configured, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
+class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
     A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one

@@ -5,8 +5,6 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 
-__all__ = ["SeparateChannels", "convolves", "noisy_convolution"]
-
 
 def convolves(layer: keras.layers.Layer) -> bool:
     """Whether the functions of this module can stand for the layer's own call."""

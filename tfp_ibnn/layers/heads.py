@@ -10,8 +10,6 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import ConfiguredLayer
 
-__all__ = ["GaussianHead", "GaussianNLL", "gaussian_nll", "matched"]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class GaussianHead(ConfiguredLayer, keras.layers.Layer):

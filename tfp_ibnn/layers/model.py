@@ -13,8 +13,6 @@ from tfp_ibnn._core.backend import Tensor, replica_count
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
 
-__all__ = ["StochasticModel"]
-
 _EXACT = 2**24
 """Up to here float32, in which Keras's metrics count, has all whole numbers."""
 

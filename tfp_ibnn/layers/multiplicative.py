@@ -15,8 +15,6 @@ from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
 from tfp_ibnn.layers.folding import fold_into, is_foldable
 
-__all__ = ["NOISES", "REDUCTIONS", "Stochastic"]
-
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
 

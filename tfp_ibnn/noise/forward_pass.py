@@ -31,8 +31,6 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.noise.source import Source
 
-__all__ = ["Pass", "current", "scope"]
-
 _open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
     "tfp_ibnn_pass", default=None
 )

@@ -10,8 +10,6 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, checked, normal
 from tfp_ibnn.noise import counter
 
-__all__ = ["SAMPLINGS", "Source"]
-
 SAMPLINGS = ("iid", "antithetic", "qmc")
 
 _CALL_STRIDE = 0x9E3779B1

@@ -14,15 +14,6 @@ from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
 
-__all__ = [
-    "Posterior",
-    "checked_component",
-    "checked_scale",
-    "diagonal_normal",
-    "equal_mixture",
-    "log_normal",
-]
-
 _FIXED_PAIRS = 64
 
 

@@ -20,10 +20,6 @@ from tfp_ibnn.posteriors.base import (
     log_normal,
 )
 
-__all__ = [
-    "FlowPosterior",
-]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class FlowPosterior(Posterior):

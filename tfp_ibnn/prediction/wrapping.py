@@ -1,8 +1,10 @@
 """Models that predict by another model."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 
-from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 
@@ -10,32 +12,35 @@ __all__ = ["PredictionWrapper", "ScaledModel", "innermost", "unscaled"]
 
 
 class PredictionWrapper:
-    """A Keras model that takes the inputs of another one, `inner`."""
+    """A Keras model that takes the inputs of another one, `inner`: its argument `model`."""
 
     inner: keras.Model
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the model inside; a subclass adds its own arguments."""
+        return {**super().get_config(), "model": keras.saving.serialize_keras_object(self.inner)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> keras.Model:
+        """Return a model from what `get_config` gave."""
+        load = keras.saving.deserialize_keras_object
+        return cls(**{**config, "model": load(config["model"], custom_objects=custom_objects)})
+
 
 class ScaledModel(PredictionWrapper):
-    """A classifier whose outputs are those of `inner`, scaled one by one."""
+    """A classifier whose outputs are those of `inner`, each passed through `scale`.
 
-    @property
-    def returns_logits(self) -> bool | None:
-        """Whether the output is logits; None if that is not known before the model has run."""
-        raise NotImplementedError
+    `returns_logits` is None if it is not known before the model has run.
+    """
 
-    def scale(self, outputs: Tensor) -> Tensor:
-        """Return an output of `inner`, scaled."""
-        raise NotImplementedError
+    returns_logits: bool | None
+    scale: Callable[[Any], Any]
 
 
 def unscaled(model: keras.Model) -> keras.Model:
-    """Return the classifier that is scaled, if the model is scaled and the classifier has a graph.
-
-    Else return the model itself.
-    """
-    if isinstance(model, ScaledModel) and functional_graph(model.inner) is not None:
-        return model.inner
-    return model
+    """Return the classifier that a scaled model scales, if it has a graph, or else the model."""
+    has_graph = isinstance(model, ScaledModel) and functional_graph(model.inner) is not None
+    return model.inner if has_graph else model
 
 
 def innermost(model: keras.Model) -> keras.Model:

@@ -11,7 +11,7 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.weight_sampler import WeightSampler
+from tfp_ibnn.prediction.samplers import WeightSampler
 
 __all__ = ["DeepEnsemble", "WeightSets"]
 

@@ -20,14 +20,9 @@ __all__ = ["to_deterministic", "to_stochastic"]
 
 # Layers whose weights nobody expects to be converted.
 _SILENT = (
-    layers.BatchNormalization,
-    layers.Embedding,
-    layers.GroupNormalization,
-    layers.LayerNormalization,
-    layers.Normalization,
-    layers.PReLU,
-    layers.RMSNormalization,
-    layers.SpectralNormalization,
+    *(layers.BatchNormalization, layers.GroupNormalization, layers.LayerNormalization),
+    *(layers.Normalization, layers.RMSNormalization, layers.SpectralNormalization),
+    *(layers.Embedding, layers.PReLU),
 )
 
 # The pattern of all layers that other patterns leave, which may be none.

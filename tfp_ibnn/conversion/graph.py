@@ -14,8 +14,6 @@ from tfp_ibnn.layers.model import StochasticModel
 
 __all__ = ["Graph", "functional_graph", "has_layer_graph", "overrides_call"]
 
-_UNKNOWN_SIZE = 4096
-
 Call = Callable[..., Any]
 """How to run a layer: (layer, *args, **kwargs) -> its output."""
 
@@ -66,6 +64,11 @@ class Graph:
     Args:
         model: a Keras model with one output.
         is_noisy: which layers are random.
+
+    Attributes:
+        layers: those of all calls.
+        is_noisy: whether the output depends on noise.
+        largest: size of the largest tensor of one example behind the first noisy layer, or a guess.
     """
 
     def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
@@ -75,10 +78,12 @@ class Graph:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._after: list[_Step] = []
         self.layers: list[Any] = []
+        self.is_noisy, self.largest = True, 4096
         if self._functional is None:
             return
         steps: list[_Step] = []
-        self._inputs, (self._output,) = self._open(self._functional, (), steps)
+        (self._output,) = self._open(self._functional, (), steps)
+        self._inputs = [self._number((), x) for x in self._functional.inputs]
         noisy: set[int] = set()
         for step in steps:
             if is_noisy(step.node.operation) or noisy.intersection(step.sources):
@@ -92,7 +97,12 @@ class Graph:
         self._after = [step for step in steps if noisy.intersection(step.results)]
         self._frontier = {x for step in self._after for x in step.sources} | {self._output}
         self.layers = [step.node.operation for step in steps]
-        self._noisy = noisy
+        self.is_noisy, self._noisy = bool(self._after), noisy
+        nodes = [step.node for step in self._after]
+        tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]
+        # An axis of unknown size counts as 1.
+        sizes = (math.prod(size or 1 for size in x.shape[1:]) for x in tensors)
+        self.largest = max(sizes, default=1)
         # A tensor whose first axis is not that of the examples, such as a table of weights.
         batches = {None, *(x.shape[0] for x in self._functional.inputs)}
         self._without_batch = {
@@ -101,11 +111,6 @@ class Graph:
             for number, x in zip(step.results, step.node.outputs, strict=True)
             if not x.shape or x.shape[0] not in batches
         }
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the output depends on noise."""
-        return self._functional is None or bool(self._after)
 
     def prefix(self, inputs: Any, call: Call) -> dict[int, Any]:
         """Run what does not depend on noise; return the tensors that the rest needs."""
@@ -148,24 +153,11 @@ class Graph:
             step.run(values, call)
         return values[self._output]
 
-    @property
-    def largest(self) -> int:
-        """Size of the largest tensor of one example behind the first noisy layer, or a guess."""
-        if self._functional is None:
-            return _UNKNOWN_SIZE
-        tensors = [
-            x for step in self._after for x in (*step.node.input_tensors, *step.node.outputs)
-        ]
-        # An axis of unknown size counts as 1.
-        return max((math.prod(size or 1 for size in x.shape[1:]) for x in tensors), default=1)
-
     def _number(self, place: tuple[int, ...], tensor: Any) -> int:
         return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))
 
-    def _open(
-        self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]
-    ) -> tuple[list[int], list[int]]:
-        """Append the calls of a graph; return the numbers of its inputs and outputs.
+    def _open(self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]) -> list[int]:
+        """Append the calls of a graph; return the numbers of its outputs.
 
         A nested model that is called twice is opened twice, each time in a `place` of its own.
         """
@@ -179,13 +171,9 @@ class Graph:
             inside = (*place, id(node))
             for number, x in zip(sources, inner.inputs, strict=True):
                 self._numbers[(*inside, id(x))] = number
-            _, ends = self._open(inner, inside, steps)
-            for number, x in zip(ends, node.outputs, strict=True):
+            for number, x in zip(self._open(inner, inside, steps), node.outputs, strict=True):
                 self._numbers[(*place, id(x))] = number
-        return (
-            [self._number(place, x) for x in graph.inputs],
-            [self._number(place, x) for x in graph.outputs],
-        )
+        return [self._number(place, x) for x in graph.outputs]
 
 
 def _repeat(x: Tensor, times: int | Tensor) -> Tensor:

@@ -1,18 +1,22 @@
-"""Find out what a network's output means."""
+"""Find the network behind a model that predicts, and what its output means."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import layers, losses
 
 from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point, Predictive
-from tfp_ibnn.prediction.wrapping import ScaledModel, unscaled
 
-__all__ = ["activation_of", "predictive_of"]
+__all__ = [
+    *("PredictionWrapper", "ScaledModel", "activation_of", "innermost", "predictive_of"),
+    "unscaled",
+]
 
 _HEADS = ("softmax", "sigmoid", "gaussian", "point")
 
@@ -42,6 +46,45 @@ _HEAD_OF_LOSS = {
 _TRANSPARENT = (layers.Dropout, layers.Flatten, layers.Identity, layers.Permute, layers.Reshape)
 
 
+class PredictionWrapper:
+    """A Keras model that takes the inputs of another one, `inner`: its argument `model`."""
+
+    inner: keras.Model
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the model inside; a subclass adds its own arguments."""
+        return {**super().get_config(), "model": keras.saving.serialize_keras_object(self.inner)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> keras.Model:
+        """Return a model from what `get_config` gave."""
+        load = keras.saving.deserialize_keras_object
+        return cls(**{**config, "model": load(config["model"], custom_objects=custom_objects)})
+
+
+class ScaledModel(PredictionWrapper):
+    """A classifier whose outputs are those of `inner`, each passed through `scale`.
+
+    `returns_logits` is None if it is not known before the model has run.
+    """
+
+    returns_logits: bool | None
+    scale: Callable[[Any], Any]
+
+
+def unscaled(model: keras.Model) -> keras.Model:
+    """Return the classifier that a scaled model scales, if it has a graph, or else the model."""
+    has_graph = isinstance(model, ScaledModel) and functional_graph(model.inner) is not None
+    return model.inner if has_graph else model
+
+
+def innermost(model: keras.Model) -> keras.Model:
+    """Return the network inside of all wrappers; it has their inputs."""
+    while isinstance(model, PredictionWrapper):
+        model = model.inner
+    return model.network if isinstance(model, WeightPosterior) else model
+
+
 def predictive_of(
     model: keras.Model,
     head: str | None = None,
@@ -68,7 +111,10 @@ def predictive_of(
     said, activation = head, activation_of(model)
     graph = functional_graph(unscaled(model))
     width = None if graph is None else graph.outputs[0].shape[-1]
-    loss_head, loss_logits = _head_of_loss(model)
+    # The loss of one output may stand in a list or a dict.
+    loss = keras.tree.flatten(getattr(model, "loss", None) if model.compiled else None)
+    loss = loss[0] if len(loss) == 1 else loss
+    loss_head, loss_logits = _head_of_loss(loss)
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
         loss_head, loss_logits = "softmax", True
@@ -77,7 +123,6 @@ def predictive_of(
     if head is None and from_logits is not None:
         head = "sigmoid" if width == 1 else "softmax"
     if head is None:
-        loss = _loss_of(model)
         name = (
             repr(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         )
@@ -143,17 +188,10 @@ def activation_of(model: keras.Model) -> str | None:
     return getattr(getattr(layer, "activation", None), "__name__", None)
 
 
-def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:
-    """Return the head that goes with the loss a model is compiled with, and its `from_logits`."""
-    loss = _loss_of(model)
+def _head_of_loss(loss: Any) -> tuple[str | None, bool | None]:
+    """Return the head that goes with a loss, and its `from_logits`."""
     loss = losses.get(loss) if isinstance(loss, str) else loss
     for kind, head in _HEAD_OF_LOSS.items():
         if isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss):
             return head, getattr(loss, "from_logits", False)
     return None, None
-
-
-def _loss_of(model: keras.Model) -> Any:
-    """Return the loss that a model with one output is compiled with, or None."""
-    flat = keras.tree.flatten(getattr(model, "loss", None) if model.compiled else None)
-    return flat[0] if len(flat) == 1 else flat

@@ -10,7 +10,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.wrapping import unscaled
+from tfp_ibnn.prediction.head import unscaled
 
 __all__ = ["check_input", "check_model", "check_options", "checked_prediction", "checked_scores"]
 
@@ -49,9 +49,7 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
     if not isinstance(network, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
     if not network.built or not all(layer.built for layer in stochastic_layers(network)):
-        raise ValueError(
-            f"Model {network.name!r} is not built: call it on data, or build it, first."
-        )
+        raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
     graph = functional_graph(unscaled(network))
     if graph is not None and len(graph.outputs) != 1:
         raise ValueError(
@@ -74,8 +72,7 @@ def check_options(
         raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {interval!r}.")
     if standard_error and sampling == "qmc":
         raise ValueError(
-            "Quasi-random draws have no `standard_error`: compare the means of a few seeds "
-            "instead, or use sampling='antithetic'."
+            "Quasi-random draws have no `standard_error`: use sampling='antithetic' or some seeds."
         )
     paired = sampling == "antithetic"
     if standard_error and (samples < (4 if paired else 2) or (paired and samples % 2)):

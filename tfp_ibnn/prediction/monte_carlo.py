@@ -17,10 +17,9 @@ from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import inputs as given
-from tfp_ibnn.prediction.head import predictive_of
+from tfp_ibnn.prediction.head import PredictionWrapper, predictive_of
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
-from tfp_ibnn.prediction.wrapping import PredictionWrapper
 
 __all__ = ["MonteCarlo", "export"]
 
@@ -37,12 +36,11 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     `predict` returns a dict of arrays. For N examples and K classes:
 
     - `mean` (N, K): the class probabilities, averaged over the draws;
-    - `variance` (N, K): the variance of the draws;
-    - `entropy` (N,): of the mean, in nats, the whole uncertainty;
+    - `variance` (N, K): of the draws, and `total_variance` (N,), its sum over the classes;
+    - `entropy` (N,): of the mean, in nats, the whole uncertainty: aleatoric + epistemic;
     - `aleatoric` (N,): the mean entropy of a draw, what no draw of the network can tell;
     - `epistemic` (N,): the mean KL divergence of a draw from the mean, what the draws disagree
-      about; entropy = aleatoric + epistemic;
-    - `total_variance` (N,): the variances of all classes summed.
+      about.
 
     Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
     pixel or step, (N, ..., K), has its positions in every entry. For regression the entries are
@@ -53,10 +51,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. `loss` is that NLL
     too (of a point the squared error). `compile(metrics=[...])` adds more.
 
-    By default the draws are shared by all examples of a prediction: each is a sampled network, one
-    function for all inputs. They are drawn anew by each `predict` and `evaluate` and by `resample`,
-    but not by a plain call. With a seed they stay, and the prediction of an example is always the
-    same, to float tolerance, in batches and chunks of any size, compiled or not, on every backend.
+    By default all examples of a prediction share the draws: each is a sampled network, one function
+    for all inputs. Each `predict` and `evaluate` draws anew, and `resample` does, but not a plain
+    call. With a seed the draws stay, and the prediction of an example is always the same, to float
+    tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
         model: a built Keras model with stochastic layers and one output, a `TemperatureScaling`,
@@ -132,12 +130,9 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         else:
             self._sampler = NoiseSampler(model, samples, portable=seed is not None, **options)
         self._wanted_samples, self.samples = samples, self._sampler.samples
-        self._key = self.add_weight(
-            shape=(2,), initializer="zeros", dtype="int", trainable=False, name="key"
-        )
-        self._batch = self.add_weight(
-            shape=(), initializer="zeros", dtype="int", trainable=False, name="batch"
-        )
+        integers = {"initializer": "zeros", "dtype": "int", "trainable": False}
+        self._key = self.add_weight(shape=(2,), name="key", **integers)
+        self._batch = self.add_weight(shape=(), name="batch", **integers)
         self._predictive, self._scores = predictive, predictive.scores()
         self.built = True
         self.resample()
@@ -188,17 +183,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Not known ahead: the noise of a pass cannot be drawn symbolically."""
-        raise NotImplementedError(
-            "MonteCarlo is called on data; it is not part of a Functional model."
-        )
+        raise NotImplementedError("MonteCarlo is called on data, not in a Functional model.")
 
     def compile(
-        self,
-        metrics: Any = None,
-        *,
-        run_eagerly: bool = False,
-        jit_compile: bool | str | None = None,
-        **kwargs: Any,
+        self, metrics: Any = None, run_eagerly: bool = False, jit_compile: Any = None, **kwargs: Any
     ) -> None:
         """Compile for `evaluate` and `predict`; the arguments are Keras's.
 
@@ -246,14 +234,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             return {key: np.asarray(value)[:0] for key, value in prediction.items()}
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
-        """Score the averaged prediction.
-
-        Args:
-            x: inputs, or a dataset.
-            *args: those of Keras.
-            allow_nan: return scores that are not finite, instead of an error.
-            **kwargs: those of Keras.
-        """
+        """Score the averaged prediction; `allow_nan` returns NaN scores instead of an error."""
         with self._checked(x, args[0] if args else kwargs.get("y")) as has_examples:
             if not has_examples:
                 raise ValueError("`x` holds no example, so there is nothing to score.")
@@ -268,19 +249,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: it is the model inside that is trained."""
-        raise NotImplementedError(
-            "MonteCarlo only predicts. Train the model that it averages, whose weights it shares."
-        )
+        raise NotImplementedError("MonteCarlo only predicts: train the model that it averages.")
 
     train_on_batch = fit
 
     def export(
-        self,
-        filepath: str | os.PathLike,
-        format: str = "tf_saved_model",
-        verbose: bool | None = None,
-        input_signature: Any = None,
-        **options: Any,
+        self, filepath: Any, format: str = "tf_saved_model", verbose: Any = None, **options: Any
     ) -> None:
         """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes too."""
         if format != "tf_saved_model":
@@ -288,25 +262,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
                 f"`format` must be 'tf_saved_model'; got {format!r}. For another one, without the "
                 f"uncertainty: ibnn.to_deterministic(model).export(path, format={format!r})."
             )
-        path = export(self, filepath, input_signature=input_signature, **options)
+        path = export(self, filepath, **options)
         if verbose is None or verbose:
             print(f"Saved the signatures serve, sample, deterministic at {path}.")
 
-    def frozen(self, samples: int | None = None, seed: int | None = None) -> "MonteCarlo":
-        """Return a copy on the same weights with a seed, a random one if there is none."""
-        options = self.options()
-        if samples is not None:
-            options["samples"] = samples
-        options["seed"] = next(x for x in (seed, self.seed, counter.random_seed()) if x is not None)
-        return type(self)(self.inner, **options)
-
     def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = False,
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Tensor:
         """Return the NLL of the averaged prediction (the squared error of a point)."""
         if y is None:
@@ -340,8 +301,8 @@ def export(
 ) -> Path:
     """Write a TensorFlow SavedModel that gives the averaged prediction and its uncertainty.
 
-    It takes TensorFlow alone to load it, and TensorFlow Serving serves it as it is. Its signatures
-    take the model's inputs by name, in batches of any size:
+    TensorFlow alone loads it, and TensorFlow Serving serves it. Its signatures take the model's
+    inputs by name, in batches of any size:
 
     - `serve`, also the default: all that `MonteCarlo.predict` returns;
     - `sample`: `mean` and `aleatoric` of one sampled network, which the further input `seed`, a
@@ -351,11 +312,9 @@ def export(
     The sampled networks are those of the seed, fixed in the file: one question has always one
     answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
     input that was made for one batch size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all
-    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder
-    names versions, seed and signatures, and the SHA-256 of each file.
-
-    The backend must be TensorFlow. A model that was trained on JAX is saved there as `.keras`, and
-    exported where TensorFlow is, by `scripts/export.py` for example.
+    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder has versions,
+    seed, signatures, and the SHA-256 of each file. The backend must be TensorFlow;
+    `scripts/export.py` exports `.keras` files that were written on JAX.
 
     Args:
         model: a `MonteCarlo`, or a model that `MonteCarlo` can average.
@@ -380,11 +339,13 @@ def export(
             served.signatures["serve"](features=tf.ones((5, 3)))["epistemic"]
     """
     options = {"samples": samples, "seed": seed}
+    options = {name: value for name, value in options.items() if value is not None}
+    kind = MonteCarlo
     if isinstance(model, MonteCarlo):
-        served = model.frozen(**options)
-    else:
-        options = {name: value for name, value in options.items() if value is not None}
-        served = MonteCarlo(model, **{"seed": counter.random_seed(), **options})
+        kind, model, options = type(model), model.inner, {**model.options(), **options}
+    if options.get("seed") is None:
+        options["seed"] = counter.random_seed()
+    served = kind(model, **options)
     return write_saved_model(served, path, input_signature, overwrite)
 
 

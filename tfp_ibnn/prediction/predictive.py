@@ -29,14 +29,9 @@ class Predictive:
     """What a kind of output predicts; the base of all kinds.
 
     A draw is what one sampled network says of an example, in a form that can be averaged. Draws
-    have the shape (draws, examples, ...). A kind defines
-
-    - `draws(outputs)`: the draws in a network's outputs, and the uncertainty within each;
-    - `divergence(draw, mean)`: how far a draw is from the mean;
-    - `statistics(summary)`: what is predicted;
-    - `scores()`: the metrics that suit it;
-    - `pair(y_true, prediction)`: targets and predictions that go together;
-    - `loss(y_true, prediction)`: the loss of each example, or of each of its positions.
+    have the shape (draws, examples, ...). A kind defines `draws`, which also gives the uncertainty
+    within each, `divergence`, `statistics`, `scores`, `pair` (targets and predictions that go
+    together) and `loss` (of each example, or of each of its positions).
     """
 
     def public(self, draws: Tensor) -> Tensor:
@@ -54,10 +49,10 @@ class Predictive:
     ) -> None:
         """Count a batch in the metrics that `scores` gave; a plain mean is one of losses."""
         for score in scores:
-            is_mean = type(score) is keras.metrics.Mean
-            args = (self.loss if is_mean else self.pair)(y_true, prediction)
-            args = (args,) if is_mean else args
-            score.update_state(*args, sample_weight=sample_weight)
+            if type(score) is keras.metrics.Mean:
+                score.update_state(self.loss(y_true, prediction), sample_weight=sample_weight)
+            else:
+                score.update_state(*self.pair(y_true, prediction), sample_weight=sample_weight)
 
     def mean_loss(self, y_true: Any, prediction: dict[str, Tensor], sample_weight: Any) -> Tensor:
         """Return the loss of a batch, averaged over examples and positions."""
@@ -159,21 +154,17 @@ class Categorical(Predictive):
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return class probabilities, and their entropies."""
         if outputs.shape[-1] == 1:
-            raise ValueError(
-                "One number is not a distribution over classes. For yes or no say head='sigmoid'."
-            )
+            raise ValueError("One number is not a distribution over classes: say head='sigmoid'.")
         if self.from_logits:
             probabilities = ops.softmax(outputs, axis=-1)
         else:
-            total = ops.sum(outputs, axis=-1, keepdims=True)
+            is_one = ops.abs(ops.sum(outputs, axis=-1, keepdims=True) - 1) < TOLERANCE
             positive = ops.all(outputs >= 0, axis=-1, keepdims=True)
-            valid = ops.logical_and(positive, ops.abs(total - 1) < TOLERANCE)
-            probabilities = _or_nan(outputs, valid)
+            probabilities = _or_nan(outputs, ops.logical_and(positive, is_one))
         return probabilities, _entropy(probabilities)
 
     def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
-        """Return KL[draw || mean] in nats."""
-        # Of a product with 0 the logarithm does not matter.
+        """Return KL[draw || mean] in nats; of a product with 0 the logarithm does not matter."""
         inside = ops.logical_and(draw > 0, mean > 0)
         ratio = ops.where(inside, draw, 1) / ops.where(inside, mean, 1)
         return ops.sum(draw * ops.log(ratio), axis=-1)

@@ -15,7 +15,7 @@ from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.noise.counter import SOBOL_BITS
 from tfp_ibnn.prediction.dropout import DROPOUTS, drop
-from tfp_ibnn.prediction.wrapping import PredictionWrapper, ScaledModel, unscaled
+from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, unscaled
 
 __all__ = ["NoiseSampler", "WeightSampler"]
 
@@ -26,14 +26,7 @@ _CHUNK_ELEMENTS = 2**22
 class NoiseSampler(Sampler):
     """A model with many draws of its noise, or with one if all would be alike.
 
-    Args:
-        model: a Keras model with one output.
-        samples: number of draws.
-        portable: see `noise.Source`.
-        sampling: how they are drawn; see `noise.Source`.
-        independent: draw anew for each example instead of once for all.
-        chunk_size: how many draws to run at once; None chooses.
-        dropout: whether dropout layers are a source of noise.
+    The arguments are those of `MonteCarlo`; `portable` is that of `noise.Source`.
     """
 
     def __init__(
@@ -81,8 +74,7 @@ class NoiseSampler(Sampler):
         size = self._chunk_size
         if size is None:
             at_once = _batch_of(inputs) * self._graph.largest
-            known = isinstance(at_once, int)
-            at_least = max if known else ops.maximum
+            at_least = max if isinstance(at_once, int) else ops.maximum
             size = at_least(1, _CHUNK_ELEMENTS // at_least(1, at_once))
         count = (self.samples + size - 1) // size
         size = (self.samples + count - 1) // count
@@ -90,10 +82,7 @@ class NoiseSampler(Sampler):
         return Chunks(self._runner(inputs, key, numbers, size), size, count)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one of the networks that a key gives.
-
-        Those of `chunks` have the numbers from 0 on; there are more.
-        """
+        """Return the outputs (1, batch, ...) of a network; `chunks` has those from number 0 on."""
         number = ops.cast(number, "int32")
         if self._sampling == "qmc":
             # Where the points begin to repeat, others take over.
@@ -129,9 +118,8 @@ class NoiseSampler(Sampler):
             if self._independent:
                 # Sample number and example number of each row of the repeated batch.
                 pairs = ops.meshgrid(sample, ops.arange(batch, dtype="int32"), indexing="ij")
-                names = ("sample", "stream")
-                options = {n: ops.reshape(x, (-1,)) for n, x in zip(names, pairs, strict=True)}
-                options["portable"] = self._portable
+                sample, stream = (ops.reshape(part, (-1,)) for part in pairs)
+                options = {"sample": sample, "stream": stream, "portable": self._portable}
             options["draws"] = {layer: ops.take(z, places, axis=0) for layer, z in ahead.items()}
             repeated = self._graph.repeat(values, size)
             with noise.scope(

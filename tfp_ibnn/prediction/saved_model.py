@@ -15,7 +15,7 @@ import numpy as np
 
 from tfp_ibnn._core import backend, files, keras_internals
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.prediction.wrapping import innermost
+from tfp_ibnn.prediction.head import innermost
 
 __all__ = ["MANIFEST", "write_saved_model"]
 
@@ -89,9 +89,7 @@ def _inputs(model: keras.Model, signature: Any) -> _Inputs:
         structure = structure[0]  # Keras lists the arguments of `call`, of which there is one
     tensors = keras.tree.flatten(structure)
     if not tensors:
-        raise ValueError(
-            f"`input_signature` must hold keras.InputSpec or arrays; got {signature!r}."
-        )
+        raise ValueError(f"`input_signature` must hold InputSpec or arrays; got {signature!r}.")
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
         numbered = keras.tree.pack_sequence_as(structure, list(range(len(tensors))))
         names = sorted(numbered, key=numbered.get)
@@ -99,10 +97,7 @@ def _inputs(model: keras.Model, signature: Any) -> _Inputs:
         names = [getattr(x, "name", None) or "inputs" for x in tensors]
     names = _make_unique([_plain(name) for name in names])
     if "seed" in names:
-        raise ValueError(
-            "The model has an input named 'seed', which is a name of the signature `sample`: "
-            "rename the input."
-        )
+        raise ValueError("The signature `sample` has an input named 'seed' already: rename yours.")
     specs = {name: _spec(x) for name, x in zip(names, tensors, strict=True)}
     if isinstance(signature, Mapping) and len(signature) == 1:  # a name, not a key
         structure = tensors[0]
@@ -113,9 +108,7 @@ def _inputs(model: keras.Model, signature: Any) -> _Inputs:
 def _spec(given: Any) -> tuple[tuple[int | None, ...], str]:
     """Return shape and dtype; the first axis, that of the examples, stays open in an array's."""
     if getattr(given, "shape", None) is None:
-        raise ValueError(
-            f"An input needs a keras.InputSpec with a shape, or an array; got {given!r}."
-        )
+        raise ValueError(f"An input needs an InputSpec with a shape, or an array; got {given!r}.")
     shape = tuple(given.shape)
     if isinstance(given, np.ndarray) or keras.ops.is_tensor(given):
         shape = (None, *shape[1:])

@@ -1,9 +1,9 @@
-"""Temperature scaling: one number that makes a trained classifier less confident, or more."""
+"""Temperature scaling of a trained classifier, or of finished predictions, and their average."""
 
 import itertools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,11 +16,10 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked
-from tfp_ibnn.prediction.head import activation_of
+from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.prediction.wrapping import ScaledModel, innermost
 
-__all__ = ["TemperatureScaling"]
+__all__ = ["TemperatureScaling", "average", "cross_fit", "fit_temperature"]
 
 BOUNDS = (0.01, 100.0)
 """Between which a temperature is sought."""
@@ -130,8 +129,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
         elif y is not None or sample_weight is not None:
             raise ValueError(
-                "`y` and `sample_weight` must come from `x` when it is a dataset, as its batches "
-                "(x, y, sample_weight); leave them out."
+                "`y` and `sample_weight` must come from `x` if it is a dataset: leave them out."
             )
         else:
             outputs, y, sample_weight = self._predict_dataset(x, steps)
@@ -218,6 +216,50 @@ class TemperatureScaling(ScaledModel, keras.Model):
         if not parts:
             raise ValueError(_NO_EXAMPLE)
         return keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
+
+
+def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> TemperatureScaling:
+    """Return temperature scaling fitted to predictions; it takes predictions as its input.
+
+    Args:
+        probabilities: class probabilities, (examples, classes).
+        labels: classes, (examples,).
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> overconfident = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
+        >>> scaling = ibnn.prediction.fit_temperature(overconfident, np.array([0, 0, 0, 1]))
+        >>> bool(scaling.temperature > 1)
+        True
+    """
+    inputs = keras.Input(np.shape(probabilities)[1:])
+    identity = keras.Model(inputs, keras.layers.Identity()(inputs))
+    return TemperatureScaling(identity, from_logits=False).fit(probabilities, labels)
+
+
+def cross_fit(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """Return predictions at temperatures fitted to other examples, and the two temperatures.
+
+    Every second example has the temperature that was fitted to the others, and these have the one
+    fitted to those: for models without held-out data. The arguments are those of `fit_temperature`.
+    """
+    scaled, temperatures = np.empty_like(probabilities), []
+    for half in (0, 1):
+        model = fit_temperature(probabilities[1 - half :: 2], labels[1 - half :: 2])
+        temperatures.append(float(model.temperature))
+        scaled[half::2] = keras.ops.convert_to_numpy(model(probabilities[half::2]))
+    return scaled, temperatures
+
+
+def average(predictions: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean of the class probabilities (examples, classes) of an ensemble's members."""
+    shapes = {np.shape(prediction) for prediction in predictions}
+    if len(shapes) != 1:
+        raise ValueError(
+            "`predictions` must hold arrays of one shape, (examples, classes); got the shapes "
+            f"{sorted(shapes)}."
+        )
+    return np.mean(predictions, axis=0)
 
 
 def _spec(tensor: Any) -> keras.InputSpec:

@@ -41,9 +41,10 @@ def to_stochastic(
 ) -> StochasticModel:
     """Return a stochastic copy of a model: each chosen layer multiplies its input by a latent z.
 
-    Weights carry over and the original is not changed. With the noise off, the copy computes what
-    the original does. Dense, EinsumDense and all convolution layers can be converted, in nested
-    models too; a layer that is used twice stays one layer, with one z and one KL.
+    The copy is Functional, and not compiled. Weights carry over and the original is not changed.
+    With the noise off, the copy computes what the original does. Dense, EinsumDense and all
+    convolution layers can be converted, in nested models too; a layer that is used twice stays one
+    layer, with one z and one KL.
 
     Args:
         model: a built Functional or Sequential model, trained or not.
@@ -56,9 +57,6 @@ def to_stochastic(
         kl_reduction: "sum" or "mean" over positions, see `Stochastic`.
         train_samples: samples of z for each example in training.
         seed: of the noise; each layer draws a stream of its own.
-
-    Returns:
-        A Functional model, not compiled.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -93,14 +91,9 @@ def to_stochastic(
             return copy
         template = templates[pattern]
         own_seed = template.seed if seed is None else seed
-        wrapped = template.wrap(
-            copy,
-            train_size,
-            noise=noise,
-            kl_reduction=kl_reduction,
-            seed=None if own_seed is None else own_seed + len(converted),
-            name=layer.name,
-        )
+        own_seed = None if own_seed is None else own_seed + len(converted)
+        options = {"noise": noise, "kl_reduction": kl_reduction, "seed": own_seed}
+        wrapped = template.wrap(copy, train_size, name=layer.name, **options)
         converted.append((pattern, template, wrapped))
         return wrapped
 

@@ -35,9 +35,9 @@ class _Step(NamedTuple):
 
 
 def functional_graph(model: keras.Model) -> keras.Model | None:
-    """Return the Functional model that a model runs.
+    """Return the Functional model that a model runs, or None if its `call` is its own.
 
-    None if there is none: its `call` is its own, or it is a Sequential model that is not built.
+    It is None too for a Sequential model that is not built.
     """
     if not has_layer_graph(model) or overrides_call(model):
         return None
@@ -123,10 +123,7 @@ class Graph:
         return {number: values[number] for number in self._frontier & values.keys()}
 
     def first(self) -> dict[Any, int]:
-        """Return the noisy layers whose work on one input all draws can share.
-
-        The input is among what `prefix` returns; each layer comes with its number.
-        """
+        """Return noisy layers whose work all draws can share, with the number of their input."""
         return {
             step.node.operation: step.sources[0]
             for step in self._after

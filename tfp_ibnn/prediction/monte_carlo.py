@@ -23,11 +23,6 @@ from tfp_ibnn.prediction.saved_model import write_saved_model
 
 __all__ = ["MonteCarlo", "export"]
 
-_OPTIONS = (
-    *("head", "from_logits", "sampling", "seed", "independent", "chunk_size", "dropout"),
-    *("return_samples", "interval", "standard_error"),
-)
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MonteCarlo(PredictionWrapper, keras.Model):
@@ -167,10 +162,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         )
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
-        """Return what one sampled network says: `mean`, and `aleatoric`, its own uncertainty.
-
-        The networks that `average` averages have the numbers 0 to `samples` - 1; others follow.
-        """
+        """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
         return self._of_one(self._sampler.draw(inputs, ops.cast(self._key, "int32"), number))
 
     def at_mean(self, inputs: Any) -> dict[str, Tensor]:
@@ -287,7 +279,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def options(self) -> dict[str, Any]:
         """Return the constructor's arguments but for the model."""
-        return {"samples": self._wanted_samples, **{x: getattr(self, x) for x in _OPTIONS}}
+        names = MonteCarlo.__init__.__kwdefaults__  # all that are keywords only
+        return {"samples": self._wanted_samples, **{name: getattr(self, name) for name in names}}
 
 
 def export(

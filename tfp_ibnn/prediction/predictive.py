@@ -107,11 +107,10 @@ class Predictive:
             counted = first + ops.arange(chunks.size, dtype="int32") < samples
             return self.summarize(draws, within, ops.cast(counted, draws.dtype))
 
-        def add(number: Tensor, so_far: Summary) -> Summary:
-            return self.merge(so_far, summarize(number))
-
-        summary = summarize(0)
-        return summary if chunks.is_one else fori_loop(1, chunks.count, add, summary)
+        start = summarize(0)
+        if chunks.is_one:
+            return start
+        return fori_loop(1, chunks.count, lambda i, sums: self.merge(sums, summarize(i)), start)
 
     def summarize(self, draws: Tensor, within: Tensor, weights: Tensor) -> Summary:
         """Sum up draws, each counted with its weight, 0 or 1."""

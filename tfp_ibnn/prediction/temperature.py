@@ -24,8 +24,6 @@ __all__ = ["TemperatureScaling", "average", "cross_fit", "fit_temperature"]
 BOUNDS = (0.01, 100.0)
 """Between which a temperature is sought."""
 
-_NO_EXAMPLE = "`x` must hold one example at least; got none."
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class TemperatureScaling(ScaledModel, keras.Model):
@@ -125,7 +123,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             if y is None:
                 raise ValueError("`y` must hold the labels when `x` is an array; got None.")
             if not flat[0].shape[0]:
-                raise ValueError(_NO_EXAMPLE)
+                raise ValueError("`x` must hold one example at least; got none.")
             outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
         elif y is not None or sample_weight is not None:
             raise ValueError(
@@ -135,9 +133,8 @@ class TemperatureScaling(ScaledModel, keras.Model):
             outputs, y, sample_weight = self._predict_dataset(x, steps)
         outputs, from_logits = self._read(outputs)
         names = ("model(x)", "y", "sample_weight")
-        self.temperature.assign(
-            _best_temperature(checked(outputs, y, sample_weight, from_logits, names))
-        )
+        examples = checked(outputs, y, sample_weight, from_logits, names)
+        self.temperature.assign(_best_temperature(examples))
         self._head = "sigmoid" if outputs.shape[-1] == 1 else None
         self.built = True  # the classifier is, now that it was run
         return self
@@ -199,10 +196,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
         return outputs, from_logits
 
     def _predict_dataset(self, dataset: Any, steps: int | None) -> tuple[Any, Any, Any]:
-        """Return the classifier's outputs with the labels and weights of a dataset.
-
-        A shuffled dataset has a new order in each pass, so there is only one.
-        """
+        """Return outputs, labels and weights of a dataset: in one pass, as it may be shuffled."""
         if isinstance(dataset, keras.utils.PyDataset):
             steps = dataset.num_batches if steps is None else steps
             dataset = map(dataset.__getitem__, itertools.count())
@@ -214,7 +208,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             weight = np.ones(len(labels)) if weight is None else weight
             parts.append((self.model.predict_on_batch(inputs), labels, weight))
         if not parts:
-            raise ValueError(_NO_EXAMPLE)
+            raise ValueError("`x` must hold one example at least; got none.")
         return keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
 
 
@@ -270,9 +264,9 @@ def _spec(tensor: Any) -> keras.InputSpec:
 def _best_temperature(examples: Examples) -> float:
     """Return the temperature at which the derivative of the negative log-likelihood is 0."""
     if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
+        only = np.argmax(examples.targets[0])
         raise ValueError(
-            "`y` must hold two classes at least to fit a temperature; got only "
-            f"{np.argmax(examples.targets[0])}."
+            f"`y` must hold two classes at least to fit a temperature; got only {only}."
         )
     log_p = examples.log_probabilities
     if log_p is None:

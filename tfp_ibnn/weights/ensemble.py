@@ -36,17 +36,11 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         super().__init__(**kwargs)
         self.network, self.count = models[0], len(models)
         self._sets = []
+        fixed = {"initializer": "zeros", "trainable": False, "autocast": False}
         for number, variable in enumerate(self.sampled):
-            stacked = self.add_weight(
-                shape=(self.count, *variable.shape),
-                initializer="zeros",
-                dtype=variable.dtype,
-                trainable=False,
-                autocast=False,
-                name=f"set_{number}",
-            )
-            values = [ops.convert_to_numpy(model.weights[number]) for model in models]
-            stacked.assign(np.stack(values))
+            shape = (self.count, *variable.shape)
+            stacked = self.add_weight(shape, dtype=variable.dtype, name=f"set_{number}", **fixed)
+            stacked.assign(np.stack([ops.convert_to_numpy(x.weights[number]) for x in models]))
             self._sets.append(stacked)
         self.built = True
 
@@ -97,12 +91,9 @@ class DeepEnsemble(WeightSets):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> def network():
-        ...     return keras.Sequential(
-        ...         [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
-        ...     )
-        >>> ensemble = ibnn.DeepEnsemble([network() for _ in range(4)])
-        >>> mc = ibnn.MonteCarlo(ensemble)
-        >>> mc.samples
+        ...     return [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
+        >>> ensemble = ibnn.DeepEnsemble([keras.Sequential(network()) for _ in range(4)])
+        >>> ibnn.MonteCarlo(ensemble).samples
         4
 
     References:

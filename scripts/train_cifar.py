@@ -73,12 +73,12 @@ def parse(argv):
     )
     add = parser.add_argument
     add("--output", required=True, help="folder of the run, new or to be gone on with")
-    add("--dataset", default="cifar10", help="cifar10, fashion_mnist, mnist or digits")
-    add("--model", default="lenet", help="lenet, vgg16, mlp, wide_resnet or wide_resnet_16_4")
+    add("--dataset", default="cifar10", help="cifar10, fashion_mnist, mnist, digits, four_clusters")
+    add("--model", default="lenet", help="lenet, vgg16, mlp, mlp_64_64, wide_resnet_16_4, ...")
     add(
         "--posterior",
         default="flow",
-        help="none, gaussian, flow, mixture, or a JSON file (default flow)",
+        help="none, gaussian, flow, mixture, a JSON file or its content (default flow)",
     )
     add("--noise", default="channel", help="channel or position (default channel)")
     add("--kl-reduction", default="sum", help="over positions: sum (the ELBO) or mean")
@@ -121,7 +121,9 @@ def parse(argv):
     add("--evaluation-samples", type=int, default=16, help="draws in these scores (default 16)")
     add("--log-every", type=int, default=1, help="epochs from checkpoint to checkpoint (default 1)")
     add("--classes", type=int, help="use only the first so many classes")
+    add("--train-size", type=int, help="draw so many training images by the seed, test on the rest")
     add("--limit", type=int, help="use only so many images")
+    add("--elbo-passes", type=int, default=0, help="over the training images, to estimate the ELBO")
     add("--seed", type=int, default=0, help="of weights, noise, augmentation and order")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add(

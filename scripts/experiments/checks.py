@@ -58,11 +58,6 @@ def _compiles(value):
         return False
 
 
-def _rises(values):
-    good = len(values) > 1 and all(_whole(value, 0) for value in values) and values[0] == 0
-    return good and list(values) == sorted(set(values))
-
-
 finite = rule("be a finite number", _number)
 positive = rule("be above 0", lambda value: _number(value, _SMALLEST))  # else 0 in float32
 non_negative = rule("be 0 or above", lambda value: _number(value, 0))
@@ -75,8 +70,6 @@ seed = rule("be from 0 to 2**31 - 1", lambda value: _whole(value, 0) and value <
 text = rule("be a text", lambda value: isinstance(value, str))
 flag = rule("be True or False", lambda value: value in (True, False), bool)
 pattern = rule("be a regular expression", _compiles)
-units = rule("hold whole numbers of at least 1", lambda v: all(_whole(x, 1) for x in v), tuple)
-rising = rule("rise from 0, the Gaussian, as in (0, 3, 6)", _rises, tuple)
 
 
 def choice(*choices):

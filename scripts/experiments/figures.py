@@ -9,8 +9,10 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments import files
 from experiments.report import history
-from experiments.study import folder_of, stored
+from experiments.store import evaluated, is_shown, stored
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
+
+__all__ = ["FIGURES", "facets", "look", "save"]
 
 NAMES = {
     "deterministic": "deterministic",
@@ -101,25 +103,19 @@ def save(figures, folder):
 
 def methods_of(rows):
     """Return the methods that there are rows of, in the order of `NAMES`."""
-    return [name for name in NAMES if any(row["method"] == name for row in rows)]
+    return [name for name in NAMES if (rows["method"] == name).any()]
 
 
-def values_of(rows, key, **wanted):
-    """Return a score of all rows that have some values."""
-    return [row[key] for row in rows if all(row[name] == v for name, v in wanted.items())]
-
-
-def _means(ax, xlabel, methods, values, **style):
+def _means(ax, xlabel, methods, values, shift=0, **style):
     """Draw the mean of each method's values with its standard error, and the values faintly."""
     for place, method in enumerate(methods):
-        found, look_ = values(method), {"color": look(method)["color"], **style}
-        if not found or None in found:
+        found, look_ = values(method), {"color": look(method)["color"], "fmt": "|", **style}
+        if not len(found) or found.isna().any():
             continue
-        height = place + look_.pop("shift", 0)
-        error = np.std(found, ddof=1) / len(found) ** 0.5 if len(found) > 1 else None
-        ax.errorbar(np.mean(found), height, xerr=error, capsize=3, **{"fmt": "|", **look_})
-        if "fmt" not in style:
-            ax.plot(found, [height] * len(found), "o", ms=4, color=look_["color"], alpha=0.5)
+        error = found.sem() if len(found) > 1 else None
+        ax.errorbar(found.mean(), place + shift, xerr=error, capsize=3, **look_)
+        if not style:
+            ax.plot(found, [place] * len(found), "o", ms=4, color=look_["color"], alpha=0.5)
     ax.set_ylim(len(methods) - 0.5, -0.5)
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -128,47 +124,53 @@ def _means(ax, xlabel, methods, values, **style):
     ax.set_xlabel(xlabel, visible=True)
 
 
-# The comparisons of methods.
+# The comparisons of methods. Those of logs are not drawn if folders of their runs are gone.
 
 
-def lenet(rows, runs):
+def lenet(records, runs, folder):
     """Return the figures of the comparison on LeNet, by name."""
+    rows = pd.DataFrame(filter(is_shown, records))
     return {"curves.png": curves(rows, runs), "scores.png": scores(rows)}
 
 
-def vgg16(results, runs, folder):
-    """Return the figures of the comparison on VGG16, by name, of what there are results of.
-
-    Figures from logs are not drawn if folders of their runs are gone.
-    """
-    equal, reported = (
-        [row for row in results.rows if row["budget"] == budget] for budget in ("equal", "report")
-    )
-    drawn = [row for row in equal if row["method"] in _DRAWN]
+def vgg16(records, runs, folder):
+    """Return the figures of the comparison on VGG16, by name, of what there are results of."""
+    rows, shifted = pd.DataFrame(filter(is_shown, records)), evaluated(records)
+    if rows.empty:
+        return {}
+    equal, reported = (rows[rows["budget"] == budget] for budget in ("equal", "report"))
+    drawn = equal[equal["method"].isin(_DRAWN)]
     figures = {}
-    if equal:
-        shifted = [row for row in results.robustness if row["budget"] == "equal"]
-        figures |= {"scores.png": scores(equal), "robustness.png": robustness(shifted)}
-    if drawn:
+    if len(equal):
+        figures["scores.png"] = scores(equal)
+        figures["robustness.png"] = robustness(shifted[shifted["budget"] == "equal"])
+    if len(drawn):
         figures["reliability.png"] = reliability(drawn, folder)
-    if drawn and all(folder_of(row, runs).exists() for row in drawn):
-        figures["training.png"] = training(drawn, runs)
-    if any(row["method"] in _POSTERIORS for row in equal):
+        if _are_there(drawn, runs):
+            figures["training.png"] = training(drawn, runs)
+    if equal["method"].isin(_POSTERIORS).any():
         figures["posteriors.png"] = posteriors(equal)
-    if any(row["shift"] == "foreign" for row in results.robustness):
-        figures["foreign.png"] = ood(results.robustness)
-    if reported and all(folder_of(row, runs).exists() for row in reported):
+    if len(shifted) and (shifted["shift"] == "foreign").any():
+        figures["foreign.png"] = ood(shifted)
+    if len(reported) and _are_there(reported, runs):
         figures["curves.png"] = curves(reported, runs)
     return figures
 
 
+def _are_there(rows, runs):
+    return all((Path(runs) / name).exists() for name in rows["name"])
+
+
 def _logged(rows, runs):
-    """Return what the runs of each dataset and method logged."""
-    found = {}
-    for row in rows:
-        key = row["dataset"], row["method"]
-        found.setdefault(key, []).append(history(folder_of(row, runs)))
-    return found
+    """Return what the runs of each dataset and method logged, the mean over the seeds."""
+    logs = {
+        of: [history(Path(runs) / name) for name in names]
+        for of, names in rows.groupby(["dataset", "method"])["name"]
+    }
+    return {
+        of: {key: np.mean([one[key] for one in each], axis=0) for key in each[0]}
+        for of, each in logs.items()
+    }
 
 
 def curves(rows, runs):
@@ -176,34 +178,31 @@ def curves(rows, runs):
 
     Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
     """
-    rows = [row for row in rows if row["budget"] == "report" and row["method"] != "deterministic"]
+    rows = rows[(rows["budget"] == "report") & (rows["method"] != "deterministic")]
     logged = _logged(rows, runs)
 
     def draw(ax, dataset, key):
         for method in methods_of(rows):
             found = logged[dataset, method]
-            values = np.mean([one[f"test_{key}"] for one in found], axis=0)
-            every = len(found[0]["loss"]) // len(values)
+            values = found[f"test_{key}"]
+            every = len(found["loss"]) // len(values)
             ax.plot(every * np.arange(1, len(values) + 1), values, **look(method))
         ax.set(xlabel="epochs after the baseline", ylabel=SCORES[key])
         epochs_below(ax)
         if key == "accuracy":
             ax.set_title(_TITLES[dataset], loc="left", fontsize=10)
 
-    datasets = dict.fromkeys(row["dataset"] for row in rows)
-    grid = [[(dataset, key) for key in SCORES] for dataset in datasets]
+    grid = [[(dataset, key) for key in SCORES] for dataset in rows["dataset"].unique()]
     return facets(grid, draw, (10.5, 0.5 + 3.0 * len(grid)), legend=5)
 
 
 def scores(rows):
     """Draw accuracy, NLL and ECE of every method: a point per seed, mean and standard error."""
-    parts = {}
-    for row in rows:
-        parts.setdefault((row["dataset"], row["budget"]), []).append(row)
+    parts = dict(list(rows.groupby(["dataset", "budget"], sort=False)))
 
     def draw(ax, of, key):
-        part, label = parts[of], SCORES[key]
-        _means(ax, label, methods_of(part), lambda method: values_of(part, key, method=method))
+        part = parts[of].set_index("method")[key]
+        _means(ax, SCORES[key], methods_of(parts[of]), lambda method: part[[method]])
         if key == "accuracy":
             ax.set_title(f"{_TITLES[of[0]]}, budget: {of[1]}", loc="left", fontsize=10)
 
@@ -221,7 +220,7 @@ def reliability(rows, folder):
     """
 
     def draw(ax, method):
-        found = [stored(row, folder) for row in rows if row["method"] == method]
+        found = [stored(row, folder) for row in rows[rows["method"] == method].to_dict("records")]
         mean, labels = (np.concatenate(part) for part in zip(*found, strict=True))
         # The sum of the others has all digits, where 1 - confidence has none left in float16.
         doubt = np.sort(mean, axis=1)[:, :-1].sum(axis=1)
@@ -256,9 +255,8 @@ def training(rows, runs):
     def draw(ax, key, label):
         for method in methods_of(rows):
             # A deterministic network's loss is its NLL, and it has no KL.
-            found = [one.get(key, one["loss"] if key == "nll" else None) for one in logged[method]]
-            if found[0] is not None:
-                values = np.mean(found, axis=0)
+            values = logged[method].get(key, logged[method]["loss"] if key == "nll" else ())
+            if len(values):
                 ax.plot(np.arange(1, len(values) + 1), values, **{**look(method), "marker": None})
         ax.set(xlabel="epoch", ylabel=label, yscale="linear" if key == "accuracy" else "log")
         epochs_below(ax)
@@ -271,11 +269,11 @@ def training(rows, runs):
 
 def posteriors(rows):
     """Draw the standard deviation of z that each layer ends with; means of the seeds."""
-    rows = [row for row in rows if row["method"] in _POSTERIORS]
+    rows = rows[rows["method"].isin(_POSTERIORS)]
 
     def draw(ax):
         for method in methods_of(rows):
-            values = pd.DataFrame(row["z_std"] for row in rows if row["method"] == method).mean()
+            values = pd.DataFrame(rows["z_std"][rows["method"] == method].to_list()).mean()
             ax.plot(values.index, values, **look(method))
         ax.set(ylabel="standard deviation of z", ylim=(0, None))
         ax.tick_params(axis="x", rotation=45)
@@ -288,12 +286,12 @@ def robustness(rows):
 
     Means over the seeds and, of corruptions, over their kinds.
     """
-    rows = pd.DataFrame(row for row in rows if row["method"] in _DRAWN)
+    rows = rows[rows["method"].isin(_DRAWN)]
 
     def draw(ax, kind, key):
         chosen = rows[rows["shift"].isin(("clean", kind))]
         means = chosen.pivot_table(index="level", columns="method", values=key)
-        for method in (name for name in NAMES if name in means):
+        for method in methods_of(rows):
             ax.plot(means.index, means[method], **look(method))
         ax.set(xlabel=AXES[kind], ylabel=SCORES[key], xticks=means.index)
 
@@ -307,44 +305,50 @@ def ood(rows):
     Models that know half of the classes are shown only for the images that the others know: their
     other classes.
     """
-    rows = [row for row in rows if row["shift"] == "foreign"]
-    equal = {row["name"] for row in rows if row["budget"] == "equal"}
-    rows = [row for row in rows if row["budget"] == "equal" or row["name"] not in equal]
-    names, methods = list(dict.fromkeys(row["name"] for row in rows)), methods_of(rows)
+    rows = rows[rows["shift"] == "foreign"]
+    is_equal = rows["budget"] == "equal"
+    rows = rows[is_equal | ~rows["name"].isin(rows["name"][is_equal])]
+    names, methods = rows["name"].unique(), methods_of(rows)
 
     def draw(ax, name):
         ax.set_title(name.replace("_", "-"), fontsize=10)
+        found = rows[rows["name"] == name]
         for place, kind in enumerate(UNCERTAINTIES):
-            key, style = f"{kind}_auroc", {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place]}
-            _means(
-                ax,
-                "AUROC",
-                methods,
-                lambda method, key=key: values_of(rows, key, method=method, name=name),
-                shift=0.14 * (2 * place - 1),
-                label=kind,
-                **style,
-            )
+            style = {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place], "label": kind}
+            style["shift"] = 0.14 * (2 * place - 1)
+            values = found.assign(value=found[f"{kind}_auroc"].astype("float64"))
+            _means(ax, "AUROC", methods, lambda m, v=values: v["value"][v["method"] == m], **style)
 
     size = 1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods)
     grid = [[(name,) for name in names]]
     return facets(grid, draw, size, legend=2, sharey=True, grid_lines="x")
 
 
-def frozen(rows):
+def frozen(records, runs, folder):
     """Draw by how much flows differ from the Gaussian: every seed, the mean, its standard error."""
+    rows = pd.DataFrame(records)
     flows = [method for method in methods_of(rows) if method.startswith("flow")]
     titles = {"frozen": "network as it was", "joint": "network trained as well"}
     keys = {"negative_elbo": "negative ELBO (nats)", "nll": "NLL of the test images"}
 
     def draw(ax, key, label, budget):
-        found = pd.DataFrame(row for row in rows if row["budget"] == budget)
+        found = rows[rows["budget"] == budget]
         by_seed = found.pivot(index="seed", columns="method", values=key)
         ax.axvline(0, color="0.6", lw=1, zorder=0)
         ax.set_title(titles[budget], fontsize=10)
-        label = f"{label}, minus the Gaussian's"
         change = by_seed.sub(by_seed["gaussian"], axis=0)
-        _means(ax, label, flows, lambda method: change[method].to_list())
+        _means(ax, f"{label}, minus the Gaussian's", flows, change.get)
 
     grid = [[(key, label, budget) for budget in titles] for key, label in keys.items()]
     return {"differences.png": facets(grid, draw, (8.5, 4.6), sharex="row", grid_lines="x")}
+
+
+def toy2d(records, runs, folder):
+    """Return the figures of the experiment in two dimensions, by name."""
+    from experiments import toy2d_figures
+
+    return toy2d_figures.figures(records, runs)
+
+
+FIGURES = {"toy2d": toy2d, "frozen": frozen, "lenet": lenet, "vgg16": vgg16}
+"""Functions of records, the folder of the runs and that of the results, by experiment."""

@@ -49,7 +49,6 @@ class RunFolder:
             raise
 
     def release(self):
-        """Let others have the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -83,8 +82,7 @@ class RunFolder:
 
     def _check_same(self):
         found, mine = read_record(self._record), self.identity
-        names = [n for n in sorted({*found, *mine}) if found.get(n) != mine.get(n)]
-        if names:
+        if names := [n for n in sorted({*found, *mine}) if found.get(n) != mine.get(n)]:
             listed = ", ".join(f"{n} {found.get(n)!r}, not {mine.get(n)!r}" for n in names[:4])
             raise RunError(f"{self.path} holds another run ({listed}): choose another folder.")
 

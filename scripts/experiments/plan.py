@@ -1,83 +1,125 @@
-"""What the comparisons run: a plan for each, as changes to base settings.
+"""What the experiments run. To add one, add an entry to `PLANS`.
 
-A run has a name of four parts: budget, dataset, method, and its seed or, of a trial, what it tries.
+A plan has parts, whose runs are compared with each other. A run is a method: the changes by which
+its settings differ from the part's base. A value that is a function gets the settings to change. A
+part without a base is tuned: each method has the settings that its trials have chosen, or the
+Gaussian's, if it has none of its own, and then its changes.
+
+A run has a name of four parts: part, dataset, method, and its seed or, of a trial, what it tries.
 """
 
+import hashlib
 import itertools
-from collections.abc import Callable
+import json
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
-from experiments import robustness
+from experiments import checks, robustness
 from experiments.settings import Settings
-from tfp_ibnn.models import POSTERIORS
 
-__all__ = ["LENET", "VGG16", "Plan", "evaluations", "quick_evaluations", "quick_runs"]
+__all__ = ["PLANS", "Part", "Plan", "key", "quick_evaluations", "quick_runs", "toy2d"]
 
 HELD_OUT = 5_000
 """Training images that trials do not see, and are scored on."""
-DRAWS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Numbers of draws with which one model is evaluated on all test images."""
-SHIFTS = robustness.Settings(
-    dataset="cifar10",
-    shifts=("clean", "corruptions", "rotations", "foreign"),
-    degrees=tuple(range(30, 181, 30)),
-    foreign=("fashion_mnist", "mnist"),
-    samples=16,
-    limit=2_000,
-)
-"""What the VGG16 models of equal budgets are evaluated on, in addition to the test."""
 
-_CLASSES = 5
+
+class Part(NamedTuple):
+    """Runs that are compared with each other."""
+
+    runs: dict
+    """Changes to the base by method."""
+    base: Settings | None = None
+    """None: what trials have chosen."""
+    narrowed: bool = True
+    """Whether some of the methods may be asked for."""
+    first_seed: bool = False
+    """Whether one seed is enough."""
+    evaluations: dict = {}
+    """Images that its models are evaluated on in addition to the test, by a name."""
 
 
 class Plan(NamedTuple):
-    """The runs of a comparison."""
+    """The runs of an experiment."""
 
-    datasets: tuple[str, ...]
-    methods: tuple[str, ...]
-    parts: tuple[str, ...]
-    """Budgets, in the order of the tables."""
-    tuned: tuple[str, ...]
-    """Parts whose settings are chosen by trials."""
-    narrowed: tuple[str, ...]
-    """Parts of which some methods may be asked for."""
-    candidates: Callable[[str], dict[str, dict[str, Settings]]]
-    """Gives the settings to choose from, of a dataset, by method and label."""
-    make: Callable[..., dict[str, Settings]]
-    """Gives the runs of a part, by method, from the dataset and the settings chosen by method."""
+    seeds: tuple
+    """Of the results that are kept."""
+    parts: dict
+    """By name, in the order of the tables."""
+    datasets: tuple = ("cifar10",)
+    base: Settings = Settings()
+    """Of the trials."""
+    trials: dict = {}
+    """What each method may choose from: lists of changes to the base."""
+    last: int = 1
+    """Epochs at the end of training that logged losses are averaged over."""
+    keep_models: bool = False
+    """Whether figures need the models."""
+    probabilities: bool = False
+    """Whether results hold the test probabilities, at a temperature and averaged over seeds too."""
 
-    def trials(self, seed, methods=None, datasets=None):
+    @property
+    def methods(self):
+        """The methods that may be asked for."""
+        parts = (part.runs for part in self.parts.values() if part.narrowed)
+        return tuple(dict.fromkeys(m for runs in parts for m in runs if "continued" not in m))
+
+    @property
+    def tuned(self):
+        """The parts that need trials."""
+        return {name for name, part in self.parts.items() if part.base is None}
+
+    def trial_runs(self, seed, methods=None, datasets=None):
         """Return the runs by which the settings of some methods are chosen, by name."""
-        found = {dataset: self.candidates(dataset) for dataset in datasets or self.datasets}
+        tried = dict.fromkeys(
+            m if m in self.trials else "gaussian" for m in methods or self.methods
+        )
         return {
-            f"trials/{dataset}/{method}/{label}": replace(settings, seed=seed)
-            for dataset, choices in found.items()
-            for method in choices
-            # A method without trials of its own has the Gaussian's settings.
-            if any(method == (m if m in choices else "gaussian") for m in methods or self.methods)
-            for label, settings in choices[method].items()
+            f"trials/{dataset}/{method}/{label(change)}": changed(
+                replace(self.base, dataset=dataset, validation=HELD_OUT, seed=seed), change
+            )
+            for dataset in datasets or self.datasets
+            for method in self.trials
+            if method in tried
+            for change in self.trials[method]
         }
 
-    def runs(self, part, seeds, methods=None, datasets=None, chosen=None):
-        """Return the runs of a part, by name; of the ablations only those of the first seed."""
-        found = {}
+    def runs(self, name, seeds, methods=None, datasets=None, chosen=None):
+        """Return the runs of a part, by name; `chosen` has settings by dataset and method."""
+        part, found, chosen = self.parts[name], {}, chosen or {}
         for dataset in datasets or self.datasets:
-            best = {method: s for (of, method), s in (chosen or {}).items() if of == dataset}
-            for seed in seeds[:1] if part == "ablations" else seeds:
-                for method, settings in self.make(part, dataset, best).items():
+            for seed in seeds[:1] if part.first_seed else seeds:
+                for method, change in part.runs.items():
                     wanted = method.removesuffix("_continued") in (methods or self.methods)
-                    if wanted or part not in self.narrowed:
-                        name = f"{part}/{dataset}/{method}/seed{seed}"
-                        found[name] = replace(settings, seed=seed)
-        if part == "ablations":  # the model of the draws is a second run of the reference
-            name, settings = next(iter(found.items()))
-            found[name.replace(part, "draws", 1)] = settings
+                    of = method if method in self.trials else "gaussian"
+                    base = part.base or chosen.get((dataset, of))
+                    if base is not None and (wanted or not part.narrowed):
+                        more = {"validation": 0} if part.base is None else {}
+                        base = replace(base, dataset=dataset, seed=seed, **more)
+                        found[f"{name}/{dataset}/{method}/seed{seed}"] = changed(base, change)
         return found
 
 
-def report_budget(baseline):
-    """Return the runs with the report's epochs and rates, by method.
+def changed(settings, change):
+    """Return settings with some changes; those that are functions get the settings."""
+    values = {name: v(settings) if callable(v) else v for name, v in change.items()}
+    return replace(settings, **values)
+
+
+def label(change):
+    """Return changes as a name."""
+    shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in change.items()}
+    return ",".join(f"{name}={v}" for name, v in shown.items() if not callable(v)) or "reference"
+
+
+def key(name, settings):
+    """Return what a run is stored by: the hash of its part and its settings."""
+    content = json.dumps({"part": name.split("/")[0], **settings.as_dict()}, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _reported(epochs, mixture=True):
+    """Return the runs with the report's epochs and rates.
 
     The baseline is trained by SGD. All others begin with such a training, MC dropout under dropout,
     and have 50 epochs of Adam more; the stochastic ones with a rate of their own for the
@@ -86,300 +128,323 @@ def report_budget(baseline):
     0.2 and four components are ours. "deterministic_continued" is the control that the report
     lacks.
     """
-    continued = replace(
-        baseline,
-        pretrain_epochs=baseline.epochs,
-        pretrain_optimizer=baseline.optimizer,
-        pretrain_learning_rate=baseline.learning_rate,
-        epochs=50,
-        optimizer="adam",
-        learning_rate=2e-4,
-    )
-    as_reported = {"noise": "position", "kl_reduction": "mean", "affine": "first"}
-    stochastic = replace(continued, stochastic_learning_rate=2e-3, prior_scale=0.5, **as_reported)
+    continued = {"pretrain_epochs": epochs, "epochs": 50, "optimizer": "adam"}
+    continued |= {"pretrain_optimizer": "sgd", "learning_rate": 2e-4}
+    continued["pretrain_learning_rate"] = attrgetter("learning_rate")
+    stochastic = {**continued, "stochastic_learning_rate": 2e-3, "prior_scale": 0.5}
+    stochastic |= {"noise": "position", "kl_reduction": "mean", "affine": "first"}
+    posteriors = ("gaussian", "mixture", "flow") if mixture else ("gaussian", "flow")
     return {
-        "deterministic": baseline,
+        "deterministic": {"epochs": epochs},
         "deterministic_continued": continued,
-        "mc_dropout": replace(continued, dropout=0.2),
-        **{name: replace(stochastic, posterior=name) for name in ("gaussian", "mixture", "flow")},
+        "mc_dropout": {**continued, "dropout": 0.2},
+        **{name: {**stochastic, "posterior": name} for name in posteriors},
     }
+
+
+# Two dimensions: four clusters, a small network, and planar flows of several lengths.
+
+
+def toy2d(
+    *,
+    points=1_000,
+    test_points=100_000,
+    lengths=(0, 3, 6, 9, 12, 15),
+    flow_length=12,
+    early_epochs=5,
+    epochs=50,
+    converged_epochs=300,
+    samples=128,
+):
+    """Return the plan of the report's first experiment (its figures 3 and 4), and what it lacks.
+
+    Of the part "report", one network is stopped early, as the report's baseline seems to be, or
+    continued for as long as the stochastic copies of the early one train: one for each length of
+    planar flow, where 0 is a Gaussian. Of "equal", the network is trained to the end, and on, and
+    so are its copies, a Gaussian and one flow.
+
+    The report states the lengths and the 50 epochs; the 128 samples are those of its other
+    experiments. The 1,000 points are our choice; the batches, the rate of Adam and the 300 epochs
+    are those of the first notebook. The early network stops after 5 epochs, where its ECE, the mean
+    of three other seeds on points that are neither trained nor tested on, comes nearest to the
+    report's 0.094. After 300 epochs the training loss still falls, slowly, and on those points the
+    NLL has risen since epoch 100: the converged network has begun to overfit. The length of the
+    flow that starts from it is the report's best, settled before any run. By chance, Bayes' rule
+    itself has an ECE of 0.001 on 100,000 test points; on 10,000 it would have three to six times
+    as much.
+    """
+    checks.count("points", points)
+    if len(lengths) < 2 or lengths[0] != 0 or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"`lengths` must rise from 0, the Gaussian, as in 0 3 6; got {lengths}.")
+    if flow_length not in lengths[1:]:
+        raise ValueError(
+            f"`flow_length` must be one of `lengths` above 0, such as {lengths[-1]}; got "
+            f"{flow_length!r}."
+        )
+
+    def copies(start, lengths):
+        planar = '{{".*": {{"posterior": "NormalPlanar1d", "depth": {}}}}}'
+        return {
+            f"flow_{length}" if length else "gaussian": {
+                "posterior": planar.format(length) if length else "gaussian",
+                **{"pretrain_epochs": start, "epochs": epochs},
+            }
+            for length in lengths
+        }
+
+    base = Settings(
+        **{"dataset": "four_clusters", "model": "mlp_16_sigmoid", "posterior": "none"},
+        **{"optimizer": "adam", "learning_rate": 0.02, "schedule": "constant", "batch_size": 32},
+        **{"train_size": points, "samples": samples, "log_every": 50},
+        limit=None if test_points == 100_000 else test_points,
+    )
+    early = {
+        "deterministic": {"epochs": early_epochs},
+        "deterministic_continued": {"epochs": early_epochs + epochs},
+    }
+    converged = {"deterministic": {"epochs": converged_epochs + epochs}}
+    parts = {
+        "report": Part({**early, **copies(early_epochs, lengths)}, base),
+        "equal": Part({**converged, **copies(converged_epochs, (0, flow_length))}, base),
+    }
+    return Plan(tuple(range(5)), parts, ("four_clusters",), last=10, keep_models=True)
+
+
+# Digits: does a flow pay where the network cannot adapt to its posterior? A small network is trained
+# on few images; then posteriors are trained with it, or alone, and the network stays as it is.
+
+_FROZEN = Settings(
+    **{"dataset": "digits", "model": "mlp_64_64", "posterior": "none", "train_size": 300},
+    **{"optimizer": "adam", "learning_rate": 3e-3, "stochastic_learning_rate": 2e-2},
+    **{"epochs": 300, "pretrain_epochs": 100, "batch_size": 50, "log_every": 100},
+)
+# They start narrow: the network has learned without noise.
+_OF_FROZEN = {
+    name: {
+        "posterior": json.dumps({".*": {"posterior": recipe, **options, "initial_scale": 0.1}}),
+        "elbo_passes": 200,
+    }
+    for name, (recipe, options) in {
+        "gaussian": ("NormalAffine", {}),
+        "flow_planar": ("NormalPlanar1d", {"depth": 4}),
+        "flow_iaf": ("NormalIAF", {"depth": 1}),
+        "flow_sylvester": ("NormalSylvester", {"depth": 2, "units": 16}),
+    }.items()
+}
 
 
 # LeNet: the report's figure 5, and the same at equal budgets.
 
-_REPORTED = Settings(
-    model="lenet",
-    posterior="none",
-    optimizer="sgd",
-    learning_rate=0.002,
-    schedule="constant",
-    evaluate_every=5,
+_LENET_BASE = Settings(
+    **{"model": "lenet", "posterior": "none", "optimizer": "sgd", "learning_rate": 0.002},
+    **{"schedule": "constant", "evaluate_every": 5},
 )
-_BASELINE_EPOCHS = {"fashion_mnist": 10, "cifar10": 20}  # the report's
-_POSTERIOR = ({"prior_scale": 0.2}, {"prior_scale": 0.5}, {"prior_scale": 0.5, "beta": 10.0})
+_PRIORS = ({"prior_scale": 0.2}, {"prior_scale": 0.5}, {"prior_scale": 0.5, "beta": 10.0})
 # What a method has to offer against overfitting, weak to strong.
 _STRENGTHS = {
     "deterministic": [{"weight_decay": decay} for decay in (0.0, 5e-3, 2e-2)],
     "mc_dropout": [{"dropout": rate} for rate in (0.02, 0.05, 0.1)],
-    **dict.fromkeys(("gaussian", "mixture", "flow"), _POSTERIOR),
+    **{name: [{"posterior": name, **p} for p in _PRIORS] for name in ("gaussian", "flow")},
+    # The components start apart by as much as the prior allows.
+    "mixture": [{"posterior": "mixture", "mean_spread": p["prior_scale"], **p} for p in _PRIORS],
 }
+_LENET_METHODS = ("deterministic", "mc_dropout", "gaussian", "mixture", "flow")
 
 
-def _lenet_candidates(dataset):
-    """Return six settings for each method: two learning rates times three strengths."""
-    base = Settings(dataset=dataset, posterior="none", epochs=60, batch_size=256)
-    found = {}
-    for method, strengths in _STRENGTHS.items():
-        found[method] = {}
-        for rate, own in itertools.product((0.02, 0.06), strengths):
-            more = {"posterior": method} if method in POSTERIORS else {}
-            if more:
-                more["stochastic_learning_rate"] = 2 * rate
-            if method == "mixture":  # the components start apart by as much as the prior allows
-                more["mean_spread"] = own["prior_scale"]
-            name = "-".join(f"{key}{value:g}" for key, value in {"rate": rate, **own}.items())
-            found[method][name] = replace(
-                base, learning_rate=rate, validation=HELD_OUT, **own, **more
-            )
-    return found
-
-
-def _lenet(part, dataset, chosen):
-    if part == "report":
-        return report_budget(replace(_REPORTED, dataset=dataset, epochs=_BASELINE_EPOCHS[dataset]))
-    return {method: replace(settings, validation=0) for method, settings in chosen.items()}
-
-
-LENET = Plan(
-    datasets=("fashion_mnist", "cifar10"),
-    methods=("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
-    parts=("report", "equal"),
-    tuned=("equal",),
-    narrowed=("report", "equal"),
-    candidates=_lenet_candidates,
-    make=_lenet,
-)
+def _rates(rate, strength):
+    more = {"stochastic_learning_rate": 2 * rate} if "posterior" in strength else {}
+    return {"learning_rate": rate, **strength, **more}
 
 
 # VGG16: does a posterior earn its cost on CIFAR-10, and does a flow?
 
 _BASE = Settings(
-    dataset="cifar10",
-    model="vgg16",
-    posterior="none",
-    epochs=100,
-    learning_rate=0.05,
-    weight_decay=0.01,
-    log_every=50,
+    **{"dataset": "cifar10", "model": "vgg16", "posterior": "none", "epochs": 100},
+    **{"learning_rate": 0.05, "weight_decay": 0.01, "log_every": 50},
     precision="mixed_bfloat16",
 )
-_GAUSSIAN = replace(
-    _BASE, posterior="gaussian", prior_scale=0.3, beta=30.0, stochastic_learning_rate=0.02
+_GAUSSIAN = {"posterior": "gaussian", "prior_scale": 0.3, "beta": 30.0}
+_GAUSSIAN["stochastic_learning_rate"] = 0.02
+# The settings of the Gaussian are for all posteriors: what differs between them then is the
+# posterior. The learning rates, and where mixtures start, were settled before, by trials on the
+# same held-out images that are not part of this.
+_VGG16_TRIALS = {
+    "deterministic": [{"weight_decay": decay} for decay in (0.01, 0.02, 0.04)],
+    "mc_dropout": [
+        {"dropout": rate, "weight_decay": decay}
+        for rate, decay in ((0.3, 0.02), (0.5, 0.02), (0.5, 0.04))
+    ],
+    "gaussian": [
+        {**_GAUSSIAN, "prior_scale": scale, "beta": beta}
+        for scale, beta in ((0.3, 30.0), (0.3, 100.0), (0.4, 30.0), (0.2, 30.0))
+    ],
+}
+_AT_PRIOR = {"initial_scale": attrgetter("prior_scale")}
+# The posterior starts at the prior and stays there.
+_FIXED = {"stochastic_learning_rate": 1e-12, **_AT_PRIOR}
+_FLOW, _INNER = {"posterior": "flow"}, {"deterministic_layers": "conv1"}
+_MIXTURE = {"posterior": "mixture", **_AT_PRIOR, "mean_spread": 0.1}
+_ELBO = {"beta": 1.0, "stochastic_learning_rate": 0.1}
+_EQUAL = {
+    "deterministic": {},
+    "mc_dropout": {},
+    "gaussian": {},
+    # As many Gaussians in each layer, sharing their index.
+    "mixture_4": _MIXTURE,
+    "mixture_16": {**_MIXTURE, "components": 16},
+    # The recipe of arXiv 2010.13498 for VGG16, as far as an equal budget allows. Its two draws for
+    # each training image make a step about twice as long. Other than there: 100 epochs in place of
+    # 300, and beta rising over 66 in place of 200; batch normalization; a cosine schedule; the KL
+    # is a bound. Its weight decay of 5e-4 goes through momentum of 0.9, which makes it ten times as
+    # strong; a decoupled one does not.
+    "mixture_16_ibnn": {
+        **{"posterior": "mixture", "components": 16, "prior_scale": 0.3, "beta": 1.0},
+        **{"kl_warmup": 66, "train_samples": 2, "stochastic_learning_rate": 1.2},
+        "weight_decay": 0.005,
+    },
+    # Flows where the report has them, Gaussians elsewhere, with the affine map at either end.
+    "flow_first": {**_FLOW, "affine": "first"},
+    "flow_last": _FLOW,
+    # Over a mixture of four, in the Gaussian layers too.
+    "flow_over_mixture": {**_FLOW, "base_components": 4},
+    # No noise in the first layer; the same with nothing of it learned. In the first layer such
+    # noise would spoil the colours.
+    "gaussian_inner": _INNER,
+    "fixed_inner": {**_INNER, **_FIXED},
+    # Beta is 1, as the ELBO has it, and the posteriors learn five times as fast.
+    "gaussian_elbo": _ELBO,
+    "flow_elbo": {**_ELBO, **_FLOW, "affine": "first"},
+}
+_ABLATED = replace(_BASE, **_GAUSSIAN)
+_ABLATED = replace(_ABLATED, epochs=60, samples=64, validation=HELD_OUT, log_every=1000)
+_FIXED_THERE = {**_FIXED, "initial_scale": _ABLATED.prior_scale}  # named in its label
+# Twice the epochs are there to be compared with two draws for each image.
+_ABLATIONS = [
+    {},
+    {"noise": "position"},
+    *({"prior_scale": scale} for scale in (0.2, 0.5)),
+    {"learn_prior_scale": True},
+    *({"beta": beta} for beta in (1.0, 10.0, 100.0, 300.0)),
+    {"gamma": 30.0},
+    {"kl_warmup": 40},
+    {"warmup_epochs": 5},
+    {"stochastic_learning_rate": 0.1},
+    {"train_samples": 2},
+    {"epochs": 120},
+    _FIXED_THERE,
+    _INNER,
+    {**_INNER, **_FIXED_THERE},
+    _FLOW,
+    *({**_FLOW, "flow_depth": depth} for depth in (1, 6)),
+    {**_FLOW, "flow_layers": "conv[2-7]"},
+]
+# What the models of equal budgets are evaluated on, in addition to the test.
+_SHIFTS = robustness.Settings(
+    dataset="cifar10",
+    shifts=("clean", "corruptions", "rotations", "foreign"),
+    degrees=tuple(range(30, 181, 30)),
+    foreign=("fashion_mnist", "mnist"),
+    samples=16,
+    limit=2_000,
+)
+_CLASSES = 5
+_OF_HALF = replace(_SHIFTS, classes=_CLASSES, shifts=("clean", "foreign"))
+# Numbers of draws with which one model, a second run of the reference, is evaluated.
+_ALL_IMAGES = replace(_SHIFTS, shifts=("clean",), limit=None)
+_DRAWS = {f"draws{n}": replace(_ALL_IMAGES, samples=n) for n in (1, 2, 4, 8, 16, 32, 64, 128)}
+_LONG = ("deterministic", "gaussian", "flow_last")
+_HALF = ("deterministic", "mc_dropout", "gaussian", "mixture_4", "flow_last")
+# The report does not say for how long its VGG16 was trained before; it has no mixture.
+_VGG16_REPORTED = replace(
+    _BASE,
+    **{"weight_decay": 0.0, "evaluate_every": 5, "optimizer": "sgd", "learning_rate": 0.001},
+    schedule="constant",
 )
 
-
-def _vgg16_candidates(dataset):
-    """Return the settings to choose from, by method.
-
-    Those of the Gaussian are for all posteriors: what differs between them then is the posterior.
-    The learning rates, and where mixtures start, were settled before, by trials on the same
-    held-out images that are not part of this.
-    """
-    base, gaussian = replace(_BASE, validation=HELD_OUT), replace(_GAUSSIAN, validation=HELD_OUT)
-    priors = ((0.3, 30.0), (0.3, 100.0), (0.4, 30.0), (0.2, 30.0))
-    drops = ((0.3, 0.02), (0.5, 0.02), (0.5, 0.04))
-    return {
-        "deterministic": {f"decay{d:g}": replace(base, weight_decay=d) for d in (0.01, 0.02, 0.04)},
-        "mc_dropout": {
-            f"dropout{rate:g}-decay{decay:g}": replace(base, dropout=rate, weight_decay=decay)
-            for rate, decay in drops
+PLANS = {
+    "toy2d": toy2d(),
+    "frozen": Plan(
+        seeds=tuple(range(10, 20)),
+        datasets=("digits",),
+        parts={
+            "frozen": Part(
+                {
+                    "deterministic": {"epochs": 100, "pretrain_epochs": 0},
+                    **{m: {**change, "freeze_network": True} for m, change in _OF_FROZEN.items()},
+                },
+                _FROZEN,
+            ),
+            "joint": Part({"deterministic": {}, **_OF_FROZEN}, _FROZEN),
         },
-        "gaussian": {
-            f"prior{scale:g}-beta{beta:g}": replace(gaussian, prior_scale=scale, beta=beta)
-            for scale, beta in priors
-        },
-    }
-
-
-def _vgg16_equal(chosen):
-    """Return the runs at equal budget, by method.
-
-    - `deterministic`, `mc_dropout`, `gaussian`: as they were chosen.
-    - `mixture_4`, `mixture_16`: as many Gaussians in each layer, sharing their index.
-    - `mixture_16_ibnn`: the same after the recipe of its authors, see `_ibnn`.
-    - `flow_first`, `flow_last`: flows where the report has them, Gaussians elsewhere, with the
-      affine map at either end.
-    - `flow_over_mixture`: `flow_last` over a mixture of four, in the Gaussian layers too.
-    - `gaussian_inner`: no noise in the first layer.
-    - `fixed_inner`: the same with the posterior fixed at the prior, so that nothing of it is
-      learned. In the first layer such noise would spoil the colours.
-    - `gaussian_elbo`, `flow_elbo`: beta is 1, as the ELBO has it, and the posteriors learn five
-      times as fast; the affine map first.
-    """
-    runs = {method: replace(settings, validation=0) for method, settings in chosen.items()}
-    if "gaussian" not in runs:
-        return runs
-    gaussian = runs["gaussian"]
-    mixture = {"posterior": "mixture", "initial_scale": gaussian.prior_scale, "mean_spread": 0.1}
-    flow, inner = {"posterior": "flow"}, {"deterministic_layers": "conv1"}
-    elbo = {"beta": 1.0, "stochastic_learning_rate": 0.1}
-    changes = {
-        "mixture_4": mixture,
-        "mixture_16": {**mixture, "components": 16},
-        "mixture_16_ibnn": None,
-        "flow_first": {**flow, "affine": "first"},
-        "flow_last": flow,
-        "flow_over_mixture": {**flow, "base_components": 4},
-        "gaussian_inner": inner,
-        "fixed_inner": {**inner, **_fixed(gaussian)},
-        "gaussian_elbo": elbo,
-        "flow_elbo": {**elbo, **flow, "affine": "first"},
-    }
-    return runs | {
-        method: _ibnn() if change is None else replace(gaussian, **change)
-        for method, change in changes.items()
-    }
-
-
-def _fixed(settings):
-    """Return changes by which the posterior starts at the prior and stays there."""
-    return {"stochastic_learning_rate": 1e-12, "initial_scale": settings.prior_scale}
-
-
-def _ibnn():
-    """Return the recipe of arXiv 2010.13498 for VGG16, as far as an equal budget allows.
-
-    Its two draws for each training image make a step about twice as long. Other than there: 100
-    epochs in place of 300, and beta rising over 66 in place of 200; batch normalization; a cosine
-    schedule; the KL is a bound. Its weight decay of 5e-4 goes through momentum of 0.9, which makes
-    it ten times as strong; a decoupled one does not.
-    """
-    return replace(
-        _BASE,
-        posterior="mixture",
-        components=16,
-        prior_scale=0.3,
-        kl_warmup=2 * _BASE.epochs // 3,
-        train_samples=2,
-        stochastic_learning_rate=1.2,
-        weight_decay=0.005,
-    )
-
-
-def _ablations():
-    """Return the runs that differ from the first by what their names say.
-
-    They are shorter than those of the comparison, begin from beta = 30, and are scored on held-out
-    training images. Twice the epochs are there to be compared with two draws for each image.
-    """
-    base = replace(_GAUSSIAN, epochs=60, samples=64, validation=HELD_OUT, log_every=1000)
-    fixed, flow = _fixed(base), {"posterior": "flow"}
-    changes = [
-        {},
-        {"noise": "position"},
-        *({"prior_scale": scale} for scale in (0.2, 0.5)),
-        {"learn_prior_scale": True},
-        *({"beta": beta} for beta in (1.0, 10.0, 100.0, 300.0)),
-        {"gamma": 30.0},
-        {"kl_warmup": 40},
-        {"warmup_epochs": 5},
-        {"stochastic_learning_rate": 0.1},
-        {"train_samples": 2},
-        {"epochs": 120},
-        fixed,
-        {"deterministic_layers": "conv1"},
-        {"deterministic_layers": "conv1", **fixed},
-        flow,
-        *({**flow, "flow_depth": depth} for depth in (1, 6)),
-        {**flow, "flow_layers": "conv[2-7]"},
-    ]
-
-    def label(change):
-        numbers = {k: f"{v:g}" if isinstance(v, float) else v for k, v in change.items()}
-        return ",".join(f"{key}={value}" for key, value in numbers.items()) or "reference"
-
-    return {label(change): replace(base, **change) for change in changes}
-
-
-def _vgg16(part, dataset, chosen):
-    if part == "ablations":
-        return _ablations()
-    if part == "report":
-        # The report does not say for how long its baseline was trained.
-        sgd = {"epochs": 30, "optimizer": "sgd", "learning_rate": 0.001, "schedule": "constant"}
-        runs = report_budget(replace(_BASE, weight_decay=0.0, evaluate_every=5, **sgd))
-        del runs["mixture"]  # the report has none
-        return runs
-    runs = _vgg16_equal(chosen)
-    if part == "equal":
-        return runs
-    # As long as those of arXiv 2010.13498; or knowing the first five classes only.
-    shown, change = {
-        "long": (("deterministic", "gaussian", "flow_last"), {"epochs": 300}),
-        "half": (
-            ("deterministic", "mc_dropout", "gaussian", "mixture_4", "flow_last"),
-            {"classes": _CLASSES},
-        ),
-    }[part]
-    return {name: replace(runs[name], **change) for name in shown if name in runs}
-
-
-VGG16 = Plan(
-    datasets=("cifar10",),
-    methods=(
-        *("deterministic", "mc_dropout", "gaussian", "mixture_4", "mixture_16", "mixture_16_ibnn"),
-        *("flow_first", "flow_last", "flow_over_mixture", "gaussian_inner", "fixed_inner"),
-        *("gaussian_elbo", "flow_elbo"),
     ),
-    # Equal budgets; three times as long; the report's; half of the classes; one change at a time.
-    parts=("equal", "long", "report", "half", "ablations"),
-    tuned=("equal", "long", "half"),
-    narrowed=("equal", "long", "half"),
-    candidates=_vgg16_candidates,
-    make=_vgg16,
-)
-
-
-def evaluations(name):
-    """Return what the model of a VGG16 run is evaluated on, by the name of a folder."""
-    budget = name.split("/")[0]
-    if budget == "half":
-        return {"robustness": replace(SHIFTS, classes=_CLASSES, shifts=("clean", "foreign"))}
-    if budget == "draws":
-        clean = replace(SHIFTS, shifts=("clean",), limit=None)
-        return {f"draws{count}": replace(clean, samples=count) for count in DRAWS}
-    return {"robustness": SHIFTS} if budget == "equal" else {}
+    "lenet": Plan(
+        seeds=tuple(range(5)),
+        datasets=("fashion_mnist", "cifar10"),
+        parts={
+            # The report's baseline has other epochs on each dataset.
+            "report": Part(
+                _reported(lambda of: {"fashion_mnist": 10, "cifar10": 20}[of.dataset]), _LENET_BASE
+            ),
+            "equal": Part(dict.fromkeys(_LENET_METHODS, {})),
+        },
+        base=Settings(posterior="none", epochs=60, batch_size=256),
+        trials={
+            method: [_rates(*pair) for pair in itertools.product((0.02, 0.06), _STRENGTHS[method])]
+            for method in _LENET_METHODS
+        },
+    ),
+    "vgg16": Plan(
+        seeds=tuple(range(3)),
+        parts={
+            "equal": Part(_EQUAL, evaluations={"robustness": _SHIFTS}),
+            # As long as those of arXiv 2010.13498.
+            "long": Part({method: {**_EQUAL[method], "epochs": 300} for method in _LONG}),
+            "report": Part(_reported(30, mixture=False), _VGG16_REPORTED, narrowed=False),
+            # Knowing the first five classes only.
+            "half": Part(
+                {method: {**_EQUAL[method], "classes": _CLASSES} for method in _HALF},
+                evaluations={"robustness": _OF_HALF},
+            ),
+            # One change at a time, scored on held-out training images.
+            "ablations": Part({label(c): c for c in _ABLATIONS}, _ABLATED, False, True),
+            "draws": Part({"reference": {}}, _ABLATED, False, True, _DRAWS),
+        },
+        base=_BASE,
+        trials=_VGG16_TRIALS,
+        probabilities=True,
+    ),
+}
+"""The experiments that `scripts/reproduce.py` knows."""
 
 
 def quick_runs(runs):
     """Return runs in small, whose scores mean nothing: one trial per method, three ablations."""
     found, count = {}, {}
     for name, settings in runs.items():
-        budget, dataset, method, _ = name.split("/")
-        group = (budget, dataset, method) if budget == "trials" else budget
+        part, dataset, method, _ = name.split("/")
+        group = (part, dataset, method) if part == "trials" else part
         count[group] = count.get(group, 0) + 1
-        if count[group] <= {"trials": 1, "ablations": 3}.get(budget, len(runs)):
+        if count[group] <= {"trials": 1, "ablations": 3}.get(part, len(runs)):
+            names = ("kl_warmup", "pretrain_epochs", "evaluate_every", "elbo_passes")
             found[name] = replace(
                 settings,
-                limit=300,
-                validation=100 if settings.validation else 0,
-                epochs=1,
-                kl_warmup=min(1, settings.kl_warmup),
-                warmup_epochs=0,
-                pretrain_epochs=min(1, settings.pretrain_epochs),
-                evaluate_every=min(1, settings.evaluate_every),
-                evaluation_samples=2,
-                samples=4,
-                batch_size=100,
+                **{name: min(1, getattr(settings, name)) for name in names},
+                **{
+                    "limit": 300,
+                    "validation": 100 if settings.validation else 0,
+                    "batch_size": 100,
+                },
+                **{"epochs": 1, "warmup_epochs": 0, "evaluation_samples": 2, "samples": 4},
+                train_size=settings.train_size and 100,
             )
     return found
 
 
 def quick_evaluations(wanted):
-    """Return evaluations in small."""
-    few = {"corruptions": SHIFTS.corruptions[:1], "degrees": (90,), "foreign": ("mnist",)}
+    """Return evaluations in small, and of the draws two."""
+    few = {"corruptions": _SHIFTS.corruptions[:1], "degrees": (90,), "foreign": ("mnist",)}
     return {
         name: replace(settings, **few, limit=100, samples=min(2, settings.samples))
         for name, settings in wanted.items()
-        if name not in [f"draws{count}" for count in DRAWS[2:]]
+        if name not in list(_DRAWS)[2:]
     }

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from experiments import files
-from tfp_ibnn import data
+from experiments.settings import DATASETS
 
 __all__ = ["history", "write_report"]
 
@@ -25,7 +25,7 @@ def write_report(folder, metrics, scores, test):
         ),
         "training.png": plots.training_panel({method: history(folder)}),
     }
-    if number := min(8, len(images) // 2):
+    if (number := min(8, len(images) // 2)) and images.ndim > 2:
         figures["images.png"] = plots.extreme_images(
             images,
             scores.entropy,
@@ -47,7 +47,7 @@ def history(folder):
 def model_card(metrics):
     """Return a description of the trained model, in Markdown."""
     options = metrics["options"]
-    dataset = data.DATASETS[options["dataset"]]
+    dataset = DATASETS[options["dataset"]]
     kind = {
         "deterministic": "a deterministic network",
         "mc_dropout": "a deterministic network, averaged over dropout masks",
@@ -57,7 +57,9 @@ def model_card(metrics):
     scores = "\n".join(f"| {label} | {metrics[key]:.4f} |" for label, key in rows)
     settings = "\n".join(f"| `{name}` | `{value}` |" for name, value in options.items())
     versions = ", ".join(f"{name} {version}" for name, version in metrics["versions"].items())
-    height, width, channels = dataset.image_shape
+    shape = " x ".join(map(str, dataset.image_shape))
+    inputs = f"Images of {shape} (height, width, channels), raw values from 0 to {dataset.maximum};"
+    inputs = f"{inputs}\nnormalisation is part of the model" if len(shape) > 1 else "Points (2,)"
     # The line that predicts as the test did.
     use = "model.predict(images)  # logits"
     if metrics["method"] != "deterministic":
@@ -70,8 +72,7 @@ This is {kind}, with {metrics["parameters"]:,} parameters.
 
 ## What goes in and what comes out
 
-Images of {height} x {width} pixels and {channels} channel{"s" if channels > 1 else ""}, raw values
-from 0 to {dataset.maximum}; normalisation is part of the model. Out come the classes
+{inputs}. Out come the classes
 {", ".join(_classes(options))}: logits from `model.keras`, and from `saved_model/`, if it is there,
 averaged probabilities with their uncertainty.
 
@@ -102,4 +103,4 @@ Seconds: {", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].
 
 
 def _classes(options):
-    return data.DATASETS[options["dataset"]].classes[: options.get("classes")]
+    return DATASETS[options["dataset"]].classes[: options.get("classes")]

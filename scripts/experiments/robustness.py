@@ -13,9 +13,8 @@ import pandas as pd
 from experiments import checks, files
 from experiments.checks import each, option
 from experiments.folder import RunError, RunFolder, read_record
-from experiments.provenance import provenance
-from experiments.scoring import Scorer, Scores, read_model
-from experiments.tables import HELD_OUT, SCORES, markdown_table
+from experiments.scoring import SCORES, Scorer, Scores, read_model
+from experiments.store import provenance
 from tfp_ibnn import data, metrics
 
 __all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure", "table"]
@@ -23,6 +22,8 @@ __all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure", "table"]
 # In stored results and options, OOD images are called foreign.
 SHIFTS = ("clean", "corruptions", "rotations", "fgsm", "foreign")
 UNCERTAINTIES = ("entropy", "epistemic")
+HELD_OUT = "held-out classes"
+"""Name of the OOD images that are of the model's own dataset."""
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 # The gradient of an average holds all its draws in memory: images times draws of one step.
 _ATTACKED_AT_ONCE = 512

@@ -17,9 +17,10 @@ import tfp_ibnn as ibnn
 from experiments import files
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
-from experiments.provenance import provenance
 from experiments.report import write_report
 from experiments.scoring import Scorer, read_model
+from experiments.settings import DATASETS
+from experiments.store import provenance
 from tfp_ibnn.training import Interrupts, can_scan, scan
 
 __all__ = ["finished", "identity", "run"]
@@ -52,8 +53,7 @@ def run(settings, output, data_dir=None, *, log=print, keep_models=True, devices
         DataError: if the data cannot be had.
     """
     devices = devices or Devices()
-    if not devices.is_first:
-        log = _nothing
+    log = log if devices.is_first else lambda line: None
     known = {**identity(settings), **devices.identity}
     ours = json.dumps(known, sort_keys=True)
     if devices.from_first(lambda: ours) != ours:
@@ -82,22 +82,16 @@ def finished(settings, output):
 
 def identity(settings):
     """Return what a run is known by: its settings, with the content of the files they name."""
-    paths = {"pretrained": settings.pretrained}
-    if settings.is_stochastic and settings.posterior not in ibnn.models.POSTERIORS:
-        paths["posterior"] = settings.posterior
-    try:
-        content = {
-            f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            for name, path in paths.items()
-            if path is not None
-        }
-    except OSError as error:
-        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    content = {}
+    for name in ("pretrained", "posterior"):
+        path = getattr(settings, name)
+        if path in (None, "none", *ibnn.models.POSTERIORS) or path.startswith("{"):
+            continue
+        try:
+            content[f"{name}_sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}.") from error
     return {**settings.as_dict(), **content, "backend": keras.backend.backend()}
-
-
-def _nothing(line):
-    """Log nothing: the first process does."""
 
 
 def _run(settings, folder, data_dir, log, keep_models, devices):
@@ -135,6 +129,11 @@ def _run(settings, folder, data_dir, log, keep_models, devices):
             f"The network predicts nonsense: training has diverged ({error})."
         ) from error
     times["testing"] = time.perf_counter() - began
+    if settings.elbo_passes and settings.is_stochastic:
+        # Of all training images together, in nats.
+        options = {"batch_size": len(train[0]), "verbose": 0, "return_dict": True}
+        losses = [model.evaluate(*train, **options)["loss"] for _ in range(settings.elbo_passes)]
+        found["negative_elbo"] = float(np.mean(losses)) * len(train[0])
     # A network that was read may have dropout of its own.
     averaged = settings.is_stochastic or scorer.monte_carlo is None
     metrics = {
@@ -169,16 +168,23 @@ def _run(settings, folder, data_dir, log, keep_models, devices):
 
 def _arrays(settings, data_dir):
     """Return what to train on and what to test on."""
-    (x, y), test = ibnn.data.load(settings.dataset, data_dir)
+    if settings.dataset == "four_clusters":  # of each seed others, but all are tested on the same
+        known, sample = DATASETS["four_clusters"], ibnn.data.toy.sample
+        train = sample(settings.train_size or known.train_size, [1, settings.seed])
+        test = sample(known.test_size, [2])
+    else:
+        train, test = ibnn.data.load(settings.dataset, data_dir)
+        if settings.train_size is not None:
+            every = [np.concatenate(both) for both in zip(train, test, strict=True)]
+            order = np.random.default_rng(settings.seed).permutation(len(every[0]))
+            parts = np.split(order, [settings.train_size])
+            train, test = ([part[rows] for part in every] for rows in parts)
     if settings.classes is not None:
-        (x, y), _ = ibnn.data.ood.split_classes(x, y, settings.classes)
-        test, _ = ibnn.data.ood.split_classes(*test, settings.classes)
-    if settings.limit is not None:
-        x, y = x[: settings.limit], y[: settings.limit]
-        test = tuple(part[: settings.limit] for part in test)
+        train, test = (ibnn.data.ood.split_classes(*x, settings.classes)[0] for x in (train, test))
+    train, test = ([part[: settings.limit] for part in x] for x in (train, test))
     if not settings.validation:
-        return (x, y), test
-    return ibnn.data.validation_split(x, y, settings.validation, seed=_SPLIT_SEED)
+        return train, test
+    return ibnn.data.validation_split(*train, settings.validation, seed=_SPLIT_SEED)
 
 
 def _network(settings, images):
@@ -196,15 +202,14 @@ def _network(settings, images):
             raise RunError(f"{path} does not compute in {settings.precision}.")
         return model
     name, options = settings.network()
-    # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
-    padding = max(1, images.shape[1] // 8)
-    front = ibnn.data.preprocessing(
-        images, augment=settings.augments, padding=padding, seed=settings.seed
-    )
-    classes = settings.classes or len(ibnn.data.DATASETS[settings.dataset].classes)
+    if images.ndim > 2:
+        # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
+        padding = max(1, images.shape[1] // 8)
+        shifts = {"augment": settings.augments, "padding": padding, "seed": settings.seed}
+        options["preprocessing"] = ibnn.data.preprocessing(images, **shifts)
+    classes = settings.classes or len(DATASETS[settings.dataset].classes)
     build = getattr(ibnn.models, name)
-    shape = images.shape[1:]
-    return build(shape, classes, preprocessing=front, dropout=settings.dropout, **options)
+    return build(images.shape[1:], classes, dropout=settings.dropout, **options)
 
 
 def _stochastic(model, settings, train_size):
@@ -224,8 +229,10 @@ def _stochastic(model, settings, train_size):
 
 def _fit(model, settings, stage, train, test, folder, log, devices):
     """Train a model to the end of a stage; return the seconds that it took, over all parts."""
+    # Of many images a few may be left out, so that all batches have one shape; of few points none.
+    whole = settings.dataset != "four_clusters"
     batches = ibnn.data.ShuffledBatches(
-        *train, settings.batch_size, settings.seed, drop_remainder=True, shard=devices.shard
+        *train, settings.batch_size, settings.seed, drop_remainder=whole, shard=devices.shard
     )
     with devices.building():
         model.compile(

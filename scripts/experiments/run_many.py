@@ -22,7 +22,16 @@ NOT_RUN = "not run"
 
 
 def run_many(
-    runs, folder, *, evaluations=None, train=True, missing=None, jobs=1, data_dir=None, log=print
+    runs,
+    folder,
+    *,
+    evaluations=None,
+    keep_models=False,
+    train=True,
+    missing=None,
+    jobs=1,
+    data_dir=None,
+    log=print,
 ):
     """Train every run in a folder of its own; return what each measured, by name.
 
@@ -36,6 +45,7 @@ def run_many(
         evaluations: what to evaluate the model of a run on in addition to the test, by the run's
             name and that of a folder in the run's. Such models are kept, and what the run measured
             holds the rows of `robustness.evaluate` as "evaluations".
+        keep_models: keep those of the other runs, too.
         train: run what is not finished; else only what is finished is returned.
         missing: gets the names of what was not run or failed, and why. None raises for a failure,
             when all others are finished.
@@ -47,9 +57,15 @@ def run_many(
     Raises:
         RunError: if a folder belongs to something else; or if a run failed, see `missing`.
     """
-    evaluations = evaluations or {}
     tasks = {
-        name: Task(name, settings, Path(folder) / name, evaluations.get(name, {}), data_dir)
+        name: Task(
+            name,
+            settings,
+            Path(folder) / name,
+            (evaluations or {}).get(name, {}),
+            keep_models,
+            data_dir,
+        )
         for name, settings in runs.items()
     }
     found, failed = {}, {}
@@ -79,16 +95,15 @@ def run_many(
         scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
         seconds = sum(outcome["seconds"].values())
         log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
-    if missing is not None:
-        for name, task in tasks.items():
-            if name not in found:
-                missing[name] = failed.get(name) or task.failure() or NOT_RUN
-            else:
-                why = failed.get(name, NOT_RUN)
-                missing |= {f"{name}/{part}": why for part in task.left(found[name])}
-    elif failed:
+    if missing is None and failed:
         name, why = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")
+    for name, task in tasks.items() if missing is not None else ():
+        if name not in found:
+            missing[name] = failed.get(name) or task.failure() or NOT_RUN
+        else:
+            why = failed.get(name, NOT_RUN)
+            missing |= {f"{name}/{part}": why for part in task.left(found[name])}
     return {name: found[name] for name in runs if name in found}
 
 
@@ -99,6 +114,7 @@ class Task(NamedTuple):
     settings: Settings
     folder: Path
     evaluations: dict[str, robustness.Settings]
+    keep_models: bool = False
     data_dir: Any = None
 
     def measured(self):
@@ -120,18 +136,14 @@ class Task(NamedTuple):
         """Return the evaluations that are not finished."""
         return [name for name in self.evaluations if name not in metrics["evaluations"]]
 
-    def run(self, log=None):
+    def run(self, log=lambda line: None):
         """Do what is left, and return what was measured, or the RunError."""
         # TensorFlow counts the functions that it traces, and takes one for each run for a mistake.
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
-
-        def named(line):
-            if log is not None:
-                log(f"{self.name}: {line}")
-
-        options = {"data_dir": self.data_dir, "log": named}
+        options = {"data_dir": self.data_dir, "log": lambda line: log(f"{self.name}: {line}")}
+        keep = self.keep_models or bool(self.evaluations)
         try:
-            run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
+            run(self.settings, self.folder, keep_models=keep, **options)
             for name in self.left(self.measured()):
                 model = self.folder / "model.keras"
                 if not model.exists():
@@ -166,7 +178,8 @@ def _each(tasks, jobs, log):
     for task in tasks:
         shifts = [settings.foreign for settings in task.evaluations.values()]
         for name in dict.fromkeys([task.settings.dataset, *sum(shifts, ())]):
-            data.load(name, task.data_dir)
+            if name in data.DATASETS:
+                data.load(name, task.data_dir)
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:

@@ -11,18 +11,24 @@ from experiments.checks import choice, count, option
 from experiments.posterior_files import read_posteriors
 from tfp_ibnn import data, models
 
-__all__ = ["Settings"]
+__all__ = ["DATASETS", "Settings"]
+
+DATASETS = {
+    **data.DATASETS,
+    "four_clusters": data.Dataset("four_clusters", ("0", "1"), (2,), 1_000, 100_000, "drawn", {}),
+}
+"""What `ibnn.data.load` knows, and the points of `ibnn.data.toy`."""
 
 # Those that the first runs did not have: at their defaults they are not part of a run's record.
 _LATER = (
-    *("warmup_epochs", "log_every", "deterministic_layers", "flow_layers", "flow_depth"),
-    *("base_components", "learn_prior_scale", "freeze_network", "classes"),
+    *("warmup_epochs", "log_every", "deterministic_layers", "flow_layers", "flow_depth", "classes"),
+    *("base_components", "learn_prior_scale", "freeze_network", "train_size", "elbo_passes"),
 )
 _OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
 _IN_FILES = ("affine", "components", "initial_scale", "mean_spread", "deterministic_layers")
 # Height and width of the smallest images that each network takes.
 _LEAST = {"lenet": 16, "vgg16": 32, "wide_resnet": 8}
-_WIDE_RESNET = re.compile(r"wide_resnet(?:_(\d+)_(\d+))?")
+_MODELS = ("lenet", "vgg16", "mlp", "mlp_64_64", "wide_resnet", "wide_resnet_16_4")
 _optimizer = choice("sgd", "nesterov", "adam")
 
 
@@ -43,9 +49,9 @@ class Settings(checks.Checked):
     gets its posterior and is trained for `epochs`. With `posterior="none"` it stays deterministic.
     """
 
-    dataset: str = option("cifar10", choice(*data.DATASETS), "its name")
-    model: str = option("lenet", checks.text, "lenet, vgg16, mlp, wide_resnet, wide_resnet_16_4")
-    posterior: str = option("flow", checks.text, "none, gaussian, flow, mixture, or a JSON file")
+    dataset: str = option("cifar10", choice(*DATASETS), "its name")
+    model: str = option("lenet", checks.text, "lenet, vgg16, mlp_64_64, wide_resnet_16_4, ...")
+    posterior: str = option("flow", checks.text, "none, gaussian, flow, mixture, or JSON")
     noise: str = option("channel", choice("channel", "position"), "what has a z of its own")
     kl_reduction: str = option("sum", choice("sum", "mean"), "over positions")
     affine: str = option("last", choice("last", "first"), "first is the original report's order")
@@ -83,65 +89,72 @@ class Settings(checks.Checked):
     evaluation_samples: int = option(16, count, "draws in these scores")
     log_every: int = option(1, count, "epochs between checkpoints, and logs of the posteriors")
     classes: int | None = option(None, count, "take only the first so many; others are OOD")
+    train_size: int | None = option(None, count, "draw so many by the seed, and test on the rest")
     limit: int | None = option(None, count, "take only so many training and test images")
+    elbo_passes: int = option(0, checks.whole, "over the training images, to estimate the ELBO")
     precision: str = option("float32", choice("float32", "mixed_bfloat16", "mixed_float16"), "")
     seed: int = option(0, checks.seed, "of weights, noise, augmentation and order")
 
     def __post_init__(self):
         super().__post_init__()
-        known, (name, size) = data.DATASETS[self.dataset], self.network()
-        available = known.train_size
-        if size and (size["depth"] < 10 or (size["depth"] - 4) % 6 or not size["width"]):
-            raise ValueError(
+        if conflict := next(self._conflicts(), None):
+            raise ValueError(conflict)
+        if self.is_stochastic:
+            self.posteriors()
+
+    def _conflicts(self):
+        """Yield what is wrong with settings together."""
+        known, (name, size) = DATASETS[self.dataset], self.network()
+        depth, width = size.get("depth", 10), size.get("width", 1)
+        if depth < 10 or (depth - 4) % 6 or not width:
+            yield (
                 f"`model` {self.model!r} does not exist: the depth of a wide_resnet is 10, 16, 22, "
                 "28, ... (6n + 4), and its width at least 1."
             )
         if min(known.image_shape[:2]) < (least := _LEAST.get(name, 1)):
-            raise ValueError(
+            yield (
                 f"`model` {self.model!r} does not go with {self.dataset}: it takes images of at "
                 f"least {least} x {least} pixels."
             )
-        if self.classes is not None:
-            if not 2 <= self.classes < len(known.classes):
-                raise ValueError(
-                    f"`classes` must be at least 2 and leave some of {self.dataset}'s "
-                    f"{len(known.classes)}; got {self.classes!r}."
-                )
-            # All datasets have about as many images of each class.
-            available = available * self.classes // len(known.classes)
-        if self.pretrained is not None and self.pretrain_epochs:
-            raise ValueError(
-                "`pretrained` and `pretrain_epochs` exclude each other: the network is read or "
-                "trained."
+        if self.classes is not None and not 2 <= self.classes < len(known.classes):
+            yield (
+                f"`classes` must be at least 2 and leave some of {self.dataset}'s "
+                f"{len(known.classes)}; got {self.classes!r}."
             )
+        whole = known.train_size + known.test_size
+        if (self.train_size or 0) >= whole and self.dataset != "four_clusters":
+            yield f"`train_size` must leave some of {whole} to test on; got {self.train_size}."
         trained = self.pretrained is not None or self.pretrain_epochs
+        if self.pretrained is not None and self.pretrain_epochs:
+            yield "`pretrained` and `pretrain_epochs` exclude each other: read it or train it."
         if self.freeze_network and not (trained and self.is_stochastic):
-            raise ValueError(
+            yield (
                 "`freeze_network` trains nothing but the posteriors of a trained network: it needs "
                 "a `posterior`, and `pretrained` or `pretrain_epochs`."
             )
         if self.pretrained is not None and (self.dropout or self.augment is not None):
-            raise ValueError("The `pretrained` network has its own `dropout` and `augment`.")
+            yield "The `pretrained` network has its own `dropout` and `augment`."
         for stage in self.stages():
             if self.warmup_epochs >= stage.epochs:
-                raise ValueError(
+                yield (
                     f"`warmup_epochs` must be below the {stage.epochs} epochs of {stage.name}, or "
                     f"the learning rate never comes up; got {self.warmup_epochs}."
                 )
+        # All datasets have about as many images of each class.
+        available = self.train_size or known.train_size
+        available = available * (self.classes or len(known.classes)) // len(known.classes)
         available = min(available, self.limit or available)
         if self.validation >= available:
-            raise ValueError(
+            yield (
                 f"`validation` must leave some of the {available} training images; got "
                 f"{self.validation}."
             )
         in_file = self.is_stochastic and self.posterior not in models.POSTERIORS
         for name in self._changed():
             if name in (*_IN_FILES, *_OF_FLOWS) and in_file:
-                raise ValueError(f"`{name}` goes into the posterior file {self.posterior}.")
+                yield f"`{name}` goes into the posterior file {self.posterior}."
             if name in _OF_FLOWS and self.posterior != "flow":
-                raise ValueError(f"`{name}` is of the posterior 'flow', not {self.posterior!r}.")
-        if self.is_stochastic:
-            self.posteriors()
+                yield f"`{name}` is of the posterior 'flow', not {self.posterior!r}."
 
     @property
     def is_stochastic(self):
@@ -170,11 +183,12 @@ class Settings(checks.Checked):
 
     def network(self):
         """Return the name of the builder in `ibnn.models` and its options."""
-        if match := _WIDE_RESNET.fullmatch(self.model):
-            depth, width = match.groups()
-            return "wide_resnet", {"depth": int(depth), "width": int(width)} if depth else {}
-        choices = ("lenet", "vgg16", "mlp", "wide_resnet", "wide_resnet_16_4")
-        return choice(*choices)("model", self.model), {}
+        if match := re.fullmatch(r"wide_resnet_(\d+)_(\d+)", self.model):
+            return "wide_resnet", {"depth": int(match[1]), "width": int(match[2])}
+        if match := re.fullmatch(r"mlp((?:_[1-9]\d*)+)(_sigmoid)?", self.model):
+            hidden = tuple(map(int, match[1].split("_")[1:]))
+            return "mlp", {"hidden": hidden, "activation": "sigmoid" if match[2] else "relu"}
+        return choice(*_MODELS)("model", self.model), {}
 
     def posteriors(self):
         """Return the posteriors of the layers, by pattern."""
@@ -182,13 +196,14 @@ class Settings(checks.Checked):
         if self.learn_prior_scale:
             common["learn_prior_scale"] = True
         if self.posterior not in models.POSTERIORS:
-            if not os.path.exists(self.posterior):
+            if not (self.is_inline or os.path.exists(self.posterior)):
                 known = ", ".join(repr(name) for name in ("none", *models.POSTERIORS))
                 raise ValueError(
                     f"`posterior` must be {known}, or the path of a JSON file; there is no file "
                     f"{self.posterior!r}."
                 )
             return read_posteriors(self.posterior, common)
+        common["deterministic"] = self.deterministic_layers
         if self.initial_scale is not None:
             common["initial_scale"] = self.initial_scale
         if self.posterior == "mixture":
@@ -197,12 +212,16 @@ class Settings(checks.Checked):
                 common["mean_spread"] = self.mean_spread
         else:
             common["affine"] = self.affine
-        common["deterministic"] = self.deterministic_layers
         if self.posterior == "flow":
             common |= {"layers": self.flow_layers, "depth": self.flow_depth}
         if self.base_components > 1:
             common |= {"components": self.base_components, "shared_components": True}
         return models.posterior_map(self.network()[0], self.posterior, **common)
+
+    @property
+    def is_inline(self):
+        """Whether `posterior` is JSON itself, not the path of a file."""
+        return self.posterior.startswith("{")
 
     def command(self):
         """Return the command line that trains with these settings, but for the output folder."""
@@ -226,6 +245,6 @@ class Settings(checks.Checked):
 
     def _changed(self):
         """Return the settings that are not at their defaults."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value != defaults[name]}
+        fields = dataclasses.fields(self)
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields}
+        return {name: value for name, (value, default) in values.items() if value != default}

@@ -1,7 +1,7 @@
-"""Tables of results: summaries over the seeds, and Markdown pages filled from stored results.
+"""Tables in Markdown pages, filled from stored results.
 
 A table in a page stands between two comments. The first says which one it is: an experiment, and
-conditions on its rows, in which commas separate alternatives.
+conditions on its runs, in which commas separate alternatives.
 
     <!-- table: lenet dataset=cifar10 budget=equal method=gaussian,flow -->
     <!-- end -->
@@ -28,19 +28,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from experiments import files
-from experiments.provenance import provenance
+from experiments import store
+from experiments.robustness import HELD_OUT
+from experiments.scoring import SCORES
 
-__all__ = ["PAGES", "SCORES", "fill", "margins", "markdown", "paired", "summarise", "write_results"]
+__all__ = ["PAGES", "fill", "margins", "markdown", "markdown_table", "paired"]
 
 PAGES = ("README.md", "results/README.md", "docs/choosing.md")
 """Texts of the repository that have such tables."""
-SCORES = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
-"""What every run has, and how tables call it."""
-HELD_OUT = "held-out classes"
-"""Name of the OOD images that are of the model's own dataset."""
 
-_KEYS = ["dataset", "model", "method", "budget", "epochs", "samples"]
 _MAIN = {key: SCORES[key] for key in ("accuracy", "nll", "ece")}
 _BEGIN = r"<!-- (\w+): (\w+)([^>]*?) -->\n"
 _TABLE = re.compile(rf"({_BEGIN})(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
@@ -74,63 +70,25 @@ _POOLED_SHIFTS = {
 }
 
 
-def summarise(rows, **common):
-    """Return one row for each method, budget and data set, over its seeds."""
-    groups, table = {}, []
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in _KEYS), []).append(row)
-    for keys, group in groups.items():
-        same = {
-            key: value
-            for key, value in group[0].items()
-            if key not in (*_KEYS, *SCORES, "seed") and all(row.get(key) == value for row in group)
-        }
-        for key in ("backend", "hardware"):  # of seeds that were run in different places, all
-            if places := dict.fromkeys(row[key] for row in group if key in row):
-                same[key] = " | ".join(places)
-        found = pd.DataFrame(group)[list(SCORES)].agg(["mean", "std"], skipna=False)
-        if len(group) == 1:
-            found.loc["std"] = 0.0
-        scores = found.round(6).to_dict()
-        seeds = [row["seed"] for row in group]
-        table.append(
-            {**dict(zip(_KEYS, keys, strict=True)), "seeds": seeds, **scores, **same, **common}
-        )
-    return table
-
-
-def write_results(folder, rows, options, **more):
-    """Write `summary.json` and `runs.json`, with more entries; return the rows of the summary."""
-    # A run that says where it was made was made there, not where the table is.
-    known = rows[0] if rows else {}
-    record = {key: value for key, value in provenance(options).items() if key not in known}
-    common = {key: record[key] for key in ("command", "backend", "hardware") if key in record}
-    table = summarise(rows, **common)
-    files.write_json(Path(folder) / "summary.json", table)
-    files.write_json(Path(folder) / "runs.json", {"runs": list(rows), **more, **record})
-    return table
-
-
-def markdown(table, columns=("method",), scores=tuple(SCORES)):
+def markdown(summary, columns=("method",), scores=tuple(SCORES)):
     """Return rows of a summary as a Markdown table, `mean ± std`, or the score of a single seed."""
-    lines = [[*columns, *(SCORES[key] for key in scores)]]
-    for row in table:
-        several = len(row["seeds"]) > 1
-        spreads = [f" ± {row[key]['std']:.4f}" if several else "" for key in scores]
-        cells = [f"{row[key]['mean']:.4f}{s}" for key, s in zip(scores, spreads, strict=True)]
-        lines.append([*(str(row[key]) for key in columns), *cells])
-    return markdown_table(lines)
+    table = pd.DataFrame(summary)[list(columns)]
+    for key in scores:
+        table[SCORES[key]] = [
+            f"{row[key]['mean']:.4f}" + f" ± {row[key]['std']:.4f}" * (len(row["seeds"]) > 1)
+            for row in summary
+        ]
+    return markdown_table(table)
 
 
-def markdown_table(cells, aligned=False):
-    """Return rows of cells, of which the first is the head, as a Markdown table."""
+def markdown_table(table, aligned=False):
+    """Return a frame as a Markdown table."""
+    cells = [list(table.columns), *table.astype(str).to_numpy().tolist()]
     rule = ["---"] * len(cells[0])
     if aligned:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rule = ["-" * (width + 2) for width in widths]
-        cells = [
-            [line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in cells
-        ]
+        cells = [[one[0].ljust(widths[0]), *map(str.rjust, one[1:], widths[1:])] for one in cells]
     head, *rest = ["| " + " | ".join(line) + " |" for line in cells]
     return "\n".join([head, "|" + "|".join(rule) + "|", *rest])
 
@@ -172,9 +130,10 @@ def fill(text, results):
             raise ValueError(f"{begin.strip()} is not a table: known are {', '.join(_KINDS)}.")
         if not all(re.fullmatch("[^=]+=[^=]+", part) for part in conditions.split()):
             raise ValueError(f"Conditions have the form key=value, not as in {begin.strip()}.")
-        wanted = dict(part.split("=") for part in conditions.split())
-        cells = _KINDS[kind](Path(results) / experiment, wanted)
-        return f"{begin}{cells if isinstance(cells, str) else markdown_table(cells)}\n{end}"
+        wanted = {key: v.split(",") for key, v in (part.split("=") for part in conditions.split())}
+        folder, (rows, make) = Path(results) / experiment, _KINDS[kind]
+        made = make(_matching(rows(store.read(folder)[0]), wanted, folder), wanted, folder)
+        return f"{begin}{markdown_table(made)}\n{end}"
 
     filled, count = _TABLE.subn(table, text)
     if begun := len(re.findall(_BEGIN, text)) - count:
@@ -182,196 +141,226 @@ def fill(text, results):
     return filled
 
 
-def _rows(path, wanted, part="runs"):
-    """Return the rows of a stored file that match all conditions, as a frame."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    rows = content if isinstance(content, list) else content.get(part, content.get("rows"))
-    found = _matching(rows, wanted)
-    for key, value in wanted.items():
-        known = set(found[key].astype(str)) if key in found else set()
-        if absent := set(value.split(",")) - known:
-            raise ValueError(f"{path} has no row of {wanted} with {key} {', '.join(absent)}.")
-    return found
+def _matching(rows, wanted, folder=None):
+    """Return the rows that match all conditions; of a folder, each must match some."""
+    for key, values in wanted.items():
+        known = rows[key].astype(str) if key in rows else pd.Series(dtype=str)
+        if folder and (absent := set(values) - set(known)):
+            raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
+        rows = rows[known.isin(values)] if key in rows else rows
+    return rows
 
 
-def _matching(rows, wanted):
-    found = pd.DataFrame(rows)
-    for key, value in wanted.items():
-        if key in found:
-            found = found[found[key].astype(str).isin(value.split(","))]
-    return found
+# What the kinds are made from: frames of runs, of shifted images, of numbers of draws.
 
 
-def _by_method(rows):
-    return rows.groupby("method", sort=False) if len(rows) else ()
+def _runs(records):
+    return pd.DataFrame(record for record in records if store.is_shown(record))
 
 
-def _named(wanted):
-    """Return the methods in the order in which a comment names them."""
-    if "method" not in wanted:
-        raise ValueError("Differences need methods, method=first,second: those from the first.")
-    return wanted["method"].split(",")
+def _single(records):
+    rows = pd.DataFrame(record for record in records if record["budget"] in ("ablations", "draws"))
+    return rows.iloc[(rows["method"] != "reference").argsort(kind="stable")]
 
 
-def _summary(folder, wanted, columns, scores):
-    rows = _rows(folder / "summary.json", wanted).to_dict("records")
-    return markdown([{**row, "runs": len(row["seeds"])} for row in rows], columns, scores)
+def _draws(records):
+    rows = store.evaluated(record for record in records if record["budget"] == "draws")
+    return rows.assign(draws=rows["evaluation"].str.removeprefix("draws"))
 
 
-def _paired(folder, wanted):
-    rows = _rows(folder / "runs.json", wanted)
-    lines = [["from", "to", "seeds", *_MAIN.values()]]
+def _shifted(records):
+    return store.evaluated(record for record in records if record["budget"] != "draws")
+
+
+def _foreign(records):
+    rows = _shifted(records)
+    return rows[rows["shift"] == "foreign"]
+
+
+# The kinds: functions of such a frame, the conditions, and the folder.
+
+
+def _by(rows, columns, by="method", titles=None):
+    """Return a table with a line for each group of rows; columns are functions of its rows."""
+    groups = [rows.iloc[place] for place in rows.groupby(by, sort=False).indices.values()]
+    lines = [[cell(group) for cell in columns.values()] for group in groups]
+    return pd.DataFrame(lines, columns=list(columns))
+
+
+def _first(key, form="{}"):
+    return lambda rows: form.format(rows[key].iloc[0])
+
+
+def _mean(key, form=".4f"):
+    return lambda rows: f"{rows[key].mean():{form}}"
+
+
+def _spread(key, digits=4):
+    def cell(rows):
+        if rows[key].isna().any():
+            return "-"
+        mean, std = (round(x, 6) for x in (rows[key].mean(), rows[key].std()))
+        return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(rows) > 1 else "")
+
+    return cell
+
+
+_METHOD = {"method": _first("method")}
+
+
+def _table(rows, wanted, folder):
+    about = {**_METHOD, "epochs": _first("epochs"), "runs": len}
+    return _by(rows, about | {SCORES[key]: _spread(key) for key in SCORES}, store.KEYS)
+
+
+def _scores(rows, wanted, folder):
+    return _by(rows, _METHOD | {title: _spread(key) for key, title in _MAIN.items()}, store.KEYS)
+
+
+def _paired(rows, wanted, folder):
+    lines = []
     for first, second in _PAIRS:
         seeds = [set(rows["seed"][rows["method"] == method]) for method in (first, second)]
-        if len(set.intersection(*seeds)) > 1:
+        if len(both := set.intersection(*seeds)) > 1:
             found = [paired(rows, first, second, key) for key in _MAIN]
             cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
-            lines.append([first, second, str(found[0]["seeds"]), *cells])
-    return lines
+            lines.append([first, second, len(both), *cells])
+    return pd.DataFrame(lines, columns=["from", "to", "seeds", *_MAIN.values()])
 
 
-def _pooled(folder, wanted):
-    groups = _by_method(_rows(folder / "runs.json", wanted))
-    columns = {
-        title: {method: groups.get_group(method)[key].to_list() for method in _named(wanted)}
-        for key, title in _MAIN.items()
-    }
-    return _differences(columns, digits=4)
+def _pooled(rows, wanted, folder):
+    found = {title: rows.set_index("method")[key] for key, title in _MAIN.items()}
+    return _differences(found, wanted, digits=4)
 
 
-def _pooled_shifts(folder, wanted):
-    rows = _rows(folder / "robustness.json", wanted)
+def _pooled_shifts(rows, wanted, folder):
     columns = {}
     for title, (score, key, value) in _POOLED_SHIFTS.items():
-        if (chosen := rows[rows[key] == value]).empty:
-            continue
-        means = chosen.groupby(["method", "seed"])[score].mean()
-        columns[title] = {method: means[method].to_list() for method in _named(wanted)}
-    return _differences(columns, digits=3)
+        if len(chosen := rows[rows[key] == value]):
+            columns[title] = chosen.groupby(["method", "seed"])[score].mean().droplevel("seed")
+    return _differences(columns, wanted, digits=3)
 
 
-def _differences(columns, digits):
+def _differences(columns, wanted, digits):
     """Return a table of the first method's means, and how far the others' are from them."""
-    first, *others = next(iter(columns.values()))
-    means = {title: np.mean(groups[first]) for title, groups in columns.items()}
-    lines = [["method", *columns], [first, *(f"{mean:.{digits}f}" for mean in means.values())]]
-    for method in others:
-        cells = [
-            f"{np.mean(groups[method]) - means[title]:+.{digits}f}"
-            f" ± {margins(groups)[method]:.{digits}f}"
-            for title, groups in columns.items()
+    if "method" not in wanted:
+        raise ValueError("Differences need methods, method=first,second: those from the first.")
+    first, *others = wanted["method"]
+    table = {"method": wanted["method"]}
+    for title, values in columns.items():
+        groups = {method: values[[method]].to_list() for method in wanted["method"]}
+        mean, margin = np.mean(groups[first]), margins(groups)
+        table[title] = [f"{mean:.{digits}f}"] + [
+            f"{np.mean(groups[method]) - mean:+.{digits}f} ± {margin[method]:.{digits}f}"
+            for method in others
         ]
-        lines.append([method, *cells])
-    return lines
+    return pd.DataFrame(table)
 
 
-def _elbo(folder, wanted):
-    rows = _rows(folder / "runs.json", wanted).dropna(subset="negative_elbo")
-    lines = [["method", "negative ELBO (nats)", "change from the Gaussian"]]
-    for method, found in _by_method(rows):
-        cell = "-"
-        if method != "gaussian":
-            change = paired(rows, "gaussian", method, "negative_elbo")
-            cell = f"{change['mean']:+.2f} ± {change['error']:.2f}"
-        lines.append([method, f"{found['negative_elbo'].mean():.2f}", cell])
-    return lines
+def _elbo(rows, wanted, folder):
+    rows = rows.dropna(subset="negative_elbo")
+
+    def change(found):
+        if (method := found["method"].iloc[0]) == "gaussian":
+            return "-"
+        change = paired(rows, "gaussian", method, "negative_elbo")
+        return f"{change['mean']:+.2f} ± {change['error']:.2f}"
+
+    mean = {"negative ELBO (nats)": _mean("negative_elbo", ".2f")}
+    return _by(rows, {**_METHOD, **mean, "change from the Gaussian": change})
 
 
-def _kl(folder, wanted):
-    lines = [["method", "NLL", "ECE", "KL in the end (nats)"]]
-    for method, found in _by_method(_rows(folder / "runs.json", wanted)):
-        kl = found["train_kl"].mean() if "train_kl" in found else np.nan
-        scores = [f"{found[key].mean():.3f}" for key in ("nll", "ece")]
-        lines.append([method, *scores, "-" if np.isnan(kl) else f"{kl:,.0f}"])
-    return lines
+def _kl(rows, wanted, folder):
+    def kl(found):
+        mean = found["train_kl"].mean() if "train_kl" in found else np.nan
+        return "-" if np.isnan(mean) else f"{mean:,.0f}"
+
+    scores = {"NLL": _mean("nll", ".3f"), "ECE": _mean("ece", ".3f")}
+    return _by(rows, {**_METHOD, **scores, "KL in the end (nats)": kl})
 
 
-def _cost(folder, wanted):
-    rows = _rows(folder / "runs.json", wanted)
+def _cost(rows, wanted, folder):
     least = rows["parameters"][rows["method"] == "deterministic"].min()
-    lines = [["method", "parameters", "more", "training beside other runs (s)"]]
-    for method, found in _by_method(rows):
-        count, seconds = found["parameters"].iloc[0], found["seconds"].mean()
-        lines.append([method, f"{count:,}", f"{count / least - 1:.2%}", f"{seconds:.0f}"])
-    return lines
+    columns = {
+        "parameters": _first("parameters", "{:,}"),
+        "more": lambda found: f"{found['parameters'].iloc[0] / least - 1:.2%}",
+        "training beside other runs (s)": _mean("seconds", ".0f"),
+    }
+    return _by(rows, _METHOD | columns)
 
 
-def _single(folder, wanted, part, title, name):
-    """Return a table of single runs."""
-    rows = _rows(folder / "runs.json", wanted, part).to_dict("records")
-    scores = [[f"{row[key]:.4f}" for key in SCORES] for row in rows]
-    names = [name.format(**row) for row in rows]
-    return [[title, *SCORES.values()], *([n, *s] for n, s in zip(names, scores, strict=True))]
+def _each(title, key, form):
+    """Return a kind of table with a line for each row."""
+    columns = {title: _first(key, form)} | {SCORES[key]: _mean(key) for key in SCORES}
+    return lambda rows, wanted, folder: _by(rows.reset_index(), columns, rows.reset_index().index)
 
 
-def _shifts(folder, wanted):
-    lines = [["method", *_SHIFTS]]
-    for method, found in _by_method(_rows(folder / "robustness.json", wanted)):
-        cells = []
-        for shift, levels in _SHIFTS.values():
+def _shifts(rows, wanted, folder):
+    def means(shift, levels):
+        def cell(found):
             chosen = found[(found["shift"] == shift) & found["level"].isin(levels)]
             means = [f"{mean:.3f}" for mean in chosen[list(_MAIN)].mean()]
-            cells.append("-" if chosen.empty else " / ".join(means))
-        lines.append([method, *cells])
-    return lines
+            return "-" if chosen.empty else " / ".join(means)
+
+        return cell
+
+    return _by(rows, _METHOD | {title: means(*which) for title, which in _SHIFTS.items()})
 
 
-def _ood(folder, wanted):
-    rows = _rows(folder / "robustness.json", {**wanted, "shift": "foreign"})
-    names = rows["name"].unique()
-    lines = [["method", *(name.replace("_", "-") for name in names)]]
-    for method, found in _by_method(rows):
-        cells = []
-        for name in names:
-            chosen = found[found["name"] == name][["entropy_auroc", "epistemic_auroc"]]
-            cells.append(" / ".join(_spread(chosen[key]) for key in chosen))
-        lines.append([method, *cells])
-    return lines
+def _ood(rows, wanted, folder):
+    def aurocs(name):
+        cells = [_spread(f"{kind}_auroc", 3) for kind in ("entropy", "epistemic")]
+        return lambda found: " / ".join(cell(found[found["name"] == name]) for cell in cells)
+
+    return _by(
+        rows, _METHOD | {name.replace("_", "-"): aurocs(name) for name in rows["name"].unique()}
+    )
 
 
-def _spread(values):
-    if values.isna().any():
-        return "-"
-    deviation = f" ± {values.std():.3f}" if len(values) > 1 else ""
-    return f"{values.mean():.3f}{deviation}"
+def _post_hoc(rows, wanted, folder):
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    averaged = _matching(pd.DataFrame(summary.get("averaged", ())), wanted)
 
+    def scaled(found):
+        cells = found["scaled"].dropna() if "scaled" in found else []
+        return pd.DataFrame(list(cells))
 
-def _post_hoc(folder, wanted):
-    content = json.loads((folder / "runs.json").read_text(encoding="utf-8"))
-    rows = _rows(folder / "runs.json", wanted)
-    parts = [rows, *(_matching(content[name], wanted) for name in ("scaled", "averaged"))]
-    lines = [["method", "seeds", "as it is", "temperature", "at the temperature", "seeds averaged"]]
-    for method in rows["method"].unique():
-        alone, scaled, averaged = (
-            part[part["method"] == method] if len(part) else part for part in parts
-        )
-        temperature = "-"
-        if len(scaled):
-            cross = ", cross-fitted" if scaled["crosswise"].any() else ""
-            temperature = f"{scaled['temperature'].mean():.2f}{cross}"
-        cells = [_means(alone), temperature, _means(scaled), _means(averaged)]
-        lines.append([method, str(len(alone)), *cells])
-    columns = [column for column in zip(*lines, strict=True) if set(column[1:]) != {"-"}]
-    return list(zip(*columns, strict=True))
+    def temperature(found):
+        if (part := scaled(found)).empty:
+            return "-"
+        cross = ", cross-fitted" if part["crosswise"].any() else ""
+        return f"{part['temperature'].mean():.2f}{cross}"
 
+    def means(part):
+        if not len(part):
+            return "-"
+        return " / ".join(f"{part[key].mean():.4f}" for key in ("nll", "ece"))
 
-def _means(rows):
-    """Return mean NLL and ECE."""
-    return " / ".join(f"{rows[key].mean():.4f}" for key in ("nll", "ece")) if len(rows) else "-"
+    def ensemble(found):
+        of = found["method"].iloc[0]
+        return means(averaged[averaged["method"] == of] if len(averaged) else averaged)
+
+    columns = {"seeds": len, "as it is": means, "temperature": temperature}
+    columns |= {
+        "at the temperature": lambda found: means(scaled(found)),
+        "seeds averaged": ensemble,
+    }
+    table = _by(rows, _METHOD | columns)
+    return table[[name for name in table if set(table[name]) != {"-"}]]
 
 
 _KINDS = {
-    "table": lambda *of: _summary(*of, ("method", "epochs", "runs"), tuple(SCORES)),
-    "scores": lambda *of: _summary(*of, ("method",), tuple(_MAIN)),
-    "paired": _paired,
-    "pooled": _pooled,
-    "pooled_shifts": _pooled_shifts,
-    "cost": _cost,
-    "elbo": _elbo,
-    "kl": _kl,
-    "ablations": lambda *of: _single(*of, "ablations", "changed", "`{method}`"),
-    "draws": lambda *of: _single(*of, "draws", "draws", "{samples}"),
-    "shifts": _shifts,
-    "ood": _ood,
-    "post_hoc": _post_hoc,
+    "table": (_runs, _table),
+    "scores": (_runs, _scores),
+    "paired": (_runs, _paired),
+    "pooled": (_runs, _pooled),
+    "pooled_shifts": (_shifted, _pooled_shifts),
+    "cost": (_runs, _cost),
+    "elbo": (_runs, _elbo),
+    "kl": (_runs, _kl),
+    "ablations": (_single, _each("changed", "method", "`{}`")),
+    "draws": (_draws, _each("draws", "draws", "{}")),
+    "shifts": (_shifted, _shifts),
+    "ood": (_foreign, _ood),
+    "post_hoc": (_runs, _post_hoc),
 }

@@ -25,22 +25,17 @@ from experiments.folder import RunError
 
 __all__ = ["Devices", "devices_for"]
 
-_VARIABLES = tuple(
-    f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
-)
+_VARIABLES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+_VARIABLES = tuple(f"KERAS_DISTRIBUTION_{name}" for name in _VARIABLES)
 
 
 class Devices:
     """One device: what a run does without further ado. The base of the other ways."""
 
-    count = 1
-    """Number of devices, those of other processes included."""
-    shard = (0, 1)
-    """Which share of every batch this process feeds: its index, and how many there are."""
-    jit_compile: bool | str = "auto"
-    """Whether to compile training steps by XLA; "auto" leaves it to Keras."""
-    identity = {}
-    """What of this belongs to a run's identity, because its results depend on it."""
+    count = 1  # of devices, those of other processes included
+    shard = (0, 1)  # the share of every batch that this process feeds: its index, and how many
+    jit_compile: bool | str = "auto"  # whether to compile steps by XLA; "auto" leaves it to Keras
+    identity = {}  # what of this belongs to a run's identity, because its results depend on it
 
     @property
     def is_first(self):
@@ -48,7 +43,6 @@ class Devices:
         return self.shard[0] == 0
 
     def check_batch(self, size):
-        """Raise RunError if a batch does not divide among the devices."""
         if size % self.count:
             raise RunError(
                 f"A batch of {size} does not divide among {self.count} devices: choose another "
@@ -82,11 +76,7 @@ class Devices:
             copy.set_weights(model.get_weights())
 
     def from_first(self, compute):
-        """Return, in every process, what the first one computes; it must be fit for JSON.
-
-        Raises:
-            RunError: in every process, if there is an error in the first.
-        """
+        """Return, in all processes, what the first one computes, or raise its error; for JSON."""
         return compute()
 
     def restore(self, checkpoint, model):
@@ -122,10 +112,7 @@ class _Mirrored(Devices):
         kind = "GPU" if gpus else "CPU"
         _check_there(count, len(tf.config.list_logical_devices(kind)), kind)
         self.count, self.identity = count, {"replicas": count}
-        self._strategy = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)])
-
-    def building(self):
-        return self._strategy.scope()
+        self.building = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)]).scope
 
 
 class _Parallel(Devices):
@@ -156,17 +143,14 @@ class _Parallel(Devices):
         devices = sum(each, [])
         self.count, self._several = len(devices), self.shard[1] > 1
         parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-        self._distribution = parallel
-
-    def building(self):
-        return self._distribution.scope()
+        self.building = parallel.scope
 
     @contextlib.contextmanager
     def training(self):
         from jax.errors import JaxRuntimeError
 
         try:
-            with self._distribution.scope():
+            with self.building():
                 yield
         except (JaxRuntimeError, ValueError) as error:
             # Of CPUs that gather data the error is a plain one, which names their library.
@@ -216,8 +200,7 @@ class _Parallel(Devices):
             return done
 
         # Only all processes together can assign to a variable, so the first may not do it there.
-        done = self.from_first(read)
-        if done:
+        if done := self.from_first(read):
             variables = [*model.variables, *model.optimizer.variables]
             values = [ops.convert_to_numpy(variable.value) for variable in variables]
             if self.is_first:
@@ -255,9 +238,6 @@ def devices_for(count=None, distributed=False):
             one, or all there are if `distributed`.
         distributed: train together with other processes, which Keras's environment variables name.
             JAX only.
-
-    Raises:
-        ValueError: if there are fewer devices, or the environment does not name the processes.
     """
     if count is not None:
         count = checks.count("devices", count)
@@ -271,10 +251,8 @@ def devices_for(count=None, distributed=False):
 
 def _check_there(wanted, there, kind):
     if wanted > there:
-        raise ValueError(
-            f"`devices` is {wanted}, but {keras.backend.backend()} has {there} {kind} device"
-            f"{'' if there == 1 else 's'} here: ask for no more than that."
-        )
+        found = f"{keras.backend.backend()} has {there} {kind} device{'s'[: there != 1]} here"
+        raise ValueError(f"`devices` is {wanted}, but {found}: ask for no more than that.")
 
 
 def _check_environment():
@@ -291,7 +269,5 @@ def _check_environment():
         )
     number, index = (os.environ[name] for name in _VARIABLES[1:])
     if not (number.isdecimal() and index.isdecimal() and int(index) < int(number)):
-        raise ValueError(
-            f"{_VARIABLES[2]} must be a number from 0 on, below {_VARIABLES[1]}; got {index!r} and "
-            f"{number!r}."
-        )
+        must = f"{_VARIABLES[2]} must be a number from 0 on, below {_VARIABLES[1]}"
+        raise ValueError(f"{must}; got {index!r} and {number!r}.")

@@ -15,25 +15,15 @@ from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 __all__ = ["FIGURES", "facets", "look", "save"]
 
 NAMES = {
-    "deterministic": "deterministic",
-    "deterministic_continued": "deterministic, continued",
-    "mc_dropout": "MC dropout",
-    "gaussian": "Gaussian",
-    "mixture": "mixture",
-    "mixture_4": "mixture of 4",
-    "mixture_16": "mixture of 16",
-    "mixture_16_ibnn": "mixture of 16, iBNN's recipe",
-    "flow": "flow",
-    "flow_first": "flow, affine first",
-    "flow_last": "flow, affine last",
-    "flow_over_mixture": "flow over mixture of 4",
-    "flow_planar": "planar flows",
-    "flow_iaf": "autoregressive flow",
-    "flow_sylvester": "Sylvester flows",
-    "gaussian_inner": "Gaussian, none in conv1",
-    "fixed_inner": "fixed noise, none in conv1",
-    "gaussian_elbo": "Gaussian, ELBO",
-    "flow_elbo": "flow, ELBO",
+    **{"deterministic": "deterministic", "deterministic_continued": "deterministic, continued"},
+    **{"mc_dropout": "MC dropout", "gaussian": "Gaussian", "mixture": "mixture"},
+    **{"mixture_4": "mixture of 4", "mixture_16": "mixture of 16"},
+    **{"mixture_16_ibnn": "mixture of 16, iBNN's recipe", "flow": "flow"},
+    **{"flow_first": "flow, affine first", "flow_last": "flow, affine last"},
+    **{"flow_over_mixture": "flow over mixture of 4", "flow_planar": "planar flows"},
+    **{"flow_iaf": "autoregressive flow", "flow_sylvester": "Sylvester flows"},
+    **{"gaussian_inner": "Gaussian, none in conv1", "fixed_inner": "fixed noise, none in conv1"},
+    **{"gaussian_elbo": "Gaussian, ELBO", "flow_elbo": "flow, ELBO"},
 }
 """What methods are called in figures, in the order in which they stand there."""
 
@@ -66,13 +56,9 @@ def look(method):
 def facets(grid, draw, size, *, legend=0, grid_lines="y", **options):
     """Return a figure with an axis for each cell of a grid.
 
-    Args:
-        grid: rows of cells; a cell is a tuple, or None for an empty place.
-        draw: called with an axis and the parts of its cell.
-        size: of the figure, in inches.
-        legend: columns of a legend below; 0 is none.
-        grid_lines: along "x", "y" or "both".
-        **options: of `plt.subplots`.
+    The grid has rows of cells, which are tuples, or None for an empty place; `draw` is called with
+    an axis and the parts of its cell. `legend` is the columns of a legend below, 0 is none;
+    `grid_lines` are along "x", "y" or "both"; the options are those of `plt.subplots`.
     """
     shape, options = (len(grid), len(grid[0])), {"layout": "constrained", **options}
     figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, **options)
@@ -140,37 +126,30 @@ def vgg16(records, runs, folder):
         return {}
     equal, reported = (rows[rows["budget"] == budget] for budget in ("equal", "report"))
     drawn = equal[equal["method"].isin(_DRAWN)]
+    posterior = equal[equal["method"].isin(_POSTERIORS)]
     figures = {}
     if len(equal):
         figures["scores.png"] = scores(equal)
         figures["robustness.png"] = robustness(shifted[shifted["budget"] == "equal"])
     if len(drawn):
         figures["reliability.png"] = reliability(drawn, folder)
-        if _are_there(drawn, runs):
-            figures["training.png"] = training(drawn, runs)
-    if equal["method"].isin(_POSTERIORS).any():
-        figures["posteriors.png"] = posteriors(equal)
+    if len(posterior):
+        figures["posteriors.png"] = posteriors(posterior)
     if len(shifted) and (shifted["shift"] == "foreign").any():
         figures["foreign.png"] = ood(shifted)
-    if len(reported) and _are_there(reported, runs):
-        figures["curves.png"] = curves(reported, runs)
+    for name, draw, part in (("training", training, drawn), ("curves", curves, reported)):
+        if len(part) and all((Path(runs) / run).exists() for run in part["name"]):
+            figures[f"{name}.png"] = draw(part, runs)
     return figures
-
-
-def _are_there(rows, runs):
-    return all((Path(runs) / name).exists() for name in rows["name"])
 
 
 def _logged(rows, runs):
     """Return what the runs of each dataset and method logged, the mean over the seeds."""
-    logs = {
-        of: [history(Path(runs) / name) for name in names]
-        for of, names in rows.groupby(["dataset", "method"])["name"]
-    }
-    return {
-        of: {key: np.mean([one[key] for one in each], axis=0) for key in each[0]}
-        for of, each in logs.items()
-    }
+    found = {}
+    for of, names in rows.groupby(["dataset", "method"])["name"]:
+        logs = [history(Path(runs) / name) for name in names]
+        found[of] = {key: np.mean([log[key] for log in logs], axis=0) for key in logs[0]}
+    return found
 
 
 def curves(rows, runs):
@@ -269,7 +248,6 @@ def training(rows, runs):
 
 def posteriors(rows):
     """Draw the standard deviation of z that each layer ends with; means of the seeds."""
-    rows = rows[rows["method"].isin(_POSTERIORS)]
 
     def draw(ax):
         for method in methods_of(rows):

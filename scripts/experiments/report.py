@@ -14,8 +14,7 @@ def write_report(folder, metrics, scores, test):
     from experiments.figures import facets, save
     from tfp_ibnn import plots
 
-    images, labels = test
-    method = metrics["method"]
+    (images, labels), method = test, metrics["method"]
     figures = {
         "reliability.png": facets(
             [[()]],
@@ -26,14 +25,9 @@ def write_report(folder, metrics, scores, test):
         "training.png": plots.training_panel({method: history(folder)}),
     }
     if (number := min(8, len(images) // 2)) and images.ndim > 2:
-        figures["images.png"] = plots.extreme_images(
-            images,
-            scores.entropy,
-            count=number,
-            labels=labels,
-            predictions=scores.mean,
-            class_names=_classes(metrics["options"]),
-        )
+        known = {"labels": labels, "predictions": scores.mean}
+        known["class_names"] = _classes(metrics["options"])
+        figures["images.png"] = plots.extreme_images(images, scores.entropy, count=number, **known)
     save(figures, folder)
     files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
 

@@ -29,28 +29,18 @@ __all__ = ["finished", "identity", "run"]
 _SPLIT_SEED = 0
 
 
-def run(settings, output, data_dir=None, *, log=print, keep_models=True, devices=None):
+def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=True, devices=None):
     """Train, test and report; return what `metrics.json` holds.
 
     The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
     a checkpoint every `log_every` epochs; at the end `metrics.json`, `probabilities.npz`, figures,
-    the model as `model.keras` and as a SavedModel, and a model card; or `failure.txt`, if
-    training fails. An unfinished run of these settings in the folder resumes; if there is a
-    finished one, nothing is done.
+    a model card and, with `keep_models`, `model.keras` and, with `export`, a SavedModel; or
+    `failure.txt`, if training fails. An unfinished run of these settings in the folder resumes; if
+    there is a finished one, nothing is done.
 
-    Args:
-        settings: what to do.
-        output: folder of the run.
-        data_dir: where the data is cached, see `ibnn.data.load`.
-        log: called with lines of progress.
-        keep_models: write the model files too.
-        devices: where to train, see `devices_for`; None is one device. If several processes train
-            together, the first one writes, tests and logs; the others return an empty dict.
-
-    Raises:
-        RunError: if the folder belongs to something else, its checkpoint is damaged, or training
-            diverges.
-        DataError: if the data cannot be had.
+    Of several processes that train together (see `devices_for`) the first one writes, tests and
+    logs; the others return an empty dict. RunError says that the folder belongs to something else,
+    its checkpoint is damaged, or training diverged, DataError that the data cannot be had.
     """
     devices = devices or Devices()
     log = log if devices.is_first else lambda line: None
@@ -66,17 +56,13 @@ def run(settings, output, data_dir=None, *, log=print, keep_models=True, devices
     keras.config.set_dtype_policy(settings.precision)
     try:
         with RunFolder(output, known, check=False) as folder:
-            return _run(settings, folder, data_dir, log, keep_models, devices)
+            return _run(settings, folder, data_dir, log, (keep_models, export), devices)
     finally:
         keras.config.set_dtype_policy(policy)
 
 
 def finished(settings, output):
-    """Return what a finished run of these settings measured, or None if there is none.
-
-    Raises:
-        RunError: if the folder belongs to something else.
-    """
+    """Return what a finished run of these settings measured, or None; RunError for another run."""
     return RunFolder(output, identity(settings)).metrics if Path(output).exists() else None
 
 
@@ -94,7 +80,7 @@ def identity(settings):
     return {**settings.as_dict(), **content, "backend": keras.backend.backend()}
 
 
-def _run(settings, folder, data_dir, log, keep_models, devices):
+def _run(settings, folder, data_dir, log, keep, devices):
     train, test = _arrays(settings, data_dir)
     devices.check_batch(min(settings.batch_size, len(train[0])))
     # Each stage begins from the seed, so that a run that resumes in the second one draws the same.
@@ -140,10 +126,8 @@ def _run(settings, folder, data_dir, log, keep_models, devices):
         **found,
         "tested_on": "validation" if settings.validation else "test",
         "method": settings.method if averaged else "mc_dropout",
-        "train_size": len(train[0]),
-        "test_size": len(test[0]),
-        "parameters": model.count_params(),
-        "devices": devices.count,
+        **{"train_size": len(train[0]), "test_size": len(test[0])},
+        **{"parameters": model.count_params(), "devices": devices.count},
         "seconds": {name: round(seconds, 1) for name, seconds in times.items()},
         **provenance(settings.as_dict()),
     }
@@ -151,13 +135,14 @@ def _run(settings, folder, data_dir, log, keep_models, devices):
     # What a finished run leaves; `metrics.json`, which makes it finished, comes last.
     with files.replacing(folder / "probabilities.npz") as temporary:
         np.savez_compressed(temporary, **scores.arrays())
+    keep_models, export = keep
     if keep_models:
         with files.replacing(folder / "model.keras") as temporary:
             scorer.model.save(temporary)
-        metrics["saved_model"] = keras.backend.backend() == "tensorflow"
+        metrics["saved_model"] = export and keras.backend.backend() == "tensorflow"
         if metrics["saved_model"]:
             scorer.export(folder / "saved_model", overwrite=True)
-        else:
+        elif export:
             log("No SavedModel: that takes TensorFlow. `scripts/export.py` makes one there.")
     write_report(folder.path, metrics, scores, test)
     files.write_json(folder / "metrics.json", metrics)
@@ -247,43 +232,43 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
     def due(epoch):  # counted from 0, at its end
         return (epoch + 1) % settings.log_every == 0 or epoch + 1 == stage.epochs
 
-    checkpoint = _Checkpoint(folder / f"{stage.name}.npz", due)
+    checkpoint, history = _Checkpoint(folder / f"{stage.name}.npz", due), f"{stage.name}.csv"
     try:
         done = devices.restore(checkpoint, model)
     except ibnn.training.CheckpointError as error:
         raise RunError(str(error)) from error
-    history = folder / f"{stage.name}.csv"
     if done and devices.is_first:
         # A run that was killed right after its checkpoint lacks a line here.
-        _write_history(checkpoint, history)
+        checkpoint.write_history(folder / history)
     if 0 < done < stage.epochs:
         log(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
+
+    def tell(epoch, logs):
+        checkpoint.write_history(folder / history)
+        names = ("loss", "nll", "kl", "accuracy", "test_accuracy")
+        parts = ", ".join(f"{name} {logs[name]:.4g}" for name in names if name in logs)
+        seconds = sum(row["seconds"] for row in checkpoint.logs)
+        log(f"{stage.name}: epoch {epoch + 1}/{stage.epochs}, {parts}, {seconds:.0f} s")
+
     # Before all that saves: of a run that has diverged nothing is kept.
     guard = ibnn.TerminateOnNonFinite(every=None, raises=True)
     interrupts = Interrupts()
-    callbacks = [interrupts, batches.follow(), guard, _Clock()]
-    if ibnn.stochastic_layers(model):
-        if settings.kl_warmup:
-            callbacks.append(ibnn.KLAnnealing(settings.kl_warmup))
-        callbacks.append(_PosteriorLog(due))
+    callbacks = [interrupts, batches.follow(), guard]
+    if settings.kl_warmup and ibnn.stochastic_layers(model):
+        callbacks.append(ibnn.KLAnnealing(settings.kl_warmup))
+    callbacks.append(_Log(settings, test, devices, due))
     if devices.is_first:
-        if settings.evaluate_every:
-            callbacks.append(_Evaluation(settings, test, devices))
-        callbacks += [checkpoint, _Log(checkpoint, history, stage, log)]
+        callbacks += [checkpoint, keras.callbacks.LambdaCallback(on_epoch_end=tell)]
         # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
         if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
             callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
     if done < stage.epochs:
         # One device only: on several, Keras deals out each batch by itself.
-        jit = devices.jit_compile is not False
-        one_call = jit and devices.count == 1 and can_scan(batches)
+        one_call = devices.jit_compile is not False and devices.count == 1 and can_scan(batches)
+        loop = scan(model, batches) if one_call else nullcontext()
         options = {"epochs": stage.epochs, "initial_epoch": done, "callbacks": callbacks}
         try:
-            with (
-                interrupts,
-                devices.training(),
-                scan(model, batches) if one_call else nullcontext(),
-            ):
+            with interrupts, devices.training(), loop:
                 model.fit(batches, shuffle=False, verbose=0, **options)
         except ibnn.NonFiniteError as error:
             raise RunError(
@@ -328,75 +313,41 @@ class _Checkpoint(ibnn.Checkpoint):
 
     def on_epoch_end(self, epoch, logs=None):
         if self.due(epoch):
-            super().on_epoch_end(epoch, logs)
-            return
-        row = {key: float(value) for key, value in logs.items()}
-        finite = {key: value for key, value in row.items() if math.isfinite(value)}
+            return super().on_epoch_end(epoch, logs)
+        finite = {key: float(value) for key, value in logs.items() if math.isfinite(value)}
         self.logs = [*self.logs[:epoch], finite]
 
+    def write_history(self, path):
+        """Write all that was logged so far as CSV: a run that was killed leaves no line twice."""
+        rows = pd.DataFrame(self.logs)
+        rows.insert(0, "epoch", range(1, len(rows) + 1))
+        with files.replacing(path) as temporary:
+            rows.to_csv(temporary, index=False)
 
-class _PosteriorLog(ibnn.PosteriorLog):
-    """Logs the posteriors at some epochs only."""
 
-    def __init__(self, due):
+class _Log(keras.callbacks.Callback):
+    """Logs the posteriors, where due, the scores, and the seconds of each epoch."""
+
+    def __init__(self, settings, test, devices, due):
         super().__init__()
-        self.due = due
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.due(epoch):
-            super().on_epoch_end(epoch, logs)
-
-
-class _Clock(keras.callbacks.Callback):
-    """Logs the seconds of each epoch, the first one's compilation included."""
+        self.settings, self.test, self.devices, self.due = settings, test, devices, due
+        self.posteriors, self.scorer = ibnn.PosteriorLog(), None
 
     def on_train_begin(self, logs=None):
-        self.last = time.perf_counter()
+        self.last = time.perf_counter()  # the first epoch has the compilation
+        self.posteriors.set_model(self.model)
+        if self.settings.evaluate_every and self.devices.is_first:
+            model = self.devices.on_one(self.model)
+            with self.devices.alone():
+                self.scorer = Scorer(model, self.settings.evaluation_samples, self.settings.seed)
 
     def on_epoch_end(self, epoch, logs=None):
         now = time.perf_counter()
         logs["seconds"], self.last = now - self.last, now
-
-
-class _Evaluation(keras.callbacks.Callback):
-    """Logs the scores of the averaged prediction every few epochs."""
-
-    def __init__(self, settings, test, devices):
-        super().__init__()
-        self.settings, self.test, self.devices = settings, test, devices
-
-    def on_train_begin(self, logs=None):
-        model = self.devices.on_one(self.model)
-        with self.devices.alone():
-            self.scorer = Scorer(model, self.settings.evaluation_samples, self.settings.seed)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if (epoch + 1) % self.settings.evaluate_every == 0:
+        if self.due(epoch) and ibnn.stochastic_layers(self.model):
+            self.posteriors.on_epoch_end(epoch, logs)
+        if self.scorer and (epoch + 1) % self.settings.evaluate_every == 0:
             with self.devices.alone():
                 self.devices.update(self.scorer.model, self.model)
-                found = self.scorer.score(*self.test).summary()
+                found = self.scorer.score(*self.test).scores()
             logs.update({f"test_{name}": found[name] for name in ("accuracy", "nll", "ece")})
-
-
-class _Log(keras.callbacks.Callback):
-    """Writes the history as CSV, and logs how it goes."""
-
-    def __init__(self, checkpoint, path, stage, log):
-        super().__init__()
-        self.checkpoint, self.path, self.stage, self.log = checkpoint, path, stage, log
-
-    def on_epoch_end(self, epoch, logs=None):
-        _write_history(self.checkpoint, self.path)
-        names = ("loss", "nll", "kl", "accuracy", "test_accuracy")
-        parts = ", ".join(f"{name} {logs[name]:.4g}" for name in names if name in logs)
-        seconds = sum(row["seconds"] for row in self.checkpoint.logs)
-        name, epochs = self.stage.name, self.stage.epochs
-        self.log(f"{name}: epoch {epoch + 1}/{epochs}, {parts}, {seconds:.0f} s")
-
-
-def _write_history(checkpoint, path):
-    """Write all that was logged so far as CSV: a run that was killed leaves no line twice."""
-    rows = pd.DataFrame(checkpoint.logs)
-    rows.insert(0, "epoch", range(1, len(rows) + 1))
-    with files.replacing(path) as temporary:
-        rows.to_csv(temporary, index=False)

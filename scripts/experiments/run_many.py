@@ -30,8 +30,7 @@ def run_many(
     train=True,
     missing=None,
     jobs=1,
-    data_dir=None,
-    log=print,
+    **options,
 ):
     """Train every run in a folder of its own; return what each measured, by name.
 
@@ -47,28 +46,19 @@ def run_many(
             holds the rows of `robustness.evaluate` as "evaluations".
         keep_models: keep those of the other runs, too.
         train: run what is not finished; else only what is finished is returned.
-        missing: gets the names of what was not run or failed, and why. None raises for a failure,
-            when all others are finished.
-        jobs: processes at once. More than one pays where a run leaves the processor idle, as small
-            networks do on a GPU.
-        data_dir: where the data is cached.
-        log: called with lines of progress.
-
-    Raises:
-        RunError: if a folder belongs to something else; or if a run failed, see `missing`.
+        missing: gets the names of what was not run or failed, and why. None raises a RunError for a
+            failure, when all others are finished.
+        jobs: processes at once. More pay where a run leaves the processor idle, as small networks
+            do on a GPU.
+        **options: `data_dir`, the cache of the data, and `log`, called with lines of progress.
     """
+    log, found, failed = options.pop("log", print), {}, {}
     tasks = {
         name: Task(
-            name,
-            settings,
-            Path(folder) / name,
-            (evaluations or {}).get(name, {}),
-            keep_models,
-            data_dir,
+            name, settings, Path(folder), (evaluations or {}).get(name, {}), keep_models, **options
         )
         for name, settings in runs.items()
     }
-    found, failed = {}, {}
 
     def fail(name, error):
         failed[name] = str(error)
@@ -88,22 +78,21 @@ def run_many(
         if isinstance(outcome, RunError):
             fail(name, outcome)
             with contextlib.suppress(RecordError):
-                if (metrics := tasks[name].measured()) is not None:
-                    found[name] = metrics
-            continue
-        found[name] = outcome
-        scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
-        seconds = sum(outcome["seconds"].values())
-        log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
+                outcome = tasks[name].measured()
+        if isinstance(outcome, dict):
+            found[name] = outcome
+            scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
+            seconds = sum(outcome["seconds"].values())
+            log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
     if missing is None and failed:
         name, why = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")
     for name, task in tasks.items() if missing is not None else ():
-        if name not in found:
-            missing[name] = failed.get(name) or task.failure() or NOT_RUN
-        else:
+        if name in found:
             why = failed.get(name, NOT_RUN)
             missing |= {f"{name}/{part}": why for part in task.left(found[name])}
+        else:
+            missing[name] = failed.get(name) or task.failure() or NOT_RUN
     return {name: found[name] for name in runs if name in found}
 
 
@@ -112,25 +101,35 @@ class Task(NamedTuple):
 
     name: str
     settings: Settings
-    folder: Path
+    runs: Path
     evaluations: dict[str, robustness.Settings]
     keep_models: bool = False
     data_dir: Any = None
 
+    @property
+    def folder(self):
+        return self.runs / self.name
+
     def measured(self):
         """Return what the finished run measured, with the evaluations that are finished."""
-        metrics = finished(self.settings, self.folder)
-        if metrics is None:
+        if (metrics := finished(self.settings, self.folder)) is None:
             return None
-        rows = {name: self._rows(name, settings) for name, settings in self.evaluations.items()}
-        done = {name: found for name, found in rows.items() if found is not None}
+        done = {}
+        for name, settings in self.evaluations.items():
+            path = self.folder / name / "robustness.json"
+            if path.exists():
+                record = read_record(path)
+                if not record.keys() >= {"options", "rows"}:
+                    raise RecordError(f"{path} is not the record of an evaluation: remove it.")
+                if record["options"] != settings.as_dict():
+                    raise RunError(f"{path} is of another evaluation: choose another folder.")
+                done[name] = record["rows"]
         return {**metrics, "evaluations": done}
 
     def failure(self):
         """Return why the run failed when it was last tried."""
-        if not self.folder.exists():
-            return None
-        return RunFolder(self.folder, identity(self.settings)).failure
+        there = self.folder.exists()
+        return RunFolder(self.folder, identity(self.settings)).failure if there else None
 
     def left(self, metrics):
         """Return the evaluations that are not finished."""
@@ -143,7 +142,7 @@ class Task(NamedTuple):
         options = {"data_dir": self.data_dir, "log": lambda line: log(f"{self.name}: {line}")}
         keep = self.keep_models or bool(self.evaluations)
         try:
-            run(self.settings, self.folder, keep_models=keep, **options)
+            run(self.settings, self.folder, keep_models=keep, export=False, **options)
             for name in self.left(self.measured()):
                 model = self.folder / "model.keras"
                 if not model.exists():
@@ -152,18 +151,6 @@ class Task(NamedTuple):
             return self.measured()
         except RunError as error:
             return error
-
-    def _rows(self, name, settings):
-        """Return what an evaluation found, or None if it is not finished."""
-        path = self.folder / name / "robustness.json"
-        if not path.exists():
-            return None
-        record = read_record(path)
-        if not record.keys() >= {"options", "rows"}:
-            raise RecordError(f"{path} is not the record of an evaluation: remove it.")
-        if record["options"] != settings.as_dict():
-            raise RunError(f"{path} is of another evaluation: choose another folder for the runs.")
-        return record["rows"]
 
 
 def _each(tasks, jobs, log):
@@ -177,9 +164,8 @@ def _each(tasks, jobs, log):
     # Once, before all processes would fetch it.
     for task in tasks:
         shifts = [settings.foreign for settings in task.evaluations.values()]
-        for name in dict.fromkeys([task.settings.dataset, *sum(shifts, ())]):
-            if name in data.DATASETS:
-                data.load(name, task.data_dir)
+        for name in {task.settings.dataset, *sum(shifts, ())} & data.DATASETS.keys():
+            data.load(name, task.data_dir)
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:

@@ -11,10 +11,12 @@ import tfp_ibnn as ibnn
 from experiments.folder import RunError, read_record
 from experiments.settings import DATASETS
 
-__all__ = ["SCORES", "Scorer", "Scores", "read_model", "trained_on"]
+__all__ = ["HELD_OUT", "SCORES", "Scorer", "Scores", "read_model", "trained_on"]
 
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
 """What every run has, and how tables call it."""
+HELD_OUT = "held-out classes"
+"""Name of the OOD images that are of the model's own dataset."""
 _BATCH = 500
 _DROPOUTS = ("Dropout", "Dropout1D", "Dropout2D", "Dropout3D")
 
@@ -125,7 +127,7 @@ def read_model(path, dataset, classes=None):
 
 
 def trained_on(model):
-    """Return `dataset` and, if only some are known, `classes`, by `settings.json` beside a model."""
+    """Return the `dataset` of a model and, if only some, its `classes`, by the settings beside it."""
     path = Path(model).with_name("settings.json")
     if not Path(model).exists():
         raise RunError(f"The model {model} does not exist.")

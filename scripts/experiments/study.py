@@ -55,18 +55,15 @@ def study(
         wanted: the plan.
         folder: for the runs; what is there already is not run again.
         seeds: of the runs.
-        parts: some of the plan's; None is all, as for the next two.
+        parts: some of the plan's; None is all, as for `methods` and `datasets`.
         methods: some of the plan's.
         datasets: some of the plan's.
         quick: a few steps on a few images, to see that all of it works.
         train: run what is not finished; else it is left out, and named as missing.
-        kept: records that were found before, and what was missing, see `store.read`. Runs that it
-            has are not run again, whether or not their folders are still there.
+        kept: what `store.read` gives. Runs that it has are not run again, whether or not their
+            folders are still there.
         missing: gets the names of what was not run or failed, and why.
         **options: see `run_many`: `jobs`, `data_dir` and `log`.
-
-    Raises:
-        RunError: if no trial of a method is finished, so that its settings are not known.
     """
     for name, values in (("parts", parts), ("methods", methods), ("datasets", datasets)):
         for value in values or ():
@@ -76,56 +73,46 @@ def study(
     runs, found, missing = {}, {}, {} if missing is None else missing
 
     def take(new):
-        shifts = {
-            name: wanted.parts[part].evaluations
-            for name in new
-            if (part := name.split("/")[0]) in wanted.parts
-        }
-        if quick:
-            new = plan.quick_runs(new)
-            shifts = {name: plan.quick_evaluations(shift) for name, shift in shifts.items()}
-        runs.update(new)
+        new = plan.quick_runs(new) if quick else new
+        left, shifts = {}, {}
         for name, settings in new.items():
+            runs[name] = settings
             if records.get(name, {}).get("key") != plan.key(name, settings):
                 records.pop(name, None)
-        left = {name: settings for name, settings in new.items() if name not in records}
-        more = {"evaluations": shifts, "train": train, "missing": missing, **options}
-        found.update(run_many.run_many(left, folder, keep_models=wanted.keep_models, **more))
+                left[name] = settings
+            if part := wanted.parts.get(name.split("/")[0]):
+                evaluations = part.evaluations
+                shifts[name] = plan.quick_evaluations(evaluations) if quick else evaluations
+        more = {"evaluations": shifts, "keep_models": wanted.keep_models, "train": train}
+        found.update(run_many.run_many(left, folder, missing=missing, **more, **options))
 
-    chosen, held_out = {}, {}
-    parts = parts or list(wanted.parts)
-    if wanted.tuned & set(parts):
-        tried = [r["seed"] for r in before if r["budget"] == "trials"]
+    chosen, held_out, parts = {}, {}, parts or list(wanted.parts)
+    if any(wanted.parts[part].base is None for part in parts):
+        tried = [record["seed"] for record in before if record["budget"] == "trials"]
         take(wanted.trial_runs([*tried, seeds[0]][0], methods, datasets))
-        if not train and not records and not found:
+        if not (train or records or found):
             raise RunError(f"{folder} holds none of the trials by which settings are chosen.")
         names = best(runs, records | found)
         chosen = {of: runs[name] for of, name in names.items()}
         held_out = {of: Path(folder) / name for of, name in names.items() if name in found}
-    take(
-        {
-            k: v
-            for part in parts
-            for k, v in wanted.runs(part, seeds, methods, datasets, chosen).items()
-        }
-    )
+    new = [wanted.runs(part, seeds, methods, datasets, chosen) for part in parts]
+    take({name: settings for part in new for name, settings in part.items()})
     stay = frozenset(records)
     for name, measured in found.items():
         records[name] = _record(wanted, Path(folder), name, runs[name], measured)
         if wanted.probabilities and name.startswith("equal/"):
-            of = tuple(name.split("/")[1:3])
-            records[name]["scaled"] = _scaled(Path(folder) / name, held_out.get(of))
-    order = {name: place for place, name in enumerate(runs)}
+            trial = held_out.get(tuple(name.split("/")[1:3]))
+            records[name]["scaled"] = _scaled(Path(folder) / name, trial)
     budgets = ["trials", *wanted.parts]
+    place = {name: number for number, name in enumerate(runs)}
     ordered = sorted(
         records.values(),
-        key=lambda r: (budgets.index(r["budget"]), order.get(r["name"], len(order))),
+        key=lambda record: (budgets.index(record["budget"]), place.get(record["name"], len(place))),
     )
-    # Why it once failed says more than that it was not tried again.
     reasons = dict(line.split(": ", 1) for line in lost)
-    reasons |= {
-        name: why for name, why in missing.items() if why != run_many.NOT_RUN or name not in reasons
-    }
+    for name, why in missing.items():
+        # Why it once failed says more than that it was not tried again.
+        reasons[name] = reasons.get(name, why) if why == run_many.NOT_RUN else why
     return Results(ordered, [f"{n}: {why}" for n, why in reasons.items() if n not in records], stay)
 
 
@@ -150,11 +137,8 @@ def _record(wanted, folder, name, settings, measured):
     record = {
         "key": plan.key(name, settings),
         "name": name,
-        "dataset": settings.dataset,
-        "model": settings.model,
-        "method": method,
-        "budget": budget,
-        "epochs": settings.pretrain_epochs + settings.epochs,
+        **{"dataset": settings.dataset, "model": settings.model, "method": method},
+        **{"budget": budget, "epochs": settings.pretrain_epochs + settings.epochs},
         "seed": settings.seed,
         **{key: measured[key] for key in _MEASURED},
         "training": replace(settings, seed=0).command(),

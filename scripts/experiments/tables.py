@@ -29,8 +29,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import store
-from experiments.robustness import HELD_OUT
-from experiments.scoring import SCORES
+from experiments.scoring import HELD_OUT, SCORES
 
 __all__ = ["PAGES", "fill", "margins", "markdown", "markdown_table", "paired"]
 
@@ -131,9 +130,15 @@ def fill(text, results):
         if not all(re.fullmatch("[^=]+=[^=]+", part) for part in conditions.split()):
             raise ValueError(f"Conditions have the form key=value, not as in {begin.strip()}.")
         wanted = {key: v.split(",") for key, v in (part.split("=") for part in conditions.split())}
-        folder, (rows, make) = Path(results) / experiment, _KINDS[kind]
-        made = make(_matching(rows(store.read(folder)[0]), wanted, folder), wanted, folder)
-        return f"{begin}{markdown_table(made)}\n{end}"
+        folder, (source, make) = Path(results) / experiment, _KINDS[kind]
+        rows = source(store.read(folder)[0])
+        for key, values in wanted.items():
+            known = set(rows[key].astype(str)) if key in rows else set()
+            if absent := set(values) - known:
+                raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
+            rows = rows[rows[key].astype(str).isin(values)]
+        more = {"wanted": wanted, "folder": folder} if make in (_pooled, _post_hoc) else {}
+        return f"{begin}{markdown_table(make(rows, **more))}\n{end}"
 
     filled, count = _TABLE.subn(table, text)
     if begun := len(re.findall(_BEGIN, text)) - count:
@@ -141,17 +146,7 @@ def fill(text, results):
     return filled
 
 
-def _matching(rows, wanted, folder=None):
-    """Return the rows that match all conditions; of a folder, each must match some."""
-    for key, values in wanted.items():
-        known = rows[key].astype(str) if key in rows else pd.Series(dtype=str)
-        if folder and (absent := set(values) - set(known)):
-            raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
-        rows = rows[known.isin(values)] if key in rows else rows
-    return rows
-
-
-# What the kinds are made from: frames of runs, of shifted images, of numbers of draws.
+# Rows that tables are made from.
 
 
 def _runs(records):
@@ -163,92 +158,79 @@ def _single(records):
     return rows.iloc[(rows["method"] != "reference").argsort(kind="stable")]
 
 
-def _draws(records):
-    rows = store.evaluated(record for record in records if record["budget"] == "draws")
-    return rows.assign(draws=rows["evaluation"].str.removeprefix("draws"))
-
-
 def _shifted(records):
-    return store.evaluated(record for record in records if record["budget"] != "draws")
+    rows = store.evaluated(records)
+    return rows[rows["budget"] != "draws"]
 
 
-def _foreign(records):
-    rows = _shifted(records)
-    return rows[rows["shift"] == "foreign"]
+def _draws(records):
+    rows = store.evaluated(records)
+    return rows[rows["budget"] == "draws"]
 
 
-# The kinds: functions of such a frame, the conditions, and the folder.
+# Tables, as frames of text. Of a group of rows, a cell is a column and a function of its values.
 
 
-def _by(rows, columns, by="method", titles=None):
-    """Return a table with a line for each group of rows; columns are functions of its rows."""
-    groups = [rows.iloc[place] for place in rows.groupby(by, sort=False).indices.values()]
-    lines = [[cell(group) for cell in columns.values()] for group in groups]
-    return pd.DataFrame(lines, columns=list(columns))
+def _by_method(rows, **cells):
+    return rows.groupby("method", sort=False).agg(**cells).reset_index()
 
 
-def _first(key, form="{}"):
-    return lambda rows: form.format(rows[key].iloc[0])
+def _mean(form=".4f"):
+    return lambda values: "-" if values.isna().any() else f"{values.mean():{form}}"
 
 
-def _mean(key, form=".4f"):
-    return lambda rows: f"{rows[key].mean():{form}}"
-
-
-def _spread(key, digits=4):
-    def cell(rows):
-        if rows[key].isna().any():
+def _spread(digits=4):
+    def cell(values):
+        if values.isna().any():
             return "-"
-        mean, std = (round(x, 6) for x in (rows[key].mean(), rows[key].std()))
-        return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(rows) > 1 else "")
+        mean, std = (round(number, 6) for number in (values.mean(), values.std()))
+        return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(values) > 1 else "")
 
     return cell
 
 
-_METHOD = {"method": _first("method")}
+def _summary(scores, *columns):
+    cells = {SCORES[key]: (key, _spread()) for key in scores} | {"runs": ("seed", "size")}
+
+    def table(rows):
+        found = rows.groupby(store.KEYS, sort=False).agg(**cells).reset_index()
+        return found[["method", *columns, *(SCORES[key] for key in scores)]]
+
+    return table
 
 
-def _table(rows, wanted, folder):
-    about = {**_METHOD, "epochs": _first("epochs"), "runs": len}
-    return _by(rows, about | {SCORES[key]: _spread(key) for key in SCORES}, store.KEYS)
+def _single_runs(title, name):
+    def table(rows):
+        found = pd.DataFrame({title: name(rows)})
+        return found.assign(**{SCORES[key]: rows[key].map("{:.4f}".format) for key in SCORES})
+
+    return table
 
 
-def _scores(rows, wanted, folder):
-    return _by(rows, _METHOD | {title: _spread(key) for key, title in _MAIN.items()}, store.KEYS)
-
-
-def _paired(rows, wanted, folder):
+def _paired(rows):
     lines = []
     for first, second in _PAIRS:
-        seeds = [set(rows["seed"][rows["method"] == method]) for method in (first, second)]
-        if len(both := set.intersection(*seeds)) > 1:
+        try:
             found = [paired(rows, first, second, key) for key in _MAIN]
-            cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
-            lines.append([first, second, len(both), *cells])
+        except ValueError:  # too few seeds in common
+            continue
+        cells = [f"{change['mean']:+.4f} ± {change['error']:.4f}" for change in found]
+        lines.append([first, second, found[0]["seeds"], *cells])
     return pd.DataFrame(lines, columns=["from", "to", "seeds", *_MAIN.values()])
 
 
 def _pooled(rows, wanted, folder):
-    found = {title: rows.set_index("method")[key] for key, title in _MAIN.items()}
-    return _differences(found, wanted, digits=4)
-
-
-def _pooled_shifts(rows, wanted, folder):
-    columns = {}
-    for title, (score, key, value) in _POOLED_SHIFTS.items():
-        if len(chosen := rows[rows[key] == value]):
-            columns[title] = chosen.groupby(["method", "seed"])[score].mean().droplevel("seed")
-    return _differences(columns, wanted, digits=3)
-
-
-def _differences(columns, wanted, digits):
-    """Return a table of the first method's means, and how far the others' are from them."""
+    """Return the first method's means, and how far the others' are from them."""
     if "method" not in wanted:
         raise ValueError("Differences need methods, method=first,second: those from the first.")
-    first, *others = wanted["method"]
-    table = {"method": wanted["method"]}
-    for title, values in columns.items():
-        groups = {method: values[[method]].to_list() for method in wanted["method"]}
+    (first, *others), table = wanted["method"], {"method": wanted["method"]}
+    runs = {title: (key, "seed", rows["seed"].unique()) for key, title in _MAIN.items()}
+    shown, digits = (_POOLED_SHIFTS, 3) if "shift" in rows else (runs, 4)
+    for title, (score, key, value) in shown.items():
+        if (chosen := rows[rows[key].isin(np.atleast_1d(value))]).empty:
+            continue
+        values = chosen.groupby(["method", "seed"])[score].mean()
+        groups = {method: values[method].to_list() for method in wanted["method"]}
         mean, margin = np.mean(groups[first]), margins(groups)
         table[title] = [f"{mean:.{digits}f}"] + [
             f"{np.mean(groups[method]) - mean:+.{digits}f} ± {margin[method]:.{digits}f}"
@@ -257,110 +239,87 @@ def _differences(columns, wanted, digits):
     return pd.DataFrame(table)
 
 
-def _elbo(rows, wanted, folder):
+def _elbo(rows):
     rows = rows.dropna(subset="negative_elbo")
-
-    def change(found):
-        if (method := found["method"].iloc[0]) == "gaussian":
-            return "-"
-        change = paired(rows, "gaussian", method, "negative_elbo")
-        return f"{change['mean']:+.2f} ± {change['error']:.2f}"
-
-    mean = {"negative ELBO (nats)": _mean("negative_elbo", ".2f")}
-    return _by(rows, {**_METHOD, **mean, "change from the Gaussian": change})
+    table = _by_method(rows, **{"negative ELBO (nats)": ("negative_elbo", _mean(".2f"))})
+    change = rows.pivot(index="seed", columns="method", values="negative_elbo")
+    change = change.sub(change["gaussian"], axis=0)
+    cells = change.mean().map("{:+.2f}".format) + " ± " + change.sem().map("{:.2f}".format)
+    cells["gaussian"] = "-"
+    return table.assign(**{"change from the Gaussian": table["method"].map(cells)})
 
 
-def _kl(rows, wanted, folder):
-    def kl(found):
-        mean = found["train_kl"].mean() if "train_kl" in found else np.nan
-        return "-" if np.isnan(mean) else f"{mean:,.0f}"
-
-    scores = {"NLL": _mean("nll", ".3f"), "ECE": _mean("ece", ".3f")}
-    return _by(rows, {**_METHOD, **scores, "KL in the end (nats)": kl})
+def _kl(rows):
+    kl = {"KL in the end (nats)": ("train_kl", _mean(",.0f"))}
+    return _by_method(rows, NLL=("nll", _mean(".3f")), ECE=("ece", _mean(".3f")), **kl)
 
 
-def _cost(rows, wanted, folder):
+def _cost(rows):
     least = rows["parameters"][rows["method"] == "deterministic"].min()
-    columns = {
-        "parameters": _first("parameters", "{:,}"),
-        "more": lambda found: f"{found['parameters'].iloc[0] / least - 1:.2%}",
-        "training beside other runs (s)": _mean("seconds", ".0f"),
-    }
-    return _by(rows, _METHOD | columns)
-
-
-def _each(title, key, form):
-    """Return a kind of table with a line for each row."""
-    columns = {title: _first(key, form)} | {SCORES[key]: _mean(key) for key in SCORES}
-    return lambda rows, wanted, folder: _by(rows.reset_index(), columns, rows.reset_index().index)
-
-
-def _shifts(rows, wanted, folder):
-    def means(shift, levels):
-        def cell(found):
-            chosen = found[(found["shift"] == shift) & found["level"].isin(levels)]
-            means = [f"{mean:.3f}" for mean in chosen[list(_MAIN)].mean()]
-            return "-" if chosen.empty else " / ".join(means)
-
-        return cell
-
-    return _by(rows, _METHOD | {title: means(*which) for title, which in _SHIFTS.items()})
-
-
-def _ood(rows, wanted, folder):
-    def aurocs(name):
-        cells = [_spread(f"{kind}_auroc", 3) for kind in ("entropy", "epistemic")]
-        return lambda found: " / ".join(cell(found[found["name"] == name]) for cell in cells)
-
-    return _by(
-        rows, _METHOD | {name.replace("_", "-"): aurocs(name) for name in rows["name"].unique()}
+    return _by_method(
+        rows,
+        parameters=("parameters", lambda counts: f"{counts.iloc[0]:,}"),
+        more=("parameters", lambda counts: f"{counts.iloc[0] / least - 1:.2%}"),
+        **{"training beside other runs (s)": ("seconds", _mean(".0f"))},
     )
 
 
+def _shifts(rows):
+    table = pd.DataFrame({"method": rows["method"].unique()})
+    for title, (shift, levels) in _SHIFTS.items():
+        chosen = rows[(rows["shift"] == shift) & rows["level"].isin(levels)]
+        means = chosen.groupby("method")[list(_MAIN)].agg(_mean(".3f")).agg(" / ".join, axis=1)
+        table[title] = table["method"].map(means).fillna("-")
+    return table
+
+
+def _ood(rows):
+    rows = rows[rows["shift"] == "foreign"]
+    table = pd.DataFrame({"method": rows["method"].unique()})
+    for name in rows["name"].unique():
+        found = rows[rows["name"] == name].groupby("method")[["entropy_auroc", "epistemic_auroc"]]
+        table[name.replace("_", "-")] = table["method"].map(
+            found.agg(_spread(3)).agg(" / ".join, axis=1)
+        )
+    return table
+
+
 def _post_hoc(rows, wanted, folder):
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    averaged = _matching(pd.DataFrame(summary.get("averaged", ())), wanted)
-
-    def scaled(found):
-        cells = found["scaled"].dropna() if "scaled" in found else []
-        return pd.DataFrame(list(cells))
-
-    def temperature(found):
-        if (part := scaled(found)).empty:
-            return "-"
-        cross = ", cross-fitted" if part["crosswise"].any() else ""
-        return f"{part['temperature'].mean():.2f}{cross}"
-
     def means(part):
-        if not len(part):
-            return "-"
-        return " / ".join(f"{part[key].mean():.4f}" for key in ("nll", "ece"))
+        if part.empty:
+            return {}
+        return part.groupby("method")[["nll", "ece"]].agg(_mean()).agg(" / ".join, axis=1)
 
-    def ensemble(found):
-        of = found["method"].iloc[0]
-        return means(averaged[averaged["method"] == of] if len(averaged) else averaged)
-
-    columns = {"seeds": len, "as it is": means, "temperature": temperature}
-    columns |= {
-        "at the temperature": lambda found: means(scaled(found)),
-        "seeds averaged": ensemble,
-    }
-    table = _by(rows, _METHOD | columns)
-    return table[[name for name in table if set(table[name]) != {"-"}]]
+    table = _by_method(rows, seeds=("seed", "size"))
+    scaled = rows.dropna(subset="scaled") if "scaled" in rows else rows[:0]
+    scaled = pd.DataFrame(
+        [{"method": m, **s} for m, s in zip(scaled["method"], scaled.get("scaled", ()))]
+    )
+    averaged = pd.DataFrame(json.loads((folder / "summary.json").read_text())["averaged"])
+    if len(averaged):
+        averaged = averaged[averaged["budget"].isin(rows["budget"])]
+    table["as it is"] = table["method"].map(means(rows))
+    if len(scaled):
+        cross = scaled.groupby("method")["crosswise"].any().map({True: ", cross-fitted", False: ""})
+        found = scaled.groupby("method")["temperature"].agg(_mean(".2f")) + cross
+        table["temperature"] = table["method"].map(found).fillna("-")
+    table["at the temperature"] = table["method"].map(means(scaled))
+    table["seeds averaged"] = table["method"].map(means(averaged))
+    return table.fillna("-").loc[:, lambda all_: (all_ != "-").any()]
 
 
 _KINDS = {
-    "table": (_runs, _table),
-    "scores": (_runs, _scores),
+    "table": (_runs, _summary(SCORES, "epochs", "runs")),
+    "scores": (_runs, _summary(_MAIN)),
     "paired": (_runs, _paired),
     "pooled": (_runs, _pooled),
-    "pooled_shifts": (_shifted, _pooled_shifts),
+    "pooled_shifts": (_shifted, _pooled),
     "cost": (_runs, _cost),
     "elbo": (_runs, _elbo),
     "kl": (_runs, _kl),
-    "ablations": (_single, _each("changed", "method", "`{}`")),
-    "draws": (_draws, _each("draws", "draws", "{}")),
+    "ablations": (_single, _single_runs("changed", lambda rows: "`" + rows["method"] + "`")),
+    "draws": (_draws, _single_runs("draws", lambda rows: rows["evaluation"].str[5:])),
     "shifts": (_shifted, _shifts),
-    "ood": (_foreign, _ood),
+    "ood": (_shifted, _ood),
     "post_hoc": (_runs, _post_hoc),
 }

@@ -24,16 +24,15 @@ def figures(records, runs):
     rows = pd.DataFrame(records)
     first = rows[rows["seed"] == rows["seed"].iloc[0]].set_index(["budget", "method"])
     (flow,) = {m for budget, m in first.index if budget == "equal" and m.startswith("flow")}
-    length = flow.removeprefix("flow_")
     grid = [
         [
             (budget, "deterministic", f"deterministic, {known}"),
             (budget, "gaussian", f"Gaussian, from {start}"),
-            (budget, flow, f"flow of length {length}, from {start}"),
+            (budget, flow, f"flow of length {flow.removeprefix('flow_')}, from {start}"),
         ]
         for budget, start, known in (
             ("report", "early", "stopped early"),
-            ("equal", "converged", "converged"),
+            ("equal", *2 * ("converged",)),
         )
     ]
     shared = {"sharex": True, "sharey": True, "grid_lines": None}

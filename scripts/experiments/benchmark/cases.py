@@ -28,7 +28,6 @@ from experiments.checks import option
 __all__ = ["GROUPS", "Settings", "prediction_rows", "step_rows"]
 
 BATCH, STEPS = 128, 16
-VGG_BATCH, VGG_STEPS = 32, 2
 ENSEMBLE = 4
 SAMPLES, IMAGES = 128, 100
 BATCHES = (32, 64, 128, 256, 512, 1024)
@@ -36,13 +35,18 @@ BATCHES = (32, 64, 128, 256, 512, 1024)
 LINEAR = 1.05
 """Largest exponent that counts as linear."""
 
-# By part: label, targets, and what sets the network apart.
-_LENET = {
+# By part: label, targets, and what sets the network, or the prediction, apart.
+_STEPS = {
     "all": ("all layers", {"gaussian": 1.4, "flow": 1.6}, {}),
     "rest": ("all but the first", {"gaussian": 1.15, "flow": 1.35}, {"first": False}),
     "position": ("position noise", {"gaussian": 1.9, "flow": 2.4}, {"noise": "position"}),
 }
-_MEBI = 2**20
+_OWN = {"independent": True}
+_PREDICTIONS = {
+    "shared": ("shared samples", {"gaussian": 1.10, "flow": 1.15}, {}),
+    "own": ("draws for each example", {"gaussian": 1.3, "flow": 1.5}, _OWN),
+    "seeded": ("draws for each example, with a seed", {}, {**_OWN, "seed": 0}),
+}
 # TensorFlow Probability loads its parts when they are first used; that is not ours to answer for.
 _IMPORT = """
 import time, keras
@@ -66,43 +70,48 @@ class Settings(checks.Checked):
     short: bool = option(False, checks.flag, "the few cases that continuous integration runs")
 
 
+def _parts(parts, settings):
+    """Yield the parts of a group, of a short one the first, with each posterior."""
+    for part, (label, targets, options) in list(parts.items())[: 1 if settings.short else None]:
+        for kind, name in KINDS.items():
+            yield f"{part}.{kind}", kind, label, name, targets.get(kind), options
+
+
+def _others(group, action, settings, dropout):
+    """Return the actions of MC dropout and of an ensemble, but for a short run."""
+    if settings.short:
+        return {}
+    members = [action(ibnn.models.lenet()) for _ in range(ENSEMBLE)]
+    ensemble = {f"{group}.ensemble": lambda: sum(member() for member in members)}
+    return {f"{group}.dropout": action(dropout(ibnn.models.lenet(dropout=0.1))), **ensemble}
+
+
 def lenet_steps(settings):
     """Time LeNet's step, batch 128, 16 steps an execution, and those of other methods."""
-    steps = STEPS if not settings.short else 4
     keras.utils.set_random_seed(settings.seed)
 
     def action(model):
-        return stepper(model, BATCH, steps, settings.seed)
+        return stepper(model, BATCH, 4 if settings.short else STEPS, settings.seed)
 
     actions, described = {"deterministic": action(ibnn.models.lenet())}, {}
-    for part, (label, targets, options) in _LENET.items():
-        for kind, name in {} if settings.short and part != "all" else KINDS.items():
-            found = f"training.{part}.{kind}"
-            described[found] = (f"LeNet step, {name}, {label}", targets[kind])
-            actions[found] = action(stochastic("lenet", kind, **options))
-    if not settings.short:
-        described["training.dropout"] = ("LeNet step, MC dropout", None)
-        actions["training.dropout"] = action(ibnn.models.lenet(dropout=0.1))
-        described["training.ensemble"] = ("LeNet step, deep ensemble of 4 (four networks)", None)
-        members = [action(ibnn.models.lenet()) for _ in range(ENSEMBLE)]
-        actions["training.ensemble"] = lambda: sum(member() for member in members)
-    yield from step_rows(actions, described, settings.rounds)
-    if not settings.short and keras.backend.backend() == "tensorflow":
+    for found, kind, label, name, target, options in _parts(_STEPS, settings):
+        described[f"training.{found}"] = (f"LeNet step, {name}, {label}", target)
+        actions[f"training.{found}"] = action(stochastic("lenet", kind, **options))
+    if others := _others("training", action, settings, lambda model: model):
+        labels = "LeNet step, MC dropout", "LeNet step, deep ensemble of 4 (four networks)"
+        described |= {name: (label, None) for name, label in zip(others, labels, strict=True)}
+    yield from step_rows(actions | others, described, settings.rounds)
+    if others and keras.backend.backend() == "tensorflow":
         yield from _tfp_rows("training", settings)
 
 
 def vgg16_steps(settings):
     """Time VGG16's step, batch 32, 2 steps an execution."""
     keras.utils.set_random_seed(settings.seed)
-    networks, described = {"deterministic": ibnn.models.vgg16()}, {}
+    actions, described = {"deterministic": stepper(ibnn.models.vgg16(), 32, 2, settings.seed)}, {}
     for kind, target in (("gaussian", 1.05), ("flow", 1.15)):
-        found = f"vgg16.all.{kind}"
-        described[found] = (f"VGG16 step, {KINDS[kind]}, all layers", target)
-        networks[found] = stochastic("vgg16", kind)
-    actions = {
-        name: stepper(model, VGG_BATCH, VGG_STEPS, settings.seed)
-        for name, model in networks.items()
-    }
+        described[f"vgg16.all.{kind}"] = (f"VGG16 step, {KINDS[kind]}, all layers", target)
+        actions[f"vgg16.all.{kind}"] = stepper(stochastic("vgg16", kind), 32, 2, settings.seed)
     yield from step_rows(actions, described, max(4, settings.rounds // 4))
 
 
@@ -126,31 +135,22 @@ def predictions(settings):
     """Time 128 samples of LeNet on 100 images, and the prediction of other methods."""
     keras.utils.set_random_seed(settings.seed)
     x, _ = images(IMAGES, settings.seed)
-    own, seeded = {"independent": True}, {"independent": True, "seed": settings.seed}
-    parts = {
-        "shared": ("shared samples, {}", {}, {"gaussian": 1.10, "flow": 1.15}),
-        "own": ("draws for each example, {}", own, {"gaussian": 1.3, "flow": 1.5}),
-        "seeded": ("draws for each example, with a seed, {}", seeded, {}),
-    }
     actions, described = {}, {}
-    for part, (label, options, targets) in parts.items():
-        for kind, name in {} if settings.short and part != "shared" else KINDS.items():
-            found = f"prediction.{part}.{kind}"
-            described[found] = (f"LeNet, 128 {label.format(name)}", targets.get(kind))
-            model = stochastic("lenet", kind)
-            actions[found] = compiled(_average(model, **options), x)
-    if not settings.short:
-        described["prediction.dropout"] = ("LeNet, 128 samples, MC dropout", None)
-        dropout = _average(ibnn.models.lenet(dropout=0.1), dropout=True)
-        actions["prediction.dropout"] = compiled(dropout, x)
-        described["prediction.ensemble"] = ("LeNet, deep ensemble of 4 (four passes)", None)
-        members = [compiled(ibnn.models.lenet(), x) for _ in range(ENSEMBLE)]
-        actions["prediction.ensemble"] = lambda: sum(member() for member in members)
-    rounds = max(4, settings.rounds // 2)
-    plain = ibnn.models.lenet()
-    rows, times = prediction_rows(actions, described, plain, rounds, settings.seed)
+    for found, kind, label, name, target, options in _parts(_PREDICTIONS, settings):
+        options = {**options, "seed": settings.seed} if "seed" in options else options
+        described[f"prediction.{found}"] = (f"LeNet, 128 {label}, {name}", target)
+        model = _average(stochastic("lenet", kind), **options)
+        actions[f"prediction.{found}"] = compiled(model, x)
+    others = _others(
+        *("prediction", lambda model: compiled(model, x), settings),
+        lambda model: _average(model, dropout=True),
+    )
+    labels = "LeNet, 128 samples, MC dropout", "LeNet, deep ensemble of 4 (four passes)"
+    described |= {name: (label, None) for name, label in zip(others, labels, strict=False)}
+    rounds, plain = max(4, settings.rounds // 2), ibnn.models.lenet()
+    rows, times = prediction_rows(actions | others, described, plain, rounds, settings.seed)
     yield from rows
-    for kind, name in {} if settings.short else KINDS.items():
+    for kind, name in KINDS.items() if others else ():
         ours, theirs = times[f"prediction.shared.{kind}"], times["prediction.ensemble"]
         yield row(
             f"prediction.to_ensemble.{kind}",
@@ -158,7 +158,7 @@ def predictions(settings):
             timing.ratio(ours, theirs),
             seconds={"prediction": min(ours), "ensemble": min(theirs)},
         )
-    if not settings.short:
+    if others:
         yield from _tfp_rows("prediction", settings)
 
 
@@ -202,14 +202,13 @@ def memory_in_training(settings):
             # Memory that is freed goes back to the system at once: the peak is of what is in use.
             more = {"MALLOC_MMAP_THRESHOLD_": "65536"}
             found[name].append(in_process(memory, *case, settings.seed + number, **more))
-
-    def sizes(runs):
-        return [run["peak"] - run["before"] for run in runs], [run["peak"] for run in runs]
-
-    own_growth, own_peak = sizes(found.pop("deterministic"))
-    for name, runs in found.items():
+    sizes = {
+        name: ([run["peak"] - run["before"] for run in runs], [run["peak"] for run in runs])
+        for name, runs in found.items()
+    }
+    own_growth, own_peak = sizes.pop("deterministic")
+    for name, (growth, peak) in sizes.items():
         kind, noise = cases[name]
-        growth, peak = sizes(runs)
         least = {"growth": growth, "growth_deterministic": own_growth}
         least |= {"peak": peak, "peak_deterministic": own_peak}
         yield row(
@@ -218,7 +217,7 @@ def memory_in_training(settings):
             timing.ratio(growth, own_growth),
             targets[noise],
             whole_process=round(timing.ratio(peak, own_peak)["ratio"], 4),
-            mebibytes={key: round(min(values) / _MEBI, 1) for key, values in least.items()},
+            mebibytes={key: round(min(values) / 2**20, 1) for key, values in least.items()},
         )
 
 
@@ -267,8 +266,7 @@ def exponents(settings):
         return compiled(model, x, count) if name == "own" else compiled(_average(model, count), x)
 
     def batch(name, size):
-        model = stochastic("lenet", "none" if name == "own" else name)
-        return stepper(model, size, 4, settings.seed)
+        return stepper(stochastic("lenet", {"own": "none"}.get(name, name)), size, 4, settings.seed)
 
     def channels(name, count):
         return _layer(count, None if name == "own" else kinds[name](), settings)
@@ -281,12 +279,10 @@ def exponents(settings):
     yield from _growth("batch", (16, 64, 256, 1024), networks, batch, settings, linear)
     for found in _growth("channels", (32, 64, 128, 256), kinds, channels, settings):
         # No worse than the wrapped layer's own, to the same tolerance as what is to be linear.
-        own = found["growth"]["own_exponent"]
-        yield {**found, "target": round(own + LINEAR - 1, 3)}
+        yield {**found, "target": round(found["growth"]["own_exponent"] + LINEAR - 1, 3)}
     for found in _growth("depth", (1, 2, 4, 8), deep, depth, settings):
-        growth = found["growth"]
-        level = [min(growth["own"])] * len(growth["own"])
-        yield {**found, "growth": {**growth, "own": level}}
+        own = found["growth"]["own"]
+        yield {**found, "growth": {**found["growth"], "own": [min(own)] * len(own)}}
 
 
 def _layer(channels, posterior, settings):
@@ -316,13 +312,6 @@ def _growth(axis, sizes, names, make, settings, targets=None):
         yield row(f"growth.{axis}.{name}", label, slopes[name], target, "exponent", growth=growth)
 
 
-GROUPS = {
-    "training": lenet_steps,
-    "vgg16": vgg16_steps,
-    "prediction": predictions,
-    "memory": memory_in_training,
-    "parameters": extra_parameters,
-    "imports": import_time,
-    "conversions": conversion_time,
-    "growth": exponents,
-}
+GROUPS = {"training": lenet_steps, "vgg16": vgg16_steps, "prediction": predictions}
+GROUPS |= {"memory": memory_in_training, "parameters": extra_parameters, "imports": import_time}
+GROUPS |= {"conversions": conversion_time, "growth": exponents}

@@ -5,7 +5,14 @@ from pathlib import Path
 import keras
 
 from experiments.benchmark import cases
-from experiments.benchmark.networks import TRAIN_SIZE, a_few_images, compiled, images, stepper
+from experiments.benchmark.networks import (
+    TRAIN_SIZE,
+    a_few_images,
+    compiled,
+    images,
+    prepare,
+    stepper,
+)
 from experiments.benchmark.networks import stochastic as network
 
 __all__ = ["memory", "tfp_layers"]
@@ -22,10 +29,7 @@ def memory(kind, noise, seed):
     and three steps are taken.
     """
     keras.utils.set_random_seed(seed)
-    model = network("vgg16", kind, noise=noise)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    model.optimizer.build(model.trainable_variables)
+    model = prepare(network("vgg16", kind, noise=noise))
     x, y = images(BATCH * STEPS, seed)
     # Begin again with the largest size; imports may have been larger for a moment.
     Path("/proc/self/clear_refs").write_text("5")
@@ -71,15 +75,12 @@ def _lenet(kind=None):
     import tensorflow_probability as tfp
     import tf_keras
 
-    def divergence(posterior, prior, _):
-        return tfp.distributions.kl_divergence(posterior, prior) / TRAIN_SIZE
-
-    layers = tf_keras.layers
-    conv, dense, options = layers.Conv2D, layers.Dense, {}
+    layers, options = tf_keras.layers, {}
+    conv, dense = layers.Conv2D, layers.Dense
     if kind is not None:
-        conv = getattr(tfp.layers, f"Convolution2D{kind}")
-        dense = getattr(tfp.layers, f"Dense{kind}")
-        options = {"kernel_divergence_fn": divergence}
+        conv, dense = (getattr(tfp.layers, f"{name}{kind}") for name in ("Convolution2D", "Dense"))
+        divergence = tfp.distributions.kl_divergence
+        options["kernel_divergence_fn"] = lambda q, p, _: divergence(q, p) / TRAIN_SIZE
     return tf_keras.Sequential(
         [
             tf_keras.Input((32, 32, 3)),

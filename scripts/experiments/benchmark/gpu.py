@@ -12,18 +12,17 @@ import keras
 import numpy as np
 
 from experiments.benchmark import timing
-from experiments.benchmark.networks import KINDS, images, process, stepper, stochastic
+from experiments.benchmark.networks import KINDS, images, prepare, process, stepper, stochastic
 from experiments.benchmark.record import row
 
 __all__ = ["gpu_steps", "looping", "stepping"]
 
 BATCHES = (128, 256)
 PRECISIONS = {"bfloat16": "mixed_bfloat16", "float32": "float32"}
-STEPS = 50
 TARGETS = {"gaussian": 1.10, "flow": 1.30}
 
 
-def gpu_steps(settings, network="vgg16", steps=STEPS):
+def gpu_steps(settings, network="vgg16", steps=50):
     """Time a step of a network, 50 steps in one execution, in all precisions and batch sizes."""
     library = {"jax": "JAX", "tensorflow": "TensorFlow"}[keras.backend.backend()]
     for precision in PRECISIONS:
@@ -32,7 +31,7 @@ def gpu_steps(settings, network="vgg16", steps=STEPS):
             pools = {case: stack.enter_context(process()) for case in cases}
             words = {case: (network, case[0], precision, case[1], steps) for case in cases}
             begun = {
-                case: pool.submit(_prepare, *words[case], settings.seed)
+                case: pool.submit(_begin, *words[case], settings.seed)
                 for case, pool in pools.items()
             }
             for case, future in begun.items():
@@ -51,14 +50,14 @@ def gpu_steps(settings, network="vgg16", steps=STEPS):
             )
 
 
-def _prepare(*arguments):
+def _begin(*arguments):
     """Compile a network in this process, for `_step`."""
-    _prepare.action = stepping(*arguments)
-    _prepare.action()
+    _begin.action = stepping(*arguments)
+    _begin.action()
 
 
 def _step():
-    return _prepare.action()
+    return _begin.action()
 
 
 def stepping(network, kind, precision, batch, steps, seed):
@@ -70,10 +69,9 @@ def stepping(network, kind, precision, batch, steps, seed):
         return stepper(model, batch, steps, seed)
     import jax
 
-    x, y = images(batch, seed)
     rng = np.random.default_rng(seed)
     order = np.stack([rng.permutation(batch) for _ in range(steps)])
-    return looping(model, jax.numpy.asarray(x)[order], jax.numpy.asarray(y)[order])
+    return looping(model, *(jax.numpy.asarray(part)[order] for part in images(batch, seed)))
 
 
 def looping(model, x, y):
@@ -83,9 +81,7 @@ def looping(model, x, y):
     """
     import jax
 
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    model.optimizer.build(model.trainable_variables)
+    prepare(model)
 
     def step(state, data):
         logs, state = model.train_step(state, data)
@@ -93,10 +89,8 @@ def looping(model, x, y):
 
     epoch = jax.jit(lambda state, x, y: jax.lax.scan(step, state, (x, y)), donate_argnums=0)
     parts = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
+        *(model.trainable_variables, model.non_trainable_variables),
+        *(model.optimizer.variables, model.metrics_variables),
     )
     # Copies: what is given away to the loop must not be the model's own.
     state = tuple([jax.numpy.array(variable.value) for variable in part] for part in parts)

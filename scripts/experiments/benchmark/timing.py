@@ -15,9 +15,7 @@ PARTS = 4
 
 
 def interleave(actions, rounds, warmup=1):
-    """Return the seconds of each action by name, one number per round.
-
-    Before them come rounds of `warmup`, in which everything is compiled.
+    """Return the seconds of each action by name, per round, after rounds that compile everything.
 
     Example:
         >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2)
@@ -41,11 +39,12 @@ def ratio(times, reference):
         >>> ratio([2.0, 2.2, 2.0, 2.2], [1.0, 1.0, 1.0, 1.0])["ratio"]
         2.0
     """
-    pairs = list(zip(times, reference, strict=True))
 
     def of_minima(part):
-        return min(first for first, _ in part) / min(second for _, second in part)
+        first, second = zip(*part, strict=True)
+        return min(first) / min(second)
 
+    pairs = list(zip(times, reference, strict=True))
     median = statistics.median(first / second for first, second in pairs)
     return {"ratio": of_minima(pairs), "median": median, "noise": spread(pairs, of_minima)}
 
@@ -62,9 +61,8 @@ def spread(rounds, estimate):
     A part has a quarter of the rounds, so the estimate from all of them is steadier than this says.
     """
     count = min(PARTS, len(rounds))
-    if count < 2:
-        return 0.0
-    return statistics.stdev(estimate(rounds[start::count]) for start in range(count))
+    parts = [estimate(rounds[start::count]) for start in range(count)]
+    return statistics.stdev(parts) if count > 1 else 0.0
 
 
 def slope(sizes, times):

@@ -14,7 +14,6 @@ Examples:
 """
 
 import argparse
-import inspect
 import json
 import logging
 import os
@@ -30,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import figures, provenance, study
-from experiments.plan import toy2d
+from experiments.plan import TOY2D, toy2d
 from experiments.report import history
 from tfp_ibnn.data import toy
 
@@ -38,7 +37,6 @@ from tfp_ibnn.data import toy
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 SCORES = ("accuracy", "nll", "brier", "ece")
-SETTINGS = {name: given.default for name, given in inspect.signature(toy2d).parameters.items()}
 QUICK = {"points": 200, "test_points": 2_000, "lengths": (0, 2), "flow_length": 2, "samples": 8}
 QUICK |= {"epochs": 5, "converged_epochs": 20}
 
@@ -66,20 +64,20 @@ def parse(argv):
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", help="of the flows, from 0 (default 0 3 6 9 12 15)")
     add("--flow-length", type=int, help="from the converged network (default 12, or the longest)")
-    add("--points", type=int, help=f"to train on (default {SETTINGS['points']})")
-    add("--epochs", type=int, help=f"of a stochastic network (default {SETTINGS['epochs']})")
-    add("--samples", type=int, help=f"draws at test time (default {SETTINGS['samples']})")
+    add("--points", type=int, help=f"to train on (default {TOY2D['points']})")
+    add("--epochs", type=int, help=f"of a stochastic network (default {TOY2D['epochs']})")
+    add("--samples", type=int, help=f"draws at test time (default {TOY2D['samples']})")
     add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one or more (default 0)")
     add("--quick", action="store_true", help="a run of seconds, whose numbers mean nothing")
     add("--output", default="outputs/toy2d", help="folder for figures and numbers")
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
         parser.error(f"--seeds must differ and be at least 0; got {options.seeds}")
-    given = {k: v for k, v in vars(options).items() if k in SETTINGS and v is not None}
+    given = {k: v for k, v in vars(options).items() if k in TOY2D and v is not None}
     if options.lengths is not None and options.flow_length is None:
-        preferred = SETTINGS["flow_length"]
+        preferred = TOY2D["flow_length"]
         given["flow_length"] = preferred if preferred in options.lengths else max(options.lengths)
-    settings = {**SETTINGS, **(QUICK if options.quick else {}), **given}
+    settings = {**TOY2D, **(QUICK if options.quick else {}), **given}
     try:
         toy2d(**settings)
         Path(options.output).mkdir(parents=True, exist_ok=True)

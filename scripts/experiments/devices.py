@@ -39,7 +39,6 @@ class Devices:
 
     @property
     def is_first(self):
-        """Whether this process writes files, tests and logs."""
         return self.shard[0] == 0
 
     def check_batch(self, size):
@@ -54,7 +53,6 @@ class Devices:
         return contextlib.nullcontext()
 
     def training(self):
-        """Return the context in which it is fitted."""
         return contextlib.nullcontext()
 
     def alone(self):

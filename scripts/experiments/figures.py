@@ -9,30 +9,13 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments import files
 from experiments.report import history
-from experiments.store import evaluated, is_shown, stored
+from experiments.store import METHODS, evaluated, is_shown, stored
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 
 __all__ = ["FIGURES", "facets", "look", "save"]
 
-NAMES = {
-    **{"deterministic": "deterministic", "deterministic_continued": "deterministic, continued"},
-    **{"mc_dropout": "MC dropout", "gaussian": "Gaussian", "mixture": "mixture"},
-    **{"mixture_4": "mixture of 4", "mixture_16": "mixture of 16"},
-    **{"mixture_16_ibnn": "mixture of 16, iBNN's recipe", "flow": "flow"},
-    **{"flow_first": "flow, affine first", "flow_last": "flow, affine last"},
-    **{"flow_over_mixture": "flow over mixture of 4", "flow_planar": "planar flows"},
-    **{"flow_iaf": "autoregressive flow", "flow_sylvester": "Sylvester flows"},
-    **{"gaussian_inner": "Gaussian, none in conv1", "fixed_inner": "fixed noise, none in conv1"},
-    **{"gaussian_elbo": "Gaussian, ELBO", "flow_elbo": "flow, ELBO"},
-}
+NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
 """What methods are called in figures, in the order in which they stand there."""
-
-# Seven colours take turns; methods that are drawn together have different ones.
-_LOOKS = """
-deterministic mc_dropout gaussian mixture_16 flow_last mixture_16_ibnn gaussian_elbo
-deterministic_continued flow_elbo gaussian_inner mixture flow flow_over_mixture fixed_inner
-flow_planar flow_iaf flow_sylvester mixture_4 flow_first
-""".split()
 _TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 AXES = {
@@ -42,15 +25,13 @@ AXES = {
 }
 UNCERTAINTIES = {"entropy": "entropy (nats)", "epistemic": "epistemic uncertainty (nats)"}
 _BINS = 12
-# Of curves that lie upon each other two are enough.
-_DRAWN = "deterministic mc_dropout gaussian mixture_16_ibnn flow_last gaussian_elbo".split()
-# With the same prior; iBNN's mixture has means that lie far apart.
-_POSTERIORS = "gaussian mixture_16 flow_last gaussian_elbo flow_elbo".split()
+_DRAWN, _POSTERIORS = METHODS["drawn"], METHODS["posteriors"]
 
 
 def look(method):
     """Return colour, line and marker of a method: the same in all figures."""
-    return {**marked(_LOOKS.index(method)), "label": NAMES[method]}
+    name, number = METHODS["names"][method]
+    return {**marked(number), "label": name}
 
 
 def facets(grid, draw, size, *, legend=0, grid_lines="y", **options):
@@ -114,7 +95,6 @@ def _means(ax, xlabel, methods, values, shift=0, **style):
 
 
 def lenet(records, runs, folder):
-    """Return the figures of the comparison on LeNet, by name."""
     rows = pd.DataFrame(filter(is_shown, records))
     return {"curves.png": curves(rows, runs), "scores.png": scores(rows)}
 

@@ -68,13 +68,11 @@ class RunFolder:
 
     @property
     def metrics(self):
-        """What the finished run measured, or None."""
         path = self / "metrics.json"
         return read_record(path) if path.exists() else None
 
     @property
     def failure(self):
-        """Why the run failed when it was last tried, or None."""
         return self._failure.read_text(encoding="utf-8").strip() if self._failure.exists() else None
 
     def _is_empty(self):

@@ -47,7 +47,6 @@ class Plan(NamedTuple):
 
     @property
     def methods(self):
-        """The methods that may be asked for."""
         parts = (part.runs for part in self.parts.values() if part.narrowed)
         return tuple(dict.fromkeys(m for runs in parts for m in runs if "continued" not in m))
 
@@ -102,7 +101,6 @@ def _resolved(settings, change):
 
 
 def label(change):
-    """Return changes as a name."""
     shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in change.items() if k != "use"}
     return ",".join(f"{name}={v}" for name, v in shown.items()) or "reference"
 
@@ -201,7 +199,6 @@ def quick_runs(runs):
 
 
 def quick_evaluations(wanted):
-    """Return evaluations in small, and of many the first two."""
     few = {"corruptions": ("contrast",), "degrees": (90,), "foreign": ("mnist",), "limit": 100}
     return {
         name: replace(settings, **few, samples=min(2, settings.samples))

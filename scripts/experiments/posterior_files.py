@@ -72,7 +72,6 @@ def _once_each(pairs):
 
 
 def _made(where, entry, key, known, defaults=None):
-    """Return the posterior or flow that an object of the file describes."""
     if not isinstance(entry, dict) or key not in entry:
         raise ValueError(f"{where} must be an object with the key {key!r}; got {entry!r}.")
     arguments = dict(entry)

@@ -1,11 +1,18 @@
 """What a finished run shows: figures and a model card."""
 
+from pathlib import Path
+
 import pandas as pd
 
 from experiments import files
 from experiments.settings import DATASETS
 
 __all__ = ["history", "write_report"]
+
+_KINDS = {
+    "deterministic": "a deterministic network",
+    "mc_dropout": "a deterministic network, averaged over dropout masks",
+}
 
 
 def write_report(folder, metrics, scores, test):
@@ -15,15 +22,12 @@ def write_report(folder, metrics, scores, test):
     from tfp_ibnn import plots
 
     (images, labels), method = test, metrics["method"]
-    figures = {
-        "reliability.png": facets(
-            [[()]],
-            lambda ax: plots.reliability_diagram(scores.mean, labels, title=method, ax=ax),
-            (4.6, 4.2),
-            grid_lines=None,
-        ),
-        "training.png": plots.training_panel({method: history(folder)}),
-    }
+
+    def reliability(ax):
+        plots.reliability_diagram(scores.mean, labels, title=method, ax=ax)
+
+    figures = {"reliability.png": facets([[()]], reliability, (4.6, 4.2), grid_lines=None)}
+    figures["training.png"] = plots.training_panel({method: history(folder)})
     if (number := min(8, len(images) // 2)) and images.ndim > 2:
         known = {"labels": labels, "predictions": scores.mean}
         known["class_names"] = _classes(metrics["options"])
@@ -39,61 +43,29 @@ def history(folder):
 
 
 def model_card(metrics):
-    """Return a description of the trained model, in Markdown."""
-    options = metrics["options"]
-    dataset = DATASETS[options["dataset"]]
-    kind = {
-        "deterministic": "a deterministic network",
-        "mc_dropout": "a deterministic network, averaged over dropout masks",
-    }.get(metrics["method"], f"an implicit Bayesian network with a {metrics['method']} posterior")
-    tested = "held-out training" if metrics["tested_on"] == "validation" else "test"
-    rows = [("accuracy", "accuracy"), ("NLL", "nll"), ("Brier score", "brier"), ("ECE", "ece")]
-    scores = "\n".join(f"| {label} | {metrics[key]:.4f} |" for label, key in rows)
-    settings = "\n".join(f"| `{name}` | `{value}` |" for name, value in options.items())
-    versions = ", ".join(f"{name} {version}" for name, version in metrics["versions"].items())
-    shape = " x ".join(map(str, dataset.image_shape))
-    inputs = f"Images of {shape} (height, width, channels), raw values from 0 to {dataset.maximum};"
-    inputs = f"{inputs}\nnormalisation is part of the model" if len(shape) > 1 else "Points (2,)"
+    """Return a description of the trained model, in Markdown, by `model_card.md`."""
+    options, method = metrics["options"], metrics["method"]
+    dataset, inputs = DATASETS[options["dataset"]], "Points in the plane, (2,)"
+    if len(dataset.image_shape) > 1:
+        shape = " x ".join(map(str, dataset.image_shape))
+        inputs = f"Images of {shape} (height, width, channels), raw values from 0 to "
+        inputs += f"{dataset.maximum};\nnormalisation is part of the model"
     # The line that predicts as the test did.
     use = "model.predict(images)  # logits"
-    if metrics["method"] != "deterministic":
-        dropout = ", dropout=True" if metrics["method"] == "mc_dropout" else ""
+    if method != "deterministic":
+        dropout = ", dropout=True" if method == "mc_dropout" else ""
         draws = f"samples={metrics['samples']}, seed={options['seed']}{dropout}"
         use = f"ibnn.MonteCarlo(model, {draws}).predict(images)  # mean, entropy, epistemic, ..."
-    return f"""# {options["model"]} on {options["dataset"]}
-
-This is {kind}, with {metrics["parameters"]:,} parameters.
-
-## What goes in and what comes out
-
-{inputs}. Out come the classes
-{", ".join(_classes(options))}: logits from `model.keras`, and from `saved_model/`, if it is there,
-averaged probabilities with their uncertainty.
-
-    import keras, tfp_ibnn as ibnn  # without the second, Keras cannot load the file
-    model = keras.saving.load_model("model.keras")
-    {use}
-
-## How good it is
-
-| {metrics["test_size"]:,} {tested} images, {metrics["samples"]} draws | |
-|---|---|
-{scores}
-
-Trained on {metrics["train_size"]:,} images with one seed ({options["seed"]}). The scores hold for
-images like these; on others the confidence can be wrong. `scripts/evaluate.py` measures that.
-
-## How it was made
-
-    {metrics["command"]}
-
-Backend {metrics["backend"]}; {metrics["hardware"]}; Python {metrics["python"]}; {versions}.
-Seconds: {", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].items())}.
-
-| setting | value |
-|---|---|
-{settings}
-"""
+    more = {
+        "kind": _KINDS.get(method, f"an implicit Bayesian network with a {method} posterior"),
+        **{"inputs": inputs, "classes": ", ".join(_classes(options)), "use": use},
+        "tested_on": "held-out training" if metrics["tested_on"] == "validation" else "test",
+        "packages": ", ".join(" ".join(pair) for pair in metrics["versions"].items()),
+        "times": ", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].items()),
+        "settings": "\n".join(f"| `{name}` | `{value}` |" for name, value in options.items()),
+    }
+    template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    return template.format(**{**metrics, **more})
 
 
 def _classes(options):

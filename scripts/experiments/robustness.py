@@ -66,14 +66,12 @@ class Settings(checks.Checked):
             checks.choice(*range(2, known))("classes", self.classes)
 
     def __len__(self):
-        """Return the number of sets of images to predict."""
         sizes = {"corruptions": len(self.corruptions) * len(self.severities)}
         sizes |= {"rotations": len(self.degrees), "fgsm": len(self.epsilons)}
         sizes["foreign"] = len(self.foreign) + (self.classes is not None)
         return 1 + sum(size for name, size in sizes.items() if name in self.shifts)
 
     def as_dict(self):
-        """Return the settings, ready for JSON."""
         found = dataclasses.asdict(self)
         if self.classes is None:
             del found["classes"]  # as in the records of the first evaluations
@@ -175,7 +173,6 @@ def measure(scorer, settings, test, others, log=lambda line: None):
 
 
 def _shifted(settings, images, labels, scorer):
-    """Yield shift, level and name of each set of images, and the images."""
     dataset = settings.dataset
     pixels = data.ood.to_bytes(images, dataset)
     if "corruptions" in settings.shifts:
@@ -220,7 +217,6 @@ def _first_line(error):
 
 
 def _detected(known, unknown):
-    """Return how well each uncertainty detects OOD images; None if it cannot."""
     row = {}
     for kind in UNCERTAINTIES:
         # A single network has no draws that could disagree.

@@ -152,7 +152,6 @@ def _run(settings, folder, data_dir, log, keep, devices):
 
 
 def _arrays(settings, data_dir):
-    """Return what to train on and what to test on."""
     if settings.dataset == "four_clusters":  # of each seed others, but all are tested on the same
         known, sample = DATASETS["four_clusters"], ibnn.data.toy.sample
         train = sample(settings.train_size or known.train_size, [1, settings.seed])

@@ -127,12 +127,10 @@ class Task(NamedTuple):
         return {**metrics, "evaluations": done}
 
     def failure(self):
-        """Return why the run failed when it was last tried."""
         there = self.folder.exists()
         return RunFolder(self.folder, identity(self.settings)).failure if there else None
 
     def left(self, metrics):
-        """Return the evaluations that are not finished."""
         return [name for name in self.evaluations if name not in metrics["evaluations"]]
 
     def run(self, log=lambda line: None):
@@ -154,7 +152,6 @@ class Task(NamedTuple):
 
 
 def _each(tasks, jobs, log):
-    """Yield names and measurements, or errors, as the runs end."""
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
             keras.utils.clear_session()

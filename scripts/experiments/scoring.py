@@ -33,7 +33,6 @@ class Scores:
     samples: int
 
     def scores(self):
-        """Return accuracy, NLL, Brier score and ECE."""
         return {
             "accuracy": float(np.mean(self.mean.argmax(axis=-1) == self.labels)),
             "nll": float(ibnn.metrics.negative_log_likelihood(self.mean, self.labels)),
@@ -46,13 +45,11 @@ class Scores:
         return {**self.scores(), "samples": self.samples}
 
     def line(self):
-        """Return the scores as a line of text."""
         scores = ", ".join(f"{SCORES[key]} {value:.4f}" for key, value in self.scores().items())
         return f"{scores} ({len(self.labels):,} images, {self.samples} draws)"
 
     @property
     def entropy(self):
-        """The total uncertainty, in nats, (examples,)."""
         return entr(self.mean).sum(axis=-1)
 
     def arrays(self):
@@ -79,7 +76,6 @@ class Scorer:
             self.monte_carlo = ibnn.MonteCarlo(model, samples, **options)
 
     def score(self, images, labels):
-        """Predict images and compare with their labels."""
         # Points are small, and many.
         options = {"batch_size": 10_000 if np.ndim(images) == 2 else _BATCH, "verbose": 0}
         if self.monte_carlo is None:
@@ -127,7 +123,7 @@ def read_model(path, dataset, classes=None):
 
 
 def trained_on(model):
-    """Return the `dataset` of a model and, if only some, its `classes`, by the settings beside it."""
+    """Return the `dataset` and the `classes`, if only some, of a model, by the settings beside."""
     path = Path(model).with_name("settings.json")
     if not Path(model).exists():
         raise RunError(f"The model {model} does not exist.")

@@ -103,7 +103,6 @@ class Settings(checks.Checked):
             self.posteriors()
 
     def _conflicts(self):
-        """Yield what is wrong with settings together."""
         known, (name, size) = DATASETS[self.dataset], self.network()
         depth, width = size.get("depth", 10), size.get("width", 1)
         if depth < 10 or (depth - 4) % 6 or not width:
@@ -158,23 +157,19 @@ class Settings(checks.Checked):
 
     @property
     def is_stochastic(self):
-        """Whether the network gets a posterior."""
         return self.posterior != "none"
 
     @property
     def method(self):
-        """The method's name in tables."""
         if not self.is_stochastic:
             return "mc_dropout" if self.dropout else "deterministic"
         return self.posterior if self.posterior in models.POSTERIORS else "custom"
 
     @property
     def augments(self):
-        """Whether training images are shifted and mirrored."""
         return self.dataset == "cifar10" if self.augment is None else self.augment
 
     def stages(self):
-        """Return the stages of training, in order."""
         rate = self.pretrain_learning_rate or self.learning_rate
         optimizer = self.pretrain_optimizer or self.optimizer
         before = Stage("pretraining", self.pretrain_epochs, optimizer, rate)
@@ -191,7 +186,6 @@ class Settings(checks.Checked):
         return choice(*_MODELS)("model", self.model), {}
 
     def posteriors(self):
-        """Return the posteriors of the layers, by pattern."""
         common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
         if self.learn_prior_scale:
             common["learn_prior_scale"] = True
@@ -244,7 +238,6 @@ class Settings(checks.Checked):
         return {name: v for name, v in found.items() if name not in _LATER or name in changed}
 
     def _changed(self):
-        """Return the settings that are not at their defaults."""
         fields = dataclasses.fields(self)
         values = {field.name: (getattr(self, field.name), field.default) for field in fields}
         return {name: value for name, (value, default) in values.items() if value != default}

@@ -11,6 +11,7 @@ import os
 import platform
 import shlex
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -25,11 +26,23 @@ from experiments.scoring import SCORES, Scores
 from tfp_ibnn.prediction import average
 
 __all__ = [
-    *("KEYS", "evaluated", "is_shown", "predictions", "provenance", "read", "stored", "summarise"),
+    *(
+        "KEYS",
+        "METHODS",
+        "evaluated",
+        "is_shown",
+        "predictions",
+        "provenance",
+        "read",
+        "stored",
+        "summarise",
+    ),
     "write_results",
 ]
 
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
+METHODS = tomllib.loads(Path(__file__).with_name("methods.toml").read_text(encoding="utf-8"))
+"""How tables and figures show methods and shifts."""
 KEYS = ["dataset", "model", "method", "budget", "epochs", "samples"]
 _OF_RUNS = {"key", "name", "seed", "scaled", "evaluations", *SCORES}
 # The least above 0 in float16: the NLL of a probability of 0 is none.
@@ -57,7 +70,6 @@ def provenance(options):
 
 
 def _accelerators():
-    """Return the names of the GPUs and TPUs in use."""
     if keras.backend.backend() == "jax":
         import jax
 

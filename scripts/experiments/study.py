@@ -132,7 +132,6 @@ def best(trials, found):
 
 
 def _record(wanted, folder, name, settings, measured):
-    """Return what is kept of a run; "training" is its command, for seed 0."""
     budget, _, method, _ = name.split("/")
     record = {
         "key": plan.key(name, settings),

@@ -29,7 +29,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import store
-from experiments.scoring import HELD_OUT, SCORES
+from experiments.scoring import SCORES
 
 __all__ = ["PAGES", "fill", "margins", "markdown", "markdown_table", "paired"]
 
@@ -39,34 +39,6 @@ PAGES = ("README.md", "results/README.md", "docs/choosing.md")
 _MAIN = {key: SCORES[key] for key in ("accuracy", "nll", "ece")}
 _BEGIN = r"<!-- (\w+): (\w+)([^>]*?) -->\n"
 _TABLE = re.compile(rf"({_BEGIN})(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
-# From the first method to the second.
-_PAIRS = [
-    pair.split(">")
-    for pair in """
-    deterministic>mc_dropout deterministic>gaussian deterministic>fixed_inner deterministic>mixture
-    deterministic>flow mc_dropout>gaussian gaussian>flow gaussian>mixture_4 gaussian>mixture_16
-    gaussian>mixture_16_ibnn gaussian>flow_first gaussian>flow_last gaussian>flow_over_mixture
-    mixture_4>flow_over_mixture gaussian>flow_planar gaussian>flow_iaf gaussian>flow_sylvester
-    gaussian>gaussian_inner gaussian>fixed_inner gaussian_inner>fixed_inner gaussian>gaussian_elbo
-    gaussian_elbo>flow_elbo
-    """.split()
-]
-_SHIFTS = {
-    "clean": ("clean", (0,)),
-    "corrupted, 1 and 2": ("corruption", (1, 2)),
-    "3 and 4": ("corruption", (3, 4)),
-    "5": ("corruption", (5,)),
-    "rotated by 30°": ("rotation", (30,)),
-}
-_POOLED_SHIFTS = {
-    "corrupted: accuracy": ("accuracy", "shift", "corruption"),
-    "corrupted: NLL": ("nll", "shift", "corruption"),
-    "rotated: accuracy": ("accuracy", "shift", "rotation"),
-    "rotated: NLL": ("nll", "shift", "rotation"),
-    f"AUROC: {HELD_OUT}": ("entropy_auroc", "name", HELD_OUT),
-    "AUROC: fashion-mnist": ("entropy_auroc", "name", "fashion_mnist"),
-    "AUROC: mnist": ("entropy_auroc", "name", "mnist"),
-}
 
 
 def markdown(summary, columns=("method",), scores=tuple(SCORES)):
@@ -81,7 +53,6 @@ def markdown(summary, columns=("method",), scores=tuple(SCORES)):
 
 
 def markdown_table(table, aligned=False):
-    """Return a frame as a Markdown table."""
     cells = [list(table.columns), *table.astype(str).to_numpy().tolist()]
     rule = ["---"] * len(cells[0])
     if aligned:
@@ -209,7 +180,7 @@ def _single_runs(title, name):
 
 def _paired(rows):
     lines = []
-    for first, second in _PAIRS:
+    for first, second in store.METHODS["pairs"]:
         try:
             found = [paired(rows, first, second, key) for key in _MAIN]
         except ValueError:  # too few seeds in common
@@ -220,12 +191,11 @@ def _paired(rows):
 
 
 def _pooled(rows, wanted, folder):
-    """Return the first method's means, and how far the others' are from them."""
     if "method" not in wanted:
         raise ValueError("Differences need methods, method=first,second: those from the first.")
     (first, *others), table = wanted["method"], {"method": wanted["method"]}
     runs = {title: (key, "seed", rows["seed"].unique()) for key, title in _MAIN.items()}
-    shown, digits = (_POOLED_SHIFTS, 3) if "shift" in rows else (runs, 4)
+    shown, digits = (store.METHODS["pooled_shifts"], 3) if "shift" in rows else (runs, 4)
     for title, (score, key, value) in shown.items():
         if (chosen := rows[rows[key].isin(np.atleast_1d(value))]).empty:
             continue
@@ -266,7 +236,7 @@ def _cost(rows):
 
 def _shifts(rows):
     table = pd.DataFrame({"method": rows["method"].unique()})
-    for title, (shift, levels) in _SHIFTS.items():
+    for title, (shift, levels) in store.METHODS["shifts"].items():
         chosen = rows[(rows["shift"] == shift) & rows["level"].isin(levels)]
         means = chosen.groupby("method")[list(_MAIN)].agg(_mean(".3f")).agg(" / ".join, axis=1)
         table[title] = table["method"].map(means).fillna("-")
@@ -291,9 +261,9 @@ def _post_hoc(rows, wanted, folder):
         return part.groupby("method")[["nll", "ece"]].agg(_mean()).agg(" / ".join, axis=1)
 
     table = _by_method(rows, seeds=("seed", "size"))
-    scaled = rows.dropna(subset="scaled") if "scaled" in rows else rows[:0]
+    scaled = rows.reindex(columns=["method", "scaled"]).dropna()
     scaled = pd.DataFrame(
-        [{"method": m, **s} for m, s in zip(scaled["method"], scaled.get("scaled", ()))]
+        [{"method": m, **s} for m, s in zip(scaled["method"], scaled["scaled"], strict=True)]
     )
     averaged = pd.DataFrame(json.loads((folder / "summary.json").read_text())["averaged"])
     if len(averaged):
@@ -305,7 +275,8 @@ def _post_hoc(rows, wanted, folder):
         table["temperature"] = table["method"].map(found).fillna("-")
     table["at the temperature"] = table["method"].map(means(scaled))
     table["seeds averaged"] = table["method"].map(means(averaged))
-    return table.fillna("-").loc[:, lambda all_: (all_ != "-").any()]
+    table = table.astype(object).fillna("-")
+    return table.loc[:, (table != "-").any()]
 
 
 _KINDS = {

@@ -76,6 +76,12 @@ BAD = [
     ("model", "wide_resnet_11_4"),
     ("model", "wide_resnet_4_4"),
     ("model", "wide_resnet_16_0"),
+    ("model", "mlp_"),
+    ("model", "mlp_0"),
+    ("model", "mlp_8_tanh"),
+    ("model", "mlp_sigmoid"),
+    *(("train_size", value) for value in (0, -1, 1.5, 60_000, *NO_NUMBERS)),
+    *(("elbo_passes", value) for value in (-1, 1.5, None, *NO_NUMBERS)),
     ("validation", 50_000),
     ("seed", 2**32),
 ]
@@ -157,6 +163,9 @@ def test_stages_and_defaults():
         {"depth": 16, "width": 4},
     )
     assert Settings(model="wide_resnet").network() == ("wide_resnet", {})
+    hidden = {"hidden": (64, 32), "activation": "relu"}
+    assert Settings(model="mlp_64_32").network() == ("mlp", hidden)
+    assert Settings(model="mlp_5_sigmoid").network()[1]["activation"] == "sigmoid"
 
 
 def test_settings_survive_json():
@@ -176,6 +185,8 @@ def test_a_record_of_the_first_runs_stays_valid():
         "learn_prior_scale": True,
         "freeze_network": True,
         "classes": 5,
+        "train_size": 100,
+        "elbo_passes": 2,
     }
     assert not set(later) & set(Settings().as_dict())
     assert set(later) <= set(Settings(**later, pretrain_epochs=2).as_dict())
@@ -235,6 +246,8 @@ FIELDS = {
     "classes": st.none() | st.integers(2, 9),
     "validation": st.integers(0, 9),
     "limit": st.none() | st.integers(10, 10**5),
+    "train_size": st.none() | st.integers(100, 1000),
+    "elbo_passes": st.integers(0, 9),
 }
 
 
@@ -334,6 +347,20 @@ def test_the_example_of_the_docstring(tmp_path):
         Planar,
         Radial,
     ]
+
+
+def test_the_content_of_a_file_will_do():
+    text = (
+        '{"fc1": {"posterior": "NormalPlanar1d", "depth": 3}, ".*": {"posterior": "NormalAffine"}}'
+    )
+    chosen = Settings(posterior=text, prior_scale=0.7)
+    assert parsed(chosen.command()) == chosen
+    first, rest = chosen.posteriors().values()
+    assert first.prior_scale == rest.prior_scale == 0.7
+    assert [type(flow) for flow in first.flows].count(Planar) == 3
+    for bad, message in ((text[:-1], "not JSON"), (text.replace("depth", "dept"), "'dept'; did")):
+        with pytest.raises(ValueError, match=message):
+            Settings(posterior=bad)
 
 
 def test_settings_read_the_file(tmp_path):

@@ -71,14 +71,12 @@ class Settings(checks.Checked):
 
 
 def _parts(parts, settings):
-    """Yield the parts of a group, of a short one the first, with each posterior."""
     for part, (label, targets, options) in list(parts.items())[: 1 if settings.short else None]:
         for kind, name in KINDS.items():
             yield f"{part}.{kind}", kind, label, name, targets.get(kind), options
 
 
 def _others(group, action, settings, dropout):
-    """Return the actions of MC dropout and of an ensemble, but for a short run."""
     if settings.short:
         return {}
     members = [action(ibnn.models.lenet()) for _ in range(ENSEMBLE)]
@@ -106,7 +104,6 @@ def lenet_steps(settings):
 
 
 def vgg16_steps(settings):
-    """Time VGG16's step, batch 32, 2 steps an execution."""
     keras.utils.set_random_seed(settings.seed)
     actions, described = {"deterministic": stepper(ibnn.models.vgg16(), 32, 2, settings.seed)}, {}
     for kind, target in (("gaussian", 1.05), ("flow", 1.15)):
@@ -243,7 +240,6 @@ def import_time(settings):
 
 
 def conversion_time(settings):
-    """Time `to_stochastic` of ResNet50."""
     plain, times = keras.applications.ResNet50(weights=None), []
     for _ in range(4):
         began = time.perf_counter()

@@ -40,7 +40,6 @@ def memory(kind, noise, seed):
 
 
 def _status(key):
-    """Return a size from what Linux says of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kibibytes,) = (line.split()[1] for line in lines if line.startswith(f"{key}:"))
     return 1024 * int(kibibytes)

@@ -119,7 +119,6 @@ def _curves(ax, axis, rows):
 
 
 def save(figure, path):
-    """Write a figure as PNG, if there is one."""
     if figure is not None:
         figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
         plt.close(figure)

@@ -51,7 +51,6 @@ def gpu_steps(settings, network="vgg16", steps=50):
 
 
 def _begin(*arguments):
-    """Compile a network in this process, for `_step`."""
     _begin.action = stepping(*arguments)
     _begin.action()
 

@@ -39,7 +39,6 @@ def a_few_images():
 
 
 def images(count, seed, shape=(32, 32, 3)):
-    """Return random images of a shape and random labels."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, *shape)).astype("float32")
     return x, rng.integers(0, CLASSES, count).astype("int32")
@@ -69,7 +68,8 @@ def stepper(model, batch, steps, seed, library=keras):
         took.append(time.perf_counter() - began[-1])
 
     clock = library.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda *_: began.append(time.perf_counter()), on_train_batch_end=end
+        on_train_batch_begin=lambda batch, logs: began.append(time.perf_counter()),
+        on_train_batch_end=end,
     )
     options = {"epochs": EPOCHS, "shuffle": False, "verbose": 0, "callbacks": [clock]}
 

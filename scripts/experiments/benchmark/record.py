@@ -146,5 +146,4 @@ def fill(text, results):
 
 
 def _cores():
-    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -43,7 +43,7 @@ _TABLE = re.compile(rf"({_BEGIN})(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
 
 def markdown(summary, columns=("method",), scores=tuple(SCORES)):
     """Return rows of a summary as a Markdown table, `mean ± std`, or the score of a single seed."""
-    table = pd.DataFrame(summary)[list(columns)]
+    table = pd.DataFrame({column: [row[column] for row in summary] for column in columns})
     for key in scores:
         table[SCORES[key]] = [
             f"{row[key]['mean']:.4f}" + f" ± {row[key]['std']:.4f}" * (len(row["seeds"]) > 1)
@@ -136,7 +136,7 @@ def _shifted(records):
 
 def _draws(records):
     rows = store.evaluated(records)
-    return rows[rows["budget"] == "draws"]
+    return rows[(rows["budget"] == "draws") & (rows["shift"] == "clean")]
 
 
 # Tables, as frames of text. Of a group of rows, a cell is a column and a function of its values.
@@ -158,6 +158,13 @@ def _spread(digits=4):
         return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(values) > 1 else "")
 
     return cell
+
+
+def _joined(rows, columns, cell):
+    """Return a text for each method, the cells of some columns."""
+    if rows.empty:
+        return {}
+    return rows.groupby("method")[list(columns)].agg(cell).agg(" / ".join, axis=1).to_dict()
 
 
 def _summary(scores, *columns):
@@ -238,8 +245,8 @@ def _shifts(rows):
     table = pd.DataFrame({"method": rows["method"].unique()})
     for title, (shift, levels) in store.METHODS["shifts"].items():
         chosen = rows[(rows["shift"] == shift) & rows["level"].isin(levels)]
-        means = chosen.groupby("method")[list(_MAIN)].agg(_mean(".3f")).agg(" / ".join, axis=1)
-        table[title] = table["method"].map(means).fillna("-")
+        found = _joined(chosen, _MAIN, _mean(".3f"))
+        table[title] = [found.get(method, "-") for method in table["method"]]
     return table
 
 
@@ -247,18 +254,16 @@ def _ood(rows):
     rows = rows[rows["shift"] == "foreign"]
     table = pd.DataFrame({"method": rows["method"].unique()})
     for name in rows["name"].unique():
-        found = rows[rows["name"] == name].groupby("method")[["entropy_auroc", "epistemic_auroc"]]
-        table[name.replace("_", "-")] = table["method"].map(
-            found.agg(_spread(3)).agg(" / ".join, axis=1)
+        found = _joined(
+            rows[rows["name"] == name], ["entropy_auroc", "epistemic_auroc"], _spread(3)
         )
+        table[name.replace("_", "-")] = table["method"].map(found)
     return table
 
 
 def _post_hoc(rows, wanted, folder):
     def means(part):
-        if part.empty:
-            return {}
-        return part.groupby("method")[["nll", "ece"]].agg(_mean()).agg(" / ".join, axis=1)
+        return _joined(part, ["nll", "ece"], _mean())
 
     table = _by_method(rows, seeds=("seed", "size"))
     scaled = rows.reindex(columns=["method", "scaled"]).dropna()

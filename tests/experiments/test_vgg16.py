@@ -395,8 +395,8 @@ def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
     assert script.main(command) == 1  # that would replace the others
     assert "--force" in capsys.readouterr().err
     assert script.main([*command, "--add"]) == 0
-    record = json.loads((folder / "runs.json").read_text())
-    assert len(record["runs"]) == len(results.rows) + 1
+    record = json.loads((folder / "summary.json").read_text())
+    assert len(store.read(folder)[0]) == len(results.records) + 1
     assert record["options"]["seeds"] == [*SEEDS, 9]
     assert record["options"]["parts"] is None
     for name in ("training.png", "curves.png"):  # drawn from folders

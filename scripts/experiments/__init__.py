@@ -12,18 +12,5 @@ from experiments.settings import Settings
 from experiments.store import provenance, summarise, write_results
 from experiments.tables import markdown
 
-__all__ = [
-    "Devices",
-    "RunError",
-    "RunFolder",
-    "Scorer",
-    "Scores",
-    "Settings",
-    "devices_for",
-    "markdown",
-    "provenance",
-    "read_posteriors",
-    "run",
-    "summarise",
-    "write_results",
-]
+__all__ = ["Devices", "RunError", "RunFolder", "Scorer", "Scores", "Settings", "devices_for"]
+__all__ += ["markdown", "provenance", "read_posteriors", "run", "summarise", "write_results"]

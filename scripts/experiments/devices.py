@@ -23,8 +23,6 @@ import tfp_ibnn as ibnn
 from experiments import checks
 from experiments.folder import RunError
 
-__all__ = ["Devices", "devices_for"]
-
 _VARIABLES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 _VARIABLES = tuple(f"KERAS_DISTRIBUTION_{name}" for name in _VARIABLES)
 
@@ -231,14 +229,12 @@ class _Parallel(Devices):
 def devices_for(count=None, distributed=False):
     """Return the devices to train on; call this before anything else is done with the backend.
 
-    Args:
-        count: number of GPUs or, where there is none, of logical CPUs, in this process. None is
-            one, or all there are if `distributed`.
-        distributed: train together with other processes, which Keras's environment variables name.
-            JAX only.
+    `count` is the number of GPUs or, where there is none, of logical CPUs, in this process; None is
+    one, or all there are if `distributed`: together with other processes, which Keras's environment
+    variables name (JAX only).
     """
     if count is not None:
-        count = checks.count("devices", count)
+        count = checks.KINDS["count"]("devices", count)
     if distributed:
         _check_environment()
         return _Parallel(count, distributed)

@@ -12,8 +12,6 @@ from experiments.report import history
 from experiments.store import METHODS, evaluated, is_shown, stored
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 
-__all__ = ["FIGURES", "facets", "look", "save"]
-
 NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
 """What methods are called in figures, in the order in which they stand there."""
 _TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}

@@ -13,8 +13,6 @@ try:
 except ImportError:  # on Windows, where nothing is locked
     fcntl = None
 
-__all__ = ["is_leftover", "locked", "remove_leftovers", "replacing", "write_json", "write_text"]
-
 
 @contextlib.contextmanager
 def replacing(path):

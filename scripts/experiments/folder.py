@@ -5,8 +5,6 @@ from pathlib import Path
 
 from experiments import files
 
-__all__ = ["RecordError", "RunError", "RunFolder", "read_record"]
-
 
 class RunError(RuntimeError):
     """A run that cannot begin or go on; the message is one line."""

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from experiments import checks, robustness
 from experiments.settings import Settings
 
-__all__ = ["PLANS", "Part", "Plan", "key", "quick_evaluations", "quick_runs", "toy2d"]
-
 HELD_OUT = 5_000
 """Training images that trials do not see, and are scored on."""
 _TOML = tomllib.loads(Path(__file__).with_name("plan.toml").read_text(encoding="utf-8"))
@@ -153,7 +151,11 @@ def toy2d(**settings):
         raise ValueError(f"`flow_length` must be {good}; got {flow_length!r}.")
     base = {"model": "mlp_16_sigmoid", "posterior": "none", "optimizer": "adam"}
     base |= {"learning_rate": 0.02, "schedule": "constant", "batch_size": 32, "log_every": 50}
-    base |= {"train_size": checks.count("points", points), "samples": samples, "epochs": epochs}
+    base |= {
+        "train_size": checks.KINDS["count"]("points", points),
+        "samples": samples,
+        "epochs": epochs,
+    }
     if test_points != TOY2D["test_points"]:
         base["limit"] = test_points
     Settings(**base, dataset="four_clusters")

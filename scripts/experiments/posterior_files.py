@@ -8,8 +8,6 @@ from pathlib import Path
 
 import tfp_ibnn as ibnn
 
-__all__ = ["read_posteriors"]
-
 _POSTERIORS = {
     name: getattr(ibnn, name)
     for name in ibnn.__all__
@@ -34,12 +32,8 @@ def read_posteriors(path, defaults=None):
           ".*": {"posterior": "NormalAffine"}
         }
 
-    Args:
-        path: of the file, or what it would hold.
-        defaults: arguments for posteriors that do not state them.
-
-    Raises:
-        ValueError: for a file that is not as above; it names the key.
+    The path may be what the file would hold; `defaults` are arguments for posteriors that do not
+    state them. A ValueError names the key that is not as above.
     """
     try:
         inline = str(path).startswith("{")

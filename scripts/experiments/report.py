@@ -7,8 +7,6 @@ import pandas as pd
 from experiments import files
 from experiments.settings import DATASETS
 
-__all__ = ["history", "write_report"]
-
 _KINDS = {
     "deterministic": "a deterministic network",
     "mc_dropout": "a deterministic network, averaged over dropout masks",

@@ -12,17 +12,12 @@ import numpy as np
 import pandas as pd
 
 from experiments import checks, files
-from experiments.checks import each, option
 from experiments.folder import RunError, RunFolder, read_record
 from experiments.scoring import HELD_OUT, SCORES, Scorer, Scores, read_model
 from experiments.store import provenance
 from experiments.tables import markdown_table
 from tfp_ibnn import data, metrics
 
-__all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure", "table"]
-
-# In stored results and options, OOD images are called foreign.
-SHIFTS = ("clean", "corruptions", "rotations", "fgsm", "foreign")
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 _LABELS = {
@@ -35,32 +30,16 @@ _LABELS = {
 _ATTACKED_AT_ONCE = 512
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.settings("evaluate")
 class Settings(checks.Checked):
-    """What to evaluate a model on. Clean images are always measured, for comparison."""
-
-    dataset: str = option("", checks.choice(*data.DATASETS), "that the model was trained for")
-    classes: int | None = option(None, checks.count, "that the model knows; the others are OOD")
-    shifts: tuple = option(SHIFTS, each(checks.choice(*SHIFTS)), "some of `SHIFTS`")
-    corruptions: tuple = option(
-        data.CORRUPTIONS, each(checks.choice(*data.CORRUPTIONS)), "see `ibnn.data.corrupt`"
-    )
-    severities: tuple = option((1, 2, 3, 4, 5), each(checks.choice(1, 2, 3, 4, 5)), "1 to 5")
-    degrees: tuple = option(tuple(range(15, 181, 15)), each(checks.finite), "of the rotations")
-    epsilons: tuple = option((1, 2, 4, 8), each(checks.positive), "of FGSM, in units of 255")
-    foreign: tuple | None = option(
-        None, each(checks.choice(*data.DATASETS), empty=True), "OOD datasets; None: the usual ones"
-    )
-    samples: int = option(64, checks.count, "draws, where the model has any")
-    limit: int | None = option(None, checks.count, "take only this many test images")
-    seed: int = option(0, checks.whole, "of the draws and the corruptions")
+    """What to evaluate a model on, see `settings.toml`."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.foreign is None:
             object.__setattr__(self, "foreign", data.ood.USUAL[self.dataset])
         others = (name for name in data.DATASETS if name != self.dataset)
-        each(checks.choice(*others), empty=True)("foreign", self.foreign)
+        checks.each(checks.choice(*others), empty=True)("foreign", self.foreign)
         if self.classes is not None:
             known = len(data.DATASETS[self.dataset].classes)
             checks.choice(*range(2, known))("classes", self.classes)

@@ -7,8 +7,6 @@ from experiments.figures import AXES, SCORES, UNCERTAINTIES, facets
 from tfp_ibnn import plots
 from tfp_ibnn.plots.style import COLORS
 
-__all__ = ["figures"]
-
 
 def figures(found, dataset):
     """Return the figures of an evaluation, by name: what was measured, and the clean dataset."""

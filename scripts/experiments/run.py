@@ -23,8 +23,6 @@ from experiments.settings import DATASETS
 from experiments.store import provenance
 from tfp_ibnn.training import Interrupts, can_scan, scan
 
-__all__ = ["finished", "identity", "run"]
-
 # The images held out are the same in all runs, whatever their seed.
 _SPLIT_SEED = 0
 

@@ -15,8 +15,6 @@ from experiments.run import finished, identity, run
 from experiments.settings import Settings
 from tfp_ibnn import data
 
-__all__ = ["NOT_RUN", "run_many"]
-
 NOT_RUN = "not run"
 """Why something is missing that was not tried."""
 
@@ -32,25 +30,18 @@ def run_many(
     jobs=1,
     **options,
 ):
-    """Train every run in a folder of its own; return what each measured, by name.
+    """Train every run, name to settings, in a folder of its own; return what each measured.
 
     Runs that are finished already are not repeated, and unfinished ones resume. A run that fails,
-    or whose files are damaged, does not stop the others. One whose evaluation fails is returned
-    without it.
+    or whose files are damaged, does not stop the others: `missing` gets the names of what was not
+    run or failed, and why; without it a RunError is raised at the end. With `train=False` only what
+    is finished is returned.
 
-    Args:
-        runs: name to settings. A name may have slashes.
-        folder: that holds the runs' folders.
-        evaluations: what to evaluate the model of a run on in addition to the test, by the run's
-            name and that of a folder in the run's. Such models are kept, and what the run measured
-            holds the rows of `robustness.evaluate` as "evaluations".
-        keep_models: keep those of the other runs, too.
-        train: run what is not finished; else only what is finished is returned.
-        missing: gets the names of what was not run or failed, and why. None raises a RunError for a
-            failure, when all others are finished.
-        jobs: processes at once. More pay where a run leaves the processor idle, as small networks
-            do on a GPU.
-        **options: `data_dir`, the cache of the data, and `log`, called with lines of progress.
+    `evaluations`, by the run's name and that of a folder in the run's, are what its model is
+    evaluated on in addition to the test: what the run measured holds the rows as "evaluations",
+    without those that failed. Such models are kept, those of other runs with `keep_models`. More
+    than one of `jobs`, processes at once, pay where a run leaves the processor idle, as small
+    networks do on a GPU. The options are `data_dir` and `log`, called with lines of progress.
     """
     log, found, failed = options.pop("log", print), {}, {}
     tasks = {

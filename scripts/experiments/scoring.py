@@ -11,8 +11,6 @@ import tfp_ibnn as ibnn
 from experiments.folder import RunError, read_record
 from experiments.settings import DATASETS
 
-__all__ = ["HELD_OUT", "SCORES", "Scorer", "Scores", "read_model", "trained_on"]
-
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
 """What every run has, and how tables call it."""
 HELD_OUT = "held-out classes"

@@ -25,21 +25,6 @@ from experiments.folder import RunError
 from experiments.scoring import SCORES, Scores
 from tfp_ibnn.prediction import average
 
-__all__ = [
-    *(
-        "KEYS",
-        "METHODS",
-        "evaluated",
-        "is_shown",
-        "predictions",
-        "provenance",
-        "read",
-        "stored",
-        "summarise",
-    ),
-    "write_results",
-]
-
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
 METHODS = tomllib.loads(Path(__file__).with_name("methods.toml").read_text(encoding="utf-8"))
 """How tables and figures show methods and shifts."""
@@ -97,15 +82,9 @@ def read(folder):
 def write_results(folder, records, options, missing=(), runs=None, kept=()):
     """Write `runs.jsonl` and `summary.json`; return the rows of the summary.
 
-    Args:
-        folder: of the results; it must exist.
-        records: of all runs, trials included.
-        options: of the command.
-        missing: what was not run, and why.
-        runs: the folder of the runs, if their probabilities are to be kept. They go to
-            `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with the labels and the epistemic
-            uncertainty; those of other runs are removed.
-        kept: names of runs whose probabilities are there, and stay.
+    With the folder of the `runs`, their probabilities are written, too, but for those `kept`, by
+    name, that are there: `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with the labels and
+    the epistemic uncertainty. Those of other runs are removed.
     """
     folder, shown = Path(folder), [record for record in records if is_shown(record)]
     made = provenance(options)

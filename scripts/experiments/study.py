@@ -15,8 +15,6 @@ from experiments.scoring import SCORES, Scores
 from experiments.store import predictions
 from tfp_ibnn.prediction import cross_fit, fit_temperature
 
-__all__ = ["Results", "best", "study"]
-
 _MEASURED = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
 
 
@@ -45,25 +43,16 @@ def study(
     missing=None,
     **options,
 ):
-    """Run a plan; return the `Results`.
+    """Run a plan, or some of its `parts`, `methods` and `datasets`; return the `Results`.
 
     Settings are chosen by the NLL of training images that the trials did not see, with the first
     seed, or that of the trials in `kept`. Then each method is trained on all training images with
     every seed, and tested once. A run that fails is named as missing, and the others go on.
 
-    Args:
-        wanted: the plan.
-        folder: for the runs; what is there already is not run again.
-        seeds: of the runs.
-        parts: some of the plan's; None is all, as for `methods` and `datasets`.
-        methods: some of the plan's.
-        datasets: some of the plan's.
-        quick: a few steps on a few images, to see that all of it works.
-        train: run what is not finished; else it is left out, and named as missing.
-        kept: what `store.read` gives. Runs that it has are not run again, whether or not their
-            folders are still there.
-        missing: gets the names of what was not run or failed, and why.
-        **options: see `run_many`: `jobs`, `data_dir` and `log`.
+    What the folder of the runs has already is not run again, nor what `kept`, from `store.read`,
+    has, whether or not the folders of those are still there. With `quick` all of it has a few steps
+    on a few images; with `train=False` what is not finished is left out. `missing` gets the names
+    of what was not run or failed, and why; the options are those of `run_many`.
     """
     for name, values in (("parts", parts), ("methods", methods), ("datasets", datasets)):
         for value in values or ():

@@ -31,8 +31,6 @@ from scipy import stats
 from experiments import store
 from experiments.scoring import SCORES
 
-__all__ = ["PAGES", "fill", "margins", "markdown", "markdown_table", "paired"]
-
 PAGES = ("README.md", "results/README.md", "docs/choosing.md")
 """Texts of the repository that have such tables."""
 

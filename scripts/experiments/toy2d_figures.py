@@ -14,8 +14,6 @@ from tfp_ibnn import plots
 from tfp_ibnn.data import toy
 from tfp_ibnn.plots.style import COLORS
 
-__all__ = ["figures"]
-
 
 def figures(records, runs):
     """Return the figures by name; those of single models are of the first seed."""

@@ -1,6 +1,5 @@
 """The cases of a CPU: each group is a function of `Settings` that gives rows, see `record`."""
 
-import dataclasses
 import math
 import subprocess
 import sys
@@ -23,9 +22,6 @@ from experiments.benchmark.networks import (
     stochastic,
 )
 from experiments.benchmark.record import row
-from experiments.checks import option
-
-__all__ = ["GROUPS", "Settings", "prediction_rows", "step_rows"]
 
 BATCH, STEPS = 128, 16
 ENSEMBLE = 4
@@ -61,13 +57,9 @@ print(time.perf_counter() - began)
 """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.settings("benchmark")
 class Settings(checks.Checked):
-    """How long and how carefully to measure."""
-
-    rounds: int = option(24, checks.several, "of the short cases")
-    seed: int = option(0, checks.whole, "of weights, images and noise")
-    short: bool = option(False, checks.flag, "the few cases that continuous integration runs")
+    """How long and how carefully to measure, see `settings.toml`."""
 
 
 def _parts(parts, settings):

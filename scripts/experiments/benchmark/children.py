@@ -15,8 +15,6 @@ from experiments.benchmark.networks import (
 )
 from experiments.benchmark.networks import stochastic as network
 
-__all__ = ["memory", "tfp_layers"]
-
 BATCH, STEPS = 32, 3
 METHODS = {"reparameterization": "Reparameterization", "flipout": "Flipout"}
 

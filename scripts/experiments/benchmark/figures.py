@@ -6,8 +6,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from experiments.figures import facets
 from tfp_ibnn.plots.style import COLORS, marked
 
-__all__ = ["growths", "ratios", "save"]
-
 # By title: the groups of a panel, and what its labels need not repeat.
 _PANELS = {
     "a training step, to the deterministic network's": (("training", "vgg16", "gpu"), " step"),

@@ -15,8 +15,6 @@ from experiments.benchmark import timing
 from experiments.benchmark.networks import KINDS, images, prepare, process, stepper, stochastic
 from experiments.benchmark.record import row
 
-__all__ = ["gpu_steps", "looping", "stepping"]
-
 BATCHES = (128, 256)
 PRECISIONS = {"bfloat16": "mixed_bfloat16", "float32": "float32"}
 TARGETS = {"gaussian": 1.10, "flow": 1.30}

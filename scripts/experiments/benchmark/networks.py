@@ -12,8 +12,6 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 
-__all__ = ["KINDS", "compiled", "images", "in_process", "process", "stepper", "stochastic"]
-
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}
 """The posteriors that are timed, and what tables call them."""
 TRAIN_SIZE = 50_000

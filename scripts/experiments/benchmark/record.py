@@ -17,8 +17,6 @@ from experiments import files
 from experiments.store import provenance
 from experiments.tables import markdown_table
 
-__all__ = ["compare", "fill", "line", "other_machine", "read", "row", "write"]
-
 UNITS = {"x": "", "s": " s", "%": " %", "exponent": ""}
 FLOOR = 0.05
 """Share of a stored ratio by which two runs of the same code may differ: processes differ in where

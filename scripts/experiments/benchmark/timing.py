@@ -8,19 +8,12 @@ them alike. An action does a piece of work and returns how many seconds it took.
 import math
 import statistics
 
-__all__ = ["interleave", "ratio", "slope", "smallest", "spread"]
-
 PARTS = 4
 """In how many parts the rounds are taken to see how much the estimate changes."""
 
 
 def interleave(actions, rounds, warmup=1):
-    """Return the seconds of each action by name, per round, after rounds that compile everything.
-
-    Example:
-        >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2)
-        {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
-    """
+    """Return the seconds of each action by name, per round, after rounds that compile everything."""
     times, names = {name: [] for name in actions}, list(actions)
     for number in range(warmup + rounds):
         # Each round begins with another one, lest it matter what comes before.
@@ -33,12 +26,7 @@ def interleave(actions, rounds, warmup=1):
 
 
 def ratio(times, reference):
-    """Return `ratio` of the minima, `median` of the rounds' ratios, and `noise` of the first.
-
-    Example:
-        >>> ratio([2.0, 2.2, 2.0, 2.2], [1.0, 1.0, 1.0, 1.0])["ratio"]
-        2.0
-    """
+    """Return `ratio` of the minima, `median` of the rounds' ratios, and `noise` of the first."""
 
     def of_minima(part):
         first, second = zip(*part, strict=True)
@@ -66,12 +54,7 @@ def spread(rounds, estimate):
 
 
 def slope(sizes, times):
-    """Return the exponent with which the minimum of `times` grows with the sizes, as `ratio` does.
-
-    Example:
-        >>> slope([1, 2, 4], [[1.0, 1.1], [2.0, 2.2], [4.0, 4.4]])["ratio"]
-        1.0
-    """
+    """Return the exponent with which the minimum of `times` grows with the sizes, as `ratio` does."""
     logarithms, rounds = [math.log(size) for size in sizes], list(zip(*times, strict=True))
 
     def exponent(rounds, best=min):

@@ -159,7 +159,11 @@ def experiment(name, options, folder, missing):
     print(*results.missing, sep="\n")
     if not any(record["budget"] != "trials" for record in results.records):
         raise RunError(f"{runs} holds no finished run.")
-    where = {"runs": runs, "kept": results.kept} if plan.probabilities else {}
+    where = {}
+    if plan.probabilities:
+        shifts = {name: part.evaluations.get("robustness") for name, part in plan.parts.items()}
+        shifts = {name: settings.as_dict() for name, settings in shifts.items() if settings}
+        where = {"runs": runs, "kept": results.kept, "evaluations": shifts}
     told = recorded(options, folder)
     table = write_results(folder, results.records, told, results.missing, **where)
     figures.save(figures.FIGURES[name](results.records, runs, folder), folder)

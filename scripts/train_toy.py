@@ -28,8 +28,8 @@ matplotlib.use("Agg")
 import numpy as np
 import pandas as pd
 
-from experiments import figures, provenance, study
-from experiments.plan import TOY2D, toy2d
+from experiments import Settings, figures, provenance, study
+from experiments.plan import PLANS
 from experiments.report import history
 from tfp_ibnn.data import toy
 
@@ -37,8 +37,11 @@ from tfp_ibnn.data import toy
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 SCORES = ("accuracy", "nll", "brier", "ece")
+FULL = {"points": 1_000, "test_points": 100_000, "lengths": (0, 3, 6, 9, 12, 15)}
+FULL |= {"flow_length": 12, "epochs": 50, "converged_epochs": 300, "samples": 128}
 QUICK = {"points": 200, "test_points": 2_000, "lengths": (0, 2), "flow_length": 2, "samples": 8}
 QUICK |= {"epochs": 5, "converged_epochs": 20}
+EARLY = 5
 
 
 def main(argv=None):
@@ -64,26 +67,64 @@ def parse(argv):
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", help="of the flows, from 0 (default 0 3 6 9 12 15)")
     add("--flow-length", type=int, help="from the converged network (default 12, or the longest)")
-    add("--points", type=int, help=f"to train on (default {TOY2D['points']})")
-    add("--epochs", type=int, help=f"of a stochastic network (default {TOY2D['epochs']})")
-    add("--samples", type=int, help=f"draws at test time (default {TOY2D['samples']})")
+    add("--points", type=int, help=f"to train on (default {FULL['points']})")
+    add("--epochs", type=int, help=f"of a stochastic network (default {FULL['epochs']})")
+    add("--samples", type=int, help=f"draws at test time (default {FULL['samples']})")
     add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one or more (default 0)")
     add("--quick", action="store_true", help="a run of seconds, whose numbers mean nothing")
     add("--output", default="outputs/toy2d", help="folder for figures and numbers")
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
         parser.error(f"--seeds must differ and be at least 0; got {options.seeds}")
-    given = {k: v for k, v in vars(options).items() if k in TOY2D and v is not None}
+    given = {k: v for k, v in vars(options).items() if k in FULL and v is not None}
     if options.lengths is not None and options.flow_length is None:
-        preferred = TOY2D["flow_length"]
+        preferred = FULL["flow_length"]
         given["flow_length"] = preferred if preferred in options.lengths else max(options.lengths)
-    settings = {**TOY2D, **(QUICK if options.quick else {}), **given}
+    settings = {**FULL, **(QUICK if options.quick else {}), **given}
     try:
         toy2d(**settings)
         Path(options.output).mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     return options, settings
+
+
+def toy2d(**settings):
+    """Return the plan of the experiment with other numbers."""
+    points, test_points, lengths, flow_length, epochs, converged, samples = settings.values()
+    if len(lengths) < 2 or lengths[0] != 0 or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"`lengths` must rise from 0, the Gaussian, as in 0 3 6; got {lengths}.")
+    if flow_length not in lengths[1:]:
+        good = f"one of `lengths` above 0, such as {lengths[-1]}"
+        raise ValueError(f"`flow_length` must be {good}; got {flow_length!r}.")
+    if points < 1:
+        raise ValueError(f"`points` must be at least 1; got {points}.")
+    plan = PLANS["toy2d"]
+    changes = {"train_size": points, "samples": samples, "epochs": epochs}
+    if test_points != FULL["test_points"]:
+        changes["limit"] = test_points
+    base = {**plan.parts["report"].base, **changes}
+    Settings(**base, dataset="four_clusters")
+
+    def copies(start, lengths):
+        flows = {n: {".*": {"posterior": "NormalPlanar1d", "depth": n}} for n in lengths[1:]}
+        posteriors = {"gaussian": "gaussian", **{f"flow_{n}": flow for n, flow in flows.items()}}
+        return {name: {"posterior": p, "pretrain_epochs": start} for name, p in posteriors.items()}
+
+    runs = {
+        "report": {
+            "deterministic": {"epochs": EARLY},
+            "deterministic_continued": {"epochs": EARLY + epochs},
+            **copies(EARLY, lengths),
+        },
+        "equal": {
+            "deterministic": {"epochs": converged + epochs},
+            **copies(converged, (0, flow_length)),
+        },
+    }
+    return plan._replace(
+        parts={name: plan.parts[name]._replace(runs=of, base=base) for name, of in runs.items()}
+    )
 
 
 def show(text):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments import checks, robustness
+from experiments import robustness
 from experiments.settings import Settings
 
 HELD_OUT = 5_000
@@ -40,8 +40,8 @@ class Plan(NamedTuple):
     base: dict = {}
     trials: dict = {}
     probabilities: bool = False
-    last: int = 1  # epochs at the end of training that logged losses are averaged over
-    keep_models: bool = False  # whether figures need them
+    last: int = 1
+    keep_models: bool = False
 
     @property
     def methods(self):
@@ -119,65 +119,7 @@ def _plan(seeds, parts, **options):
     return Plan(range(*seeds), made, **options)
 
 
-# Two dimensions: four clusters, a small network, and planar flows of several lengths.
-
-TOY2D = {"points": 1_000, "test_points": 100_000, "lengths": (0, 3, 6, 9, 12, 15)}
-TOY2D |= {"flow_length": 12, "early_epochs": 5, "epochs": 50, "converged_epochs": 300}
-TOY2D |= {"samples": 128}
-
-
-def toy2d(**settings):
-    """Return the plan of the report's first experiment (its figures 3 and 4), and what it lacks.
-
-    Of the part "report", one network is stopped early, as the report's baseline seems to be, or
-    continued for as long as the stochastic copies of the early one train: one for each length of
-    planar flow, where 0 is a Gaussian. Of "equal", the network is trained to the end, and on, and
-    so are its copies, a Gaussian and one flow.
-
-    The report states the lengths and the 50 epochs. The early network stops after 5 epochs, where
-    its ECE, the mean of three other seeds on points that are neither trained nor tested on, comes
-    nearest to the report's 0.094. After 300 epochs the training loss still falls, slowly, and on
-    those points the NLL has risen since epoch 100: the converged network has begun to overfit. The
-    length of the flow that starts from it is the report's best, settled before any run. By chance,
-    Bayes' rule itself has an ECE of 0.001 on 100,000 test points, on 10,000 three to six times it.
-    """
-    points, test_points, lengths, flow_length, early, epochs, converged, samples = (
-        TOY2D | settings
-    ).values()
-    if len(lengths) < 2 or lengths[0] != 0 or list(lengths) != sorted(set(lengths)):
-        raise ValueError(f"`lengths` must rise from 0, the Gaussian, as in 0 3 6; got {lengths}.")
-    if flow_length not in lengths[1:]:
-        good = f"one of `lengths` above 0, such as {lengths[-1]}"
-        raise ValueError(f"`flow_length` must be {good}; got {flow_length!r}.")
-    base = {"model": "mlp_16_sigmoid", "posterior": "none", "optimizer": "adam"}
-    base |= {"learning_rate": 0.02, "schedule": "constant", "batch_size": 32, "log_every": 50}
-    base |= {
-        "train_size": checks.KINDS["count"]("points", points),
-        "samples": samples,
-        "epochs": epochs,
-    }
-    if test_points != TOY2D["test_points"]:
-        base["limit"] = test_points
-    Settings(**base, dataset="four_clusters")
-
-    def copies(start, lengths):
-        flows = {
-            f"flow_{n}": {".*": {"posterior": "NormalPlanar1d", "depth": n}} for n in lengths[1:]
-        }
-        posteriors = {"gaussian": "gaussian", **flows}
-        return {m: {"posterior": p, "pretrain_epochs": start} for m, p in posteriors.items()}
-
-    stopped = {"deterministic": {"epochs": early}}
-    stopped["deterministic_continued"] = {"epochs": early + epochs}
-    trained = {"deterministic": {"epochs": converged + epochs}}
-    parts = {
-        "report": Part({**stopped, **copies(early, lengths)}, base),
-        "equal": Part({**trained, **copies(converged, (0, flow_length))}, base),
-    }
-    return Plan(range(5), parts, ("four_clusters",), last=10, keep_models=True)
-
-
-PLANS = {"toy2d": toy2d(), **{name: _plan(**plan) for name, plan in _TOML.items()}}
+PLANS = {name: _plan(**plan) for name, plan in _TOML.items()}
 """The experiments that `scripts/reproduce.py` knows."""
 
 

@@ -91,20 +91,15 @@ def _made(where, entry, key, known, defaults=None):
 def _keywords(maker):
     """Return the arguments that a recipe or class takes, those that it passes on included."""
     is_recipe = inspect.isfunction(maker)
-    functions = [maker] if is_recipe else []
-    functions += [kind.__init__ for kind in (ibnn.FlowPosterior if is_recipe else maker).__mro__]
-    ours = [function for function in functions if _is_ours(function)]
-    parameters = [
-        one for function in ours for one in inspect.signature(function).parameters.values()
-    ]
-    names = {
-        one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-    }
-    return names - {"self", "flows" if is_recipe else ""}  # a recipe builds its own flows
-
-
-def _is_ours(function):
-    return (getattr(function, "__module__", None) or "").startswith("tfp_ibnn")
+    kinds = (ibnn.FlowPosterior if is_recipe else maker).__mro__
+    names = {"self", "flows"} if is_recipe else {"self"}  # a recipe builds its own flows
+    taken = {}
+    for function in (maker, *(kind.__init__ for kind in kinds)):
+        if (getattr(function, "__module__", None) or "").startswith("tfp_ibnn"):
+            taken |= inspect.signature(function).parameters
+    return {
+        name for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    } - names
 
 
 def _suggestion(word, known):

@@ -14,18 +14,12 @@ import pandas as pd
 from experiments import checks, files
 from experiments.folder import RunError, RunFolder, read_record
 from experiments.scoring import HELD_OUT, SCORES, Scorer, Scores, read_model
-from experiments.store import provenance
+from experiments.store import METHODS, provenance
 from experiments.tables import markdown_table
 from tfp_ibnn import data, metrics
 
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
-_LABELS = {
-    "clean": "clean",
-    "corruption": "corrupted ({name}), severity {:g}",
-    "rotation": "rotated by {:g} degrees",
-    "fgsm": "FGSM, epsilon {:g}",
-}
 # The gradient of an average holds all its draws in memory: images times draws of one step.
 _ATTACKED_AT_ONCE = 512
 
@@ -60,11 +54,9 @@ class Settings(checks.Checked):
 class Measured(NamedTuple):
     """What a model does on all shifts."""
 
-    rows: list[dict[str, Any]]
-    """One for each set of images: `shift`, `name`, `level`, `images` and measures."""
+    rows: list[dict[str, Any]]  # for each set of images `shift`, `name`, `level` and measures
     clean: Scores
-    ood: dict[str, Scores]
-    """By the dataset's name; their labels mean nothing."""
+    ood: dict[str, Scores]  # by the dataset's name; their labels mean nothing
 
 
 def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
@@ -73,8 +65,7 @@ def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
     The folder gets `settings.json`, then `robustness.png` and `foreign.png`, where such shifts were
     asked for, and `robustness.json` at last; or `failure.txt`, if it fails. If `robustness.json` is
     there already, from the same model and settings, it is read and nothing is measured. `export` is
-    a folder, missing or empty, for a SavedModel of what was measured. It raises RunError if the
-    model does not fit, or a folder holds something else, and DataError without the data.
+    a folder, missing or empty, for a SavedModel of what was measured.
     """
     path, backend = Path(model), keras.backend.backend()
     network = read_model(path, settings.dataset, settings.classes)
@@ -237,16 +228,16 @@ def table(rows):
     rows, titles = pd.DataFrame(rows), {**SCORES, "entropy": "entropy", "epistemic": "epistemic"}
     is_ood = rows["shift"] == "foreign"
     groups = rows[~is_ood].groupby(["shift", "level"], sort=False)
-    means = groups[list(titles)].mean().map("{:.4f}".format).rename(columns=titles).reset_index()
-    names = groups["name"].agg(
-        lambda all_: all_.iloc[0] if len(all_) == 1 else f"mean of {len(all_)}"
-    )
-    labels = [
-        _LABELS[shift].format(level, name=name)
-        for shift, level, name in zip(means["shift"], means["level"], names, strict=True)
-    ]
-    tables = [means.drop(columns=["shift", "level"])]
-    tables[0].insert(0, "images", labels)
+    means = groups[list(titles)].mean().map("{:.4f}".format).rename(columns=titles)
+    means = means.reset_index(drop=True)
+    means.insert(0, "images", "")
+    for place, (shift, level) in enumerate(
+        zip(means.pop("shift"), means.pop("level"), strict=True)
+    ):
+        names = groups.get_group((shift, level))["name"]
+        name = names.iloc[0] if len(names) == 1 else f"mean of {len(names)}"
+        means.loc[place, "images"] = METHODS["labels"][shift].format(level, name=name)
+    tables = [means]
     if is_ood.any():
         lines = []
         for row, kind in itertools.product(rows[is_ood].to_dict("records"), UNCERTAINTIES):

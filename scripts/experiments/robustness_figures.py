@@ -59,14 +59,9 @@ def histograms(found, dataset):
     kinds = [kind for kind in UNCERTAINTIES if kind == "entropy" or found.clean.samples > 1]
 
     def draw(ax, name, kind):
-        plots.entropy_histograms(
-            getattr(found.clean, kind),
-            getattr(found.ood[name], kind),
-            auroc=rows[name][f"{kind}_auroc"],
-            names=(dataset, name),
-            label=UNCERTAINTIES[kind],
-            ax=ax,
-        )
+        both = (getattr(scores, kind) for scores in (found.clean, found.ood[name]))
+        shown = {"names": (dataset, name), "label": UNCERTAINTIES[kind], "ax": ax}
+        plots.entropy_histograms(*both, auroc=rows[name][f"{kind}_auroc"], **shown)
 
     grid = [[(name, kind) for kind in kinds] for name in found.ood]
     return facets(grid, draw, (4.6 * len(kinds), 3.2 * len(grid)), grid_lines=None)

@@ -170,8 +170,7 @@ def _arrays(settings, data_dir):
 
 
 def _network(settings, images):
-    path = settings.pretrained
-    if path is not None:
+    if path := settings.pretrained:
         model = read_model(Path(path), settings.dataset, settings.classes)
         if ibnn.stochastic_layers(model):
             raise RunError(f"{path} has a posterior: give a deterministic network.")
@@ -268,9 +267,7 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
             with interrupts, devices.training(), loop:
                 model.fit(batches, shuffle=False, verbose=0, **options)
         except ibnn.NonFiniteError as error:
-            raise RunError(
-                f"{stage.name} diverged: {error} Try a smaller learning rate."
-            ) from error
+            raise RunError(f"{stage.name} diverged: {error} Lower the learning rate.") from error
     return sum(row["seconds"] for row in checkpoint.logs)
 
 

@@ -44,12 +44,10 @@ def run_many(
     networks do on a GPU. The options are `data_dir` and `log`, called with lines of progress.
     """
     log, found, failed = options.pop("log", print), {}, {}
-    tasks = {
-        name: Task(
-            name, settings, Path(folder), (evaluations or {}).get(name, {}), keep_models, **options
-        )
-        for name, settings in runs.items()
-    }
+    tasks, shifts = {}, evaluations or {}
+    for name, settings in runs.items():
+        more = (shifts.get(name, {}), keep_models)
+        tasks[name] = Task(name, settings, Path(folder), *more, **options)
 
     def fail(name, error):
         failed[name] = str(error)

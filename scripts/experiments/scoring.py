@@ -23,10 +23,8 @@ _DROPOUTS = ("Dropout", "Dropout1D", "Dropout2D", "Dropout3D")
 class Scores:
     """Predictions for labelled examples, and how good they are."""
 
-    mean: np.ndarray
-    """Class probabilities, (examples, classes)."""
-    epistemic: np.ndarray
-    """What the draws disagree about, in nats, (examples,); zeros for a deterministic model."""
+    mean: np.ndarray  # class probabilities, (examples, classes)
+    epistemic: np.ndarray  # what the draws disagree about, in nats, (examples,)
     labels: np.ndarray
     samples: int
 

@@ -51,9 +51,7 @@ class Settings(checks.Checked):
         known, (name, size) = DATASETS[self.dataset], self.network()
         depth, least = size.get("depth", 10), _LEAST.get(name, 1)
         if depth < 10 or (depth - 4) % 6 or not size.get("width", 1):
-            good = (
-                "the depth of a wide_resnet is 10, 16, 22, ... (6n + 4), and its width at least 1"
-            )
+            good = "a wide_resnet has a depth of 10, 16, 22, ... (6n + 4) and a width of at least 1"
             yield f"`model` {self.model!r} does not exist: {good}."
         if min(known.image_shape[:2]) < least:
             good = f"it takes images of at least {least} x {least} pixels"
@@ -74,9 +72,7 @@ class Settings(checks.Checked):
             yield "The `pretrained` network has its own `dropout` and `augment`."
         for stage in self.stages():
             if self.warmup_epochs >= stage.epochs:
-                good = (
-                    f"be below the {stage.epochs} epochs of {stage.name}, or the rate never rises"
-                )
+                good = f"be below the {stage.epochs} epochs of {stage.name}"
                 yield f"`warmup_epochs` must {good}; got {self.warmup_epochs}."
         # All datasets have about as many images of each class.
         available = self.train_size or known.train_size
@@ -127,32 +123,22 @@ class Settings(checks.Checked):
         if self.learn_prior_scale:
             common["learn_prior_scale"] = True
         if self.posterior not in models.POSTERIORS:
-            if not (self.is_inline or os.path.exists(self.posterior)):
+            if not (self.posterior.startswith("{") or os.path.exists(self.posterior)):
                 known = ", ".join(repr(name) for name in ("none", *models.POSTERIORS))
-                raise ValueError(
-                    f"`posterior` must be {known}, or the path of a JSON file; there is no file "
-                    f"{self.posterior!r}."
-                )
+                there = f"or the path of a JSON file; there is no file {self.posterior!r}"
+                raise ValueError(f"`posterior` must be {known}, {there}.")
             return read_posteriors(self.posterior, common)
-        common["deterministic"] = self.deterministic_layers
-        if self.initial_scale is not None:
-            common["initial_scale"] = self.initial_scale
+        more = {"initial_scale": self.initial_scale, "deterministic": self.deterministic_layers}
         if self.posterior == "mixture":
-            common["components"] = self.components
-            if self.mean_spread is not None:
-                common["mean_spread"] = self.mean_spread
+            more |= {"components": self.components, "mean_spread": self.mean_spread}
         else:
-            common["affine"] = self.affine
+            more["affine"] = self.affine
         if self.posterior == "flow":
-            common |= {"layers": self.flow_layers, "depth": self.flow_depth}
+            more |= {"layers": self.flow_layers, "depth": self.flow_depth}
         if self.base_components > 1:
-            common |= {"components": self.base_components, "shared_components": True}
+            more |= {"components": self.base_components, "shared_components": True}
+        common |= {name: value for name, value in more.items() if value is not None}
         return models.posterior_map(self.network()[0], self.posterior, **common)
-
-    @property
-    def is_inline(self):
-        """Whether `posterior` is JSON itself, not the path of a file."""
-        return self.posterior.startswith("{")
 
     def command(self):
         """Return the command line that trains with these settings, but for the output folder."""
@@ -163,10 +149,9 @@ class Settings(checks.Checked):
                 words += ["--mixed-precision", value.removeprefix("mixed_")]
             elif isinstance(value, bool):
                 words.append(word if value else word.replace("--", "--no-", 1))
-            elif isinstance(value, float) and float(f"{value:g}") == value:
-                words += [word, f"{value:g}"]
             else:
-                words += [word, str(value)]
+                short = isinstance(value, float) and float(f"{value:g}") == value
+                words += [word, f"{value:g}" if short else str(value)]
         return shlex.join(words)
 
     def as_dict(self):

@@ -44,14 +44,10 @@ def provenance(options):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     cores = f"{platform.machine()}, {os.cpu_count()} CPU cores"
-    return {
-        "options": options,
-        "command": shlex.join(["python", script, *arguments]),
-        "backend": keras.backend.backend(),
-        "versions": versions,
-        "python": platform.python_version(),
-        "hardware": "; ".join([*_accelerators(), cores]),
-    }
+    command = shlex.join(["python", script, *arguments])
+    made = {"options": options, "command": command, "backend": keras.backend.backend()}
+    made |= {"versions": versions, "python": platform.python_version()}
+    return {**made, "hardware": "; ".join([*_accelerators(), cores])}
 
 
 def _accelerators():
@@ -79,22 +75,18 @@ def read(folder):
         raise RunError(f"{folder} holds results of something else: {error}.") from error
 
 
-def write_results(folder, records, options, missing=(), runs=None, kept=()):
+def write_results(folder, records, options, missing=(), runs=None, kept=(), **more):
     """Write `runs.jsonl` and `summary.json`; return the rows of the summary.
 
     With the folder of the `runs`, their probabilities are written, too, but for those `kept`, by
     name, that are there: `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with the labels and
-    the epistemic uncertainty. Those of other runs are removed.
+    the epistemic uncertainty. Those of other runs are removed. The summary gets `more`.
     """
     folder, shown = Path(folder), [record for record in records if is_shown(record)]
     made = provenance(options)
     rows = summarise(shown, command=made["command"])
-    content = {
-        "options": options,
-        "command": made["command"],
-        "missing": list(missing),
-        "rows": rows,
-    }
+    content = {"options": options, "command": made["command"], "missing": list(missing), **more}
+    content["rows"] = rows
     if runs is not None:
         _write_probabilities(folder, shown, Path(runs), kept)
         content["averaged"] = _averaged(shown, folder)
@@ -114,11 +106,8 @@ def summarise(records, **common):
     table = []
     for keys, group in pd.DataFrame(records).groupby(KEYS, sort=False) if records else ():
         rows = [records[place] for place in group.index]
-        same = {
-            key: value
-            for key, value in rows[0].items()
-            if key not in {*KEYS, *_OF_RUNS} and all(row.get(key) == value for row in rows)
-        }
+        keys_ = rows[0].keys() - {*KEYS, *_OF_RUNS}
+        same = {k: v for k, v in rows[0].items() if k in keys_ and all(r.get(k) == v for r in rows)}
         for key in ("backend", "hardware"):  # of seeds that were run in different places, all
             if places := dict.fromkeys(row[key] for row in rows if key in row):
                 same[key] = " | ".join(places)

@@ -21,12 +21,9 @@ _MEASURED = (*SCORES, "samples", "parameters", "backend", "hardware", "versions"
 class Results(NamedTuple):
     """What an experiment found."""
 
-    records: list
-    """One for each run, see `store`."""
-    missing: list
-    """Run, or its evaluation, that was not made or failed, and why."""
-    kept: frozenset = frozenset()
-    """Names of the records that were there before."""
+    records: list  # one for each run, see `store`
+    missing: list  # the runs, or their evaluations, that were not made or failed, and why
+    kept: frozenset = frozenset()  # names of the records that were there before
 
 
 def study(
@@ -94,10 +91,11 @@ def study(
             records[name]["scaled"] = _scaled(Path(folder) / name, trial)
     budgets = ["trials", *wanted.parts]
     place = {name: number for number, name in enumerate(runs)}
-    ordered = sorted(
-        records.values(),
-        key=lambda record: (budgets.index(record["budget"]), place.get(record["name"], len(place))),
-    )
+    places = {
+        r["name"]: (budgets.index(r["budget"]), place.get(r["name"], len(place)))
+        for r in records.values()
+    }
+    ordered = sorted(records.values(), key=lambda record: places[record["name"]])
     reasons = dict(line.split(": ", 1) for line in lost)
     for name, why in missing.items():
         # Why it once failed says more than that it was not tried again.

@@ -115,9 +115,6 @@ def fill(text, results):
     return filled
 
 
-# Rows that tables are made from.
-
-
 def _runs(records):
     return pd.DataFrame(record for record in records if store.is_shown(record))
 
@@ -128,13 +125,12 @@ def _single(records):
 
 
 def _shifted(records):
-    rows = store.evaluated(records)
-    return rows[rows["budget"] != "draws"]
+    return store.evaluated(record for record in records if record["budget"] != "draws")
 
 
 def _draws(records):
-    rows = store.evaluated(records)
-    return rows[(rows["budget"] == "draws") & (rows["shift"] == "clean")]
+    rows = store.evaluated(record for record in records if record["budget"] == "draws")
+    return rows[rows["shift"] == "clean"]
 
 
 # Tables, as frames of text. Of a group of rows, a cell is a column and a function of its values.

@@ -1,4 +1,4 @@
-import importlib
+import importlib.util
 import json
 import re
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from experiments import run, store, study
-from experiments.plan import toy2d
+from experiments.plan import PLANS
 from experiments.report import history
 from tfp_ibnn import metrics
 from tfp_ibnn.data import toy
@@ -34,6 +34,23 @@ METHODS = {
 }
 
 
+def toy2d(**settings):
+    """The plan that the script makes, which begins from that of the full experiment."""
+    script = imported()
+    return script.toy2d(**{**script.FULL, **settings})
+
+
+def imported():
+    spec = importlib.util.spec_from_file_location("train_toy", SCRIPTS / "train_toy.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_script_has_the_plan_of_the_experiment():
+    assert toy2d() == PLANS["toy2d"]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
@@ -45,9 +62,8 @@ def records(runs):
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("train_toy")
+def script():
+    return imported()
 
 
 def test_true_probabilities_are_those_of_the_densities():

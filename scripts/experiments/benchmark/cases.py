@@ -10,17 +10,8 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from experiments import checks
+from experiments.benchmark import networks as nets
 from experiments.benchmark import timing
-from experiments.benchmark.networks import (
-    CLASSES,
-    KINDS,
-    TRAIN_SIZE,
-    compiled,
-    images,
-    in_process,
-    stepper,
-    stochastic,
-)
 from experiments.benchmark.record import row
 
 BATCH, STEPS = 128, 16
@@ -31,40 +22,16 @@ BATCHES = (32, 64, 128, 256, 512, 1024)
 LINEAR = 1.05
 """Largest exponent that counts as linear."""
 
-# By part: label, targets, and what sets the network, or the prediction, apart.
-_STEPS = {
-    "all": ("all layers", {"gaussian": 1.4, "flow": 1.6}, {}),
-    "rest": ("all but the first", {"gaussian": 1.15, "flow": 1.35}, {"first": False}),
-    "position": ("position noise", {"gaussian": 1.9, "flow": 2.4}, {"noise": "position"}),
-}
-_OWN = {"independent": True}
-_PREDICTIONS = {
-    "shared": ("shared samples", {"gaussian": 1.10, "flow": 1.15}, {}),
-    "own": ("draws for each example", {"gaussian": 1.3, "flow": 1.5}, _OWN),
-    "seeded": ("draws for each example, with a seed", {}, {**_OWN, "seed": 0}),
-}
-# TensorFlow Probability loads its parts when they are first used; that is not ours to answer for.
-_IMPORT = """
-import time, keras
-if keras.backend.backend() == "tensorflow":
-    import tensorflow_probability as tfp
-else:
-    from tensorflow_probability.substrates import jax as tfp
-tfp.distributions.Normal, tfp.bijectors.Chain
-began = time.perf_counter()
-import tfp_ibnn
-print(time.perf_counter() - began)
-"""
-
 
 @checks.settings("benchmark")
 class Settings(checks.Checked):
     """How long and how carefully to measure, see `settings.toml`."""
 
 
-def _parts(parts, settings):
-    for part, (label, targets, options) in list(parts.items())[: 1 if settings.short else None]:
-        for kind, name in KINDS.items():
+def _parts(group, settings):
+    for part in list(nets.CASES[group])[: 1 if settings.short else None]:
+        label, targets, options = nets.CASES[group][part]
+        for kind, name in nets.KINDS.items():
             yield f"{part}.{kind}", kind, label, name, targets.get(kind), options
 
 
@@ -81,12 +48,12 @@ def lenet_steps(settings):
     keras.utils.set_random_seed(settings.seed)
 
     def action(model):
-        return stepper(model, BATCH, 4 if settings.short else STEPS, settings.seed)
+        return nets.stepper(model, BATCH, 4 if settings.short else STEPS, settings.seed)
 
     actions, described = {"deterministic": action(ibnn.models.lenet())}, {}
-    for found, kind, label, name, target, options in _parts(_STEPS, settings):
+    for found, kind, label, name, target, options in _parts("steps", settings):
         described[f"training.{found}"] = (f"LeNet step, {name}, {label}", target)
-        actions[f"training.{found}"] = action(stochastic("lenet", kind, **options))
+        actions[f"training.{found}"] = action(nets.stochastic("lenet", kind, **options))
     if others := _others("training", action, settings, lambda model: model):
         labels = "LeNet step, MC dropout", "LeNet step, deep ensemble of 4 (four networks)"
         described |= {name: (label, None) for name, label in zip(others, labels, strict=True)}
@@ -97,10 +64,15 @@ def lenet_steps(settings):
 
 def vgg16_steps(settings):
     keras.utils.set_random_seed(settings.seed)
-    actions, described = {"deterministic": stepper(ibnn.models.vgg16(), 32, 2, settings.seed)}, {}
+    actions, described = (
+        {"deterministic": nets.stepper(ibnn.models.vgg16(), 32, 2, settings.seed)},
+        {},
+    )
     for kind, target in (("gaussian", 1.05), ("flow", 1.15)):
-        described[f"vgg16.all.{kind}"] = (f"VGG16 step, {KINDS[kind]}, all layers", target)
-        actions[f"vgg16.all.{kind}"] = stepper(stochastic("vgg16", kind), 32, 2, settings.seed)
+        described[f"vgg16.all.{kind}"] = (f"VGG16 step, {nets.KINDS[kind]}, all layers", target)
+        actions[f"vgg16.all.{kind}"] = nets.stepper(
+            nets.stochastic("vgg16", kind), 32, 2, settings.seed
+        )
     yield from step_rows(actions, described, max(4, settings.rounds // 4))
 
 
@@ -117,21 +89,23 @@ def _tfp_rows(group, settings):
     """Return the rows of TensorFlow Probability's own layers, timed in a process of their own."""
     from experiments.benchmark.children import tfp_layers
 
-    return in_process(tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1")
+    return nets.in_process(
+        tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1"
+    )
 
 
 def predictions(settings):
     """Time 128 samples of LeNet on 100 images, and the prediction of other methods."""
     keras.utils.set_random_seed(settings.seed)
-    x, _ = images(IMAGES, settings.seed)
+    x, _ = nets.images(IMAGES, settings.seed)
     actions, described = {}, {}
-    for found, kind, label, name, target, options in _parts(_PREDICTIONS, settings):
+    for found, kind, label, name, target, options in _parts("predictions", settings):
         options = {**options, "seed": settings.seed} if "seed" in options else options
         described[f"prediction.{found}"] = (f"LeNet, 128 {label}, {name}", target)
-        model = _average(stochastic("lenet", kind), **options)
-        actions[f"prediction.{found}"] = compiled(model, x)
+        model = _average(nets.stochastic("lenet", kind), **options)
+        actions[f"prediction.{found}"] = nets.compiled(model, x)
     others = _others(
-        *("prediction", lambda model: compiled(model, x), settings),
+        *("prediction", lambda model: nets.compiled(model, x), settings),
         lambda model: _average(model, dropout=True),
     )
     labels = "LeNet, 128 samples, MC dropout", "LeNet, deep ensemble of 4 (four passes)"
@@ -139,7 +113,7 @@ def predictions(settings):
     rounds, plain = max(4, settings.rounds // 2), ibnn.models.lenet()
     rows, times = prediction_rows(actions | others, described, plain, rounds, settings.seed)
     yield from rows
-    for kind, name in KINDS.items() if others else ():
+    for kind, name in nets.KINDS.items() if others else ():
         ours, theirs = times[f"prediction.shared.{kind}"], times["prediction.ensemble"]
         yield row(
             f"prediction.to_ensemble.{kind}",
@@ -165,7 +139,7 @@ def prediction_rows(actions, described, plain, rounds, seed):
 
     def passes(batch):
         repeats = max(1, needed // (8 * batch))
-        run = compiled(plain, images(batch, seed)[0], repeats)
+        run = nets.compiled(plain, nets.images(batch, seed)[0], repeats)
         return lambda: run() * needed / (repeats * batch)
 
     times = timing.interleave(actions | {batch: passes(batch) for batch in BATCHES}, rounds)
@@ -184,13 +158,13 @@ def memory_in_training(settings):
 
     targets = {"channel": 1.15, "position": 1.6}
     cases = {"deterministic": ("none", "channel")}
-    cases |= {f"memory.{noise}.{kind}": (kind, noise) for noise in targets for kind in KINDS}
+    cases |= {f"memory.{noise}.{kind}": (kind, noise) for noise in targets for kind in nets.KINDS}
     found = {name: [] for name in cases}
     for number in range(2 if settings.rounds < 12 else 3):
         for name, case in cases.items():
             # Memory that is freed goes back to the system at once: the peak is of what is in use.
             more = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            found[name].append(in_process(memory, *case, settings.seed + number, **more))
+            found[name].append(nets.in_process(memory, *case, settings.seed + number, **more))
     sizes = {
         name: ([run["peak"] - run["before"] for run in runs], [run["peak"] for run in runs])
         for name, runs in found.items()
@@ -202,7 +176,7 @@ def memory_in_training(settings):
         least |= {"peak": peak, "peak_deterministic": own_peak}
         yield row(
             name,
-            f"VGG16 memory in training, {KINDS[kind]}, {noise} noise",
+            f"VGG16 memory in training, {nets.KINDS[kind]}, {noise} noise",
             timing.ratio(growth, own_growth),
             targets[noise],
             whole_process=round(timing.ratio(peak, own_peak)["ratio"], 4),
@@ -218,15 +192,15 @@ def extra_parameters(settings):
 
     plain = weights(ibnn.models.vgg16())
     for kind, target in (("gaussian", 0.1), ("flow", 10.0)):
-        share = 100 * (weights(stochastic("vgg16", kind)) / plain - 1)
+        share = 100 * (weights(nets.stochastic("vgg16", kind)) / plain - 1)
         measured = {"ratio": share, "median": share, "noise": 0.0}
-        label = f"VGG16, extra parameters, {KINDS[kind]}"
+        label = f"VGG16, extra parameters, {nets.KINDS[kind]}"
         yield row(f"parameters.{kind}", label, measured, target, "%", parameters=plain)
 
 
 def import_time(settings):
     """Time `import tfp_ibnn` in processes that have imported Keras and TFP already."""
-    command = [sys.executable, "-c", _IMPORT]
+    command = [sys.executable, "-c", nets.CASES["import_time"]]
     times = [float(subprocess.check_output(command, text=True).split()[-1]) for _ in range(6)]
     yield row("imports", "import tfp_ibnn, after Keras and TFP", timing.smallest(times), 0.2, "s")
 
@@ -235,7 +209,7 @@ def conversion_time(settings):
     plain, times = keras.applications.ResNet50(weights=None), []
     for _ in range(4):
         began = time.perf_counter()
-        ibnn.to_stochastic(plain, ibnn.NormalAffine(), TRAIN_SIZE)
+        ibnn.to_stochastic(plain, ibnn.NormalAffine(), nets.TRAIN_SIZE)
         times.append(time.perf_counter() - began)
     yield row("conversions", "to_stochastic of ResNet50", timing.smallest(times), 5.0, "s")
 
@@ -243,18 +217,27 @@ def conversion_time(settings):
 def exponents(settings):
     """Measure how cost grows: the slopes of cost against size on logarithmic axes."""
     keras.utils.set_random_seed(settings.seed)
-    x, _ = images(100, settings.seed)
-    networks = {"own": ibnn.models.lenet(), **{kind: stochastic("lenet", kind) for kind in KINDS}}
+    x, _ = nets.images(100, settings.seed)
+    networks = {
+        "own": ibnn.models.lenet(),
+        **{kind: nets.stochastic("lenet", kind) for kind in nets.KINDS},
+    }
     kinds = {"own": None, "gaussian": ibnn.NormalAffine, "flow": ibnn.NormalInvConv}
     deep = {"own": None, "planar": ibnn.NormalPlanar1d, "convolutions": ibnn.NormalInvConv}
     alone = _layer(64, None, settings)  # which has no depth
 
     def samples(name, count):
         model = networks[name]
-        return compiled(model, x, count) if name == "own" else compiled(_average(model, count), x)
+        return (
+            nets.compiled(model, x, count)
+            if name == "own"
+            else nets.compiled(_average(model, count), x)
+        )
 
     def batch(name, size):
-        return stepper(stochastic("lenet", {"own": "none"}.get(name, name)), size, 4, settings.seed)
+        return nets.stepper(
+            nets.stochastic("lenet", {"own": "none"}.get(name, name)), size, 4, settings.seed
+        )
 
     def channels(name, count):
         return _layer(count, None if name == "own" else kinds[name](), settings)
@@ -262,7 +245,7 @@ def exponents(settings):
     def depth(name, count):
         return alone if name == "own" else _layer(64, deep[name](depth=count), settings)
 
-    linear = dict.fromkeys(KINDS, LINEAR)
+    linear = dict.fromkeys(nets.KINDS, LINEAR)
     yield from _growth("samples", (8, 32, 128, 512), networks, samples, settings, linear)
     yield from _growth("batch", (16, 64, 256, 1024), networks, batch, settings, linear)
     for found in _growth("channels", (32, 64, 128, 256), kinds, channels, settings):
@@ -277,11 +260,11 @@ def _layer(channels, posterior, settings):
     """Return an action that trains one 3x3 convolution between equal channels on 8x8 maps."""
     inputs = keras.Input((8, 8, channels))
     x = layers.Conv2D(channels, 3, padding="same", activation="relu", name="conv")(inputs)
-    outputs = layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x))
+    outputs = layers.Dense(nets.CLASSES, name="head")(layers.GlobalAveragePooling2D()(x))
     model = keras.Model(inputs, outputs)
     if posterior is not None:
-        model = ibnn.to_stochastic(model, {"conv": posterior}, TRAIN_SIZE)
-    return stepper(model, 32, 8, settings.seed)
+        model = ibnn.to_stochastic(model, {"conv": posterior}, nets.TRAIN_SIZE)
+    return nets.stepper(model, 32, 8, settings.seed)
 
 
 def _growth(axis, sizes, names, make, settings, targets=None):
@@ -295,7 +278,7 @@ def _growth(axis, sizes, names, make, settings, targets=None):
     for name in (name for name in names if name != "own"):
         growth = {"axis": axis, "sizes": list(sizes), "seconds": least[name], "own": least["own"]}
         growth["own_exponent"] = round(slopes["own"]["ratio"], 4)
-        label = f"growth with {axis}, {KINDS.get(name, name)}: exponent"
+        label = f"growth with {axis}, {nets.KINDS.get(name, name)}: exponent"
         target = (targets or {}).get(name)
         yield row(f"growth.{axis}.{name}", label, slopes[name], target, "exponent", growth=growth)
 

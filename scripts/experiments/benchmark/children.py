@@ -5,15 +5,7 @@ from pathlib import Path
 import keras
 
 from experiments.benchmark import cases
-from experiments.benchmark.networks import (
-    TRAIN_SIZE,
-    a_few_images,
-    compiled,
-    images,
-    prepare,
-    stepper,
-)
-from experiments.benchmark.networks import stochastic as network
+from experiments.benchmark import networks as nets
 
 BATCH, STEPS = 32, 3
 METHODS = {"reparameterization": "Reparameterization", "flipout": "Flipout"}
@@ -27,12 +19,12 @@ def memory(kind, noise, seed):
     and three steps are taken.
     """
     keras.utils.set_random_seed(seed)
-    model = prepare(network("vgg16", kind, noise=noise))
-    x, y = images(BATCH * STEPS, seed)
+    model = nets.prepare(nets.stochastic("vgg16", kind, noise=noise))
+    x, y = nets.images(BATCH * STEPS, seed)
     # Begin again with the largest size; imports may have been larger for a moment.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    with a_few_images():
+    with nets.a_few_images():
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     return {"before": before, "peak": _status("VmHWM")}
 
@@ -58,12 +50,12 @@ def tfp_layers(group, rounds, seed):
     described = {name: (label, None) for name, label in zip(networks, labels, strict=True)}
     if group == "training":
         actions = {
-            name: stepper(model, cases.BATCH, cases.STEPS, seed, tf_keras)
+            name: nets.stepper(model, cases.BATCH, cases.STEPS, seed, tf_keras)
             for name, model in {"deterministic": _lenet(), **networks}.items()
         }
         return list(cases.step_rows(actions, described, rounds))
-    x, _ = images(cases.IMAGES, seed)
-    actions = {name: compiled(model, x, cases.SAMPLES) for name, model in networks.items()}
+    x, _ = nets.images(cases.IMAGES, seed)
+    actions = {name: nets.compiled(model, x, cases.SAMPLES) for name, model in networks.items()}
     return list(cases.prediction_rows(actions, described, _lenet(), max(4, rounds // 2), seed)[0])
 
 
@@ -77,18 +69,12 @@ def _lenet(kind=None):
     if kind is not None:
         conv, dense = (getattr(tfp.layers, f"{name}{kind}") for name in ("Convolution2D", "Dense"))
         divergence = tfp.distributions.kl_divergence
-        options["kernel_divergence_fn"] = lambda q, p, _: divergence(q, p) / TRAIN_SIZE
+        options["kernel_divergence_fn"] = lambda q, p, _: divergence(q, p) / nets.TRAIN_SIZE
+    relu = {"activation": "relu", **options}
+    # What adaptive pooling from 10x10 to 4x4 costs; its windows lie a little otherwise.
+    pooling = layers.AveragePooling2D(3, 2)
+    images = [tf_keras.Input((32, 32, 3)), conv(6, 5, **relu), layers.MaxPooling2D(2)]
+    images += [conv(16, 5, **relu), pooling, layers.Flatten()]
     return tf_keras.Sequential(
-        [
-            tf_keras.Input((32, 32, 3)),
-            conv(6, 5, activation="relu", **options),
-            layers.MaxPooling2D(2),
-            conv(16, 5, activation="relu", **options),
-            # What adaptive pooling from 10x10 to 4x4 costs; its windows lie a little otherwise.
-            layers.AveragePooling2D(3, 2),
-            layers.Flatten(),
-            dense(120, activation="relu", **options),
-            dense(84, activation="relu", **options),
-            dense(10, **options),
-        ]
+        [*images, dense(120, **relu), dense(84, **relu), dense(10, **options)]
     )

@@ -5,7 +5,9 @@ import contextlib
 import multiprocessing
 import os
 import time
+import tomllib
 import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -14,9 +16,8 @@ import tfp_ibnn as ibnn
 
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}
 """The posteriors that are timed, and what tables call them."""
-TRAIN_SIZE = 50_000
-CLASSES = 10
-EPOCHS = 3
+CASES = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+TRAIN_SIZE, CLASSES, EPOCHS = 50_000, 10, 3
 
 
 def stochastic(network, kind, *, noise="channel", first=True):

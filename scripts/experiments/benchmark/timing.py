@@ -13,7 +13,7 @@ PARTS = 4
 
 
 def interleave(actions, rounds, warmup=1):
-    """Return the seconds of each action by name, per round, after rounds that compile everything."""
+    """Return the seconds of each action by name, per round, after rounds that compile all."""
     times, names = {name: [] for name in actions}, list(actions)
     for number in range(warmup + rounds):
         # Each round begins with another one, lest it matter what comes before.
@@ -54,7 +54,7 @@ def spread(rounds, estimate):
 
 
 def slope(sizes, times):
-    """Return the exponent with which the minimum of `times` grows with the sizes, as `ratio` does."""
+    """Return the exponent with which the minimum of `times` grows with sizes, as `ratio` does."""
     logarithms, rounds = [math.log(size) for size in sizes], list(zip(*times, strict=True))
 
     def exponent(rounds, best=min):

@@ -41,21 +41,12 @@ class Devices:
 
     def check_batch(self, size):
         if size % self.count:
-            raise RunError(
-                f"A batch of {size} does not divide among {self.count} devices: choose another "
-                "`batch_size`."
-            )
+            wrong = f"A batch of {size} does not divide among {self.count} devices"
+            raise RunError(f"{wrong}: choose another `batch_size`.")
 
-    def building(self):
-        """Return the context in which a model is made and compiled."""
-        return contextlib.nullcontext()
-
-    def training(self):
-        return contextlib.nullcontext()
-
-    def alone(self):
-        """Return a context, also within `training`, for models of one device."""
-        return contextlib.nullcontext()
+    # Contexts in which a model is made and compiled, and fitted, and, also within the latter, for
+    # models of one device.
+    building = training = alone = staticmethod(contextlib.nullcontext)
 
     def on_one(self, model):
         """Return the model on one device: a copy if it is on several, else the model itself."""
@@ -90,9 +81,8 @@ class Devices:
 class _Mirrored(Devices):
     """Several devices under TensorFlow's MirroredStrategy.
 
-    Each replica draws its own noise and normalises by its own share of the batch, where there is
-    batch normalization. So the number of replicas, other than on JAX, changes what comes out, as
-    another seed would, and a run that has begun on two devices must resume on two.
+    Each replica draws its own noise, and batch normalization has its share of the batch: other than
+    on JAX, their number changes what comes out, and a run begun on two must resume on two.
     """
 
     def __init__(self, count):
@@ -114,8 +104,7 @@ class _Mirrored(Devices):
 class _Parallel(Devices):
     """Several devices, or several processes, under Keras's DataParallel on JAX.
 
-    JAX computes one global batch, whose noise and statistics do not depend on how it is divided. So
-    the number of devices is a way of running, and a run may resume with another.
+    JAX computes one global batch, however it is divided: a run may resume with another number.
     """
 
     def __init__(self, count, distributed=False):
@@ -251,15 +240,13 @@ def _check_there(wanted, there, kind):
 
 def _check_environment():
     if keras.backend.backend() != "jax":
-        raise ValueError(
-            "`distributed` training takes JAX (Keras 3 does not train by TensorFlow's strategies "
-            "for many machines): set the backend to jax."
-        )
+        why = "Keras 3 does not train by TensorFlow's strategies for many machines"
+        raise ValueError(f"`distributed` training takes JAX ({why}): set the backend to jax.")
     if missing := [name for name in _VARIABLES if not os.environ.get(name)]:
+        names = f"the environment variable{'s'[: len(missing) > 1]} {', '.join(missing)}"
+        hold = "the address of the first process, such as 10.0.0.1:1234, the number of processes"
         raise ValueError(
-            f"`distributed` training needs the environment variable{'s'[: len(missing) > 1]} "
-            f"{', '.join(missing)}: the address of the first process, such as 10.0.0.1:1234, the "
-            "number of processes, and the number of this one, from 0 on."
+            f"`distributed` training needs {names}: {hold}, and the index of this one."
         )
     number, index = (os.environ[name] for name in _VARIABLES[1:])
     if not (number.isdecimal() and index.isdecimal() and int(index) < int(number)):

@@ -16,8 +16,8 @@ from tfp_ibnn import plots
 from tfp_ibnn.data import toy
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 
+# What methods are called, in the order in which they stand in figures.
 NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
-"""What methods are called in figures, in the order in which they stand there."""
 _TITLES, AXES, UNCERTAINTIES = (METHODS[name] for name in ("datasets", "axes", "uncertainties"))
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _BINS = 12
@@ -129,10 +129,7 @@ def _logged(rows, runs):
 
 
 def curves(rows, runs):
-    """Draw test scores over the epochs with the report's budget (the report's figures 5 and 6).
-
-    Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
-    """
+    """Draw test scores over the epochs, means over the seeds (the report's figures 5 and 6)."""
     rows = rows[(rows["budget"] == "report") & (rows["method"] != "deterministic")]
     logged = _logged(rows, runs)
 
@@ -168,10 +165,9 @@ def scores(rows):
 
 
 def reliability(rows, folder):
-    """Draw by how much accuracy exceeds confidence, in bins of equally many test images.
+    """Draw by how much accuracy exceeds confidence, in bins of as many test images of all seeds.
 
-    The images of all seeds are taken together. Of images that are nearly certain there are many:
-    the axis of confidence shows the share of doubt, 1 - confidence, on a logarithmic scale.
+    Many are nearly certain: the axis shows the doubt, 1 - confidence, on a logarithmic scale.
     """
 
     def draw(ax, method):
@@ -236,10 +232,7 @@ def posteriors(rows):
 
 
 def robustness(rows):
-    """Draw accuracy, NLL and ECE against the strength of corruptions and rotations.
-
-    Means over the seeds and, of corruptions, over their kinds.
-    """
+    """Draw scores against the strength of corruptions and rotations: means over seeds and kinds."""
     rows = rows[rows["method"].isin(_DRAWN)]
 
     def draw(ax, kind, key):
@@ -256,8 +249,7 @@ def robustness(rows):
 def ood(rows):
     """Draw how well each uncertainty detects OOD images, by AUROC: means and standard errors.
 
-    Models that know half of the classes are shown only for the images that the others know: their
-    other classes.
+    Models that know half of the classes are shown only for their other classes.
     """
     rows = rows[rows["shift"] == "foreign"]
     is_equal = rows["budget"] == "equal"
@@ -305,16 +297,11 @@ def toy2d(records, runs, folder):
     first = rows[rows["seed"] == rows["seed"].iloc[0]].set_index(["budget", "method"])
     (flow,) = {m for budget, m in first.index if budget == "equal" and m.startswith("flow")}
     grid = []
-    for budget, start, known in (
-        ("report", "early", "stopped early"),
-        ("equal", *2 * ["converged"]),
-    ):
-        row = [
-            ("deterministic", f"deterministic, {known}"),
-            ("gaussian", f"Gaussian, from {start}"),
-        ]
-        row.append((flow, f"flow of length {flow.removeprefix('flow_')}, from {start}"))
-        grid.append([(budget, *cell) for cell in row])
+    for budget, start in (("report", "early"), ("equal", "converged")):
+        titles = {"deterministic": f"deterministic, {start.replace('early', 'stopped early')}"}
+        titles["gaussian"] = f"Gaussian, from {start}"
+        titles[flow] = f"flow of length {flow.removeprefix('flow_')}, from {start}"
+        grid.append([(budget, *cell) for cell in titles.items()])
     shared = {"sharex": True, "sharey": True, "grid_lines": None}
 
     def boundary(ax, budget, method, title):
@@ -362,8 +349,8 @@ def _toy_curves(rows, runs):
 def _lengths(rows):
     """Draw the end of the training and the test ECE against the length, from the early network.
 
-    The blue points are means over the seeds and the bars standard deviations. Each grey line is a
-    seed: seeds have other training points, which moves all their lengths together.
+    Points are means over the seeds, bars standard deviations. Each grey line is a seed, whose other
+    training points move all lengths together.
     """
     lengths = _by_length(rows)
     rows, numbers = rows[rows["budget"] == "report"], list(lengths)
@@ -384,5 +371,5 @@ def _lengths(rows):
     return facets([quantities], draw, (10, 3.2))
 
 
+# Functions of records, the folder of the runs and that of the results, by experiment.
 FIGURES = {"toy2d": toy2d, "frozen": frozen, "lenet": lenet, "vgg16": vgg16}
-"""Functions of records, the folder of the runs and that of the results, by experiment."""

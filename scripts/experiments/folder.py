@@ -17,9 +17,8 @@ class RecordError(RunError):
 class RunFolder:
     """A folder that belongs to one run, known by its settings.
 
-    Looking at it is safe: a folder that holds something else, or a run with other settings, is left
-    as it is, and nothing is written before `claim`. As a context it keeps why the run fails, if it
-    does, and lets others have the folder at the end.
+    What holds something else, or a run with other settings, is left as it is, and nothing is
+    written before `claim`. As a context it keeps why the run fails, and lets go at the end.
     """
 
     def __init__(self, path, identity, *, check=True):

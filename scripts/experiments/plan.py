@@ -15,8 +15,7 @@ from typing import NamedTuple
 from experiments import robustness
 from experiments.settings import Settings
 
-HELD_OUT = 5_000
-"""Training images that trials do not see, and are scored on."""
+HELD_OUT = 5_000  # training images that trials do not see, and are scored on
 _TOML = tomllib.loads(Path(__file__).with_name("plan.toml").read_text(encoding="utf-8"))
 _CHANGES, _DEFAULTS = _TOML.pop("changes"), dataclasses.asdict(Settings())
 
@@ -132,19 +131,14 @@ def quick_runs(runs):
         count[group] = count.get(group, 0) + 1
         if count[group] <= {"trials": 1, "ablations": 3}.get(part, len(runs)):
             less = ("kl_warmup", "pretrain_epochs", "evaluate_every", "elbo_passes")
-            found[name] = replace(
-                settings,
-                **{option: min(1, getattr(settings, option)) for option in less},
-                **{"epochs": 1, "warmup_epochs": 0, "evaluation_samples": 2, "samples": 4},
-                **{"limit": 300, "train_size": settings.train_size and 100, "batch_size": 100},
-                validation=100 if settings.validation else 0,
-            )
+            small = {option: min(1, getattr(settings, option)) for option in less}
+            small |= {"epochs": 1, "warmup_epochs": 0, "evaluation_samples": 2, "samples": 4}
+            small |= {"limit": 300, "train_size": settings.train_size and 100, "batch_size": 100}
+            found[name] = replace(settings, **small, validation=100 if settings.validation else 0)
     return found
 
 
 def quick_evaluations(wanted):
     few = {"corruptions": ("contrast",), "degrees": (90,), "foreign": ("mnist",), "limit": 100}
-    return {
-        name: replace(settings, **few, samples=min(2, settings.samples))
-        for name, settings in list(wanted.items())[:2]
-    }
+    some = {name: {**few, "samples": min(2, wanted[name].samples)} for name in list(wanted)[:2]}
+    return {name: replace(wanted[name], **changes) for name, changes in some.items()}

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import tfp_ibnn as ibnn
 
-_POSTERIORS = {
-    name: getattr(ibnn, name)
-    for name in ibnn.__all__
-    if name.startswith("Normal") or name in ("FlowPosterior", "MixturePosterior")
-}
-_FLOWS = {
-    name: kind
-    for name in ibnn.flows.__all__
-    if issubclass(kind := getattr(ibnn.flows, name), ibnn.Flow) and kind is not ibnn.Flow
-}
+_POSTERIORS = [name for name in ibnn.__all__ if name.startswith("Normal")]
+_POSTERIORS = {n: getattr(ibnn, n) for n in (*_POSTERIORS, "FlowPosterior", "MixturePosterior")}
+_FLOWS = {name: getattr(ibnn.flows, name) for name in ibnn.flows.__all__ if name != "Flow"}
+_FLOWS = {name: kind for name, kind in _FLOWS.items() if issubclass(kind, ibnn.Flow)}
 
 
 def read_posteriors(path, defaults=None):
@@ -92,14 +86,12 @@ def _keywords(maker):
     """Return the arguments that a recipe or class takes, those that it passes on included."""
     is_recipe = inspect.isfunction(maker)
     kinds = (ibnn.FlowPosterior if is_recipe else maker).__mro__
-    names = {"self", "flows"} if is_recipe else {"self"}  # a recipe builds its own flows
-    taken = {}
+    taken, others = {}, {"self", "flows"} if is_recipe else {"self"}  # a recipe builds its flows
     for function in (maker, *(kind.__init__ for kind in kinds)):
         if (getattr(function, "__module__", None) or "").startswith("tfp_ibnn"):
             taken |= inspect.signature(function).parameters
-    return {
-        name for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    } - names
+    named = {name for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return named - others
 
 
 def _suggestion(word, known):

@@ -7,24 +7,16 @@ import pandas as pd
 from experiments import files
 from experiments.settings import DATASETS
 
-_KINDS = {
-    "deterministic": "a deterministic network",
-    "mc_dropout": "a deterministic network, averaged over dropout masks",
-}
-
 
 def write_report(folder, metrics, scores, test):
     """Write `reliability.png`, `training.png`, `images.png` and `MODEL_CARD.md`."""
     # Only now: pyplot takes a while to import, and a run's first errors should not wait for it.
-    from experiments.figures import facets, save
+    from experiments.figures import save
     from tfp_ibnn import plots
 
     (images, labels), method = test, metrics["method"]
-
-    def reliability(ax):
-        plots.reliability_diagram(scores.mean, labels, title=method, ax=ax)
-
-    figures = {"reliability.png": facets([[()]], reliability, (4.6, 4.2), grid_lines=None)}
+    reliability = plots.reliability_diagram(scores.mean, labels, title=method)
+    figures = {"reliability.png": reliability.figure}
     figures["training.png"] = plots.training_panel({method: history(folder)})
     if (number := min(8, len(images) // 2)) and images.ndim > 2:
         known = {"labels": labels, "predictions": scores.mean}
@@ -44,6 +36,9 @@ def model_card(metrics):
     """Return a description of the trained model, in Markdown, by `model_card.md`."""
     options, method = metrics["options"], metrics["method"]
     dataset, inputs = DATASETS[options["dataset"]], "Points in the plane, (2,)"
+    masks = ", averaged over dropout masks" if method == "mc_dropout" else ""
+    kind = f"an implicit Bayesian network with a {method} posterior"
+    kind = f"a deterministic network{masks}" if masks or method == "deterministic" else kind
     if len(dataset.image_shape) > 1:
         shape = " x ".join(map(str, dataset.image_shape))
         inputs = f"Images of {shape} (height, width, channels), raw values from 0 to "
@@ -55,8 +50,7 @@ def model_card(metrics):
         draws = f"samples={metrics['samples']}, seed={options['seed']}{dropout}"
         use = f"ibnn.MonteCarlo(model, {draws}).predict(images)  # mean, entropy, epistemic, ..."
     more = {
-        "kind": _KINDS.get(method, f"an implicit Bayesian network with a {method} posterior"),
-        **{"inputs": inputs, "classes": ", ".join(_classes(options)), "use": use},
+        **{"kind": kind, "inputs": inputs, "classes": ", ".join(_classes(options)), "use": use},
         "tested_on": "held-out training" if metrics["tested_on"] == "validation" else "test",
         "packages": ", ".join(" ".join(pair) for pair in metrics["versions"].items()),
         "times": ", ".join(f"{name} {seconds}" for name, seconds in metrics["seconds"].items()),

@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 import itertools
 import time
+from collections import namedtuple
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ from tfp_ibnn import data, metrics
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 # The gradient of an average holds all its draws in memory: images times draws of one step.
-_ATTACKED_AT_ONCE = 512
+_AT_ONCE = 512
 
 
 @checks.settings("evaluate")
@@ -51,12 +51,9 @@ class Settings(checks.Checked):
         return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
 
-class Measured(NamedTuple):
-    """What a model does on all shifts."""
-
-    rows: list[dict[str, Any]]  # for each set of images `shift`, `name`, `level` and measures
-    clean: Scores
-    ood: dict[str, Scores]  # by the dataset's name; their labels mean nothing
+# What a model does on all shifts: rows, one for each set of images with `shift`, `name`, `level`,
+# and measures; the scores of clean images; and those of OOD datasets, whose labels mean nothing.
+Measured = namedtuple("Measured", "rows clean ood")
 
 
 def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
@@ -90,7 +87,8 @@ def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
 
 
 def _evaluate(scorer, settings, folder, data_dir, model, log):
-    from experiments import robustness_figures  # only now: matplotlib takes a while to import
+    # Only now: matplotlib takes a while to import.
+    from experiments import robustness_figures
     from experiments.figures import save
 
     _, test = data.load(settings.dataset, data_dir)
@@ -106,11 +104,9 @@ def _evaluate(scorer, settings, folder, data_dir, model, log):
         others[name] = data.ood.convert_images(images[: len(test[0])], name, settings.dataset)
     began = time.perf_counter()
     found = measure(scorer, settings, test, others, log)
-    record = {
-        **{"rows": found.rows, "draws": found.clean.samples, "model": model},
-        "seconds": round(time.perf_counter() - began, 1),
-        **provenance(settings.as_dict()),
-    }
+    record = {"rows": found.rows, "draws": found.clean.samples, "model": model}
+    record["seconds"] = round(time.perf_counter() - began, 1)
+    record |= provenance(settings.as_dict())
     save(robustness_figures.figures(found, settings.dataset), folder.path)
     files.write_json(folder / "robustness.json", record)
     return record
@@ -151,19 +147,12 @@ def _shifted(settings, images, labels, scorer):
             yield "corruption", severity, name, data.ood.from_bytes(changed, dataset)
     if "rotations" in settings.shifts:
         for degrees in settings.degrees:
-            yield (
-                "rotation",
-                degrees,
-                "",
-                data.ood.from_bytes(data.rotate(pixels, degrees), dataset),
-            )
+            changed = data.rotate(pixels, degrees)
+            yield "rotation", degrees, "", data.ood.from_bytes(changed, dataset)
     if "fgsm" in settings.shifts:
         # What is attacked is what is scored: the average, where there are draws.
         draws = 1 if scorer.monte_carlo is None else scorer.monte_carlo.samples
-        options = {
-            "batch_size": max(1, min(128, _ATTACKED_AT_ONCE // draws)),
-            "seed": settings.seed,
-        }
+        options = {"seed": settings.seed, "batch_size": max(1, min(128, _AT_ONCE // draws))}
         attacked = scorer.monte_carlo or scorer.model
         direction = data.fgsm_direction(attacked, images, labels, **options)
         maximum = data.DATASETS[dataset].maximum
@@ -209,10 +198,7 @@ def _line(row):
 
 def _check_export(export, output):
     if (backend := keras.backend.backend()) != "tensorflow":
-        raise RunError(
-            f"A SavedModel takes TensorFlow, not {backend}: the model can be read and exported "
-            "with --backend tensorflow."
-        )
+        raise RunError(f"A SavedModel takes TensorFlow, not {backend}: say --backend tensorflow.")
     if export.exists() and (not export.is_dir() or any(export.iterdir())):
         raise RunError(f"{export} holds something already: choose another folder to export to.")
     if output.resolve().is_relative_to(export.resolve()):
@@ -229,14 +215,12 @@ def table(rows):
     is_ood = rows["shift"] == "foreign"
     groups = rows[~is_ood].groupby(["shift", "level"], sort=False)
     means = groups[list(titles)].mean().map("{:.4f}".format).rename(columns=titles)
-    means = means.reset_index(drop=True)
-    means.insert(0, "images", "")
-    for place, (shift, level) in enumerate(
-        zip(means.pop("shift"), means.pop("level"), strict=True)
-    ):
+    labels = []
+    for shift, level in means.index:
         names = groups.get_group((shift, level))["name"]
         name = names.iloc[0] if len(names) == 1 else f"mean of {len(names)}"
-        means.loc[place, "images"] = METHODS["labels"][shift].format(level, name=name)
+        labels.append(METHODS["labels"][shift].format(level, name=name))
+    means.insert(0, "images", labels)
     tables = [means]
     if is_ood.any():
         lines = []

@@ -10,12 +10,9 @@ from tfp_ibnn.plots.style import COLORS
 
 def figures(found, dataset):
     """Return the figures of an evaluation, by name: what was measured, and the clean dataset."""
-    drawn = {}
-    if any(row["shift"] in AXES for row in found.rows):
-        drawn["robustness.png"] = shifts(found.rows)
-    if found.ood:
-        drawn["foreign.png"] = histograms(found, dataset)
-    return drawn
+    shifted = any(row["shift"] in AXES for row in found.rows)
+    drawn = {"robustness.png": shifts(found.rows)} if shifted else {}
+    return drawn | ({"foreign.png": histograms(found, dataset)} if found.ood else {})
 
 
 def shifts(rows):

@@ -23,9 +23,6 @@ from experiments.settings import DATASETS
 from experiments.store import provenance
 from tfp_ibnn.training import Interrupts, can_scan, scan
 
-# The images held out are the same in all runs, whatever their seed.
-_SPLIT_SEED = 0
-
 
 def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=True, devices=None):
     """Train, test and report; return what `metrics.json` holds.
@@ -57,11 +54,6 @@ def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=
             return _run(settings, folder, data_dir, log, (keep_models, export), devices)
     finally:
         keras.config.set_dtype_policy(policy)
-
-
-def finished(settings, output):
-    """Return what a finished run of these settings measured, or None; RunError for another run."""
-    return RunFolder(output, identity(settings)).metrics if Path(output).exists() else None
 
 
 def identity(settings):
@@ -124,8 +116,8 @@ def _run(settings, folder, data_dir, log, keep, devices):
         **found,
         "tested_on": "validation" if settings.validation else "test",
         "method": settings.method if averaged else "mc_dropout",
-        **{"train_size": len(train[0]), "test_size": len(test[0])},
-        **{"parameters": model.count_params(), "devices": devices.count},
+        **{"train_size": len(train[0]), "test_size": len(test[0]), "devices": devices.count},
+        "parameters": model.count_params(),
         "seconds": {name: round(seconds, 1) for name, seconds in times.items()},
         **provenance(settings.as_dict()),
     }
@@ -144,8 +136,8 @@ def _run(settings, folder, data_dir, log, keep, devices):
             log("No SavedModel: that takes TensorFlow. `scripts/export.py` makes one there.")
     write_report(folder.path, metrics, scores, test)
     files.write_json(folder / "metrics.json", metrics)
-    for stage in ("pretraining", "training"):
-        (folder / f"{stage}.npz").unlink(missing_ok=True)
+    for stage in settings.stages():
+        (folder / f"{stage.name}.npz").unlink(missing_ok=True)
     return metrics
 
 
@@ -166,7 +158,8 @@ def _arrays(settings, data_dir):
     train, test = ([part[: settings.limit] for part in x] for x in (train, test))
     if not settings.validation:
         return train, test
-    return ibnn.data.validation_split(*train, settings.validation, seed=_SPLIT_SEED)
+    # The images held out are the same in all runs, whatever their seed.
+    return ibnn.data.validation_split(*train, settings.validation, seed=0)
 
 
 def _network(settings, images):
@@ -175,10 +168,8 @@ def _network(settings, images):
         if ibnn.stochastic_layers(model):
             raise RunError(f"{path} has a posterior: give a deterministic network.")
         if settings.posterior in ibnn.models.POSTERIORS and model.name != settings.network()[0]:
-            raise RunError(
-                f"{path} is {model.name!r}, not {settings.model!r}: say which `model` it is, or "
-                "give the posteriors of its layers in a file."
-            )
+            wrong = f"{path} is {model.name!r}, not {settings.model!r}: say which `model` it is"
+            raise RunError(f"{wrong}, or give the posteriors of its layers in a file.")
         if settings.precision not in {layer.dtype_policy.name for layer in model.layers}:
             raise RunError(f"{path} does not compute in {settings.precision}.")
         return model
@@ -216,12 +207,9 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
         *train, settings.batch_size, settings.seed, drop_remainder=whole, shard=devices.shard
     )
     with devices.building():
-        model.compile(
-            _optimizer(model, settings, stage, stage.epochs * len(batches)),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            jit_compile=devices.jit_compile,
-        )
+        optimizer = _optimizer(model, settings, stage, stage.epochs * len(batches))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=devices.jit_compile)
         # TensorFlow would trace the first step twice for an optimizer without variables.
         model.optimizer.build(model.trainable_variables)
 
@@ -246,9 +234,8 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
         seconds = sum(row["seconds"] for row in checkpoint.logs)
         log(f"{stage.name}: epoch {epoch + 1}/{stage.epochs}, {parts}, {seconds:.0f} s")
 
-    # Before all that saves: of a run that has diverged nothing is kept.
-    guard = ibnn.TerminateOnNonFinite(every=None, raises=True)
-    interrupts = Interrupts()
+    # The guard is before all that saves: of a run that has diverged nothing is kept.
+    guard, interrupts = ibnn.TerminateOnNonFinite(every=None, raises=True), Interrupts()
     callbacks = [interrupts, batches.follow(), guard]
     if settings.kl_warmup and ibnn.stochastic_layers(model):
         callbacks.append(ibnn.KLAnnealing(settings.kl_warmup))

@@ -11,12 +11,11 @@ import keras
 
 from experiments import robustness
 from experiments.folder import RecordError, RunError, RunFolder, read_record
-from experiments.run import finished, identity, run
+from experiments.run import identity, run
 from experiments.settings import Settings
 from tfp_ibnn import data
 
-NOT_RUN = "not run"
-"""Why something is missing that was not tried."""
+NOT_RUN = "not run"  # why something is missing that was not tried
 
 
 def run_many(
@@ -38,10 +37,10 @@ def run_many(
     is finished is returned.
 
     `evaluations`, by the run's name and that of a folder in the run's, are what its model is
-    evaluated on in addition to the test: what the run measured holds the rows as "evaluations",
-    without those that failed. Such models are kept, those of other runs with `keep_models`. More
-    than one of `jobs`, processes at once, pay where a run leaves the processor idle, as small
-    networks do on a GPU. The options are `data_dir` and `log`, called with lines of progress.
+    evaluated on in addition to the test: what the run measured holds their rows, without those that
+    failed. Such models are kept, those of other runs with `keep_models`. More
+    than one of `jobs`, processes at once, pay for small networks on a GPU. The options are
+    `data_dir` and `log`, called with lines of progress.
     """
     log, found, failed = options.pop("log", print), {}, {}
     tasks, shifts = {}, evaluations or {}
@@ -101,9 +100,9 @@ class Task(NamedTuple):
 
     def measured(self):
         """Return what the finished run measured, with the evaluations that are finished."""
-        if (metrics := finished(self.settings, self.folder)) is None:
+        folder, done = self._kept(), {}
+        if folder is None or (metrics := folder.metrics) is None:
             return None
-        done = {}
         for name, settings in self.evaluations.items():
             path = self.folder / name / "robustness.json"
             if path.exists():
@@ -116,8 +115,10 @@ class Task(NamedTuple):
         return {**metrics, "evaluations": done}
 
     def failure(self):
-        there = self.folder.exists()
-        return RunFolder(self.folder, identity(self.settings)).failure if there else None
+        return (folder := self._kept()) and folder.failure
+
+    def _kept(self):
+        return RunFolder(self.folder, identity(self.settings)) if self.folder.exists() else None
 
     def left(self, metrics):
         return [name for name in self.evaluations if name not in metrics["evaluations"]]

@@ -11,10 +11,9 @@ import tfp_ibnn as ibnn
 from experiments.folder import RunError, read_record
 from experiments.settings import DATASETS
 
+# What every run has, and how tables call it; and the OOD images of the model's own dataset.
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
-"""What every run has, and how tables call it."""
 HELD_OUT = "held-out classes"
-"""Name of the OOD images that are of the model's own dataset."""
 _BATCH = 500
 _DROPOUTS = ("Dropout", "Dropout1D", "Dropout2D", "Dropout3D")
 
@@ -29,12 +28,12 @@ class Scores:
     samples: int
 
     def scores(self):
-        return {
-            "accuracy": float(np.mean(self.mean.argmax(axis=-1) == self.labels)),
-            "nll": float(ibnn.metrics.negative_log_likelihood(self.mean, self.labels)),
-            "brier": float(ibnn.metrics.brier_score(self.mean, self.labels)),
-            "ece": float(ibnn.metrics.expected_calibration_error(self.mean, self.labels)),
-        }
+        metrics = ibnn.metrics
+        scores = {"nll": metrics.negative_log_likelihood, "brier": metrics.brier_score}
+        scores["ece"] = metrics.expected_calibration_error
+        accuracy = float(np.mean(self.mean.argmax(axis=-1) == self.labels))
+        found = {name: float(score(self.mean, self.labels)) for name, score in scores.items()}
+        return {"accuracy": accuracy, **found}
 
     def summary(self):
         """Return the scores, with the number of samples behind them."""
@@ -50,11 +49,9 @@ class Scores:
 
     def arrays(self):
         """Return probabilities and labels in a small form, from which any score can be had."""
-        return {
-            "probabilities": self.mean.astype("float32"),
-            "epistemic": self.epistemic.astype("float16"),
-            "labels": self.labels.astype("uint8"),
-        }
+        small = {"epistemic": self.epistemic.astype("float16")}
+        small["probabilities"] = self.mean.astype("float32")
+        return {**small, "labels": self.labels.astype("uint8")}
 
 
 class Scorer:

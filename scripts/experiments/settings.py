@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 import shlex
-from typing import NamedTuple
+from collections import namedtuple
 
 from experiments import checks
 from experiments.posterior_files import read_posteriors
@@ -23,13 +23,8 @@ _LEAST = {"lenet": 16, "vgg16": 32, "wide_resnet": 8}
 _MODELS = ("lenet", "vgg16", "mlp", "mlp_64_64", "wide_resnet", "wide_resnet_16_4")
 
 
-class Stage(NamedTuple):
-    """A part of a run that has its own optimizer."""
-
-    name: str
-    epochs: int
-    optimizer: str
-    learning_rate: float
+# A part of a run that has its own optimizer.
+Stage = namedtuple("Stage", "name epochs optimizer learning_rate")
 
 
 @checks.settings("train")

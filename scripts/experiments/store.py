@@ -26,8 +26,8 @@ from experiments.scoring import SCORES, Scores
 from tfp_ibnn.prediction import average
 
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
+# How tables and figures show methods and shifts.
 METHODS = tomllib.loads(Path(__file__).with_name("methods.toml").read_text(encoding="utf-8"))
-"""How tables and figures show methods and shifts."""
 KEYS = ["dataset", "model", "method", "budget", "epochs", "samples"]
 _OF_RUNS = {"key", "name", "seed", "scaled", "evaluations", *SCORES}
 # The least above 0 in float16: the NLL of a probability of 0 is none.
@@ -121,37 +121,32 @@ def summarise(records, **common):
 
 def evaluated(records):
     """Return a frame with a row for each set of shifted images of each run."""
-    rows = [
-        {**{key: record[key] for key in ("budget", "method", "seed")}, "evaluation": name, **row}
-        for record in records
-        for name, rows in record.get("evaluations", {}).items()
-        for row in rows
-    ]
-    return pd.DataFrame(rows)
-
-
-def predictions(folder):
-    """Return the class probabilities of a finished run, (images, classes), and the labels."""
-    return _arrays(Path(folder) / "probabilities.npz")
+    found = []
+    for record in records:
+        about = {key: record[key] for key in ("budget", "method", "seed")}
+        for name, rows in record.get("evaluations", {}).items():
+            found += [{**about, "evaluation": name, **row} for row in rows]
+    return pd.DataFrame(found)
 
 
 def stored(record, folder):
     """Return a run's class probabilities, (images, classes), and labels, as results have them."""
-    return _arrays(_path(record, folder))
+    return predictions(folder, _file(record))
 
 
-def _arrays(path):
-    with np.load(path) as found:
+def predictions(folder, name="probabilities.npz"):
+    """Return the class probabilities of a finished run, (images, classes), and the labels."""
+    with np.load(Path(folder) / name) as found:
         return found["probabilities"].astype("float64"), found["labels"].astype("int32")
 
 
-def _path(record, folder):
-    return Path(folder) / "probabilities" / "{budget}-{method}-seed{seed}.npz".format(**record)
+def _file(record):
+    return "probabilities/{budget}-{method}-seed{seed}.npz".format(**record)
 
 
 def _write_probabilities(folder, records, runs, kept):
     (folder / "probabilities").mkdir(exist_ok=True)
-    paths = {record["name"]: _path(record, folder) for record in records}
+    paths = {record["name"]: folder / _file(record) for record in records}
     for path in set((folder / "probabilities").glob("*-*-seed*.npz")) - set(paths.values()):
         path.unlink()
     for name, path in paths.items():

@@ -90,17 +90,16 @@ def study(
             trial = held_out.get(tuple(name.split("/")[1:3]))
             records[name]["scaled"] = _scaled(Path(folder) / name, trial)
     budgets = ["trials", *wanted.parts]
-    place = {name: number for number, name in enumerate(runs)}
-    places = {
-        r["name"]: (budgets.index(r["budget"]), place.get(r["name"], len(place)))
-        for r in records.values()
-    }
-    ordered = sorted(records.values(), key=lambda record: places[record["name"]])
+
+    def place(record):
+        return budgets.index(record["budget"]), [*runs, record["name"]].index(record["name"])
+
     reasons = dict(line.split(": ", 1) for line in lost)
     for name, why in missing.items():
         # Why it once failed says more than that it was not tried again.
         reasons[name] = reasons.get(name, why) if why == run_many.NOT_RUN else why
-    return Results(ordered, [f"{n}: {why}" for n, why in reasons.items() if n not in records], stay)
+    still = [f"{name}: {why}" for name, why in reasons.items() if name not in records]
+    return Results(sorted(records.values(), key=place), still, stay)
 
 
 def best(trials, found):
@@ -120,16 +119,12 @@ def best(trials, found):
 
 def _record(wanted, folder, name, settings, measured):
     budget, _, method, _ = name.split("/")
-    record = {
-        "key": plan.key(name, settings),
-        "name": name,
-        **{"dataset": settings.dataset, "model": settings.model, "method": method},
-        **{"budget": budget, "epochs": settings.pretrain_epochs + settings.epochs},
-        "seed": settings.seed,
-        **{key: measured[key] for key in _MEASURED},
-        "training": replace(settings, seed=0).command(),
-        "seconds": sum(t for stage, t in measured["seconds"].items() if stage != "testing"),
-    }
+    record = {"key": plan.key(name, settings), "name": name, "dataset": settings.dataset}
+    record |= {"model": settings.model, "method": method, "budget": budget, "seed": settings.seed}
+    record |= {"epochs": settings.pretrain_epochs + settings.epochs}
+    record |= {key: measured[key] for key in _MEASURED}
+    record["training"] = replace(settings, seed=0).command()
+    record["seconds"] = sum(t for stage, t in measured["seconds"].items() if stage != "testing")
     logged = {key: v[-wanted.last :] for key, v in history(folder / name).items() if v}
     for key in ("loss", "nll", "kl"):
         if "kl" in logged or key == "nll":  # a deterministic network's loss is its NLL

@@ -125,12 +125,12 @@ def _single(records):
 
 
 def _shifted(records):
-    return store.evaluated(record for record in records if record["budget"] != "draws")
+    rows = store.evaluated(records)
+    return rows[rows["budget"] != "draws"]
 
 
 def _draws(records):
-    rows = store.evaluated(record for record in records if record["budget"] == "draws")
-    return rows[rows["shift"] == "clean"]
+    return store.evaluated(records).query("budget == 'draws' and shift == 'clean'")
 
 
 # Tables, as frames of text. Of a group of rows, a cell is a column and a function of its values.
@@ -155,7 +155,6 @@ def _spread(digits=4):
 
 
 def _joined(rows, columns, cell):
-    """Return a text for each method, the cells of some columns."""
     if rows.empty:
         return {}
     return rows.groupby("method")[list(columns)].agg(cell).agg(" / ".join, axis=1).to_dict()
@@ -163,20 +162,15 @@ def _joined(rows, columns, cell):
 
 def _summary(scores, *columns):
     cells = {SCORES[key]: (key, _spread()) for key in scores} | {"runs": ("seed", "size")}
-
-    def table(rows):
-        found = rows.groupby(store.KEYS, sort=False).agg(**cells).reset_index()
-        return found[["method", *columns, *(SCORES[key] for key in scores)]]
-
-    return table
+    shown = ["method", *columns, *(SCORES[key] for key in scores)]
+    return lambda rows: rows.groupby(store.KEYS, sort=False).agg(**cells).reset_index()[shown]
 
 
 def _single_runs(title, name):
-    def table(rows):
-        found = pd.DataFrame({title: name(rows)})
-        return found.assign(**{SCORES[key]: rows[key].map("{:.4f}".format) for key in SCORES})
-
-    return table
+    cells = {title: name} | {
+        SCORES[key]: lambda rows, key=key: rows[key].map("{:.4f}".format) for key in SCORES
+    }
+    return lambda rows: rows.assign(**cells)[list(cells)]
 
 
 def _paired(rows):

@@ -15,12 +15,9 @@ from experiments.benchmark import timing
 from experiments.benchmark.record import row
 
 BATCH, STEPS = 128, 16
-ENSEMBLE = 4
-SAMPLES, IMAGES = 128, 100
-BATCHES = (32, 64, 128, 256, 512, 1024)
-"""Batch sizes that the deterministic network may choose from in prediction."""
-LINEAR = 1.05
-"""Largest exponent that counts as linear."""
+ENSEMBLE, SAMPLES, IMAGES = 4, 128, 100
+BATCHES = (32, 64, 128, 256, 512, 1024)  # of the deterministic network in prediction
+LINEAR = 1.05  # the largest exponent that counts as linear
 
 
 @checks.settings("benchmark")
@@ -64,15 +61,12 @@ def lenet_steps(settings):
 
 def vgg16_steps(settings):
     keras.utils.set_random_seed(settings.seed)
-    actions, described = (
-        {"deterministic": nets.stepper(ibnn.models.vgg16(), 32, 2, settings.seed)},
-        {},
-    )
+    actions, described = {}, {}
+    actions["deterministic"] = nets.stepper(ibnn.models.vgg16(), 32, 2, settings.seed)
     for kind, target in (("gaussian", 1.05), ("flow", 1.15)):
         described[f"vgg16.all.{kind}"] = (f"VGG16 step, {nets.KINDS[kind]}, all layers", target)
-        actions[f"vgg16.all.{kind}"] = nets.stepper(
-            nets.stochastic("vgg16", kind), 32, 2, settings.seed
-        )
+        model = nets.stochastic("vgg16", kind)
+        actions[f"vgg16.all.{kind}"] = nets.stepper(model, 32, 2, settings.seed)
     yield from step_rows(actions, described, max(4, settings.rounds // 4))
 
 
@@ -132,8 +126,7 @@ def _average(model, samples=SAMPLES, **options):
 def prediction_rows(actions, described, plain, rounds, seed):
     """Return rows of predictions, and all times; the reference is 128 deterministic passes.
 
-    That is at its best batch size: the seconds of 128 passes over 100 images, found from an eighth
-    of them.
+    These are over 100 images at the best batch size, found from an eighth of them.
     """
     needed = IMAGES * SAMPLES
 
@@ -218,26 +211,20 @@ def exponents(settings):
     """Measure how cost grows: the slopes of cost against size on logarithmic axes."""
     keras.utils.set_random_seed(settings.seed)
     x, _ = nets.images(100, settings.seed)
-    networks = {
-        "own": ibnn.models.lenet(),
-        **{kind: nets.stochastic("lenet", kind) for kind in nets.KINDS},
-    }
+    networks = {"own": "none"} | {kind: kind for kind in nets.KINDS}
+    networks = {name: nets.stochastic("lenet", kind) for name, kind in networks.items()}
     kinds = {"own": None, "gaussian": ibnn.NormalAffine, "flow": ibnn.NormalInvConv}
     deep = {"own": None, "planar": ibnn.NormalPlanar1d, "convolutions": ibnn.NormalInvConv}
     alone = _layer(64, None, settings)  # which has no depth
 
     def samples(name, count):
-        model = networks[name]
-        return (
-            nets.compiled(model, x, count)
-            if name == "own"
-            else nets.compiled(_average(model, count), x)
-        )
+        if name == "own":
+            return nets.compiled(networks[name], x, count)
+        return nets.compiled(_average(networks[name], count), x)
 
     def batch(name, size):
-        return nets.stepper(
-            nets.stochastic("lenet", {"own": "none"}.get(name, name)), size, 4, settings.seed
-        )
+        model = nets.stochastic("lenet", "none" if name == "own" else name)
+        return nets.stepper(model, size, 4, settings.seed)
 
     def channels(name, count):
         return _layer(count, None if name == "own" else kinds[name](), settings)

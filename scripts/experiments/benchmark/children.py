@@ -14,9 +14,8 @@ METHODS = {"reparameterization": "Reparameterization", "flipout": "Flipout"}
 def memory(kind, noise, seed):
     """Train VGG16 and return bytes: `before` the training, and at the `peak`.
 
-    Linux keeps the largest resident size of a process. It is read before the training, when the
-    network, its optimizer and the images are there, and after it; in between everything is traced
-    and three steps are taken.
+    Linux keeps the largest resident size of a process. It is read when the network, its optimizer
+    and the images are there, and after three steps.
     """
     keras.utils.set_random_seed(seed)
     model = nets.prepare(nets.stochastic("vgg16", kind, noise=noise))
@@ -38,8 +37,7 @@ def _status(key):
 def tfp_layers(group, rounds, seed):
     """Return the rows of TensorFlow Probability's own layers, for "training" or "prediction".
 
-    They are layers of Keras 2, which TensorFlow chooses for a whole process by
-    TF_USE_LEGACY_KERAS=1. The reference is a deterministic LeNet of Keras 2.
+    They are of Keras 2 (TF_USE_LEGACY_KERAS=1), and so is the deterministic LeNet.
     """
     import tf_keras
 

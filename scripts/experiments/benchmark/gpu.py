@@ -28,10 +28,7 @@ def gpu_steps(settings, network="vgg16", steps=50):
             cases = list(itertools.product(("none", *TARGETS), BATCHES))
             pools = {case: stack.enter_context(process()) for case in cases}
             words = {case: (network, case[0], precision, case[1], steps) for case in cases}
-            begun = {
-                case: pool.submit(_begin, *words[case], settings.seed)
-                for case, pool in pools.items()
-            }
+            begun = {c: pool.submit(_begin, *words[c], settings.seed) for c, pool in pools.items()}
             for case, future in begun.items():
                 if error := future.exception():
                     raise RuntimeError(f"{' '.join(map(str, words[case]))} failed: {error}")
@@ -39,13 +36,10 @@ def gpu_steps(settings, network="vgg16", steps=50):
             times = timing.interleave(actions, max(4, settings.rounds // 2), warmup=0)
         for kind, batch in itertools.product(TARGETS, BATCHES):
             own, reference = (times[x, batch] for x in (kind, "none"))
-            yield row(
-                f"gpu.{precision}.{batch}.{kind}",
-                f"{network.upper()} step, {library}, {precision}, batch {batch}, {KINDS[kind]}",
-                timing.ratio(own, reference),
-                TARGETS[kind],
-                seconds={"step": min(own), "deterministic": min(reference)},
-            )
+            label = f"{network.upper()} step, {library}, {precision}, batch {batch}, {KINDS[kind]}"
+            name, seconds = f"gpu.{precision}.{batch}.{kind}", {"step": min(own)}
+            seconds["deterministic"] = min(reference)
+            yield row(name, label, timing.ratio(own, reference), TARGETS[kind], seconds=seconds)
 
 
 def _begin(*arguments):
@@ -72,10 +66,7 @@ def stepping(network, kind, precision, batch, steps, seed):
 
 
 def looping(model, x, y):
-    """Compile a model for one loop over all steps; return an action: the seconds of one step.
-
-    The loop is `lax.scan` over Keras's own `train_step`. Its state stays on the device.
-    """
+    """Compile a model for `lax.scan` over its `train_step`; return an action, as `stepping`."""
     import jax
 
     prepare(model)

@@ -14,8 +14,7 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 
-KINDS = {"gaussian": "Gaussian", "flow": "flow"}
-"""The posteriors that are timed, and what tables call them."""
+KINDS = {"gaussian": "Gaussian", "flow": "flow"}  # what is timed, and what tables call it
 CASES = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
 TRAIN_SIZE, CLASSES, EPOCHS = 50_000, 10, 3
 
@@ -54,9 +53,8 @@ def prepare(model, steps=1, library=keras):
 def stepper(model, batch, steps, seed, library=keras):
     """Compile a model; return an action that trains it and returns the seconds of one step.
 
-    It is plain `fit` on random images for three epochs, each one execution of `steps` steps; the
-    fastest counts. The clock runs from an execution's begin to its end, as callbacks see them: the
-    set-up of `fit` is not counted. The library is Keras, or `tf_keras`.
+    It is plain `fit` on random images for three epochs, each one execution, of which the fastest
+    counts, without the set-up of `fit`. The library is Keras, or `tf_keras`.
     """
     prepare(model, steps, library)
     x, y = images(batch * steps, seed, tuple(model.input_shape[1:]))

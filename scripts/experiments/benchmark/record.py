@@ -18,12 +18,10 @@ from experiments.store import provenance
 from experiments.tables import markdown_table
 
 UNITS = {"x": "", "s": " s", "%": " %", "exponent": ""}
+# Share of a stored ratio by which two runs of the same code may differ: processes differ in where
+# their memory lies and on which core they land, which the rounds of one process do not show.
 FLOOR = 0.05
-"""Share of a stored ratio by which two runs of the same code may differ: processes differ in where
-their memory lies and on which core they land, which the rounds of one process do not show."""
-CEILING = 0.25
-"""Share of a stored ratio that is too much more, however noisy the runs were."""
-
+CEILING = 0.25  # what is too much more, however noisy the runs were
 _NEEDED = {"id", "group", "label", "unit", "target", "ratio", "median", "noise", "seconds"}
 _TABLE = re.compile(r"(<!-- benchmark: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")

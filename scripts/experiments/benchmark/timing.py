@@ -8,9 +8,6 @@ them alike. An action does a piece of work and returns how many seconds it took.
 import math
 import statistics
 
-PARTS = 4
-"""In how many parts the rounds are taken to see how much the estimate changes."""
-
 
 def interleave(actions, rounds, warmup=1):
     """Return the seconds of each action by name, per round, after rounds that compile all."""
@@ -39,16 +36,12 @@ def ratio(times, reference):
 
 def smallest(times):
     """Return the minimum itself as `ratio` does, for what has nothing to be compared with."""
-    median = statistics.median(times)
-    return {"ratio": min(times), "median": median, "noise": spread(times, min)}
+    return {"ratio": min(times), "median": statistics.median(times), "noise": spread(times, min)}
 
 
 def spread(rounds, estimate):
-    """Return the standard deviation of an estimate over four interleaved parts of the rounds.
-
-    A part has a quarter of the rounds, so the estimate from all of them is steadier than this says.
-    """
-    count = min(PARTS, len(rounds))
+    """Return the standard deviation of an estimate over four parts of the rounds: a high guess."""
+    count = min(4, len(rounds))
     parts = [estimate(rounds[start::count]) for start in range(count)]
     return statistics.stdev(parts) if count > 1 else 0.0
 

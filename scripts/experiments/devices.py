@@ -245,9 +245,7 @@ def _check_environment():
     if missing := [name for name in _VARIABLES if not os.environ.get(name)]:
         names = f"the environment variable{'s'[: len(missing) > 1]} {', '.join(missing)}"
         hold = "the address of the first process, such as 10.0.0.1:1234, the number of processes"
-        raise ValueError(
-            f"`distributed` training needs {names}: {hold}, and the index of this one."
-        )
+        raise ValueError(f"`distributed` training needs {names}: {hold}, and this one's number.")
     number, index = (os.environ[name] for name in _VARIABLES[1:])
     if not (number.isdecimal() and index.isdecimal() and int(index) < int(number)):
         must = f"{_VARIABLES[2]} must be a number from 0 on, below {_VARIABLES[1]}"

@@ -20,7 +20,6 @@ from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
 _TITLES, AXES, UNCERTAINTIES = (METHODS[name] for name in ("datasets", "axes", "uncertainties"))
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-_BINS = 12
 _DRAWN, _POSTERIORS = METHODS["drawn"], METHODS["posteriors"]
 
 
@@ -72,13 +71,14 @@ def methods_of(rows):
 def _means(ax, xlabel, methods, values, shift=0, **style):
     """Draw the mean of each method's values with its standard error, and the values faintly."""
     for place, method in enumerate(methods):
-        found, look_ = values(method), {"color": look(method)["color"], "fmt": "|", **style}
+        found, color = values(method), look(method)["color"]
         if not len(found) or found.isna().any():
             continue
         error = found.sem() if len(found) > 1 else None
-        ax.errorbar(found.mean(), place + shift, xerr=error, capsize=3, **look_)
+        mark = {"fmt": "|", "ms": 13, "mew": 2, "color": color, "capsize": 3, **style}
+        ax.errorbar(found.mean(), place + shift, xerr=error, **mark)
         if not style:
-            ax.plot(found, [place] * len(found), "o", ms=4, color=look_["color"], alpha=0.5)
+            ax.plot(found, [place] * len(found), "o", ms=4, color=color, alpha=0.5)
     ax.set_ylim(len(methods) - 0.5, -0.5)
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -160,8 +160,7 @@ def scores(rows):
 
     heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
     grid = [[(of, key) for key in SCORES] for of in parts]
-    size = 10.5, 0.3 + sum(heights)
-    return facets(grid, draw, size, height_ratios=heights, grid_lines="x")
+    return facets(grid, draw, (10.5, 0.3 + sum(heights)), height_ratios=heights, grid_lines="x")
 
 
 def reliability(rows, folder):
@@ -176,10 +175,10 @@ def reliability(rows, folder):
         # The sum of the others has all digits, where 1 - confidence has none left in float16.
         doubt = np.sort(mean, axis=1)[:, :-1].sum(axis=1)
         wrong = (mean.argmax(axis=1) != labels).astype("float64")
-        parts = np.array_split(np.argsort(-doubt), _BINS)
+        parts = np.array_split(np.argsort(-doubt), 12)
         gap = [doubt[part].mean() - wrong[part].mean() for part in parts]
         images = len(doubt) / len(found)  # the seeds share their images, which count once
-        error = [max(wrong[part].std(), 1e-3) / (images / _BINS) ** 0.5 for part in parts]
+        error = [max(wrong[part].std(), 1e-3) / (images / 12) ** 0.5 for part in parts]
         ax.axhline(0, color="0.6", lw=1)
         x = [max(doubt[part].mean(), 1e-4) for part in parts]
         color = look(method)["color"]
@@ -260,13 +259,18 @@ def ood(rows):
         ax.set_title(name.replace("_", "-"), fontsize=10)
         found = rows[rows["name"] == name]
         for place, kind in enumerate(UNCERTAINTIES):
-            style = {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place], "label": kind}
+            style = {
+                "fmt": MARKERS[place],
+                "ms": 4,
+                "mew": 1,
+                "color": COLORS[place],
+                "label": kind,
+            }
             style["shift"] = 0.14 * (2 * place - 1)
             values = found.assign(value=found[f"{kind}_auroc"].astype("float64"))
             _means(ax, "AUROC", methods, lambda m, v=values: v["value"][v["method"] == m], **style)
 
-    size = 1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods)
-    grid = [[(name,) for name in names]]
+    grid, size = [[(name,) for name in names]], (1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods))
     return facets(grid, draw, size, legend=2, sharey=True, grid_lines="x")
 
 

@@ -31,11 +31,10 @@ def shifts(rows):
         values = all_.pivot_table(index="level", columns="name", values=key)
         levels, several = list(values.index), len(names) > 1
         if several:
-            faint = ax.plot(levels, values, color="0.75", lw=1, zorder=2)
-            faint[0].set_label("single ones")
+            ax.plot(levels, values, color="0.75", lw=1, zorder=2)[0].set_label("single ones")
         label = f"mean of {len(names)} corruptions" if several else names[0]
-        style = {"color": COLORS[0], "ms": 4, "zorder": 3}
-        ax.plot(levels, values.mean(axis=1), "o-", **style, label=label)
+        style = {"color": COLORS[0], "ms": 4, "zorder": 3, "label": label}
+        ax.plot(levels, values.mean(axis=1), "o-", **style)
         ax.set(xlabel=AXES[kind], ylabel=SCORES[key])
         ax.set_ylim(0, 1 if key == "accuracy" else 1.08 * values.max().max())
         if len(levels) < 8:

@@ -70,8 +70,8 @@ def run_many(
         if isinstance(outcome, dict):
             found[name] = outcome
             scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
-            seconds = sum(outcome["seconds"].values())
-            log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
+            scores += f", {sum(outcome['seconds'].values()):.0f} s"
+            log(f"[{len(found)}/{len(runs)}] {name}: {scores}")
     if missing is None and failed:
         name, why = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")

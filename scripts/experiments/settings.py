@@ -100,9 +100,9 @@ class Settings(checks.Checked):
     def stages(self):
         rate = self.pretrain_learning_rate or self.learning_rate
         optimizer = self.pretrain_optimizer or self.optimizer
-        before = Stage("pretraining", self.pretrain_epochs, optimizer, rate)
+        before = [Stage("pretraining", self.pretrain_epochs, optimizer, rate)]
         main = Stage("training", self.epochs, self.optimizer, self.learning_rate)
-        return [before, main] if self.pretrain_epochs else [main]
+        return [*(before if self.pretrain_epochs else ()), main]
 
     def network(self):
         """Return the name of the builder in `ibnn.models` and its options."""

@@ -186,9 +186,9 @@ def extra_parameters(settings):
     plain = weights(ibnn.models.vgg16())
     for kind, target in (("gaussian", 0.1), ("flow", 10.0)):
         share = 100 * (weights(nets.stochastic("vgg16", kind)) / plain - 1)
+        name, label = f"parameters.{kind}", f"VGG16, extra parameters, {nets.KINDS[kind]}"
         measured = {"ratio": share, "median": share, "noise": 0.0}
-        label = f"VGG16, extra parameters, {nets.KINDS[kind]}"
-        yield row(f"parameters.{kind}", label, measured, target, "%", parameters=plain)
+        yield row(name, label, measured, target, "%", parameters=plain)
 
 
 def import_time(settings):

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import Settings, read_posteriors
+from experiments import Settings, checks, read_posteriors
+from experiments.settings import DATASETS
+from tfp_ibnn import data
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -206,6 +208,14 @@ def parsed(command):
     return Settings(**options, precision=f"mixed_{precision}" if precision else "float32")
 
 
+def test_the_options_know_all_there_is():
+    train, evaluate = checks.OPTIONS["train"], checks.OPTIONS["evaluate"]
+    assert train["dataset"]["kind"] == list(DATASETS) == [*data.DATASETS, "four_clusters"]
+    assert evaluate["dataset"]["kind"] == evaluate["foreign"]["each"] == list(data.DATASETS)
+    assert evaluate["corruptions"]["each"] == evaluate["corruptions"]["default"]
+    assert evaluate["corruptions"]["each"] == list(data.CORRUPTIONS)
+
+
 def test_the_parser_and_the_settings_have_the_same_defaults():
     assert parsed("python scripts/train_cifar.py") == Settings()
 
@@ -337,7 +347,7 @@ def write(folder, content):
 
 
 def test_the_example_of_the_docstring(tmp_path):
-    text = read_posteriors.__doc__.split("and its arguments:")[1].split("Args:")[0]
+    text = read_posteriors.__doc__.split("and its arguments:")[1].split("The path")[0]
     found = read_posteriors(write(tmp_path, text), {"prior_scale": 0.7, "gamma": 0.2})
     assert list(found) == ["conv2", "fc1", ".*"]
     assert found["conv2"].prior_scale == 0.3

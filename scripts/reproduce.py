@@ -35,6 +35,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -166,7 +167,8 @@ def experiment(name, options, folder, missing):
         where = {"runs": runs, "kept": results.kept, "evaluations": shifts}
     told = recorded(options, folder)
     table = write_results(folder, results.records, told, results.missing, **where)
-    figures.save(figures.FIGURES[name](results.records, runs, folder), folder)
+    if draw := figures.FIGURES.get(name):
+        figures.save(draw(results.records, runs, folder), folder)
     return table
 
 
@@ -182,27 +184,21 @@ def recorded(options, folder):
     return now
 
 
-EXPERIMENTS = ("toy2d", "frozen", "lenet", "vgg16")
-# As in the package, which cannot be imported before its backend is chosen.
+# The package, and with it the plan, cannot be imported before its backend is chosen.
+PLAN = tomllib.loads((Path(__file__).parent / "experiments" / "plan.toml").read_text("utf-8"))
+EXPERIMENTS = tuple(name for name in PLAN if name != "changes")
 METHODS = {
-    "lenet": ("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
-    "vgg16": (
-        "deterministic",
-        "mc_dropout",
-        "gaussian",
-        "mixture_4",
-        "mixture_16",
-        "mixture_16_ibnn",
-        "flow_first",
-        "flow_last",
-        "flow_over_mixture",
-        "gaussian_inner",
-        "fixed_inner",
-        "gaussian_elbo",
-        "flow_elbo",
-    ),
+    name: tuple(
+        dict.fromkeys(
+            method
+            for part in PLAN[name]["parts"].values()
+            for method in (part["runs"] if part.get("narrowed", True) else ())
+            if "continued" not in method
+        )
+    )
+    for name in ("lenet", "vgg16")
 }
-PARTS = ("equal", "long", "report", "half", "ablations", "draws")
+PARTS = tuple(PLAN["vgg16"]["parts"])
 
 
 def parse(argv):

@@ -98,7 +98,8 @@ class _Mirrored(Devices):
         kind = "GPU" if gpus else "CPU"
         _check_there(count, len(tf.config.list_logical_devices(kind)), kind)
         self.count, self.identity = count, {"replicas": count}
-        self.building = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)]).scope
+        self._strategy = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)])
+        self.building = self._strategy.scope
 
 
 class _Parallel(Devices):

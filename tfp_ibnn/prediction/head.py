@@ -58,12 +58,9 @@ class PredictionWrapper:
 
 
 class ScaledModel(PredictionWrapper):
-    """A classifier whose outputs are those of `inner`, each passed through `scale`.
+    """A classifier whose outputs are those of `inner`, each passed through `scale`."""
 
-    `returns_logits` is None if it is not known before the model has run.
-    """
-
-    returns_logits: bool | None
+    returns_logits: bool | None  # None if it is not known before the model has run
     scale: Callable[[Any], Any]
 
 
@@ -86,13 +83,9 @@ def predictive_of(
     from_logits: bool | None = None,
     remedy: str = _REMEDY,
 ) -> Predictive:
-    """Return what a model's output predicts, from what is said, its last layer and its loss.
+    """Return what a model's one output predicts: from what is given, its last layer, its loss.
 
-    Args:
-        model: a Keras model with one output.
-        head: "softmax", "sigmoid", "gaussian" or "point", where that is known.
-        from_logits: whether the output is logits, where that is known.
-        remedy: what to write where nothing tells, for the error.
+    `remedy` says what to write where these are not enough.
     """
     if head is not None:
         checks.one_of("head", head, _HEADS)
@@ -103,7 +96,7 @@ def predictive_of(
                 f"{'logits' if model.returns_logits else 'probabilities'}: leave it out."
             )
         from_logits = model.returns_logits
-    said, activation = head, activation_of(model)
+    given, activation = head, activation_of(model)
     graph = functional_graph(unscaled(model))
     width = None if graph is None else graph.outputs[0].shape[-1]
     # The loss of one output may stand in a list or a dict.
@@ -118,16 +111,15 @@ def predictive_of(
     if head is None and from_logits is not None:
         head = "sigmoid" if width == 1 else "softmax"
     if head is None:
-        name = (
-            repr(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        )
+        kind = repr(loss) if isinstance(loss, str) else type(loss).__name__
+        name = getattr(loss, "__name__", kind)
         cause = "it is not compiled" if loss is None else f"its loss is {name}"
         raise ValueError(
             f"It is unknown what the output of model {model.name!r} means: its last layer "
             f"({activation or 'unknown'}) has no softmax or sigmoid, and {cause}. {remedy}"
         )
     if head in ("gaussian", "point"):
-        if from_logits is not None and said is None:
+        if from_logits is not None and given is None:
             raise ValueError(
                 f"`from_logits` is {from_logits}, but model {model.name!r} ends like a regression, "
                 "or is compiled with the loss of one. Say `head` too: 'softmax' or 'sigmoid'."
@@ -156,10 +148,9 @@ def predictive_of(
 
 
 def activation_of(model: keras.Model) -> str | None:
-    """Return the name of the activation behind a model's one output, or None if it is unknown.
+    """Return the activation behind a model's one output, "gaussian" for a `GaussianHead`, or None.
 
-    It is "gaussian" for a `GaussianHead`. A cast to float32 by a linear `Activation`, as it ends
-    half-precision models, is looked through, as reshaping is.
+    A linear `Activation`, the cast that ends half-precision models, is looked through.
     """
     graph = functional_graph(model)
     if graph is None or len(graph.outputs) != 1:
@@ -176,10 +167,8 @@ def activation_of(model: keras.Model) -> str | None:
     if isinstance(layer, GaussianHead):
         return "gaussian"
     kind = type(layer).__name__  # the operations of keras.ops have no public classes
-    if kind == "Softmax":
-        return "softmax" if layer.axis == -1 else "softmax over another axis"
-    if kind == "Sigmoid":
-        return "sigmoid"
+    if kind in ("Softmax", "Sigmoid"):
+        return kind.lower() + " over another axis" * (getattr(layer, "axis", -1) != -1)
     return getattr(getattr(layer, "activation", None), "__name__", None)
 
 

@@ -12,12 +12,11 @@ from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.head import unscaled
 
+_NO_SUM = "not probabilities that sum to 1 (logits? then say from_logits=True)"
+
 
 def check_input(x: Any, y: Any = None) -> bool:
-    """Raise for what is not a number, or not finite: ReLU may turn NaN into a number again.
-
-    Return whether there are examples: False for empty arrays.
-    """
+    """Raise for NaN, which ReLU may turn into a number; return whether there are examples."""
     parts = keras.tree.flatten(x)
     if all(part is None for part in parts):
         raise ValueError("`x` is missing: give arrays, or a dataset.")
@@ -83,8 +82,7 @@ def checked_scores(name: str, scores: Any) -> Any:
     if not np.all(np.isfinite(keras.tree.flatten(scores))):
         raise ValueError(
             f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
-            "not probabilities that sum to 1 (are they logits? then say from_logits=True), or "
-            "there are labels outside its classes."
+            f"{_NO_SUM}, or there are labels outside its classes."
         )
     return scores
 
@@ -97,8 +95,7 @@ def checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.nd
         raise ValueError(
             f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
             f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
-            "its output is not probabilities that sum to 1 (are they logits? then say "
-            "from_logits=True), or it has a standard deviation below 0."
+            f"has a standard deviation below 0, or its outputs are {_NO_SUM}."
         )
     return prediction
 

@@ -150,14 +150,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Do as a call does, but without state; `stream` chooses among `independent` draws."""
         first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         key = ops.stack([first + ops.cast(stream, "int32"), second])
-        return self._predictive.average(
-            self._sampler.chunks(inputs, key),
-            self.samples,
-            sampling=self.sampling,
-            return_samples=self.return_samples,
-            interval=self.interval,
-            standard_error=self.standard_error,
-        )
+        return self._predictive.average(self._sampler.chunks(inputs, key), self)
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
         """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
@@ -180,15 +173,15 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         """Compile for `evaluate` and `predict`; the arguments are Keras's.
 
-        The metrics come on top of the scores there are. XLA is used where it pays, if `jit_compile`
-        is None. `optimizer`, `loss` and the like are not used.
+        The metrics are added to the scores. `jit_compile=None` uses XLA where it pays. `optimizer`,
+        `loss` and the like are not used.
         """
-        unused = ("optimizer", "loss", "loss_weights", "auto_scale_loss")
-        kwargs = {name: value for name, value in kwargs.items() if name not in unused}
+        for unused in ("optimizer", "loss", "loss_weights", "auto_scale_loss"):
+            kwargs.pop(unused, None)
         self._jit_is_open = jit_compile is None
         jit = jit_pays() and not run_eagerly if self._jit_is_open else jit_compile
-        kwargs.update(metrics=metrics, run_eagerly=run_eagerly, jit_compile=jit)
-        super().compile(optimizer=None, **kwargs)
+        options = {"metrics": metrics, "run_eagerly": run_eagerly, "jit_compile": jit, **kwargs}
+        super().compile(optimizer=None, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given; another backend may choose otherwise."""
@@ -329,15 +322,14 @@ def export(
             served = tf.saved_model.load("saved_model/1")
             served.signatures["serve"](features=tf.ones((5, 3)))["epistemic"]
     """
-    options = {"samples": samples, "seed": seed}
-    options = {name: value for name, value in options.items() if value is not None}
-    kind = MonteCarlo
+    kind, options = MonteCarlo, {}
     if isinstance(model, MonteCarlo):
-        kind, model, options = type(model), model.inner, {**model.options(), **options}
-    if options.get("seed") is None:
-        options["seed"] = counter.random_seed()
-    served = kind(model, **options)
-    return write_saved_model(served, path, input_signature, overwrite)
+        kind, model, options = type(model), model.inner, model.options()
+    if samples is not None:
+        options["samples"] = samples
+    if seed is not None or options.get("seed") is None:
+        options["seed"] = counter.random_seed() if seed is None else seed
+    return write_saved_model(kind(model, **options), path, input_signature, overwrite)
 
 
 def _example_like(part: Any) -> np.ndarray:

@@ -108,9 +108,8 @@ def to_stochastic(
     unused = [pattern for pattern in templates if pattern not in used]
     if unused:
         raise ValueError(
-            f"`posterior` has the pattern {unused[0]!r}, which converts no layer. Layers that can "
-            f"be converted: {', '.join(convertible)}. (It must match a whole name, and the first "
-            "that matches wins.)"
+            f"`posterior` has the pattern {unused[0]!r}, which converts no layer. It must be the "
+            f"first to match a whole name. Those that can be converted: {', '.join(convertible)}."
         )
     if passed_over:
         warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
@@ -144,10 +143,8 @@ def to_deterministic(model: keras.Model) -> keras.Model:
         if isinstance(layer, StochasticLayer):
             return layer.fold()
         if stochastic_layers(layer):
-            raise ValueError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) has a stochastic layer inside, "
-                "where its posterior cannot be folded away."
-            )
+            place = f"layer {layer.name!r} ({type(layer).__name__})"
+            raise ValueError(f"The stochastic layer inside of {place} cannot be folded away.")
         return _copy_layer(layer)
 
     return keras.Model(*_rebuild(graph, convert), name=model.name)
@@ -177,22 +174,17 @@ def _graph_of(model: Any) -> keras.Model:
     """Return the Functional model behind a model, or raise if there is none."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    kind = type(model).__name__
     if not has_layer_graph(model):
-        raise ValueError(
-            f"Model {model.name!r} is a subclass of keras.Model ({type(model).__name__}): make "
-            "it Functional or Sequential, or use Stochastic and StochasticDense in its code."
-        )
+        remedy = "make it Functional or Sequential, or use Stochastic and StochasticDense inside"
+        raise ValueError(f"Model {model.name!r} is a subclass of keras.Model ({kind}): {remedy}.")
     if overrides_call(model):
-        raise ValueError(
-            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own, which would "
-            "get lost. Make it part of the graph: keras.layers.Rescaling(2.0)(y), for example."
-        )
+        remedy = "would be lost: make it part of the graph, by keras.layers.Rescaling for example"
+        raise ValueError(f"Model {model.name!r} ({kind}) has a `call` of its own, which {remedy}.")
     graph = functional_graph(model)
     if graph is None:
-        raise ValueError(
-            f"Sequential model {model.name!r} is not built: begin it with a keras.Input, or call "
-            "`model.build(input_shape)`."
-        )
+        remedy = "begin it with a keras.Input, or call `model.build(input_shape)`"
+        raise ValueError(f"Sequential model {model.name!r} is not built: {remedy}.")
     return graph
 
 
@@ -201,8 +193,8 @@ def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
         return type(layer).from_config(layer.get_config())
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
-            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied: {error}. Give it a "
-            "`get_config`, and use `keras.saving.register_keras_serializable` for what is in it."
+            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied: it needs a config, "
+            f"and `keras.saving.register_keras_serializable` for what it uses. Keras says: {error}"
         ) from error
 
 

@@ -124,10 +124,8 @@ class Graph:
 
     def repeat(self, values: dict[int, Any], times: int | Tensor) -> dict[int, Any]:
         """Return what `prefix` returned with the examples repeated as a block."""
-        repeated = dict(values)
-        for number in values.keys() - self._without_batch:
-            repeated[number] = keras.tree.map_structure(lambda x: _repeat(x, times), values[number])
-        return repeated
+        batched = {n: x for n, x in values.items() if n not in self._without_batch}
+        return {**values, **keras.tree.map_structure(lambda x: _repeat(x, times), batched)}
 
     def suffix(self, values: dict[int, Any], call: Call) -> Tensor:
         """Run the rest on what `prefix` or `repeat` returned; return the model's output."""

@@ -9,7 +9,7 @@ from keras import layers, losses
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point, Predictive
 
@@ -77,6 +77,23 @@ def innermost(model: keras.Model) -> keras.Model:
     return model.network if isinstance(model, WeightPosterior) else model
 
 
+def check_model(model: Any, dropout: bool) -> keras.Model:
+    """Return the network that is averaged, or raise for a model that cannot be."""
+    network = model.network if isinstance(model, WeightPosterior) else model
+    if not isinstance(network, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if not network.built or not all(layer.built for layer in stochastic_layers(network)):
+        raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
+    graph = functional_graph(unscaled(network))
+    if graph is not None and len(graph.outputs) != 1:
+        count, each = len(graph.outputs), "keras.Model(model.inputs, model.outputs[i])"
+        raise ValueError(f"Model {network.name!r} has {count} outputs; give it one: {each}.")
+    if dropout and graph is None:
+        kind = f"{network.name!r}, a {type(network).__name__}"
+        raise ValueError(f"`dropout` is for Functional and Sequential models, not for {kind}.")
+    return network
+
+
 def predictive_of(
     model: keras.Model,
     head: str | None = None,
@@ -89,12 +106,11 @@ def predictive_of(
     """
     if head is not None:
         checks.one_of("head", head, _HEADS)
+    contradiction = f"`from_logits` is {from_logits}, but model {model.name!r}"
     if isinstance(model, ScaledModel) and model.returns_logits is not None:
         if from_logits not in (None, model.returns_logits):
-            raise ValueError(
-                f"`from_logits` is {from_logits}, but {model.name!r} returns "
-                f"{'logits' if model.returns_logits else 'probabilities'}: leave it out."
-            )
+            kind = "logits" if model.returns_logits else "probabilities"
+            raise ValueError(f"{contradiction} returns {kind}: leave it out.")
         from_logits = model.returns_logits
     given, activation = head, activation_of(model)
     graph = functional_graph(unscaled(model))
@@ -120,30 +136,19 @@ def predictive_of(
         )
     if head in ("gaussian", "point"):
         if from_logits is not None and given is None:
-            raise ValueError(
-                f"`from_logits` is {from_logits}, but model {model.name!r} ends like a regression, "
-                "or is compiled with the loss of one. Say `head` too: 'softmax' or 'sigmoid'."
-            )
+            raise ValueError(f"{contradiction} is one of regression: say `head` too.")
         if head == "gaussian" and width is not None and width % 2:
-            raise ValueError(
-                "`head` is 'gaussian', which has as many standard deviations as means; the output "
-                f"of model {model.name!r} has {width} entries."
-            )
+            raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return Gaussian() if head == "gaussian" else Point()
     if activation in ("softmax", "sigmoid"):
         if from_logits:
-            raise ValueError(
-                f"`from_logits` is True, but the last layer of model {model.name!r} ends in a "
-                f"{activation}: its output is probabilities."
-            )
+            raise ValueError(f"{contradiction} ends in a {activation}: leave it out.")
         from_logits = False
     elif from_logits is None:
         from_logits = loss_logits
         if not from_logits and activation == "linear":
-            raise ValueError(
-                f"The last layer of model {model.name!r} is linear, but nothing says that its "
-                "output is logits. Say from_logits=True, or compile the model with such a loss."
-            )
+            remedy = "Say from_logits=True, or compile the model with such a loss."
+            raise ValueError(f"The output of {model.name!r} is linear: is it logits? {remedy}")
     return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
 
 

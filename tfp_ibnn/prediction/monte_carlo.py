@@ -16,10 +16,11 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
-from tfp_ibnn.prediction import inputs as given
-from tfp_ibnn.prediction.head import PredictionWrapper, predictive_of
+from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
+
+_NO_SUM = "not probabilities that sum to 1 (logits? then say from_logits=True)"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -99,14 +100,21 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         if isinstance(model, MonteCarlo):
             raise ValueError(f"`model` is a MonteCarlo already: {model.name!r}.")
-        network = given.check_model(model, dropout)
+        network = check_model(model, dropout)
         samples = checks.positive_integer("samples", samples)
         checks.one_of("sampling", sampling, noise.SAMPLINGS)
         if chunk_size is not None:
             chunk_size = checks.positive_integer("chunk_size", chunk_size)
         if seed is not None:
             seed = checks.whole("seed", seed)
-        given.check_options(samples, sampling, interval, standard_error)
+        if interval is not None and not 0 < checks.finite("interval", interval) < 1:
+            raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {interval!r}.")
+        if standard_error and sampling == "qmc":
+            raise ValueError("Quasi-random draws have no `standard_error`: use 'antithetic' ones.")
+        paired = sampling == "antithetic"
+        if standard_error and (samples < (4 if paired else 2) or (paired and samples % 2)):
+            needed = "4 `samples` at least, and an even number" if paired else "2 `samples`"
+            raise ValueError(f"A `standard_error` needs {needed}; got {samples}.")
         predictive = predictive_of(network, head, from_logits)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
@@ -195,7 +203,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     @contextlib.contextmanager
     def _checked(self, x: Any, y: Any = None) -> Iterator[bool]:
         """Check the input, and draw new networks; give whether there are examples."""
-        has_examples = given.check_input(x, y)
+        has_examples = _check_input(x, y)
         self.resample()
         with keras_internals.values_kept(self.variables):
             yield has_examples
@@ -205,13 +213,13 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         with self._checked(x) as has_examples:
             if not has_examples:  # of which Keras makes no batch
                 return self.predict_on_batch(x)
-            return given.checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
+            return _checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes, for one batch."""
         with self._checked(x) as has_examples:
             if has_examples:
-                return given.checked_prediction(self.inner.name, super().predict_on_batch(x))
+                return _checked_prediction(self.inner.name, super().predict_on_batch(x))
             # Not every layer takes an empty batch; of a made-up example no row is returned.
             prediction = super().predict_on_batch(keras.tree.map_structure(_example_like, x))
             return {key: np.asarray(value)[:0] for key, value in prediction.items()}
@@ -222,13 +230,13 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             if not has_examples:
                 raise ValueError("`x` holds no example, so there is nothing to score.")
             scores = super().evaluate(x, *args, **kwargs)
-            return scores if allow_nan else given.checked_scores(self.inner.name, scores)
+            return scores if allow_nan else _checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Score the averaged prediction of one batch."""
         with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().test_on_batch(x, *args, **kwargs)
-            return given.checked_scores(self.inner.name, scores)
+            return _checked_scores(self.inner.name, scores)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: it is the model inside that is trained."""
@@ -241,10 +249,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes too."""
         if format != "tf_saved_model":
-            raise ValueError(
-                f"`format` must be 'tf_saved_model'; got {format!r}. For another one, without the "
-                f"uncertainty: ibnn.to_deterministic(model).export(path, format={format!r})."
-            )
+            other = f"Without uncertainty: ibnn.to_deterministic(model).export(path, {format!r})."
+            raise ValueError(f"`format` must be 'tf_saved_model'; got {format!r}. {other}")
         path = export(self, filepath, **options)
         if verbose is None or verbose:
             print(f"Saved the signatures serve, sample, deterministic at {path}.")
@@ -293,12 +299,11 @@ def export(
       whole number, chooses. The seeds 0 to `samples` - 1 are the networks that `serve` averages;
     - `deterministic`: `mean` and `aleatoric` of the network at the posterior mean, without noise.
 
-    The sampled networks are those of the seed, fixed in the file: one question has always one
-    answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
-    input that was made for one batch size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all
-    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder has versions,
-    seed, signatures, and the SHA-256 of each file. The backend must be TensorFlow;
-    `scripts/export.py` exports `.keras` files that were written on JAX.
+    The sampled networks are those of the seed, fixed in the file: equal inputs have equal outputs.
+    (With `independent` draws these depend on the place in the batch. An input made for one batch
+    size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all signatures give the scaled
+    average.) `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
+    The backend must be TensorFlow; `scripts/export.py` exports `.keras` files written on JAX.
 
     Args:
         model: a `MonteCarlo`, or a model that `MonteCarlo` can average.
@@ -316,11 +321,9 @@ def export(
         >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
         >>> if keras.backend.backend() == "tensorflow":
         ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
-
-        And where only TensorFlow is:
-
-            served = tf.saved_model.load("saved_model/1")
-            served.signatures["serve"](features=tf.ones((5, 3)))["epistemic"]
+        >>> # With TensorFlow alone:
+        >>> # served = tf.saved_model.load("saved_model/1").signatures["serve"]
+        >>> # served(features=tf.ones((5, 3)))["epistemic"]
     """
     kind, options = MonteCarlo, {}
     if isinstance(model, MonteCarlo):
@@ -337,3 +340,54 @@ def _example_like(part: Any) -> np.ndarray:
     part = np.asarray(part)
     dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
     return np.zeros((1, *part.shape[1:]), dtype)
+
+
+def _check_input(x: Any, y: Any = None) -> bool:
+    """Raise for NaN, which ReLU may turn into a number; return whether there are examples."""
+    parts = keras.tree.flatten(x)
+    if all(part is None for part in parts):
+        raise ValueError("`x` is missing: give arrays, or a dataset.")
+    floatx = keras.config.floatx()
+    for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
+        part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
+        if not isinstance(part, np.ndarray):
+            continue
+        if part.dtype.kind == "c":
+            raise ValueError(f"`{name}` holds complex numbers; give real ones.")
+        if not part.ndim:
+            raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
+        if name == "x" and part.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                bad = _not_finite(part.astype(floatx, copy=False))
+            if bad.any():
+                where = f"{bad.sum()} of {len(part)} examples; the first is number {bad.argmax()}"
+                raise ValueError(f"`x` holds NaN or infinity, or is beyond {floatx}, in {where}.")
+    return any(tuple(getattr(part, "shape", ()))[:1] != (0,) for part in parts)
+
+
+def _checked_scores(name: str, scores: Any) -> Any:
+    """Return the scores of the model of a name, or raise if they are not finite."""
+    if not np.all(np.isfinite(keras.tree.flatten(scores))):
+        raise ValueError(
+            f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
+            f"{_NO_SUM}, or there are labels outside its classes."
+        )
+    return scores
+
+
+def _checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
+    prediction = {key: np.asarray(value) for key, value in prediction.items()}
+    bad = np.any([_not_finite(value) for value in prediction.values()], axis=0)
+    if bad.any():
+        raise ValueError(
+            f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
+            f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
+            f"has a standard deviation below 0, or its outputs are {_NO_SUM}."
+        )
+    return prediction
+
+
+def _not_finite(values: np.ndarray) -> np.ndarray:
+    """Return which examples hold a number that is NaN or infinite."""
+    return ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))

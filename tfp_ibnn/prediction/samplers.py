@@ -104,10 +104,7 @@ class NoiseSampler(Sampler):
     def _runner(
         self, inputs: Any, key: Tensor, numbers: Tensor, size: int | Tensor
     ) -> Callable[[int | Tensor], Tensor]:
-        """Return what runs `size` of the networks with the given numbers, from a position on.
-
-        What comes before the first noisy layer runs here, once for each example.
-        """
+        """Return what runs `size` of the networks, from a position on; the prefix runs here."""
         batch = _batch_of(inputs)
         values = self._graph.prefix(inputs, _call)
         # What all draws have in common pays if there are several.

@@ -39,12 +39,10 @@ def write_saved_model(
             raise ValueError(f"{path} holds no SavedModel: it is not overwritten.")
     network = innermost(served)
     specs, pack = _inputs(network, input_signature)
+    with_seed = {**specs, "seed": ((), "int32")}
     functions = {
         "serve": (lambda **named: served.average(pack(named)), specs),
-        "sample": (
-            lambda seed, **named: served.draw(pack(named), seed),
-            {**specs, "seed": ((), "int32")},
-        ),
+        "sample": (lambda seed, **named: served.draw(pack(named), seed), with_seed),
         "deterministic": (lambda **named: served.at_mean(pack(named)), specs),
     }
     packages = ("tfp_ibnn", "keras", "tensorflow")
@@ -75,10 +73,8 @@ def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Calla
     """Return the inputs by name, and what makes of such tensors what the model is called with."""
     graph = functional_graph(model)
     if signature is None and graph is None:
-        raise ValueError(
-            f"The inputs of model {model.name!r} are unknown, since its `call` is its own: say "
-            "for example input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}."
-        )
+        like = "input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}"
+        raise ValueError(f"The inputs of model {model.name!r} are unknown: say them, like {like}.")
     structure = graph.input if signature is None else signature
     if isinstance(structure, (list, tuple)) and len(structure) == 1 and signature is not None:
         structure = structure[0]  # Keras lists the arguments of `call`, of which there is one

@@ -119,7 +119,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
                 raise ValueError("`x` must hold one example at least; got none.")
             outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
         elif y is not None or sample_weight is not None:
-            raise ValueError("`y` and `sample_weight` come from a dataset `x`: leave them out.")
+            raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
         else:
             outputs, y, sample_weight = self._predict_dataset(x, steps)
         outputs, from_logits = self._read(outputs)
@@ -175,20 +175,14 @@ class TemperatureScaling(ScaledModel, keras.Model):
             outputs = outputs["mean"]
             from_logits = bool(from_logits)
         if not hasattr(outputs, "shape"):
-            raise ValueError(
-                "`model` must return one tensor, or a dictionary with the key 'mean'; got "
-                f"{keras.tree.map_structure(type, outputs)}."
-            )
+            kinds = keras.tree.map_structure(type, outputs)
+            raise ValueError(f"`model` must return one tensor, or a dict with 'mean'; got {kinds}.")
         if from_logits is None:
-            raise ValueError(
-                f"The last layer of `model`, {self.model.name!r}, does not tell logits from "
-                "probabilities. Give from_logits=True or from_logits=False."
-            )
+            unknown = f"It is unknown whether `model`, {self.model.name!r}, returns logits."
+            raise ValueError(f"{unknown} Give from_logits=True or from_logits=False.")
         if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
-            raise ValueError(
-                f"`model`, {self.model.name!r}, answers yes or no to several labels; temperature "
-                "scaling is for one label, or for classes."
-            )
+            several = f"`model`, {self.model.name!r}, answers yes or no to several labels"
+            raise ValueError(f"{several}; temperature scaling is for one label, or for classes.")
         return outputs, from_logits
 
     def _predict_dataset(self, dataset: Any, steps: int | None) -> tuple[Any, Any, Any]:

@@ -16,8 +16,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.serialization import Configured
-from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.layers.base import StochasticLayer
+from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
@@ -90,6 +89,16 @@ def posterior_statistics(layer: StochasticLayer) -> dict[str, float]:
     }
 
 
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave Python's random state, by which Keras shuffles datasets, to the training."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
 def _layers_of(model: keras.Model) -> list[StochasticLayer]:
     layers = stochastic_layers(model)
     if not layers:
@@ -146,36 +155,25 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         own = {name: getattr(self, name) for name in ("samples", "every", "batch_size")}
         return {"data": data, **own, **self.options}
 
+    @_random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Wrap the model that is trained."""
-        self._monte_carlo = self._wrap() if self.model.built else None
+        self._monte_carlo = None
+        if self.model.built:
+            self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
 
+    @_random_state_kept()
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the entries; they are NaN if the training has diverged."""
         if logs is None or epoch % self.every:
             return
         if self._monte_carlo is None:
-            self._monte_carlo = self._wrap()
+            self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
         options = {"batch_size": self.batch_size, "verbose": 0, "return_dict": True}
         diverged = not np.isfinite(logs.get("loss", 0.0))
-        with _random_state_kept():
-            scores = self._monte_carlo.evaluate(**self._data, **options, allow_nan=diverged)
+        scores = self._monte_carlo.evaluate(**self._data, **options, allow_nan=diverged)
         del scores["loss"]
         logs.update({f"val_mc_{key}": value for key, value in scores.items()})
-
-    def _wrap(self) -> MonteCarlo:
-        with _random_state_kept():
-            return MonteCarlo(self.model, self.samples, **self.options)
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave Python's random state, by which Keras shuffles datasets, to the training."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
 
 
 class Interrupts(keras.callbacks.Callback):
@@ -219,12 +217,11 @@ class NonFiniteError(ArithmeticError):
 class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
     """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
 
-    The message names the layer whose z or KL was the first to become NaN or infinite, or the loss,
-    if they were all finite: the fault then lies in the network or in the data. (Of models other
-    than `StochasticModel`, and if the last step went wrong, it names the weights.) Weights and
-    optimizer are set back to the last check that a sound one has followed, so that their own loss
-    is known to be finite. NaN in the data can look like a fault of z: where ReLU turns NaN into 0,
-    as on TensorFlow's CPUs, the gradient is the first to fail, and z follows in the next step.
+    The message names the layer whose z or KL was the first to become NaN or infinite, or the loss
+    if they were finite: the fault then lies in the network or the data. (Of models other than
+    `StochasticModel`, and if the last step went wrong, it names the weights.) Weights and optimizer
+    are set back to the last check that a sound one has followed. NaN in the data can look like a
+    fault of z: where ReLU turns NaN into 0, as on TensorFlow's CPUs, the gradient fails first.
 
     Args:
         every: check, and copy the weights, every so many batches and at the end of each epoch; None

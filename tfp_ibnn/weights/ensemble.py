@@ -108,10 +108,7 @@ def _checked(models: Any) -> Sequence[keras.Model]:
         elif not model.built:
             problem = "is not built: call it on data, or build it, first."
         elif stochastic_layers(model):
-            problem = (
-                "has stochastic layers. An ensemble is of plain models: use "
-                "ibnn.to_deterministic(model), or average ibnn.MonteCarlo(model).predict(x)."
-            )
+            problem = "has stochastic layers: give plain models, or ibnn.to_deterministic(model)."
         elif _architecture(model) != _architecture(models[0]):
             problem = "is of another architecture than `models[0]`. Make both by one function."
         else:

@@ -54,24 +54,19 @@ class NoiseSampler(Sampler):
         reached = {id(layer) for layer in self._graph.layers}
         hidden = [
             layer.name
-            for layer in nested(self._model)
+            for layer in (nested(self._model) if dropout else [])
             if getattr(layer, "dropout", 0)
             or getattr(layer, "recurrent_dropout", 0)
             or (isinstance(layer, _DROPOUTS) and id(layer) not in reached)
         ]
-        if dropout and hidden:
-            warnings.warn(
-                f"The dropout inside of {', '.join(hidden)} stays off: only dropout layers of the "
-                "graph can be left on.",
-                stacklevel=3,
-            )
+        if hidden:
+            message = "stays off: only dropout layers of the graph can be left on."
+            warnings.warn(f"The dropout inside of {', '.join(hidden)} {message}", stacklevel=3)
         # What is scaled needs no noise, unless it was asked for.
         if self.samples < samples and (dropout or not isinstance(model, ScaledModel)):
-            warnings.warn(
-                f"Model {model.name!r} has no stochastic layer{' and no dropout' * dropout}: all "
-                "samples are alike, so one is enough, and one is drawn.",
-                stacklevel=3,
-            )
+            missing = f"no stochastic layer{' and no dropout' * dropout}"
+            message = f"Model {model.name!r} has {missing}: all samples are alike, one is enough."
+            warnings.warn(message, stacklevel=3)
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the networks that a key gives for a batch."""

@@ -5,7 +5,6 @@ import random
 import signal
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -69,12 +68,13 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
         """Add the entries."""
         if logs is None:
             return
-        layers, count = _layers_of(self.model), Counter()
+        layers, names = _layers_of(self.model), []
         for layer in layers:
-            count[layer.name] += 1
-            name = layer.name if count[layer.name] == 1 else f"{layer.name}_{count[layer.name]}"
-            for key, value in posterior_statistics(layer).items():
-                logs[f"{name}/{key}"] = value
+            name, number = layer.name, 2
+            while name in names:
+                name, number = f"{layer.name}_{number}", number + 1
+            names.append(name)
+            logs.update({f"{name}/{key}": x for key, x in posterior_statistics(layer).items()})
         logs["beta"] = float(ops.convert_to_numpy(layers[0].posterior.beta))
 
 
@@ -184,11 +184,10 @@ class Interrupts(keras.callbacks.Callback):
     handler of somebody's own is left alone.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.came = False
+    came = False
 
     def __enter__(self) -> "Interrupts":
+        self.came = False
         is_main = threading.current_thread() is threading.main_thread()
         self._acts = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._acts:

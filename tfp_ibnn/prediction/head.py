@@ -87,7 +87,7 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
     graph = functional_graph(unscaled(network))
     if graph is not None and len(graph.outputs) != 1:
         count, each = len(graph.outputs), "keras.Model(model.inputs, model.outputs[i])"
-        raise ValueError(f"Model {network.name!r} has {count} outputs; give it one: {each}.")
+        raise ValueError(f"{network.name!r} has {count} outputs; MonteCarlo takes one: {each}.")
     if dropout and graph is None:
         kind = f"{network.name!r}, a {type(network).__name__}"
         raise ValueError(f"`dropout` is for Functional and Sequential models, not for {kind}.")
@@ -136,7 +136,7 @@ def predictive_of(
         )
     if head in ("gaussian", "point"):
         if from_logits is not None and given is None:
-            raise ValueError(f"{contradiction} is one of regression: say `head` too.")
+            raise ValueError(f"{contradiction} is for regression: say head='softmax' or 'sigmoid'.")
         if head == "gaussian" and width is not None and width % 2:
             raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return Gaussian() if head == "gaussian" else Point()

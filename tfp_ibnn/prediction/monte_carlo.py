@@ -20,7 +20,7 @@ from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
 
-_NO_SUM = "not probabilities that sum to 1 (logits? then say from_logits=True)"
+_NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then say from_logits=True)"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -291,8 +291,9 @@ def export(
 ) -> Path:
     """Write a TensorFlow SavedModel that gives the averaged prediction and its uncertainty.
 
-    TensorFlow alone loads it, and TensorFlow Serving serves it. Its signatures take the model's
-    inputs by name, in batches of any size:
+    TensorFlow Serving serves it, and TensorFlow alone loads it, for an input "features" by
+    `tf.saved_model.load(path).signatures["serve"](features=x)["epistemic"]`. Its signatures take
+    the model's inputs by name, in batches of any size:
 
     - `serve`, also the default: all that `MonteCarlo.predict` returns;
     - `sample`: `mean` and `aleatoric` of one sampled network, which the further input `seed`, a
@@ -321,9 +322,6 @@ def export(
         >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
         >>> if keras.backend.backend() == "tensorflow":
         ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
-        >>> # With TensorFlow alone:
-        >>> # served = tf.saved_model.load("saved_model/1").signatures["serve"]
-        >>> # served(features=tf.ones((5, 3)))["epistemic"]
     """
     kind, options = MonteCarlo, {}
     if isinstance(model, MonteCarlo):
@@ -370,7 +368,7 @@ def _checked_scores(name: str, scores: Any) -> Any:
     if not np.all(np.isfinite(keras.tree.flatten(scores))):
         raise ValueError(
             f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
-            f"{_NO_SUM}, or there are labels outside its classes."
+            f"{_NOT_PROBABILITIES}, or there are labels outside its classes."
         )
     return scores
 
@@ -383,7 +381,7 @@ def _checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.n
         raise ValueError(
             f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
             f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
-            f"has a standard deviation below 0, or its outputs are {_NO_SUM}."
+            f"has a standard deviation below 0, or its outputs are {_NOT_PROBABILITIES}."
         )
     return prediction
 

@@ -218,8 +218,9 @@ def drop(layer: keras.layers.Layer, inputs: Tensor, forward_pass: noise.Pass) ->
     shape = (getattr(layer, "noise_shape", None) or (None,) * len(sizes))[1:]
     shape = tuple(y if x is None else x for x, y in zip(shape, sizes[1:], strict=True))
     if isinstance(layer, _SPATIAL):
-        first, ones = getattr(layer, "data_format", None) == "channels_first", (1,) * len(shape[1:])
-        shape = (shape[0], *ones) if first else (*ones, shape[-1])
+        ones = (1,) * (len(shape) - 1)
+        is_first = getattr(layer, "data_format", None) == "channels_first"
+        shape = (shape[0], *ones) if is_first else (*ones, shape[-1])
     count = sizes[0] if forward_pass.groups is None else forward_pass.groups
     blocks = ops.reshape(inputs, (count, sizes[0] // count, *sizes[1:]))
     # In float32 whatever the input: a rate has few digits in half precision.

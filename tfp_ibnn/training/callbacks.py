@@ -143,8 +143,8 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         self.options = {"seed": seed, **options}
         parts = data if isinstance(data, (tuple, list)) else [data]
         if parts is data and len(data) not in (2, 3):
-            want = "(x, y), (x, y, sample_weight) or a dataset"
-            raise ValueError(f"`data` must be {want}; got {len(data)} entries.")
+            got = f"got a {type(data).__name__} of {len(data)}"
+            raise ValueError(f"`data` must be (x, y), (x, y, sample_weight) or a dataset; {got}.")
         self._data = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
     def get_config(self) -> dict[str, Any]:

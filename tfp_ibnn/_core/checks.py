@@ -96,8 +96,8 @@ def channels_of(owner: str, input_shape: Any) -> int:
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
         raise ValueError(
-            f"{owner} works on the last axis of one tensor, whose size must be known and at least "
-            f"1; got the input shape {input_shape!r}. Give a shape like (batch, channels)."
+            f"{owner} works on the last axis of one tensor, of known size, at least 1; got the "
+            f"input shape {input_shape!r}. Give a shape like (batch, channels)."
         )
     return int(input_shape[-1])
 

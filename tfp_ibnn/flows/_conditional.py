@@ -18,9 +18,6 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
     """A layer whose trainable parameters are weight + linear(condition).
 
     The linear maps start at 0, where the condition makes no difference.
-
-    Args:
-        condition_size: size of the last axis of conditions; None for a layer that takes none.
     """
 
     arguments = ("condition_size",)
@@ -93,15 +90,8 @@ class Conditioner(Conditional):
 
     Weights are of order 1 and are divided by the root of their fan-in when used, so that one step
     of an adaptive optimizer moves the outputs of a wide layer no more than those of a narrow one.
-    A condition shifts both biases.
-
-    Args:
-        outputs: number of shifts, and of log-scales.
-        hidden: units of the hidden layer.
-        limit: bound of |log scale|.
-        masks: which inputs each hidden unit sees, (inputs, hidden), and which outputs it serves,
-            (hidden, outputs); all by default.
-        **kwargs: those of `Conditional`.
+    A condition shifts both biases. `limit` is the bound of |log scale|. `masks` say which inputs
+    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs).
     """
 
     def __init__(

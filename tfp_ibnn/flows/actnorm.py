@@ -31,8 +31,7 @@ class ActNorm(Flow):
         True
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
-        1807.03039.
+        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     is_linear = True

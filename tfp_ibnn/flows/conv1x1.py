@@ -89,8 +89,7 @@ class InvertibleConv1x1(Flow):
         True
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
-        1807.03039.
+        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     is_linear = True

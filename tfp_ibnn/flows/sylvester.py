@@ -87,8 +87,7 @@ class Sylvester(Flow):
         3
 
     References:
-        van den Berg et al., Sylvester Normalizing Flows for Variational Inference, arXiv
-        1803.05649.
+        van den Berg et al., Sylvester Normalizing Flows, arXiv 1803.05649.
     """
 
     arguments = ("units",)

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn import noise
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn.noise import Pass, current
 
 CONVERTIBLE = (
     keras.layers.Dense,
@@ -70,11 +70,7 @@ class StochasticLayer(keras.layers.Wrapper):
         self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
 
     def draw(
-        self,
-        forward_pass: noise.Pass,
-        count: int | Tensor,
-        inputs: Any = None,
-        training: bool = False,
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
         """Return `count` latents, with their KL and entropy, by the `source` of a pass.
 
@@ -137,7 +133,7 @@ class StochasticLayer(keras.layers.Wrapper):
     ) -> Tensor:
         """Return the output for the latent of this pass, and add its KL to the loss."""
         inputs = self.checked_inputs(inputs)
-        forward_pass = noise.current()
+        forward_pass = current()
         latent = forward_pass.recall(self)
         if latent is not None:
             forward_pass.restore_losses()
@@ -152,7 +148,7 @@ class StochasticLayer(keras.layers.Wrapper):
         """Return the inputs as `apply` takes them, or raise."""
         return inputs
 
-    def _draw_latent(self, forward_pass: noise.Pass, inputs: Tensor, training: bool) -> Tensor:
+    def _draw_latent(self, forward_pass: Pass, inputs: Tensor, training: bool) -> Tensor:
         count = ops.shape(inputs)[0] if forward_pass.groups is None else forward_pass.groups
         draw = self.draw(forward_pass, count, inputs, training)
         if not forward_pass.losses:
@@ -165,9 +161,7 @@ class StochasticLayer(keras.layers.Wrapper):
         forward_pass.remember(self, draw.z, loss, weight * mean(draw.kl))
         return draw.z
 
-    def compute_output_spec(
-        self, inputs: Any, mask: Any = None, training: bool | None = None
-    ) -> Any:
+    def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
         """Return the wrapped layer's output spec; noise changes neither shape nor type."""
         return self.layer.compute_output_spec(self.checked_inputs(inputs))
 
@@ -186,9 +180,7 @@ class StochasticLayer(keras.layers.Wrapper):
         return {**super().get_config(), "posterior": posterior, "train_size": self.train_size}
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "StochasticLayer":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticLayer":
         """Return a layer from what `get_config` gave."""
         config = dict(config)
         for key in ("layer", "posterior"):

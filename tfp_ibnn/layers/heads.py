@@ -1,6 +1,5 @@
 """A regression head that predicts mean and spread, and its loss."""
 
-import itertools
 import math
 from typing import Any
 
@@ -94,7 +93,7 @@ def matched(y_true: Any, like: Tensor) -> Tensor:
     if len(y_true.shape) == len(like.shape) - 1 and like.shape[-1] == 1:
         y_true = y_true[..., None]
     shape, wanted = tuple(y_true.shape), tuple(like.shape)
-    sizes = itertools.zip_longest(shape, wanted, fillvalue=-1)
-    if any(size != want and None not in (size, want) for size, want in sizes):
+    unlike = len(shape) != len(wanted)
+    if unlike or any(x != y and None not in (x, y) for x, y in zip(shape, wanted, strict=True)):
         raise ValueError(f"The targets must have the shape {wanted} of the means; got {shape}.")
     return y_true

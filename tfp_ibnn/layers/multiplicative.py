@@ -7,13 +7,13 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
+from tfp_ibnn.noise import Pass
 
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
@@ -91,11 +91,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         super().build(input_shape)
 
     def draw(
-        self,
-        forward_pass: noise_room.Pass,
-        count: int | Tensor,
-        inputs: Any = None,
-        training: bool = False,
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
         """Return `count` z of a pass, (count, [positions,] channels), with KL and entropy."""
         posterior = self.posterior
@@ -157,11 +153,9 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
         """Return the number of positions that have a z of their own, if their KLs are summed."""
-        weight = 1.0
-        if self.kl_reduction == "sum" and not self.draws_ahead:
-            for size in self._positions(inputs):
-                weight = weight * ops.cast(size, self.posterior.dtype)
-        return weight
+        if self.kl_reduction == "mean" or self.draws_ahead:
+            return 1.0
+        return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
 
     def shares_work(self, inputs: Any) -> bool:
         """Whether many z on the same inputs had better go by `SeparateChannels`."""

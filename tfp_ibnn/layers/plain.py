@@ -44,9 +44,7 @@ class _StochasticPlain(Stochastic):
         return {**inner, **config, **own}
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "_StochasticPlain":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
         """Return a layer from what `get_config` gave."""
         config = dict(config)
         trainable = config.pop("layer_trainable", True)

@@ -112,9 +112,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         computed.
         """
         if not self.built:
-            raise ValueError(
-                f"{type(self).__name__} is not built: call `build((channels,))` first."
-            )
+            raise ValueError(f"{type(self).__name__} is not built: call build((channels,)) first.")
         source, count = Source(), math.prod(sample_shape)
         noise = source.normal(count, (self.channels,), self.dtype, self.seed_generator)
         component = None

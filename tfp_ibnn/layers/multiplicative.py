@@ -194,7 +194,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             z, kl, entropy = (part[: -len(fixed)] for part in both)
             draw = Draw(ops.reshape(z, ops.shape(normal)), kl, entropy)
             center = mean(both.z[-len(fixed) :], axis=0)
-        return draw._replace(z=ops.where(on, draw.z, center))
+        return Draw(ops.where(on, draw.z, center), draw.kl, draw.entropy)
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).

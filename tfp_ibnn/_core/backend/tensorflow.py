@@ -113,7 +113,7 @@ def times(x: Tensor, z: Tensor) -> Tensor:
     *_, width, channels = (1, 1, *x.shape)
     is_short = channels is not None and channels <= 16 and width not in (1, None)
     same_rank = 2 < len(x.shape) == len(z.shape)
-    if _has_gpu() or not is_short or not same_rank or tuple(z.shape[-2:]) != (1, channels):
+    if jit_pays() or not is_short or not same_rank or tuple(z.shape[-2:]) != (1, channels):
         return x * z
     repeated = tf.tile(z[..., 0, :], (*(1,) * (len(z.shape) - 2), width))
     rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)

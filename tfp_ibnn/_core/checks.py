@@ -95,8 +95,10 @@ def channels_of(owner: str, input_shape: Any) -> int:
         for size in input_shape
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
-        want = "must be like (batch, channels), its last size known and at least 1"
-        raise ValueError(f"The input shape of {owner} {want}; got {input_shape!r}.")
+        raise ValueError(
+            f"{owner} works on the last axis of one tensor, of known size, at least 1; got the "
+            f"input shape {input_shape!r}. Give a shape like (batch, channels)."
+        )
     return int(input_shape[-1])
 
 

@@ -39,5 +39,5 @@ def test_an_ensemble_is_the_mean_of_its_members():
 
 @pytest.mark.parametrize("shapes", [[], [(2, 3), (3, 3)], [(2, 3), (2, 4)]])
 def test_members_of_other_shapes_are_refused(shapes):
-    with pytest.raises(ValueError, match="`predictions` must hold arrays of one shape"):
+    with pytest.raises(ValueError, match="`predictions` must be arrays of one shape"):
         average([np.ones(shape) for shape in shapes])

@@ -1,0 +1,290 @@
+"""The evidence: every candidate's scores, the one that was chosen, and why."""
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn.calibration.examples import Examples, read
+from tfp_ibnn.calibration.outputs import Classes, Output
+from tfp_ibnn.calibration.trials import Trial
+from tfp_ibnn.prediction import MonteCarlo
+
+__all__ = ["Candidate", "Report", "Table", "choose"]
+
+_BLOCK = 2**23
+"""So many numbers of raw outputs are held at once."""
+
+
+@dataclasses.dataclass(eq=False)
+class Candidate:
+    """A row of the table.
+
+    Attributes:
+        name: of the method.
+        trial: its network, and how it draws.
+        parameter: the temperature; of a regression the scale of each output, or their factor.
+        fitted: whether that came on top of the network.
+        seconds: spent on it.
+        prediction: for the validation examples it was scored on, (examples, ...).
+        nll: of each of them.
+    """
+
+    name: str
+    trial: Trial
+    parameter: Any
+    fitted: bool
+    seconds: float
+    prediction: np.ndarray
+    nll: np.ndarray
+
+    @property
+    def cost(self) -> tuple[int, bool, bool]:
+        """What a prediction costs, then what it took to get there."""
+        return self.trial.engine.samples, self.trial.trained, self.fitted
+
+
+def choose(nll: np.ndarray, costs: Sequence[Any]) -> int:
+    """Return the cheapest candidate within one standard error of the best; the better of equals.
+
+    The standard error is that of the mean difference from the best, example by example.
+
+    Args:
+        nll: (candidates, examples).
+        costs: of the candidates, anything that can be ordered.
+    """
+    mean = np.mean(nll, axis=1)
+    difference, error = behind(nll)
+    close = np.flatnonzero(difference <= error)
+    return int(min(close, key=lambda i: (costs[i], mean[i])))
+
+
+def behind(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean distance (candidates,) from the best candidate, and its standard error."""
+    difference = nll - nll[np.argmin(np.mean(nll, axis=1))]
+    return difference.mean(axis=1), difference.std(axis=1, ddof=1) / np.sqrt(nll.shape[1])
+
+
+@dataclasses.dataclass
+class Table:
+    """Scores of all candidates: prints as Markdown; `table[name]` is a row, a dict.
+
+    Attributes:
+        caption: what data it is.
+        rows: of each candidate by its name.
+        chosen: the name of the one that was chosen.
+    """
+
+    caption: str
+    rows: dict[str, dict[str, Any]]
+    chosen: str
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self.rows[name]
+
+    def __str__(self) -> str:
+        header = ["candidate", *next(iter(self.rows.values()))]
+        lines = [header] + [
+            [f"**{name}**" if name == self.chosen else name, *map(_text, row.values())]
+            for name, row in self.rows.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+        return f"{self.caption}\n\n" + "\n".join(
+            f"| {first.ljust(widths[0])} | "
+            + " | ".join(cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True))
+            + " |"
+            for first, *cells in lines
+        )
+
+    _repr_markdown_ = __str__
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 100 else f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+class Report:
+    """What `calibrate` returns.
+
+    Args:
+        candidates: all that were compared.
+        dropped: the names of those that were dropped on the way, and why.
+        output: what the model predicts.
+        y: targets of the validation examples that candidates were scored on.
+        notes: of the run, for the model card.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        dropped: dict[str, str],
+        output: Output,
+        y: np.ndarray,
+        notes: dict[str, Any],
+        seed: int,
+    ) -> None:
+        self.candidates, self.dropped, self.notes = list(candidates), dropped, notes
+        self._output, self._y, self._seed = output, y, seed
+        nll = np.stack([candidate.nll for candidate in candidates])
+        self.chosen = self.candidates[choose(nll, [x.cost for x in candidates])]
+        self.model: MonteCarlo = self.model_of(self.chosen.name)
+
+    def model_of(self, name: str) -> MonteCarlo:
+        """Return the model of any candidate."""
+        candidate = next((x for x in self.candidates if x.name == name), None)
+        if candidate is None:
+            names = ", ".join(repr(x.name) for x in self.candidates)
+            raise ValueError(f"`name` must be one of {names}; got {name!r}.")
+        engine = candidate.trial.engine
+        network = engine.copy(candidate.trial.best)
+        return self._output.wrap(network, candidate.parameter, **engine.options)
+
+    def table(self) -> Table:
+        """Return the scores on the validation examples that the selection has used."""
+        caption = f"{len(self._y):,} validation examples, on which the choice was made"
+        predictions = [candidate.prediction for candidate in self.candidates]
+        return self._table(caption, predictions, self._y)
+
+    def evaluate(self, test: Any) -> Table:
+        """Return the scores of all candidates on examples that nothing was fitted to.
+
+        Args:
+            test: arrays (x, y), or a dataset.
+        """
+        examples = read(test, self._output, "test")
+        found: dict[str, np.ndarray] = {}
+        for trial in dict.fromkeys(candidate.trial for candidate in self.candidates):
+            own = [x for x in self.candidates if x.trial is trial]
+            predictions = predict(trial, self._output, examples, [x.parameter for x in own])
+            found.update(zip([x.name for x in own], predictions, strict=True))
+        caption = f"{len(examples.y):,} test examples"
+        return self._table(caption, [found[x.name] for x in self.candidates], examples.y)
+
+    def why(self) -> str:
+        """Return the reason for the choice, in a sentence or two."""
+        nll = np.stack([candidate.nll for candidate in self.candidates])
+        best = self.candidates[int(np.argmin(nll.mean(axis=1)))]
+        chosen = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
+        if best is self.chosen:
+            return f"{chosen}, the best of {len(nll)}; none that is cheaper is within one standard error."
+        difference, error = (x[self.candidates.index(self.chosen)] for x in behind(nll))
+        return (
+            f"{chosen}. It is the cheapest of {len(nll)} within one standard error of the best, "
+            f"{best.name}, NLL {best.nll.mean():.4f} (difference {difference:.4f}, standard error "
+            f"{error:.4f})."
+        )
+
+    def plot(self) -> Any:
+        """Return a figure of the calibration before and after: accuracy against confidence.
+
+        Of a regression, it is the coverage of central intervals against their probability.
+        """
+        import matplotlib.pyplot as plt
+
+        from tfp_ibnn import plots  # its package, matplotlib, is an extra
+
+        pair = [("before: ", self.candidates[0]), ("after: ", self.chosen)]
+        if isinstance(self._output, Classes):
+            figure, axes = plt.subplots(1, 2, figsize=(8, 4.2), layout="constrained")
+            for ax, (when, x) in zip(axes, pair, strict=True):
+                total = x.prediction.sum(axis=1, keepdims=True)
+                plots.reliability_diagram(x.prediction / total, self._y, title=when + x.name, ax=ax)
+            return figure
+        figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
+        levels = np.linspace(0.02, 0.98, 49)
+        ax.plot([0, 1], [0, 1], color="0.6", lw=1)
+        for (when, x), color, style in zip(pair, plots.COLORS, ("--", "-"), strict=False):
+            coverage = self._output.coverage(x.prediction, self._y, levels)
+            ax.plot(levels, coverage, style, color=color, label=when + x.name)
+        ax.set(xlabel="probability of the interval", ylabel="share of targets inside")
+        ax.legend(frameon=False)
+        return figure
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, `calibration.png`.
+
+        To load the model: `import tfp_ibnn`, then `keras.models.load_model(folder / "model.keras")`.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save(folder / "model.keras")
+        (folder / "table.md").write_text(f"{self.table()}\n")
+        (folder / "model_card.md").write_text(self.card())
+        try:
+            self.plot().savefig(folder / "calibration.png", dpi=120)
+        except ImportError as error:  # the rest is worth having without it
+            print(f"No figure was written. {error}")
+        return folder
+
+    def card(self) -> str:
+        """Return the model card, in Markdown."""
+        dropped = [f"- {name}: {fate}" for name, fate in self.dropped.items()] or ["- none"]
+        return "\n".join(
+            [
+                "# Model card",
+                "",
+                self.why(),
+                "",
+                "`model.keras` is a `tfp_ibnn.MonteCarlo`: `predict` returns the averaged "
+                "prediction and its uncertainty.",
+                "",
+                "## Candidates",
+                "",
+                str(self.table()),
+                "",
+                "These examples were used to choose: scores on a test set will be a little worse. "
+                "Differences between ECEs below their floor mean nothing.",
+                "",
+                "Dropped on the way:",
+                "",
+                *dropped,
+                "",
+                "## Run",
+                "",
+                *(f"- {name}: {value}" for name, value in {**self.notes, **_versions()}.items()),
+                "",
+            ]
+        )
+
+    def _table(self, caption: str, predictions: Sequence[np.ndarray], y: np.ndarray) -> Table:
+        nll = np.stack([self._output.nll(x, y) for x in predictions])
+        rows = {}
+        for x, prediction, gap, error in zip(
+            self.candidates, predictions, *behind(nll), strict=True
+        ):
+            rows[x.name] = {
+                **self._output.scores(prediction, y, self._seed),
+                "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
+                "draws": x.trial.engine.samples,
+                "seconds": round(x.seconds),
+                "parameters": x.trial.engine.network.count_params(),
+            }
+        return Table(caption, rows, self.chosen.name)
+
+
+def predict(
+    trial: Trial, output: Output, examples: Examples, parameters: Sequence[Any]
+) -> list[np.ndarray]:
+    """Return a trial's predictions with each of the parameters, a block of examples at a time."""
+    size = max(1, _BLOCK // (trial.engine.samples * output.width))
+    blocks = []
+    for first in range(0, len(examples.y), size):
+        raw = trial.draw(examples.take(slice(first, first + size)).x)
+        blocks.append([output.predict(raw, parameter) for parameter in parameters])
+    return [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("keras", "tfp_ibnn")}
+    machine = f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
+    return {**packages, "backend": keras.config.backend(), "machine": machine}

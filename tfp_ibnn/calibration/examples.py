@@ -58,7 +58,8 @@ class Training(NamedTuple):
     def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch."""
         if not isinstance(self.data, tuple):
-            network.fit(self.data, verbose=0, callbacks=[callback])
+            shuffle = isinstance(self.data, keras.utils.PyDataset)  # tf.data has its own order
+            network.fit(self.data, shuffle=shuffle, verbose=0, callbacks=[callback])
             return
         order = np.random.default_rng((self.seed, number)).permutation(self.size)
         arrays = keras.tree.map_structure(lambda part: part[order], self.data)

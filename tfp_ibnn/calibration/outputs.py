@@ -270,9 +270,12 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
             "`model` is not compiled with a loss: compile it, or give one, such as "
             "loss='sparse_categorical_crossentropy' or loss='mse'."
         )
-    shape = model.output_shape
+    shape = getattr(model, "output_shape", None)
     if not isinstance(shape, tuple) or len(shape) != 2 or shape[-1] is None:
-        raise ValueError(f"`model` must have one output of shape (N, width); got {shape}.")
+        raise ValueError(
+            "`model` must be a built Functional or Sequential model with one output of shape "
+            f"(N, width); got {shape}."
+        )
     width = shape[-1]
     known = keras.losses.get(given)
     from_logits = bool(getattr(known, "from_logits", False))

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_ibnn._core.extras import needs
 from tfp_ibnn.calibration.examples import Examples, read
 from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Trial
@@ -30,24 +31,22 @@ class Candidate:
         name: of the method.
         trial: its network, and how it draws.
         parameter: the temperature; of a regression the scale of each output, or their factor.
-        fitted: whether that came on top of the network.
         seconds: spent on it.
         prediction: for the validation examples it was scored on, (examples, ...).
         nll: of each of them.
     """
 
     name: str
-    trial: Trial
+    trial: Trial = dataclasses.field(repr=False)
     parameter: Any
-    fitted: bool
     seconds: float
-    prediction: np.ndarray
-    nll: np.ndarray
+    prediction: np.ndarray = dataclasses.field(repr=False)
+    nll: np.ndarray = dataclasses.field(repr=False)
 
     @property
-    def cost(self) -> tuple[int, bool, bool]:
-        """What a prediction costs, then what it took to get there."""
-        return self.trial.engine.samples, self.trial.trained, self.fitted
+    def cost(self) -> tuple[int, bool]:
+        """Draws, then whether it was trained; a fitted parameter costs nothing."""
+        return self.trial.engine.samples, self.trial.trained
 
 
 def choose(nll: np.ndarray, costs: Sequence[Any]) -> int:
@@ -176,7 +175,9 @@ class Report:
         best = self.candidates[int(np.argmin(nll.mean(axis=1)))]
         chosen = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
         if best is self.chosen:
-            return f"{chosen}, the best of {len(nll)}; none that is cheaper is within one standard error."
+            return (
+                f"{chosen}: the best of {len(nll)}, and none within one standard error is cheaper."
+            )
         difference, error = (x[self.candidates.index(self.chosen)] for x in behind(nll))
         return (
             f"{chosen}. It is the cheapest of {len(nll)} within one standard error of the best, "
@@ -189,9 +190,10 @@ class Report:
 
         Of a regression, it is the coverage of central intervals against their probability.
         """
-        import matplotlib.pyplot as plt
+        with needs("plots"):
+            import matplotlib.pyplot as plt
 
-        from tfp_ibnn import plots  # its package, matplotlib, is an extra
+            from tfp_ibnn import plots
 
         pair = [("before: ", self.candidates[0]), ("after: ", self.chosen)]
         if isinstance(self._output, Classes):
@@ -213,7 +215,7 @@ class Report:
     def save(self, folder: str | os.PathLike) -> Path:
         """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, `calibration.png`.
 
-        To load the model: `import tfp_ibnn`, then `keras.models.load_model(folder / "model.keras")`.
+        To load the model, `import tfp_ibnn` first: `keras.models.load_model(".../model.keras")`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

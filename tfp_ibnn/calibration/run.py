@@ -92,6 +92,7 @@ def calibrate(
         raise ValueError("`samples` must be at least 2; got 1.")
     epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
     minutes = None if minutes is None else checks.positive("minutes", minutes)
+    batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
     _check(model)
     output, loss = output_of(model, loss)
@@ -190,7 +191,6 @@ def _candidates(trial: Trial, output: Output, data: Validation, seed: int) -> li
             trial.name + suffix,
             trial,
             parameter,
-            suffix != "",
             seconds if suffix else trial.seconds,
             prediction,
             output.nll(prediction, data.score.y),

@@ -52,6 +52,7 @@ class Training(NamedTuple):
 
     data: Any
     size: int
+    steps: int
     batch_size: int | None
     seed: int
 
@@ -66,10 +67,6 @@ class Training(NamedTuple):
         x, y, weight = (*arrays, None)[:3]
         options = {"batch_size": self.batch_size, "shuffle": False, "sample_weight": weight}
         network.fit(x, y, verbose=0, callbacks=[callback], **options)
-
-    def steps(self) -> int:
-        """Return the number of batches of arrays, or of a dataset of Keras's usual batches."""
-        return -(-self.size // (self.batch_size or 32))
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -94,11 +91,9 @@ def prepare(
 ) -> tuple[Training, Validation]:
     """Check the data, and split what has to be split."""
     arrays = _arrays(train)
-    if arrays is None:
-        # One batch at a time: training data may be larger than the memory.
-        size = sum(len(_checked(batch, output, "train").y) for batch in _batches(train, "train"))
-    else:
-        train, size = arrays, len(_checked(arrays, output, "train").y)
+    # One batch at a time: training data may be larger than the memory.
+    sizes = [len(_checked(batch, output, "train").y) for batch in _batches(train, "train")]
+    size, steps = sum(sizes), len(sizes)
     if not size:
         raise ValueError("`train` holds no examples.")
     if validation is None:
@@ -116,7 +111,7 @@ def prepare(
             stacklevel=3,
         )
         validation = keras.tree.map_structure(lambda part: part[held], arrays)
-        train = keras.tree.map_structure(lambda part: part[~held], arrays)
+        arrays = keras.tree.map_structure(lambda part: part[~held], arrays)
         size -= int(held.sum())
     examples = read(validation, output, "validation")
     count = len(examples.y)
@@ -128,7 +123,9 @@ def prepare(
     else:
         half = folds_of(strata, 2, seed)
         parts = Validation(examples.take(half == 0), examples.take(half == 1), None)
-    return Training(train, size, batch_size, seed), parts
+    if arrays is not None:
+        train, steps = arrays, -(-size // (batch_size or 32))
+    return Training(train, size, steps, batch_size, seed), parts
 
 
 def _arrays(data: Any) -> tuple[Any, ...] | None:

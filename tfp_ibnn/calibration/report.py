@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import itertools
 import os
 import platform
 from collections.abc import Sequence
@@ -21,6 +22,29 @@ __all__ = ["Candidate", "Report", "Table", "choose"]
 
 _BLOCK = 2**23
 """So many numbers of raw outputs are held at once."""
+
+_CARD = """# Model card
+
+{why}
+
+`model.keras` is a `tfp_ibnn.MonteCarlo`: `predict` returns the averaged prediction and its
+uncertainty.
+
+## Candidates
+
+{table}
+
+The choice was made on these examples: expect slightly worse scores on a test set. Differences
+between ECEs near their floor mean nothing.
+
+Dropped on the way, and why:
+
+{dropped}
+
+## Run
+
+{run}
+"""
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,32 +135,37 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Report:
     """What `calibrate` returns.
 
-    Args:
-        candidates: all that were compared.
+    Attributes:
+        candidates: all that were compared; the first is the model as it is.
         dropped: the names of those that were dropped on the way, and why.
         output: what the model predicts.
         y: targets of the validation examples that candidates were scored on.
         notes: of the run, for the model card.
-        seed: of the draws.
+        seed: of the simulation behind the ECE's floor.
+        chosen: the candidate that was chosen.
+        model: its `MonteCarlo`.
     """
 
-    def __init__(
-        self,
-        candidates: Sequence[Candidate],
-        dropped: dict[str, str],
-        output: Output,
-        y: np.ndarray,
-        notes: dict[str, Any],
-        seed: int,
-    ) -> None:
-        self.candidates, self.dropped, self.notes = list(candidates), dropped, notes
-        self._output, self._y, self._seed = output, y, seed
-        nll = np.stack([candidate.nll for candidate in candidates])
-        self.chosen = self.candidates[choose(nll, [x.cost for x in candidates])]
-        self.model: MonteCarlo = self.model_of(self.chosen.name)
+    candidates: list[Candidate]
+    dropped: dict[str, str]
+    output: Output
+    y: np.ndarray
+    notes: dict[str, Any]
+    seed: int
+    chosen: Candidate = dataclasses.field(init=False)
+    model: MonteCarlo = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        costs = [candidate.cost for candidate in self.candidates]
+        self.chosen = self.candidates[choose(self._nll(), costs)]
+        self.model = self.model_of(self.chosen.name)
+
+    def _nll(self) -> np.ndarray:
+        return np.stack([candidate.nll for candidate in self.candidates])
 
     def model_of(self, name: str) -> MonteCarlo:
         """Return the model of any candidate."""
@@ -146,13 +175,13 @@ class Report:
             raise ValueError(f"`name` must be one of {names}; got {name!r}.")
         engine = candidate.trial.engine
         network = engine.copy(candidate.trial.best)
-        return self._output.wrap(network, candidate.parameter, **engine.options)
+        return self.output.wrap(network, candidate.parameter, **engine.options)
 
     def table(self) -> Table:
         """Return the scores on the validation examples that the selection has used."""
-        caption = f"{len(self._y):,} validation examples, on which the choice was made"
+        caption = f"{len(self.y):,} validation examples, on which the choice was made"
         predictions = [candidate.prediction for candidate in self.candidates]
-        return self._table(caption, predictions, self._y)
+        return self._table(caption, predictions, self.y)
 
     def evaluate(self, test: Any) -> Table:
         """Return the scores of all candidates on examples that nothing was fitted to.
@@ -160,18 +189,17 @@ class Report:
         Args:
             test: arrays (x, y), or a dataset.
         """
-        examples = read(test, self._output, "test")
-        found: dict[str, np.ndarray] = {}
-        for trial in dict.fromkeys(candidate.trial for candidate in self.candidates):
-            own = [x for x in self.candidates if x.trial is trial]
-            predictions = predict(trial, self._output, examples, [x.parameter for x in own])
-            found.update(zip([x.name for x in own], predictions, strict=True))
-        caption = f"{len(examples.y):,} test examples"
-        return self._table(caption, [found[x.name] for x in self.candidates], examples.y)
+        examples = read(test, self.output, "test")
+        predictions = [
+            prediction
+            for trial, own in itertools.groupby(self.candidates, key=lambda x: x.trial)
+            for prediction in predict(trial, self.output, examples, [x.parameter for x in own])
+        ]
+        return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
 
     def why(self) -> str:
         """Return the reason for the choice, in a sentence or two."""
-        nll = np.stack([candidate.nll for candidate in self.candidates])
+        nll = self._nll()
         best = self.candidates[int(np.argmin(nll.mean(axis=1)))]
         chosen = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
         if best is self.chosen:
@@ -196,17 +224,17 @@ class Report:
             from tfp_ibnn import plots
 
         pair = [("before: ", self.candidates[0]), ("after: ", self.chosen)]
-        if isinstance(self._output, Classes):
+        if isinstance(self.output, Classes):
             figure, axes = plt.subplots(1, 2, figsize=(8, 4.2), layout="constrained")
             for ax, (when, x) in zip(axes, pair, strict=True):
                 total = x.prediction.sum(axis=1, keepdims=True)
-                plots.reliability_diagram(x.prediction / total, self._y, title=when + x.name, ax=ax)
+                plots.reliability_diagram(x.prediction / total, self.y, title=when + x.name, ax=ax)
             return figure
         figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
         levels = np.linspace(0.02, 0.98, 49)
         ax.plot([0, 1], [0, 1], color="0.6", lw=1)
         for (when, x), color, style in zip(pair, plots.COLORS, ("--", "-"), strict=False):
-            coverage = self._output.coverage(x.prediction, self._y, levels)
+            coverage = self.output.coverage(x.prediction, self.y, levels)
             ax.plot(levels, coverage, style, color=color, label=when + x.name)
         ax.set(xlabel="probability of the interval", ylabel="share of targets inside")
         ax.legend(frameon=False)
@@ -230,42 +258,21 @@ class Report:
 
     def card(self) -> str:
         """Return the model card, in Markdown."""
-        dropped = [f"- {name}: {fate}" for name, fate in self.dropped.items()] or ["- none"]
-        return "\n".join(
-            [
-                "# Model card",
-                "",
-                self.why(),
-                "",
-                "`model.keras` is a `tfp_ibnn.MonteCarlo`: `predict` returns the averaged "
-                "prediction and its uncertainty.",
-                "",
-                "## Candidates",
-                "",
-                str(self.table()),
-                "",
-                "These examples were used to choose: scores on a test set will be a little worse. "
-                "Differences between ECEs below their floor mean nothing.",
-                "",
-                "Dropped on the way:",
-                "",
-                *dropped,
-                "",
-                "## Run",
-                "",
-                *(f"- {name}: {value}" for name, value in {**self.notes, **_versions()}.items()),
-                "",
-            ]
+        notes = {**self.notes, "fitted temperature or scale": self.chosen.parameter, **_versions()}
+        dropped, run = (
+            "\n".join(f"- {name}: {value}" for name, value in part.items()) or "- none"
+            for part in (self.dropped, notes)
         )
+        return _CARD.format(why=self.why(), table=self.table(), dropped=dropped, run=run)
 
     def _table(self, caption: str, predictions: Sequence[np.ndarray], y: np.ndarray) -> Table:
-        nll = np.stack([self._output.nll(x, y) for x in predictions])
+        nll = np.stack([self.output.nll(x, y) for x in predictions])
         rows = {}
         for x, prediction, gap, error in zip(
             self.candidates, predictions, *behind(nll), strict=True
         ):
             rows[x.name] = {
-                **self._output.scores(prediction, y, self._seed),
+                **self.output.scores(prediction, y, self.seed),
                 "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
                 "draws": x.trial.engine.samples,
                 "seconds": round(x.seconds),

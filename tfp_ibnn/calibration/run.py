@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, prepare
+from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
 from tfp_ibnn.calibration.outputs import Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
 from tfp_ibnn.calibration.trials import (
@@ -98,7 +98,8 @@ def calibrate(
     output, loss = output_of(model, loss)
     optimizer = fine_tuning_optimizer(model, optimizer)
     training, data = prepare(train, validation, output, batch_size, seed)
-    watched = data.fit.thinned(output, WATCHED, seed)
+    most = _MOST_NUMBERS // (samples * output.width)
+    watched = data.fit.thinned(output, max(1, min(WATCHED, most)), seed)
 
     def watch(trial: Trial) -> float:
         return trial.watch(watched, data.folds, output)
@@ -107,22 +108,22 @@ def calibrate(
         if verbose:
             print(line, flush=True)
 
-    count = len(data.fit.y)
-    how = f"{count:,} validation examples, cross-fitted"
+    how = f"{len(data.fit.y):,}, cross-fitted"
     if data.folds is None:
-        how = f"{count:,} validation examples to fit, {len(data.score.y):,} to choose"
-    say(f"{training.size:,} training examples; {how}")
+        how = f"{len(data.fit.y):,} to fit, {len(data.score.y):,} to choose"
+    say(f"Training examples: {training.size:,}. Validation examples: {how}.")
     setting = Setting(model, output, optimizer, loss, training.size, samples, seed)
     first, *others = METHODS
     trials = list(first(setting))
-    parameter = output.fit(trials[0].draw(watched.x), watched.y)
+    say(f"{trials[0].name}: NLL {watch(trials[0]):.4f}")
     if epochs is None and minutes is None:
-        epochs = max(3, round(_epochs_so_far(model, training) / 10))
+        epochs = max(3, round(_steps_so_far(model) / training.steps / 10))
     interrupted = False
     try:
+        parameter = output.fit(trials[0].draw(watched.x), watched.y)
         setting = setting._replace(parameter=parameter)
         trials += [trial for make in others for trial in make(setting)]
-        for trial in trials:
+        for trial in trials[1:]:
             if not trial.trained:
                 say(f"{trial.name}: NLL {watch(trial):.4f}")
         fine_tuned = [trial for trial in trials if trial.trained]
@@ -140,8 +141,8 @@ def calibrate(
     notes = {
         "training examples": training.size,
         "validation examples": how,
-        "best epoch": {trial.name: trial.epochs for trial in kept if trial.trained},
-        "interrupted": interrupted,
+        "best epochs": ", ".join(f"{x.name}: {x.epochs}" for x in kept if x.trained) or "none",
+        "interrupted": "yes" if interrupted else "no",
         "draws": samples,
         "seed": seed,
     }
@@ -165,11 +166,10 @@ def _check(model: Any) -> None:
         )
 
 
-def _epochs_so_far(model: keras.Model, training: Training) -> float:
-    """Return for how many epochs a model was trained, as far as its optimizer knows."""
+def _steps_so_far(model: keras.Model) -> float:
+    """Return for how many steps a model was trained, as far as its optimizer knows."""
     own = getattr(model, "optimizer", None) if model.compiled else None
-    steps = 0 if own is None else float(keras.ops.convert_to_numpy(own.iterations))
-    return steps / training.steps()
+    return 0.0 if own is None else float(keras.ops.convert_to_numpy(own.iterations))
 
 
 def _candidates(trial: Trial, output: Output, data: Validation, seed: int) -> list[Candidate]:

@@ -28,6 +28,9 @@ PATIENCE = 2
 WATCHED = 2048
 """So many examples of A watch over the training."""
 
+PRIOR_SCALES = (0.3, 0.1)
+BETAS = (1, 10, 100)
+
 _BATCH = 256
 
 State = list[np.ndarray]
@@ -55,21 +58,16 @@ class Engine:
         seed: int = 0,
     ) -> None:
         self._make, self.network = make, make()
-        independent = samples == 1
-        self.options = {
-            "samples": samples,
-            "dropout": dropout,
-            "seed": seed,
-            "independent": independent,
-        }
+        self.options = {"samples": samples, "dropout": dropout, "seed": seed}
+        self.options["independent"] = samples == 1
         # The outputs as they are, whatever they mean.
         self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
         self.samples = self._sampler.samples
         self._variables = list(self.network.variables)
         if optimizer is not None:
             self.network.compile(optimizer, loss)
-            optimizer.build(self.network.trainable_variables)
-            self._variables += optimizer.variables
+            self.network.optimizer.build(self.network.trainable_variables)
+            self._variables += self.network.optimizer.variables
         self._held: State | None = None
 
     def read(self) -> State:
@@ -190,7 +188,7 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
 def gaussian(setting: Setting) -> Iterator[Trial]:
     """Give Gaussian posteriors of several prior scales and weights of the KL."""
     unit = setting.output.loss_scale(setting.parameter)
-    for scale in (0.3, 0.1):
+    for scale in PRIOR_SCALES:
         posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=unit)
 
         def make(posterior: Any = posterior) -> keras.Model:
@@ -209,7 +207,7 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
         except ValueError as error:
             warnings.warn(f"Gaussian posteriors are left out: {error}", stacklevel=4)
             return
-        for beta in (1, 10, 100):
+        for beta in BETAS:
             for layer in stochastic_layers(engine.network):
                 layer.posterior.beta.assign(beta * unit)
             yield Trial(f"Gaussian, prior {scale}, beta {beta}", engine, trained=True)
@@ -222,8 +220,8 @@ METHODS = (deterministic, mc_dropout, gaussian)
 def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Optimizer:
     """Return the optimizer given, or a copy of the model's own at a tenth of its rate.
 
-    A schedule gives a tenth of its present value, and at least a thousandth of its largest so far:
-    many end at 0.
+    A schedule gives a tenth of its present value, and at least a thousandth of its largest so far,
+    since many end at 0.
     """
     if given is not None:
         return keras.optimizers.get(given)
@@ -273,7 +271,7 @@ def fine_tune(
                 break
             for trial in running:
                 if time.monotonic() > end:
-                    break
+                    return
                 _one_epoch(trial, training, epoch, watch, interrupts, say)
             round_time = time.monotonic() - start
             _drop_worse_half([x for x in trials if x.engine.samples > 1 and not x.fate], epoch, say)

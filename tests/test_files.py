@@ -11,6 +11,11 @@ from tfp_ibnn._core import files
 pytestmark = pytest.mark.once
 
 
+def write(path, text):
+    with files.replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -65,7 +70,7 @@ def test_a_full_disk_keeps_the_old_file(target, monkeypatch, call):
     else:
         monkeypatch.setattr(Path, "replace", no_space)
     with pytest.raises(OSError, match="No space left") as caught:
-        files.write_json(target, {"a": 1})
+        write(target, json.dumps({"a": 1}))
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
     assert target.read_text() == '"old"'
@@ -79,52 +84,52 @@ def test_the_contents_are_on_disk_before_the_name(target, monkeypatch):
     monkeypatch.setattr(
         Path, "replace", lambda self, to: calls.append("replace") or replace(self, to)
     )
-    files.write_text(target, "new")
+    write(target, "new")
     assert calls == ["fsync", "replace"]
 
 
 @pytest.mark.parametrize("name", ["no_suffix", "two.dots.npz", ".hidden", "with space.csv", "ä.md"])
 def test_any_name_will_do(tmp_path, name):
-    files.write_text(tmp_path / name, "text")
+    write(tmp_path / name, "text")
     assert names(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "text"
 
 
 def test_a_path_may_be_a_string(tmp_path):
-    files.write_text(str(tmp_path / "a.txt"), "ä\n")
+    write(str(tmp_path / "a.txt"), "ä\n")
     assert (tmp_path / "a.txt").read_bytes() == "ä\n".encode()
 
 
 def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        files.write_text(tmp_path / "missing" / "a.txt", "text")
+        write(tmp_path / "missing" / "a.txt", "text")
     assert names(tmp_path) == []
 
 
 def test_a_folder_is_not_replaced(tmp_path):
     (tmp_path / "a.json").mkdir()
     with pytest.raises(OSError, match="directory"):
-        files.write_json(tmp_path / "a.json", 1)
+        write(tmp_path / "a.json", "1")
     assert names(tmp_path) == ["a.json"]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 def test_what_json_lacks_is_refused(target, number):
     with pytest.raises(ValueError, match="JSON"):
-        files.write_json(target, {"deep": [1.0, {"er": number}]})
+        run_files.write_json(target, {"deep": [1.0, {"er": number}]})
     assert target.read_text() == '"old"'
     assert names(target.parent) == ["kept.json"]
 
 
 def test_what_is_no_json_is_refused(target):
     with pytest.raises(TypeError):
-        files.write_json(target, {"a": object()})
+        run_files.write_json(target, {"a": object()})
     assert target.read_text() == '"old"'
 
 
 def test_json_comes_back(target):
     content = {"a": [1, 2.5, None, True, "ä\n"], "b": {}}
-    files.write_json(target, content)
+    run_files.write_json(target, content)
     text = target.read_text(encoding="utf-8")
     assert json.loads(text) == content
     assert text.endswith("\n")
@@ -134,9 +139,9 @@ def test_writers_at_once_leave_one_whole_file(target):
     contents = [[number] * 20_000 for number in range(4)]
     problems, stop = [], threading.Event()
 
-    def write(content):
+    def write_often(content):
         for _ in range(15):
-            files.write_json(target, content)
+            write(target, json.dumps(content))
 
     def read():
         while not stop.is_set():
@@ -149,7 +154,7 @@ def test_writers_at_once_leave_one_whole_file(target):
                 problems.append(found)
 
     reader = threading.Thread(target=read)
-    writers = [threading.Thread(target=write, args=(content,)) for content in contents]
+    writers = [threading.Thread(target=write_often, args=(content,)) for content in contents]
     for thread in (reader, *writers):
         thread.start()
     for thread in writers:

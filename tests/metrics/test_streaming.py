@@ -332,8 +332,6 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 import tfp_ibnn as ibnn
 from tests.metrics.test_streaming import LABELS, NAMES, PAIRS, PROBABILITIES, WEIGHTS, agree
 
-pytestmark = pytest.mark.once
-
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 assert strategy.num_replicas_in_sync == 2
 with strategy.scope():

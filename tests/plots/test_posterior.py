@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import plots
-from tfp_ibnn.plots._draws import distance_from_gaussian, draw
+from tfp_ibnn.plots.posterior import _distance_from_gaussian, _draw
 
 pytestmark = pytest.mark.once
 
@@ -29,19 +29,25 @@ def bent():
     return posterior
 
 
+def draws(*arguments):
+    """Draws of the channels, (draws, channels)."""
+    return np.stack([channel.z for channel in _draw(*arguments)], axis=1)
+
+
 def test_the_distance_is_zero_for_normal_quantiles_and_grows_with_the_bend():
     quantiles = norm.ppf((np.arange(2000) + 0.5) / 2000)
     bent = np.sinh(np.array([[0.5], [1.0]]) * quantiles).T
-    found = distance_from_gaussian(np.stack([3 * quantiles + 7, *bent.T], axis=1))
+    found = _distance_from_gaussian(np.stack([3 * quantiles + 7, *bent.T], axis=1))
     assert found[0] < 0.02
     assert 0.08 < found[1] < found[2]
     # Two points at -1 and 1: the mean of (1 - |q|)^2 is 2 - 2 sqrt(2 / pi).
-    two = distance_from_gaussian(np.repeat([-1.0, 1.0], 1000)[:, None])
+    two = _distance_from_gaussian(np.repeat([-1.0, 1.0], 1000)[:, None])
     assert two[0] == pytest.approx(np.sqrt(2 - 2 * np.sqrt(2 / np.pi)), abs=1e-3)
 
 
 def test_the_channels_farthest_from_gaussian_are_chosen():
-    assert draw(bent(), None, 3, 2000, 0).channels == [4, 1, 2]
+    drawn = _draw(bent(), None, 3, 2000, 0)
+    assert [channel.number for channel in drawn] == [4, 1, 2]
     figure = plots.posterior_marginals(bent(), count=3, draws=2000)
     titles = [ax.get_title().split(",")[0] for ax in figure.axes]
     assert titles == ["channel 4", "channel 1", "channel 2"]
@@ -50,7 +56,7 @@ def test_the_channels_farthest_from_gaussian_are_chosen():
 def test_draws_are_those_of_the_seed_and_leave_the_posterior_alone():
     posterior = bent()
     before = np.asarray(posterior.seed_generator.state.value)
-    first, again, other = (draw(posterior, [3], 1, 500, seed).z for seed in (0, 0, 1))
+    first, again, other = (draws(posterior, [3], 1, 500, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     np.testing.assert_array_equal(np.asarray(posterior.seed_generator.state.value), before)
@@ -62,13 +68,13 @@ def test_a_mixture_is_drawn_from_all_its_components():
     posterior = ibnn.MixturePosterior(components=3)
     posterior.build((2,))
     posterior.loc.assign([[-5.0, 0.0], [0.0, 0.0], [5.0, 0.0]])
-    z = draw(posterior, [0], 1, 300, 0).z[:, 0]
+    z = draws(posterior, [0], 1, 300, 0)[:, 0]
     assert np.bincount(np.round(z / 5).astype(int) + 1).tolist() == [100, 100, 100]
 
 
 def test_marginals_show_density_prior_and_gaussian():
     figure = plots.posterior_marginals(bent(), [1, 3], draws=1000)
-    z = draw(bent(), [1, 3], 1, 1000, 0).z
+    z = draws(bent(), [1, 3], 1, 1000, 0)
     for k, ax in enumerate(figure.axes):
         values, edges, _ = ax.patches[0].get_data()
         assert np.sum(values * np.diff(edges)) == pytest.approx(0.998, abs=0.002)
@@ -81,7 +87,7 @@ def test_marginals_show_density_prior_and_gaussian():
 
 def test_marginals_share_limits_that_show_all():
     figure = plots.posterior_marginals(bent(), [4, 0], draws=1000)
-    z = draw(bent(), [4, 0], 1, 1000, 0).z
+    z = draws(bent(), [4, 0], 1, 1000, 0)
     for ax in figure.axes:
         low, high = ax.get_xlim()
         assert low <= min(np.quantile(z[:, 0], 0.001), -5.5)
@@ -92,14 +98,14 @@ def test_a_learned_prior_is_the_one_drawn():
     posterior = ibnn.NormalAffine(prior_scale=0.5, learn_prior_scale=True)
     posterior.build((3,))
     posterior.raw_prior_scale.assign(3.0)
-    scale = draw(posterior, [0], 1, 100, 0).prior_scale[0]
+    scale = _draw(posterior, [0], 1, 100, 0)[0].scale
     assert scale == pytest.approx(float(posterior.prior().stddev()[0]))
     assert scale > 2.5
 
 
 def test_pairs_show_draws_and_prior():
     figure = plots.posterior_pairs(bent(), (0, 4, 2), draws=400)
-    z = draw(bent(), [0, 4, 2], 1, 400, 0).z
+    z = draws(bent(), [0, 4, 2], 1, 400, 0)
     below = [ax for ax in figure.axes if ax.collections]
     assert len(figure.axes) == 6
     for ax, (column, row) in zip(below, [(0, 1), (0, 2), (1, 2)], strict=True):

@@ -14,7 +14,7 @@ import numpy as np
 from tests.data.test_load import Made, tar_of
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
-from tfp_ibnn.data import DATASETS, DataError, _clients, _sources, load
+from tfp_ibnn.data import DATASETS, DataError, _sources, load
 
 __all__ = ["Campaign"]
 
@@ -40,7 +40,7 @@ class Campaign:
             (output or folder / suffix).write_bytes(self.brought)
 
         _sources._tfds_prepared = _sources._tfds_download = nothing
-        _clients.run = bring
+        _sources._run = bring
         for name, made in self.made.items():
             DATASETS[name] = made.dataset
             folder = place.empty(f"first_{name}")

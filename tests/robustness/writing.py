@@ -69,10 +69,10 @@ class Caches:
 
     @staticmethod
     def write(folder, version):
-        from tfp_ibnn.data import _cache
+        from tfp_ibnn.data import loading
 
         part = np.full((200, 20), version, "int32"), np.full(200, version, "int32")
-        _cache.write(folder / "made.npz", (part, part))
+        loading._write(folder / "made.npz", (part, part))
 
     @staticmethod
     def read(folder):
@@ -87,7 +87,7 @@ class Records:
 
     @staticmethod
     def write(folder, version):
-        from tfp_ibnn._core import files
+        from experiments import files
 
         files.write_json(folder / "metrics.json", {"version": version, "rows": [version] * 5000})
 

@@ -1,5 +1,6 @@
 """Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
+import functools
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Sequence
@@ -8,34 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-__all__ = [
-    "LARGEST_SIZE",
-    "channels_of",
-    "finite",
-    "fraction",
-    "full_precision",
-    "known_keywords",
-    "moderate",
-    "non_negative",
-    "one_of",
-    "positive",
-    "positive_integer",
-    "whole",
-]
-
-
 LARGEST_SIZE = 2**20
 """More units, components or bins than anybody needs, and less than takes a machine's memory."""
 
-_OF_ALL_LAYERS = ("name", "dtype", "trainable")
-_OF_TFP = (
-    *(
-        f"{weight}_{role}"
-        for weight in ("kernel", "bias")
-        for role in ("prior_fn", "posterior_fn", "posterior_tensor_fn", "divergence_fn")
-    ),
-    *("make_posterior_fn", "make_prior_fn", "kl_weight", "kl_use_exact"),
-)
+_OF_TFP = ("prior_fn", "posterior_fn", "tensor_fn", "divergence_fn", "kl_weight", "kl_use_exact")
 _MODERATE = 1e9
 _SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
 
@@ -51,45 +28,30 @@ def finite(name: str, value: Any) -> float:
     raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
 
 
-def positive(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not a finite number above zero."""
+def _number(name: str, value: Any, is_good: Callable[[float], bool], want: str) -> float:
+    """Return `value` as a float, or raise if it is not finite or not good."""
     number = finite(name, value)
-    if number < _SMALLEST:  # in float32 it would be 0
-        raise ValueError(f"`{name}` must be above 0; got {value!r}.")
+    if not is_good(number):
+        raise ValueError(f"`{name}` must be {want}; got {value!r}.")
     return number
 
 
-def moderate(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if squares of it would leave the range of float32."""
-    number = finite(name, value)
-    if not _MODERATE >= abs(number) >= 1 / _MODERATE and number != 0:
-        raise ValueError(
-            f"`{name}` must be 0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}; got "
-            f"{value!r}."
-        )
-    return number
-
-
-def non_negative(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not a finite number of at least zero."""
-    number = finite(name, value)
-    if number < 0:
-        raise ValueError(f"`{name}` must be 0 or above; got {value!r}.")
-    return number
-
-
-def fraction(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise if it is not in [0, 1)."""
-    number = finite(name, value)
-    if not 0 <= number < 1:
-        raise ValueError(f"`{name}` must be at least 0 and below 1; got {value!r}.")
-    return number
+# Smaller than that, a number is 0 in float32.
+positive = functools.partial(_number, is_good=lambda x: x >= _SMALLEST, want="above 0")
+non_negative = functools.partial(_number, is_good=lambda x: x >= 0, want="0 or above")
+fraction = functools.partial(_number, is_good=lambda x: 0 <= x < 1, want="at least 0 and below 1")
+# Squares of it stay in the range of float32.
+moderate = functools.partial(
+    _number,
+    is_good=lambda x: x == 0 or 1 / _MODERATE <= abs(x) <= _MODERATE,
+    want=f"0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}",
+)
 
 
 def positive_integer(name: str, value: Any, most: int | None = None) -> int:
     """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
-    if finite(name, value) < 1 or value != int(value):
-        raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}.")
+    want = "a whole number of at least 1"
+    _number(name, value, lambda x: x >= 1 and value == int(value), want)
     if most is not None and value > most:
         raise ValueError(f"`{name}` must be at most {most}; got {value!r}.")
     return int(value)
@@ -98,8 +60,8 @@ def positive_integer(name: str, value: Any, most: int | None = None) -> int:
 def whole(name: str, value: Any) -> int:
     """Return `value` as an int, or raise if it is not a whole number of at least zero."""
     non_negative(name, value)
-    if value != int(value):  # not as a float, which has no 2^53 + 1
-        raise ValueError(f"`{name}` must be a whole number; got {value!r}.")
+    # Not as a float, which has no 2^53 + 1.
+    _number(name, value, lambda _: value == int(value), "a whole number")
     return int(value)
 
 
@@ -113,30 +75,16 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
 def known_keywords(
     owner: str, given: Iterable[str], takers: Iterable[Callable[..., Any]], but: Sequence[str] = ()
 ) -> None:
-    """Raise if a keyword is none of those that a layer or a recipe takes.
-
-    Args:
-        owner: what the user has called.
-        given: the keywords that it was called with.
-        takers: the functions whose arguments they may be.
-        but: arguments of theirs that the owner gives by itself.
-    """
-    takes = [
-        name
-        for taker in takers
-        for name, parameter in inspect.signature(taker).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    takes = [name for name in dict.fromkeys([*takes, *_OF_ALL_LAYERS]) if name not in but]
+    """Raise if a keyword given to `owner` is no argument of `takers`, or one of `but`."""
+    parameters = [p for taker in takers for p in inspect.signature(taker).parameters.values()]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes = dict.fromkeys(x for x in (*named, "name", "dtype", "trainable") if x not in but)
     unknown = [name for name in given if name not in takes]
     if not unknown:
         return
     message = f"{owner} does not take {', '.join(f'`{name}`' for name in unknown)}."
-    if any(name in _OF_TFP for name in unknown):
-        message += (
-            " The layers of TensorFlow Probability do; docs/from_tfp.md says what corresponds to "
-            "their arguments here."
-        )
+    if any(name.endswith(_OF_TFP) for name in unknown):
+        message += " The layers of TensorFlow Probability do: see docs/from_tfp.md."
     raise TypeError(f"{message} It takes: {', '.join(takes)}.")
 
 
@@ -146,25 +94,18 @@ def channels_of(owner: str, input_shape: Any) -> int:
         size is None or (isinstance(size, numbers.Integral) and not isinstance(size, bool))
         for size in input_shape
     )
-    if not is_shape or len(input_shape) < 1:
+    if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
         raise ValueError(
-            f"{owner} works on the last axis of one tensor; got the input shape {input_shape!r}, "
-            "which has no such axis. Give a shape like (batch, channels)."
+            f"{owner} works on the last axis of one tensor, whose size must be known and at least "
+            f"1; got the input shape {input_shape!r}. Give a shape like (batch, channels)."
         )
-    channels = input_shape[-1]
-    if channels is None or channels < 1:
-        raise ValueError(
-            f"{owner} needs a last axis of known size, at least 1; got the input shape "
-            f"{tuple(input_shape)!r}."
-        )
-    return int(channels)
+    return int(input_shape[-1])
 
 
 def full_precision(dtype: Any = None) -> str:
     """Return the dtype of posteriors under a Keras dtype policy: float64, or else float32.
 
-    Log-determinants and KL terms lose their meaning in half precision, so mixed and half-precision
-    policies fall back to float32.
+    Log-determinants and KL terms lose their meaning in half precision.
     """
     policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
     if not isinstance(policy, keras.dtype_policies.DTypePolicy):  # Keras passes broken configs on

@@ -9,8 +9,6 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, tanh
 
-__all__ = ["MIN_SCALE", "above_minus_one", "bounded", "inverse_scale", "scale"]
-
 MIN_SCALE = 1e-6
 """The smallest standard deviation a posterior may reach."""
 
@@ -38,9 +36,8 @@ def inverse_scale(value: float) -> float:
 def above_minus_one(x: Tensor) -> Tensor:
     """Map the real line onto (-1 + 1e-3, inf): the identity for x >= 0, an exponential below.
 
-    Planar, radial and Sylvester flows are invertible where a certain product exceeds -1. This map
-    is continuously differentiable, is the identity to first order at 0, and keeps a margin, so that
-    `log1p` of it stays finite and the inverse stays solvable in float32.
+    Planar, radial and Sylvester flows are invertible where a product exceeds -1. The margin keeps
+    `log1p` of it finite, and the inverse solvable in float32. The first derivative is continuous.
     """
     limit = 1 - _MARGIN
     # The inner minimum keeps exp from overflowing in the branch that is not taken.

@@ -3,8 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["EXTRAS", "install_line", "needs"]
-
 EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("PIL", "importlib_resources", "sklearn", "tensorflow_datasets"),
     "plots": ("matplotlib",),
@@ -19,17 +17,7 @@ def install_line(module: str, extra: str) -> str:
 
 @contextlib.contextmanager
 def needs(extra: str, error: type[Exception] = ImportError) -> Iterator[None]:
-    """Import modules of an extra in this context: a missing one is an error with the line to run.
-
-    Args:
-        extra: one of `EXTRAS`.
-        error: what to raise.
-
-    Example:
-        >>> from tfp_ibnn._core.extras import needs
-        >>> with needs("data"):
-        ...     from PIL import Image
-    """
+    """Import modules of an extra in this context; a missing one raises the line to run."""
     try:
         yield
     except ModuleNotFoundError as cause:

@@ -2,20 +2,11 @@
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-__all__ = [
-    "replacing",
-    "replacing_folder",
-    "write_json",
-    "write_text",
-]
 
 
 @contextlib.contextmanager
@@ -55,11 +46,9 @@ def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
             path.replace(old)
             temporary.replace(path)
             shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        if old.exists() and not path.exists():
-            old.replace(path)
-        raise
     finally:
+        if old.exists() and not path.exists():  # after an error
+            old.replace(path)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -74,14 +63,3 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE; a file system may refuse it
     return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
-
-
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write a text file."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: str | os.PathLike, content: Any) -> None:
-    """Write a JSON file; NaN and infinity, which JSON lacks, are an error."""
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

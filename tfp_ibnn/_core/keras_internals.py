@@ -24,44 +24,16 @@ except ImportError as error:
         f"'keras{TESTED_VERSIONS}'."
     ) from error
 
-__all__ = [
-    "TESTED_VERSIONS",
-    "added_loss",
-    "fill_in",
-    "find_call",
-    "functional_behind",
-    "graph_inputs",
-    "has_plain_call",
-    "is_functional",
-    "learning_rate_of",
-    "lookup_tables",
-    "mask_of",
-    "nested_layers",
-    "nodes_in_order",
-    "optimizer_map",
-    "origin",
-    "own_losses",
-    "own_trainable_variables",
-    "seed_generators",
-    "set_mask",
-    "symbolic_build",
-    "values_in_place",
-    "values_kept",
-]
-
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
-
-# ------------------------------------------------------------------------------------------- calls
 
 
 def find_call() -> Any | None:
     """Return an object that lives as long as the call of a pass; None outside of calls.
 
     That is the innermost `stateless_call` in progress, by its scope, or else the outermost plain
-    call of a layer or model, by Keras's call context. A scope alone will not do: any number of
-    calls may be made in one that a user opens. Nor will the context: `stateless_call` makes none,
-    and each layer inside then seems outermost. Where Keras only infers shapes it is the innermost
-    scope, since nothing there may leave it.
+    call, by Keras's call context. A scope alone will not do: a user may make any number of calls in
+    one. Nor will the context: `stateless_call` makes none, and each layer inside then seems
+    outermost. Where Keras only infers shapes it is the innermost scope: nothing may leave it.
     """
     scope = stateless_scope.get_stateless_scope()
     if scope is not None and symbolic_scope.in_symbolic_scope():
@@ -84,14 +56,6 @@ def added_loss(model: keras.Model) -> Any:
     return sum(model._aggregate_additional_loss(term) for term in model.losses)
 
 
-def symbolic_build(model: keras.Model, data_batch: Any) -> None:
-    """Build what a compiled model still lacks, such as the state of its metrics, from a batch."""
-    model._symbolic_build(data_batch=data_batch)
-
-
-# ------------------------------------------------------------------------------- layers and weights
-
-
 def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
     """Return all layers inside of a layer, at any depth, each once; itself first, if included."""
     return layer._flatten_layers(include_self=include_self)
@@ -109,8 +73,7 @@ def seed_generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerato
 
 def lookup_tables(model: keras.layers.Layer) -> list[Any]:
     """Return TensorFlow's tables behind the lookup layers of a model, which are no variables."""
-    layers = nested_layers(model)
-    return [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+    return [x.lookup_table for x in nested_layers(model) if hasattr(x, "lookup_table")]
 
 
 @contextlib.contextmanager
@@ -136,9 +99,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     backend.set_keras_mask(tensor, mask)
 
 
-# -------------------------------------------------------------------------------------- optimizers
-
-
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     """Return the learning rate of an optimizer: its schedule, if it has one, or its variable."""
     return optimizer._learning_rate
@@ -147,9 +107,6 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
 def optimizer_map(optimizer: keras.optimizers.MultiOptimizer) -> Any:
     """Return the `keras.optimizers.OptimizerMap` that a `MultiOptimizer` was made with."""
     return optimizer._optimizer_map
-
-
-# ------------------------------------------------------------------------------------------ graphs
 
 
 def is_functional(model: Any) -> bool:
@@ -171,21 +128,13 @@ def functional_behind(model: keras.Sequential) -> keras.Model | None:
 
 
 def nodes_in_order(model: keras.Model) -> Iterator[Any]:
-    """Yield the calls of layers and operations in a Functional model, in an order that works.
-
-    Each is one of Keras's nodes, with `operation`, `arguments`, `input_tensors` and `outputs`.
-    """
+    """Yield the calls in a Functional model, Keras's nodes, in an order that works."""
     for depth in sorted(model._nodes_by_depth, reverse=True):
         yield from (node for node in model._nodes_by_depth[depth] if not node.is_input)
 
 
 def fill_in(node: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of the call that a node stands for, with tensors for the symbolic ones.
-
-    Args:
-        node: one of `nodes_in_order`.
-        values: a tensor by the `id` of each of the node's `input_tensors`.
-    """
+    """Return the arguments of a node's call; `values` has a tensor by the `id` of each input."""
     return node.arguments.fill_in(values)
 
 
@@ -203,10 +152,8 @@ def origin(tensor: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def values_in_place(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
-    """Let variables have other values inside; those of a `StatelessScope` around it stay.
-
-    Scopes do not nest: an inner one hides the values of the outer one.
-    """
+    """Let variables have other values inside; those of a `StatelessScope` around it stay."""
+    # Scopes do not nest: an inner one hides the values of the outer one.
     with keras.StatelessScope(state_mapping=pairs) as scope:
         if scope.original_scope is not None:
             scope.state_mapping = {**scope.original_scope.state_mapping, **scope.state_mapping}

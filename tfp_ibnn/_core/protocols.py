@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from tfp_ibnn._core.backend import Tensor
 
-__all__ = ["Chunks", "Draw", "PosteriorTemplate", "Sampler", "WeightPosterior"]
-
 
 class Draw(NamedTuple):
     """Draws of z (..., channels) with their KL and entropy, in nats.
@@ -29,24 +27,14 @@ class Draw(NamedTuple):
 
 
 class PosteriorTemplate:
-    """A template for the posteriors of a model's layers.
+    """A template for the posteriors of a model's layers; each layer takes a copy."""
 
-    `beta`, the weight of the KL, is a variable of each copy that a layer has taken; `seed` is that
-    of the noise.
-    """
-
-    beta: Any
+    beta: Any  # the weight of the KL, a variable of each copy
     initial_beta: float
-    seed: int | None
+    seed: int | None  # of the noise
 
     def wrap(self, layer: Any, train_size: int, **options: Any) -> Any:
-        """Return a stochastic layer around a Keras layer, with its own copy of this posterior.
-
-        Args:
-            layer: a Keras layer.
-            train_size: number of training examples.
-            **options: those of the stochastic layer, such as `seed` and `name`.
-        """
+        """Return a stochastic layer around a Keras layer, with its own copy of this posterior."""
         raise NotImplementedError(f"{type(self).__name__} must define `wrap`.")
 
     def bind(self, layers: Sequence[Any]) -> None:
@@ -62,17 +50,13 @@ class PosteriorTemplate:
 
 
 class Chunks(NamedTuple):
-    """The sampled networks on a batch, to be run chunk by chunk.
+    """The sampled networks on a batch, to be run chunk by chunk."""
 
-    Attributes:
-        run: returns the outputs (size, batch, ...) of the draws from a given number on.
-        size: draws in a chunk.
-        count: number of chunks; the last one may go beyond the number of samples.
-    """
-
-    run: Callable[[int | Tensor], Tensor]
-    size: int | Tensor
-    count: int | Tensor
+    run: Callable[
+        [int | Tensor], Tensor
+    ]  # outputs (size, batch, ...) of the draws from a number on
+    size: int | Tensor  # draws in a chunk
+    count: int | Tensor  # of chunks; the last one may go beyond the number of samples
 
     @property
     def is_one(self) -> bool:
@@ -81,15 +65,10 @@ class Chunks(NamedTuple):
 
 
 class Sampler:
-    """Runs sampled networks on a batch. Keys are tensors of two integers.
+    """Runs sampled networks on a batch. Keys are tensors of two integers."""
 
-    Attributes:
-        samples: number of networks that `chunks` runs.
-        is_random: whether they differ at all.
-    """
-
-    samples: int
-    is_random: bool
+    samples: int  # how many networks `chunks` runs
+    is_random: bool  # whether they differ at all
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the networks that a key gives for a batch."""
@@ -108,14 +87,10 @@ class WeightPosterior:
     """A posterior over whole sets of weights of one network.
 
     A subclass is a Keras layer, registered for serialization, so that files hold it.
-
-    Attributes:
-        network: the Keras model whose weights are sampled.
-        count: how many sets there are; None gives as many as are wanted.
     """
 
-    network: Any
-    count: int | None
+    network: Any  # the Keras model whose weights are sampled
+    count: int | None  # how many sets there are; None gives as many as are wanted
 
     @property
     def sampled(self) -> list[Any]:
@@ -128,12 +103,7 @@ class WeightPosterior:
         return []
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return the values of one set, in the order of `sampled`.
-
-        Args:
-            key: two integers; the sets that it gives are numbered from 0.
-            number: which of them.
-        """
+        """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
         raise NotImplementedError(f"{type(self).__name__} must define `sample`.")
 
     def mean(self) -> list[Tensor]:

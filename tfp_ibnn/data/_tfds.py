@@ -2,8 +2,8 @@
 
     python _tfds.py NAME OUTPUT.npz [DOWNLOAD_FOLDER]
 
-With a folder, the dataset is first downloaded there. It is a process of its own so that a download
-can be stopped, and because TensorFlow would else take the memory of a GPU from another backend.
+With a folder, the dataset is first downloaded there. A process of its own can be stopped, and its
+TensorFlow takes no GPU memory from another backend.
 """
 
 import sys
@@ -20,16 +20,13 @@ def arrays(name: str, download: str | None = None) -> dict[str, np.ndarray]:
         tfds.disable_progress_bar()
         builder.download_and_prepare()
     # One shard after another: by default, records of several are interleaved.
-    read_config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+    order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     found = {}
     for split in ("train", "test"):
-        records = builder.as_dataset(
-            split=split, batch_size=1000, shuffle_files=False, read_config=read_config
-        )
-        batches = [(batch["image"], batch["label"]) for batch in tfds.as_numpy(records)]
-        images, labels = zip(*batches, strict=True)
-        found[f"x_{split}"] = np.concatenate(images)
-        found[f"y_{split}"] = np.concatenate(labels).astype(np.int32)
+        records = builder.as_dataset(split=split, batch_size=-1, read_config=order)
+        records = tfds.as_numpy(records)
+        found[f"x_{split}"] = records["image"]
+        found[f"y_{split}"] = records["label"].astype(np.int32)
     return found
 
 

@@ -1,7 +1,6 @@
 """Images changed against a model, a little at each pixel, so that it errs."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,49 +18,35 @@ __all__ = ["fgsm", "fgsm_direction"]
 
 
 def fgsm(
-    model: keras.Model,
-    images: Any,
-    labels: Any,
-    epsilon: float,
-    *,
-    from_logits: bool | None = None,
-    batch_size: int = 128,
-    seed: int = 0,
+    model: keras.Model, images: Any, labels: Any, epsilon: float, **options: Any
 ) -> np.ndarray:
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
-    cross-entropy of the labels with respect to the image x. It is float32, which `evaluate` and
-    `predict` take as it is: rounded to whole numbers, a step of less than half a grey level would
-    vanish. For whole images and a whole epsilon `.astype("uint8")` loses nothing. For several
-    epsilons, find the signs once, by `fgsm_direction`.
+    cross-entropy of the labels with respect to the image x. It is float32: rounded, a step of less
+    than half a grey level would vanish. For several epsilons, find the signs once, by
+    `fgsm_direction`.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255.
         images: (N, ...) pixels from 0 to 255; they stay as they are.
         labels: (N,) or (N, 1) integers.
         epsilon: size of the step on the scale from 0 to 255, 0 or above.
-        from_logits: as for `fgsm_direction`.
-        batch_size: as for `fgsm_direction`.
-        seed: as for `fgsm_direction`.
+        **options: `from_logits`, `batch_size` and `seed` of `fgsm_direction`.
 
     Example:
-        >>> import keras, numpy as np
-        >>> from tfp_ibnn.data.adversarial import fgsm
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         >>> model.set_weights([np.eye(2), np.zeros(2)])
-        >>> fgsm(model, [[10, 0], [9, 1]], labels=[0, 1], epsilon=2.5, from_logits=True)
+        >>> ibnn.data.fgsm(model, [[10, 0], [9, 1]], [0, 1], epsilon=2.5, from_logits=True)
         array([[ 7.5,  2.5],
                [11.5,  0. ]], dtype=float32)
 
     References:
-        Goodfellow, Shlens and Szegedy, Explaining and Harnessing Adversarial Examples, arXiv
-        1412.6572.
+        Goodfellow et al., Explaining and Harnessing Adversarial Examples, arXiv 1412.6572.
     """
     epsilon = np.float32(checks.non_negative("epsilon", epsilon))
-    direction = fgsm_direction(
-        model, images, labels, from_logits=from_logits, batch_size=batch_size, seed=seed
-    )
+    direction = fgsm_direction(model, images, labels, **options)
     return np.clip(np.asarray(images, "float32") + epsilon * direction, 0, 255)
 
 
@@ -77,162 +62,108 @@ def fgsm_direction(
     """Return the sign of the cross-entropy's gradient at each pixel, (N, ...) int8: -1, 0 or 1.
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
-    cross-entropy is log(1 + exp(m)) and grows with m, so that the signs are the same; but its own
-    gradient fades where the network is sure, first in its digits and then altogether, and so would
-    make the network that is surest look the most robust. (A model that returns probabilities can
-    still be too sure: where all other classes have the probability 0. Logits are better.)
+    cross-entropy, log(1 + exp(m)), grows with m, but its own gradient fades where the network is
+    sure. (So does that of m where all other probabilities are 0: logits are better.)
 
-    A `MonteCarlo` is attacked as a whole, by its `mean`. Without a seed, what is attacked are the
-    networks of its last prediction, and not those that its next one draws: give it a seed. Its
-    memory grows with `batch_size` times its samples. Any other stochastic model has one draw of the
-    noise for each image, a function of `seed` and the image's position. The model is as it was
-    afterwards: weights, noise switches, random states.
+    A `MonteCarlo` is attacked as a whole, by its `mean`; without a seed, its next prediction draws
+    other networks. Its memory grows with `batch_size` times its samples. Any other stochastic model
+    has one draw of the noise for each image, a function of `seed` and the image's position. The
+    state of the model stays as it is: weights, noise switches, random states.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255; its output is (N, classes),
             or (N, 1) for no and yes.
         images: (N, ...) pixels from 0 to 255.
         labels: (N,) or (N, 1) integers.
-        from_logits: whether the model returns logits; None finds out from its last layer and the
-            loss it is compiled with.
+        from_logits: whether the model returns logits; None finds out from its last layer or loss.
         batch_size: how many images to attack at once.
         seed: of the noise of a stochastic model, a whole number of 0 or above.
-
-    Example:
-        >>> import keras, numpy as np
-        >>> from tfp_ibnn.data.adversarial import fgsm_direction
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
-        >>> images, labels = np.array([[10, 20], [30, 40]]), np.array([0, 1])
-        >>> direction = fgsm_direction(model, images, labels, from_logits=True)
-        >>> attacks = {e: np.clip(images + e * direction, 0, 255) for e in (1, 2, 4, 8)}
     """
-    log_odds = _log_odds_of(model, from_logits)
-    images, labels = _checked(images, labels)
+    slope = _slope(model, from_logits, checks.whole("seed", seed))
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim < 2 or images.dtype.kind not in "uif":
+        got = f"{images.dtype} of the shape {images.shape}"
+        raise ValueError(f"`images` must be numbers of the shape (images, ...); got {got}.")
+    if not np.all((images >= 0) & (images <= 255)):
+        got = f"values from {images.min()} to {images.max()}"
+        raise ValueError(f"`images` must be finite and lie between 0 and 255; got {got}.")
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
+        wanted = f"one whole number for each of the {len(images)} images"
+        got = f"{labels.dtype} of the shape {labels.shape}"
+        raise ValueError(f"`labels` must be {wanted}; got {got}.")
+    if np.any(labels < 0):
+        raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
+    labels = labels.astype("int32")
     batch_size = checks.positive_integer("batch_size", batch_size)
-    seed = checks.whole("seed", seed)
     result = np.empty(images.shape, "int8")
-    if not len(images):
-        return result
-    # One compiled function serves batches of one size, so the last batch overlaps the one before.
-    batch_size = min(batch_size, len(images))
-    last = len(images) - batch_size
+    batch_size = min(batch_size, len(images)) or 1
     dtype = checks.full_precision(model.dtype_policy)
-    with _state_kept(model):
-        slope = _slope(model, log_odds, seed)
-        for start in (*range(0, last, batch_size), last):
+    state = model.non_trainable_variables
+    before = [ops.convert_to_numpy(variable) for variable in state]
+    try:
+        for start in range(0, len(images), batch_size):
+            # One compiled function serves one size, so the last batch overlaps the one before.
+            start = min(start, len(images) - batch_size)
             part = slice(start, start + batch_size)
             numbers = np.arange(start, start + batch_size, dtype="int32")
             found = ops.convert_to_numpy(slope(images[part].astype(dtype), labels[part], numbers))
             bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
             if bad.any():
+                where = f"The gradient at image {start + bad.argmax()} is not finite"
                 raise ValueError(
-                    f"The gradient at image {start + bad.argmax()} is not finite: its label is no "
-                    f"class of model {model.name!r}, or the output of the model is NaN."
+                    f"{where}: its label is no class of `model`, or the output is NaN."
                 )
             result[part] = np.sign(found)
+    finally:
+        # The calls have changed counters and random states.
+        for variable, value in zip(state, before, strict=True):
+            variable.assign(value)
     return result
 
 
-def _slope(
-    model: keras.Model, log_odds: Callable[[Tensor, Tensor], Tensor], seed: int
-) -> Callable[..., Tensor]:
+def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[..., Tensor]:
     """Return the compiled gradient of the log-odds for images, labels and the images' numbers."""
-
-    def total(images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
-        # Noise by number is the same in batches of any size, and leaves the generators alone.
-        with noise.scope(seed=seed, sample=numbers, losses=False):
-            outputs = model(images, training=False)
-        # A sum, not a mean: the gradient of an image is then its own, whatever the batch.
-        return ops.sum(log_odds(outputs, labels))
-
-    return gradient(total, model.variables)
-
-
-def _log_odds_of(model: keras.Model, from_logits: bool | None) -> Callable[[Any, Tensor], Tensor]:
-    """Return how to get the log-odds against the labels from what a model returns."""
     if not isinstance(model, keras.Model) or not model.built:
         raise ValueError(f"`model` must be a Keras model that is built; got {model!r}.")
     is_averaged = isinstance(model, MonteCarlo)
     if is_averaged and from_logits:
         raise ValueError("`from_logits` is True, but a MonteCarlo returns probabilities.")
     remedy = "Say from_logits=True for logits, from_logits=False for probabilities."
-    predictive = (
-        model._predictive if is_averaged else predictive_of(model, None, from_logits, remedy)
-    )
+    predictive = getattr(model, "_predictive", None)
+    if not is_averaged:
+        predictive = predictive_of(model, None, from_logits, remedy)
     if not isinstance(predictive, Categorical):
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
-    logits = predictive.from_logits and not is_averaged
+    has_logits = predictive.from_logits and not is_averaged
+    is_binary = isinstance(predictive, Labels)
 
-    def log_odds(outputs: Any, labels: Tensor) -> Tensor:
+    def total(images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+        # Noise by number is the same in batches of any size, and leaves the generators alone.
+        with noise.scope(seed=seed, sample=numbers, losses=False):
+            outputs = model(images, training=False)
         scores = outputs["mean"] if is_averaged else outputs
-        wide = isinstance(predictive, Labels) and scores.shape[-1] != 1
-        if len(scores.shape) != 2 or wide:
-            raise ValueError(
-                "`model` must give each image one label; the output of "
-                f"{model.name!r} has the shape {tuple(scores.shape)}"
-                f"{', several answers of yes or no' if wide else ''}."
-            )
+        if len(scores.shape) != 2 or (is_binary and scores.shape[-1] != 1):
+            what = "several answers of yes or no" if is_binary else "the shape"
+            got = f"{what}, {tuple(scores.shape)}"
+            raise ValueError(f"`model` must give each image one label; got {got}.")
         scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
-        if isinstance(predictive, Labels):
-            no = ops.zeros_like(scores) if logits else 1 - scores
+        if is_binary:
+            no = ops.zeros_like(scores) if has_logits else 1 - scores
             scores = ops.concatenate([no, scores], axis=-1)
-        return _log_odds(scores, labels, logits)
+        classes = scores.shape[-1]
+        chosen = ops.one_hot(labels, classes, dtype="bool")
+        limits = np.finfo(keras.backend.standardize_dtype(scores.dtype))
+        if has_logits:
+            others = ops.logsumexp(ops.where(chosen, limits.min, scores), axis=-1)
+            log_odds = others - ops.sum(ops.where(chosen, scores, 0), axis=-1)
+        else:
+            # Summed up and not 1 - p, which has no digits left where p is almost 1.
+            sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
+            others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
+            log_odds = others - own
+        # NaN, as the gradient, where there is no such class. A sum, not a mean: the gradient of an
+        # image is then its own, whatever the batch.
+        return ops.sum(log_odds * ops.where(labels < classes, 1.0, float("nan")))
 
-    return log_odds
-
-
-def _log_odds(scores: Tensor, labels: Tensor, from_logits: bool) -> Tensor:
-    """Return the log-odds against the labels, (N,), from logits or probabilities (N, classes).
-
-    It is NaN, and so is its gradient, where there is no such class.
-    """
-    classes = scores.shape[-1]
-    limits = np.finfo(keras.backend.standardize_dtype(scores.dtype))
-    chosen = ops.one_hot(labels, classes, dtype="bool")
-    if from_logits:
-        others = ops.logsumexp(ops.where(chosen, limits.min, scores), axis=-1)
-        result = others - ops.sum(ops.where(chosen, scores, 0), axis=-1)
-    else:
-        # Summed up and not 1 - p, which has no digits left where p is almost 1.
-        others, own = (
-            ops.log(ops.maximum(ops.sum(ops.where(part, scores, 0), axis=-1), limits.tiny))
-            for part in (~chosen, chosen)
-        )
-        result = others - own
-    return result * ops.where(labels < classes, 1.0, float("nan"))
-
-
-@contextlib.contextmanager
-def _state_kept(model: keras.Model) -> Iterator[None]:
-    """Put back what the calls of a model change: counters, random states."""
-    state = model.non_trainable_variables
-    before = [ops.convert_to_numpy(variable) for variable in state]
-    try:
-        yield
-    finally:
-        for variable, value in zip(state, before, strict=True):
-            variable.assign(value)
-
-
-def _checked(images: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim < 2 or images.dtype.kind not in "uif":
-        raise ValueError(
-            "`images` must be numbers of the shape (images, ...), such as (100, 32, 32, 3); got "
-            f"{images.dtype} of the shape {images.shape}."
-        )
-    if not np.all((images >= 0) & (images <= 255)):
-        raise ValueError(
-            "`images` must be finite and lie between 0 and 255; got values from "
-            f"{images.min()} to {images.max()}."
-        )
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
-        raise ValueError(
-            f"`labels` must be one whole number for each of the {len(images)} images; got "
-            f"{labels.dtype} of the shape {labels.shape}."
-        )
-    if labels.size and labels.min() < 0:
-        raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
-    return images, labels.astype("int32")
+    return gradient(total, model.variables)

@@ -1,44 +1,82 @@
-"""Batches in an order that is a function of a seed and the epoch."""
+"""Training images: some held back for validation, the others in a reproducible order."""
 
-import math
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
+from tfp_ibnn.data.datasets import Splits
 
-__all__ = ["ShuffledBatches"]
+__all__ = ["ShuffledBatches", "validation_split"]
+
+
+def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
+    """Return `(x_train, y_train), (x_val, y_val)`, copies; every class keeps its share.
+
+    The class c gets size * n_c / N of the places, rounded down or up so that they add up to `size`;
+    the seed decides who gets them, with every version of numpy. Both parts keep their order.
+
+    Args:
+        x: (N, ...), the images.
+        y: (N,), their classes, as integers.
+        size: number of images to hold back, from 1 to N - 1.
+        seed: from 0 to 2**32 - 1.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> x, y = np.arange(6), np.array([0, 0, 0, 0, 1, 1])
+        >>> (x_train, y_train), (x_val, y_val) = ibnn.data.validation_split(x, y, 3)
+        >>> y_train, y_val
+        (array([0, 0, 1]), array([0, 0, 1]))
+    """
+    x, y = np.asarray(x), np.asarray(y)
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+        got = f"{y.dtype} of shape {y.shape}. For one-hot labels, give `y.argmax(-1)`"
+        raise ValueError(f"`y` must be integers of shape (N,); got {got}.")
+    if x.ndim < 1 or len(x) != len(y):
+        raise ValueError(f"`x` must have as many rows as `y`, {len(y)}; got shape {x.shape}.")
+    size, seed = checks.positive_integer("size", size), checks.whole("seed", seed)
+    if size >= len(y):
+        raise ValueError(f"`size` must leave some to train on: at most {len(y) - 1}; got {size}.")
+    if seed >= 2**32:
+        raise ValueError(f"`seed` must be below 2**32; got {seed}.")
+
+    # RandomState's stream is frozen, unlike that of numpy's newer generators.
+    random = np.random.RandomState(seed)
+    _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
+    # Largest remainders, lower classes first; in whole numbers, so that none differ by rounding.
+    shares, remainders = np.divmod(counts.astype(np.int64) * size, len(y))
+    shares[np.argsort(-remainders, kind="stable")[: size - shares.sum()]] += 1
+    held_back = np.zeros(len(y), bool)
+    for label, places in enumerate(shares):
+        held_back[random.permutation(np.flatnonzero(which == label))[:places]] = True
+    return (x[~held_back], y[~held_back]), (x[held_back], y[held_back])
 
 
 class ShuffledBatches(keras.utils.PyDataset):
     """Arrays in batches, shuffled anew in each epoch by (seed, epoch) alone.
 
     `fit` on plain arrays shuffles by a state that no checkpoint holds, and on TensorFlow, after
-    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that goes on at epoch
-    20 sees what an unbroken one would have seen. The epoch comes from `fit`, through the callback
-    that `follow` returns.
+    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that resumes sees what
+    an unbroken one would have seen. The epoch comes through the callback that `follow` returns:
+    `model.fit(batches, shuffle=False, callbacks=[batches.follow()])`, where Keras must not shuffle.
 
     Args:
         x: examples.
         y: labels, as many.
         batch_size: number of examples in a batch.
         seed: of the order.
-        drop_remainder: leave out the examples of an epoch that do not fill a batch, so that all
-            batches have one shape. With fewer examples than `batch_size` they make up one batch.
+        drop_remainder: leave out the examples of an epoch that do not fill a batch, unless there is
+            only one batch.
         shard: (index, count) takes, of every batch, the share of one of `count` processes that
-            train together: the shares, in order, are the batch that one process would have. Each
-            batch must divide evenly.
+            train together. Each batch must divide evenly.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
         >>> batches = ibnn.data.ShuffledBatches(np.arange(6), np.arange(6), 4, seed=0)
         >>> [len(labels) for _, labels in (batches[0], batches[1])]
         [4, 2]
-
-        Give it to `fit` with `shuffle=False`, so that Keras leaves the order alone:
-
-            model.fit(batches, shuffle=False, epochs=10, callbacks=[batches.follow()])
     """
 
     def __init__(
@@ -52,30 +90,36 @@ class ShuffledBatches(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         if len(x) != len(y) or len(x) == 0:
-            raise ValueError(
-                "`x` and `y` must hold the same number of examples, at least 1; got "
-                f"{len(x)} and {len(y)}."
-            )
+            wanted = "hold the same number of examples, at least 1"
+            raise ValueError(f"`x` and `y` must {wanted}; got {len(x)} and {len(y)}.")
         self.x, self.y = x, y
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
-        self.shard = self._checked_shard(shard)
+        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+            raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
+        count = checks.positive_integer("shard[1]", shard[1])
+        self.shard = checks.whole("shard[0]", shard[0]), count
+        if self.shard[0] >= count:
+            raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
+        last = 0 if self.drop_remainder else len(x) % self.batch_size
+        for size in (min(self.batch_size, len(x)), last):
+            if size % count:
+                remedy = "choose another `batch_size`, or `drop_remainder`"
+                raise ValueError(f"A batch of {size} does not make {count} shares: {remedy}.")
         self._followed = self._begun = False
         self.set_epoch(0)
 
     def __len__(self) -> int:
-        count = len(self.x) / self.batch_size
-        return math.floor(count) if self.drop_remainder else math.ceil(count)
+        rest = len(self.x) % self.batch_size
+        return len(self.x) // self.batch_size + (rest > 0 and not self.drop_remainder)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0 and self._finished and not self._followed:
             raise ValueError("A new epoch began unnoticed: pass `batches.follow()` as a callback.")
         self._finished = index == len(self) - 1 and len(self) > 1
         chosen = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        share, shares = self.shard
-        size = len(chosen) // shares
-        chosen = chosen[share * size : (share + 1) * size]
+        chosen = np.split(chosen, self.shard[1])[self.shard[0]]
         return self.x[chosen], self.y[chosen]
 
     def on_epoch_begin(self) -> None:
@@ -96,19 +140,3 @@ class ShuffledBatches(keras.utils.PyDataset):
             self.set_epoch(epoch)
 
         return keras.callbacks.LambdaCallback(on_epoch_begin=begin)
-
-    def _checked_shard(self, shard: tuple[int, int]) -> tuple[int, int]:
-        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
-            raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
-        index = checks.whole("shard[0]", shard[0])
-        count = checks.positive_integer("shard[1]", shard[1])
-        if index >= count:
-            raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
-        last = 0 if self.drop_remainder else len(self.x) % self.batch_size
-        for size in (min(self.batch_size, len(self.x)), last):
-            if size % count:
-                raise ValueError(
-                    f"A batch of {size} does not divide into {count} shares: choose another "
-                    "`batch_size`, or leave out the last batch by `drop_remainder`."
-                )
-        return index, count

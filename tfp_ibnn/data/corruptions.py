@@ -1,56 +1,44 @@
-"""Images as a worse camera, a worse light or a worse file would have them, in five severities."""
+"""Images as a worse camera, light or file would have them, in five severities; turned images."""
 
 import io
-import numbers
 import zlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn.data.rotation import checked_images
 
-if TYPE_CHECKING:
-    from PIL import Image
+__all__ = ["CORRUPTIONS", "corrupt", "rotate"]
 
-__all__ = ["CORRUPTIONS", "corrupt"]
+Generators = Iterator[np.random.Generator]  # one for each image, made when it is asked for
 
-Generators = Iterator[np.random.Generator]
-"""A random generator for each image, made when it is asked for."""
-
-_BLOCK = 256
-"""How many images to work on at once: a few megabytes at 32 x 32."""
+_BLOCK = 256  # images to work on at once: a few megabytes at 32 x 32
 
 
 def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int = 0) -> np.ndarray:
     """Return images with a corruption of CIFAR-10-C, (N, H, W, C) uint8.
 
-    At severities 1 to 5, for values from 0 to 1:
+    For values from 0 to 1, with parameters that grow with the severity:
 
-    - `gaussian_noise`: add N(0, s²) to each value; s = 0.04, 0.06, 0.08, 0.09, 0.1.
-    - `shot_noise`: Poisson(c x) / c; c = 500, 250, 100, 75, 50.
-    - `impulse_noise`: set a part p of the values to 0 or 1; p = 0.01, 0.02, 0.03, 0.05, 0.07.
-    - `defocus_blur`: average over a disk of radius r, smoothed by a Gaussian of standard deviation
-      s; (r, s) = (0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1).
-    - `motion_blur`: average along a line to the right, at a random angle of up to 45 degrees off
-      the horizontal, with the weights of half a Gaussian of standard deviation s, cut at 2 r
-      pixels; (r, s) = (6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5).
-    - `brightness`: add b to V of HSV; b = 0.05, 0.1, 0.15, 0.2, 0.3.
-    - `contrast`: shrink by c towards the mean of each channel; c = 0.75, 0.5, 0.4, 0.3, 0.15.
-    - `pixelate`: shrink by f, and back to the size before; f = 0.95, 0.9, 0.85, 0.75, 0.65.
-    - `jpeg_compression`: save with quality q; q = 80, 65, 58, 50, 40.
+    - `gaussian_noise`: add N(0, s²) to each value, s from 0.04 to 0.1.
+    - `shot_noise`: Poisson(c x) / c, c from 500 to 50.
+    - `impulse_noise`: set a part of the values, 0.01 to 0.07, to 0 or 1.
+    - `defocus_blur`: average over a disk of radius 0.3 to 1.5, smoothed by a Gaussian.
+    - `motion_blur`: average along a line to the right, up to 45 degrees off at random, with the
+      weights of half a Gaussian of standard deviation 1 to 2.5.
+    - `brightness`: add 0.05 to 0.3 to V of HSV.
+    - `contrast`: shrink by 0.75 to 0.15 towards the mean of each channel.
+    - `pixelate`: shrink by 0.95 to 0.65, and back to the size before.
+    - `jpeg_compression`: save with a quality from 80 to 40.
 
-    Blurs reflect the image at its edges. They are in pixels, chosen for 32 x 32, whatever the size
-    of the image. Unlike the images published as CIFAR-10-C, the result is rounded, not cut, to
-    whole numbers, so that a blur leaves an even grey as it is.
-
-    The noise of an image is a function of seed, name, severity and the image's position, so that a
-    part of the images can be corrupted alone: `corrupt(images[k:], ..., first=k)` is
-    `corrupt(images, ...)[k:]`.
+    Blurs reflect the image at its edges, and are in pixels, chosen for 32 x 32. Unlike the images
+    published as CIFAR-10-C, the result is rounded, not cut, to whole numbers, so that a blur leaves
+    an even grey as it is. The noise of an image is a function of seed, name, severity and the
+    image's position: `corrupt(images[k:], ..., first=k)` is `corrupt(images, ...)[k:]`.
 
     Args:
         images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
@@ -60,22 +48,19 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         first: position of the first image.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn.data.corruptions import corrupt
+        >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.array([[0, 100], [100, 200]], "uint8").reshape(1, 2, 2, 1)
-        >>> corrupt(images, "contrast", severity=2)[0, :, :, 0]
+        >>> ibnn.data.corrupt(images, "contrast", severity=2)[0, :, :, 0]
         array([[ 50, 100],
                [100, 150]], dtype=uint8)
 
     References:
         Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and
-        Perturbations, arXiv 1903.12261; the parameters for 32 x 32 pixels are those of their
-        program, ImageNet-C/create_c/make_cifar_c.py in github.com/hendrycks/robustness.
+        Perturbations, arXiv 1903.12261; the parameters are those of their make_cifar_c.py.
     """
-    images = checked_images(images)
+    images = _checked(images)
     checks.one_of("name", name, CORRUPTIONS)
-    is_whole = isinstance(severity, numbers.Integral) and not isinstance(severity, bool)
-    if not is_whole or not 1 <= severity <= 5:
+    if isinstance(severity, bool) or severity not in range(1, 6):
         raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
     seed, first = checks.whole("seed", seed), checks.whole("first", first)
     function, levels = _CORRUPTIONS[name]
@@ -85,13 +70,47 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         block = images[start : start + _BLOCK]
         positions = range(first + start, first + start + len(block))
         generators = (np.random.default_rng((*source, position)) for position in positions)
-        values = function(block, levels[severity - 1], generators)
+        values = function(block, levels[int(severity) - 1], generators)
         result[start : start + _BLOCK] = np.rint(np.clip(values, 0, 255))
     return result
 
 
-# Each takes a block of images, the parameter of a severity and the generators, and returns the
-# images on the scale from 0 to 255, not yet cut to it.
+def rotate(images: Any, degrees: float) -> np.ndarray:
+    """Return images turned counter-clockwise around their centre, (N, H, W, C) uint8.
+
+    Pixels are interpolated bilinearly and rounded, black beyond the edges; the size stays. By
+    multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
+
+    Args:
+        images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
+        degrees: the angle; below 0 it is clockwise.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> images = np.array([[1, 2], [3, 4]], "uint8").reshape(1, 2, 2, 1)
+        >>> ibnn.data.rotate(images, 90)[0, :, :, 0]
+        array([[2, 4],
+               [1, 3]], dtype=uint8)
+    """
+    images = _checked(images)
+    degrees = checks.finite("degrees", degrees)
+    # "grid-constant" blends into the black beyond the edge; "constant" would be black right there.
+    options = {"reshape": False, "order": 1, "mode": "grid-constant", "output": "float32"}
+    return np.rint(ndimage.rotate(images, degrees, axes=(1, 2), **options)).astype("uint8")
+
+
+def _checked(images: Any) -> np.ndarray:
+    images = np.asarray(images)
+    if images.dtype != np.uint8:
+        remedy = "Convert them: np.rint(images).astype('uint8')."
+        raise ValueError(f"`images` must be uint8, from 0 to 255; got {images.dtype}. {remedy}")
+    if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
+        wanted = "(images, height, width, channels) with 1 or 3 channels"
+        raise ValueError(f"`images` must have the shape {wanted}; got {images.shape}.")
+    return images
+
+
+# Each takes images and the parameter of a severity, and returns values not yet cut to 0 to 255.
 
 
 def _gaussian_noise(images: np.ndarray, scale: float, generators: Generators) -> np.ndarray:
@@ -111,14 +130,12 @@ def _impulse_noise(images: np.ndarray, part: float, generators: Generators) -> n
     return np.where(chance < part, np.where(chance < part / 2, 0, 255), images)
 
 
-def _defocus_blur(
-    images: np.ndarray, disk: tuple[float, float], generators: Generators
-) -> np.ndarray:
+def _defocus_blur(images: np.ndarray, disk: tuple, generators: Generators) -> np.ndarray:
     kernel = _disk(*disk)[None, :, :, None]
     return ndimage.correlate(images.astype("float32"), kernel, mode="mirror")
 
 
-def _motion_blur(images: np.ndarray, line: tuple[int, float], generators: Generators) -> np.ndarray:
+def _motion_blur(images: np.ndarray, line: tuple, generators: Generators) -> np.ndarray:
     radius, deviation = line
     height, width = images.shape[1:3]
     reach = 2 * radius
@@ -148,15 +165,15 @@ def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.n
 def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
     height, width = images.shape[1:3]
     small = [max(1, int(size * factor)) for size in (width, height)]
-    box = _pillow().Resampling.BOX
-    return _each(images, lambda image: image.resize(small, box).resize((width, height), box))
+    box = 4  # Pillow's Resampling.BOX
+    return _each(images, lambda image, _: image.resize(small, box).resize((width, height), box))
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:
-    def change(image: "Image.Image") -> "Image.Image":
+    def change(image: Any, pillow: ModuleType) -> Any:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return _pillow().open(file)
+        return pillow.open(file)
 
     return _each(images, change)
 
@@ -187,10 +204,9 @@ def _disk(radius: float, deviation: float) -> np.ndarray:
 
 
 def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[float, int, int]]:
-    """Return weight, rows down and columns right of the pixels on a line from (0, 0).
+    """Return weight, rows down and columns right of the 2 r + 1 pixels on a line from (0, 0).
 
-    The weights are half a Gaussian, and their sum is 1. The line has 2 r + 1 pixels, each the one
-    nearest to its place on it, as in the program (ImageMagick) by which CIFAR-10-C was made.
+    Each is the pixel nearest to its place, as in ImageMagick, by which CIFAR-10-C was made.
     """
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / deviation) ** 2)
@@ -199,14 +215,10 @@ def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[
     return zip((weights / weights.sum()).tolist(), down.tolist(), right.tolist(), strict=True)
 
 
-def _each(images: np.ndarray, change: Callable[["Image.Image"], "Image.Image"]) -> np.ndarray:
+def _each(images: np.ndarray, change: Callable[[Any, ModuleType], Any]) -> np.ndarray:
     """Return images changed one by one; Pillow has grey ones without an axis of channels."""
-    grey = images.shape[-1] == 1
-    changed = [change(_pillow().fromarray(image[..., 0] if grey else image)) for image in images]
-    return np.stack([np.asarray(image) for image in changed]).reshape(images.shape)
-
-
-def _pillow() -> ModuleType:
     with needs("data"):
         from PIL import Image
-    return Image
+    flat = images[..., 0] if images.shape[-1] == 1 else images
+    changed = [np.asarray(change(Image.fromarray(image), Image)) for image in flat]
+    return np.stack(changed).reshape(images.shape)

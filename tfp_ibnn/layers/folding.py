@@ -7,8 +7,6 @@ from keras import layers
 
 from tfp_ibnn.layers.base import CONVERTIBLE
 
-__all__ = ["fold_into", "is_foldable"]
-
 
 def is_foldable(layer: layers.Layer, channels: int) -> bool:
     """Whether a layer has a kernel that can take a factor of each channel of its input."""

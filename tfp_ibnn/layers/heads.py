@@ -8,13 +8,11 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.config import Configured
-
-__all__ = ["GaussianHead", "GaussianNLL", "gaussian_nll", "matched"]
+from tfp_ibnn._core.serialization import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class GaussianHead(Configured, keras.layers.Layer):
+class GaussianHead(ConfiguredLayer, keras.layers.Layer):
     """Turn 2D numbers into the means and the standard deviations of D Gaussians.
 
     The first half passes as it is; the second becomes softplus(x) + `min_scale`. The layer has no

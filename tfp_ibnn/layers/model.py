@@ -10,13 +10,8 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
+from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
-
-__all__ = ["StochasticModel"]
-
-_LOSS = -1
-"""Place of a loss that is not finite; those of z and KL are counted from 1."""
-
 
 _EXACT = 2**24
 """Up to here float32, in which Keras's metrics count, has all whole numbers."""
@@ -84,7 +79,6 @@ class StochasticModel(keras.Model):
         self._first_fault = self.add_weight(
             shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
         )
-        self._layers_in_order: list[str] = []
         self._warned_of_train_size = False
 
     def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
@@ -161,12 +155,11 @@ class StochasticModel(keras.Model):
             forward_pass.restore_losses()
             self._last_kl.assign(ops.cast(forward_pass.kl, self._last_kl.dtype))
             if training:
-                self._layers_in_order = [layer.name for layer in forward_pass.layers]
-                self._note_fault(forward_pass.first_fault())
+                self._note_fault(_first_bad(forward_pass, stochastic_layers(self)))
         return outputs
 
     def _note_fault(self, place: Tensor) -> None:
-        """Keep the place of a fault (0 is none) if it is the first since `clear_fault`."""
+        """Keep a place in the list of `fault` if it is the first since `clear_fault`."""
         known = ops.convert_to_tensor(self._first_fault)
         self._first_fault.assign(ops.where(known == 0, ops.cast(place, known.dtype), known))
 
@@ -177,15 +170,10 @@ class StochasticModel(keras.Model):
     @property
     def fault(self) -> str | None:
         """What was the first to become NaN or infinite in training; None if nothing did."""
-        place = int(ops.convert_to_numpy(self._first_fault))
-        if place == 0:
-            return None
-        if place == _LOSS:
-            return "the loss, while every z and KL was finite"
-        if not self._layers_in_order:  # a loaded model, which has not been trained since
-            return "a z or a KL"
-        layer = self._layers_in_order[(place - 1) // 2]
-        return f"{'z' if place % 2 else 'the KL'} of layer {layer!r}"
+        names = [layer.name for layer in stochastic_layers(self)]
+        parts = [f"{part} of layer {name!r}" for name in names for part in ("z", "the KL")]
+        listed = [None, *parts, "the loss, while every z and KL was finite"]
+        return listed[int(ops.convert_to_numpy(self._first_fault))]
 
     def save_own_variables(self, store: Any) -> None:
         """Save what the layers inside do not save themselves: the random state of Keras's own."""
@@ -220,7 +208,7 @@ class StochasticModel(keras.Model):
         self._nll_tracker.update_state(nll, sample_weight=examples)
         self._kl_tracker.update_state(self._last_kl, sample_weight=examples)
         if training:
-            self._note_fault(ops.where(ops.isfinite(loss), 0, _LOSS))
+            self._note_fault(ops.where(ops.isfinite(loss), 0, -1))  # the last one in its list
         return loss
 
     def get_config(self) -> dict[str, Any]:
@@ -234,3 +222,15 @@ class StochasticModel(keras.Model):
             lambda part: None if part is None else ops.repeat(part, self.train_samples, axis=0),
             data,
         )
+
+
+def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:
+    """Return which of z and KL, layer by layer, is the first that is not finite; 0 if none is."""
+    numbers = [0.0]
+    for layer in layers:
+        z = forward_pass.recall(layer)
+        # With noise at each position z is large; one example shows what the weights do.
+        z = 0.0 if z is None else ops.sum(z if len(z.shape) == 2 else z[:1])
+        numbers += [z, forward_pass.kl_by_layer.get(layer, 0.0)]
+    numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
+    return ops.argmax(ops.logical_not(ops.isfinite(numbers)))

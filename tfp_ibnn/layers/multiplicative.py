@@ -8,14 +8,12 @@ from keras import ops
 
 from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.config import Configured
+from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
 from tfp_ibnn.layers.folding import fold_into, is_foldable
-
-__all__ = ["NOISES", "REDUCTIONS", "Stochastic"]
 
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
@@ -25,7 +23,7 @@ _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Stochastic(Configured, StochasticLayer):
+class Stochastic(ConfiguredLayer, StochasticLayer):
     """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
@@ -124,8 +122,9 @@ class Stochastic(Configured, StochasticLayer):
             )
             rows = ops.shape(normal)[0]
             component = ops.reshape(component, (rows, *(1,) * len(positions)))
-        draw = posterior.transform(normal, component, training=training)
-        return draw if posterior.is_centered else draw._replace(z=self._mean_if_off(draw.z))
+        if posterior.is_centered:
+            return posterior.transform(normal, component, training=training)
+        return self._switched(normal, component, training)
 
     def apply(
         self,
@@ -138,12 +137,9 @@ class Stochastic(Configured, StochasticLayer):
         """Return the wrapped layer's output for z * inputs."""
         if training and self._is_entrance and groups is None:
             loc, scale = self.posterior.loc_and_scale()
-            rank = len(inputs.shape)
-            parts = (
-                self.broadcast(ops.cast(part, inputs.dtype), rank)
-                for part in (latent, (latent - loc) / scale)
-            )
-            return noisy_convolution(self.layer, inputs, *parts, loc, scale)
+            normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
+            normal = self.broadcast(normal, len(inputs.shape))
+            return noisy_convolution(self.layer, inputs, normal, loc, scale)
         modulated = self._multiply(inputs, latent, shared=groups is not None)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
@@ -199,12 +195,26 @@ class Stochastic(Configured, StochasticLayer):
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
         return SeparateChannels(self.layer, ops.cast(inputs, self.compute_dtype))
 
-    def _mean_if_off(self, z: Tensor) -> Tensor:
-        """Return z, or the posterior's mean if the noise is off; it is computed only then."""
-        on = self.noise_switch > 0.5
-        nothing = ops.zeros((self.posterior.channels,), dtype=self.posterior.dtype)
-        center = ops.cond(on, lambda: nothing, self.posterior.mean)
-        return ops.where(on, z, center)
+    def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
+        """Return the draws for base noise; if the noise is off, z is the posterior's mean.
+
+        A mean that is an average of draws takes them along with those of the pass: a second chain
+        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
+        for the first step half as long again.
+        """
+        posterior, on = self.posterior, self.noise_switch > 0.5
+        fixed = posterior.fixed_noise(training)
+        if fixed is None:
+            draw = posterior.transform(normal, component, training=training)
+            nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
+            center = ops.cond(on, lambda: nothing, posterior.mean)
+        else:
+            rows = ops.reshape(normal, (-1, posterior.channels))
+            both = posterior.transform(ops.concatenate([rows, fixed]), training=training)
+            z, kl, entropy = (part[: -len(fixed)] for part in both)
+            draw = Draw(ops.reshape(z, ops.shape(normal)), kl, entropy)
+            center = mean(both.z[-len(fixed) :], axis=0)
+        return draw._replace(z=ops.where(on, draw.z, center))
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).

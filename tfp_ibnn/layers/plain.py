@@ -8,11 +8,6 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.layers.multiplicative import Stochastic
 
-__all__ = [
-    "StochasticConv2D",
-    "StochasticDense",
-]
-
 
 class _StochasticPlain(Stochastic):
     """A stochastic layer that takes the arguments of a plain Keras layer and its own."""

@@ -1,6 +1,10 @@
 """Calibration, proper scores, and detection of the unknown."""
 
 from tfp_ibnn.metrics.calibration import (
+    AdaptiveCalibrationError,
+    ClasswiseCalibrationError,
+    ExpectedCalibrationError,
+    MaximumCalibrationError,
     Reliability,
     adaptive_calibration_error,
     classwise_calibration_error,
@@ -21,12 +25,6 @@ from tfp_ibnn.metrics.scoring import (
     NegativeLogLikelihood,
     brier_score,
     negative_log_likelihood,
-)
-from tfp_ibnn.metrics.streaming_calibration import (
-    AdaptiveCalibrationError,
-    ClasswiseCalibrationError,
-    ExpectedCalibrationError,
-    MaximumCalibrationError,
 )
 
 __all__ = [

@@ -10,8 +10,7 @@ from scipy import special
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, is_eager
-
-__all__ = ["TOLERANCE", "ClassificationMetric", "Examples", "checked", "prepare"]
+from tfp_ibnn._core.serialization import Configured
 
 TOLERANCE = 1e-2
 """How far probabilities may sum from one: rounding to bfloat16 moves the sum by 0.4 %."""
@@ -33,73 +32,58 @@ class Examples(NamedTuple):
         return confidence, correct
 
 
-class ClassificationMetric(keras.metrics.Metric):
-    """Base class of the streaming metrics.
+class ClassificationMetric(Configured, keras.metrics.Metric):
+    """Base class of the streaming metrics; a subclass defines `_count` and `_value`.
 
-    A compiled graph cannot raise, so the result is NaN from the first invalid example on: one whose
-    probabilities are NaN, negative or do not sum to 1 (as logits do not: then `from_logits=True` is
-    missing), whose label is none of the classes, or whose weight is negative or not finite. Where
-    it is called eagerly, numbers that are not probabilities raise an error instead. Examples of
-    weight 0 are neither counted nor checked.
-
-    A subclass counts examples in `_count`, and returns the metric in `_value`.
+    A compiled graph cannot raise, so the result is NaN from the first invalid example on. Called
+    eagerly, numbers that are not probabilities raise an error. Examples of weight 0 are neither
+    counted nor checked.
     """
 
-    def __init__(self, from_logits: bool, name: str, dtype: Any) -> None:
-        super().__init__(name=name, dtype=checks.full_precision(dtype or keras.config.floatx()))
+    default_name: str
+
+    def __init__(
+        self, from_logits: bool = False, name: str | None = None, dtype: Any = None
+    ) -> None:
+        dtype = checks.full_precision(dtype or keras.config.floatx())
+        super().__init__(name=name or self.default_name, dtype=dtype)
         self.from_logits = bool(from_logits)
-        self.invalid = self.add_variable(
-            shape=(), initializer="zeros", dtype=self.dtype, name="invalid"
-        )
+        (self.invalid,) = self._add_sums("invalid")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Count a batch.
-
-        Args:
-            y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
-            y_pred: (..., classes) probabilities or logits; or (..., 1), those of class 1 of two.
-            sample_weight: (...), or a shape that can be broadcast to it along the last axes.
-        """
+        """Count a batch, in any form that `ibnn.metrics.reliability` takes."""
         predictions = ops.cast(ops.convert_to_tensor(y_pred), self.dtype)
         weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
         labels = ops.convert_to_tensor(y_true)
         examples, *valid = prepare(ops, predictions, labels, weight, self.from_logits)
-        if not self.from_logits and is_eager(predictions):
-            self._refuse_logits(predictions, examples.weight, valid[0])
-        valid = ops.all(ops.stack(valid), axis=0)
         counted = examples.weight != 0
-        self.invalid.assign_add(
-            ops.sum(ops.cast(ops.logical_and(counted, ops.logical_not(valid)), self.dtype))
-        )
+        if not self.from_logits and is_eager(predictions):
+            self._refuse_logits(*map(ops.convert_to_numpy, (predictions, counted, valid[0])))
+        valid = ops.all(ops.stack(valid), axis=0)
         keep = ops.logical_and(counted, valid)
+        self.invalid.assign_add(ops.sum(ops.cast(counted, self.dtype) - ops.cast(keep, self.dtype)))
         # Zero times NaN is NaN: what is not counted must hold numbers nonetheless.
         probabilities, log_probabilities = (
-            part if part is None else ops.where(keep[:, None], part, ops.ones_like(part))
-            for part in examples[:2]
+            part if part is None else ops.where(keep[:, None], part, 1.0) for part in examples[:2]
         )
-        weight = ops.where(keep, examples.weight, ops.zeros_like(examples.weight))
+        weight = ops.where(keep, examples.weight, 0.0)
         targets = ops.cast(examples.targets, self.dtype)
         self._count(Examples(probabilities, log_probabilities, targets, weight))
 
     def result(self) -> Tensor:
         """Return the metric over all batches so far; 0 before the first."""
-        value = self._value()
-        return ops.where(self.invalid > 0, ops.full_like(value, float("nan")), value)
+        return ops.where(self.invalid > 0, float("nan"), self._value())
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "from_logits": self.from_logits}
+    def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> list[keras.Variable]:
+        options = {"shape": shape, "initializer": "zeros", "dtype": self.dtype}
+        return [self.add_variable(name=name, **options) for name in names]
 
-    def _refuse_logits(self, predictions: Tensor, weight: Tensor, valid: Tensor) -> None:
-        """Raise for numbers that are not probabilities; NaN has another cause, and stays NaN."""
-        weight, valid = ops.convert_to_numpy(weight), ops.convert_to_numpy(valid)
-        values = ops.convert_to_numpy(predictions).reshape(len(valid), predictions.shape[-1])
-        bad = np.flatnonzero((weight != 0) & ~valid & ~np.isnan(values).any(axis=-1))
-        if bad.size:
-            raise ValueError(
-                f"`y_pred` must be 0 or above and sum to 1; got {values[bad[0]]} at example "
-                f"{bad[0]}. If these are logits, write {type(self).__name__}(from_logits=True)."
-            )
+    def _refuse_logits(self, values: np.ndarray, counted: np.ndarray, valid: np.ndarray) -> None:
+        # NaN has another cause, and stays NaN.
+        is_number = ~np.isnan(values).any(axis=-1).ravel()
+        write = f"{type(self).__name__}(from_logits=True)"
+        want = f"must be probabilities (for logits, write {write}), 0 or above, that sum to 1"
+        _refuse("y_pred", want, values, counted & ~valid & is_number)
 
     def _count(self, examples: Examples) -> None:
         raise NotImplementedError
@@ -116,10 +100,9 @@ def checked(
     names: tuple[str, str, str] = ("probabilities", "labels", "sample_weight"),
 ) -> Examples:
     """Return arrays as examples, or raise; what has the weight 0 is left out unseen."""
-    predictions = np.asarray(probabilities)
+    predictions, labels = np.asarray(probabilities), np.asarray(labels)
     is_double = predictions.dtype == "float64" or predictions.dtype.kind in "iub"
     predictions = predictions.astype("float64" if is_double else "float32")
-    labels = np.asarray(labels)
     weight = np.asarray(1.0 if sample_weight is None else sample_weight, dtype="float64")
     with np.errstate(invalid="ignore", divide="ignore"):  # of logits that are refused below
         examples, *valid = prepare(np, predictions, labels, weight, from_logits, names)
@@ -135,13 +118,9 @@ def checked(
         f"must be whole numbers from 0 to {examples.targets.shape[-1] - 1}, or one-hot",
         "must be finite and 0 or above",
     )
-    for name, values, good, want in zip(
-        names, (predictions, labels, examples.weight), valid, wanted, strict=True
-    ):
-        bad = np.flatnonzero(counted & ~good)
-        if bad.size:
-            value = values.reshape(len(good), -1)[bad[0]]
-            raise ValueError(f"`{name}` {want}; got {value} at example {bad[0]}.")
+    given = predictions, labels, examples.weight
+    for name, want, values, good in zip(names, wanted, given, valid, strict=True):
+        _refuse(name, want, values, counted & ~good)
     return Examples(*(part if part is None else part[counted] for part in examples))
 
 
@@ -173,19 +152,23 @@ def prepare(
         probabilities = xp.exp(log_probabilities)
     distance = xp.abs(xp.sum(probabilities, axis=-1) - 1)
     valid = xp.logical_and(xp.all(probabilities >= 0, axis=-1), distance <= TOLERANCE)
+    labels = xp.reshape(labels, (-1, classes if is_one_hot else 1))
+    # Of labels that are not one-hot, NaN and fractions are equal to no class.
+    targets = xp.equal(labels, 1 if is_one_hot else xp.arange(classes))
+    is_class = xp.any(targets, axis=-1)
     if is_one_hot:
-        labels = xp.reshape(labels, (-1, classes))
-        targets = xp.equal(labels, 1)
-        is_class = xp.logical_and(
-            xp.any(targets, axis=-1), xp.equal(xp.count_nonzero(labels, axis=-1), 1)
-        )
-    else:
-        # False in all classes for NaN and fractions too.
-        targets = xp.equal(xp.reshape(labels, (-1, 1)), xp.arange(classes))
-        is_class = xp.any(targets, axis=-1)
+        is_class = xp.logical_and(is_class, xp.equal(xp.count_nonzero(labels, axis=-1), 1))
     is_weight = xp.logical_and(weight >= 0, weight < float("inf"))
     targets = xp.where(targets, 1.0, 0.0)
     return Examples(probabilities, log_probabilities, targets, weight), valid, is_class, is_weight
+
+
+def _refuse(name: str, want: str, values: np.ndarray, bad: np.ndarray) -> None:
+    """Raise for the first example that is bad, if there is one."""
+    if bad.any():
+        first = np.argmax(bad)
+        got = values.reshape(len(bad), -1)[first]
+        raise ValueError(f"`{name}` {want}; got {got} at example {first}.")
 
 
 def _is_one_hot(
@@ -201,17 +184,18 @@ def _is_one_hot(
             f"class 1 of two; got {predictions}."
         )
     shape, classes = predictions[:-1], max(predictions[-1], 2)
-    has_last = len(labels) == len(predictions)
-    leading = labels[:-1] if has_last else labels
-    agree = len(leading) == len(shape) and all(
-        None in pair or pair[0] == pair[1] for pair in zip(leading, shape, strict=True)
-    )
-    if not agree or (has_last and labels[-1] not in (1, classes)):
+    last = labels[len(shape) :]
+    leading = zip(labels, shape, strict=False)
+    if (
+        len(labels) < len(shape)
+        or last not in ((), (1,), (classes,))
+        or any(None not in pair and pair[0] != pair[1] for pair in leading)
+    ):
         raise ValueError(
             f"`{names[1]}` must have the shape {shape}, {(*shape, 1)} or {(*shape, classes)}, to "
             f"go with `{names[0]}` of shape {predictions}; got {labels}."
         )
-    return has_last and labels[-1] == classes
+    return last == (classes,)
 
 
 def _spread(xp: ModuleType, weight: Any, shape: tuple[Any, ...], name: str) -> Any:

@@ -1,20 +1,23 @@
-"""Calibration of arrays: do predictions of confidence c come true with frequency c?"""
+"""Calibration: do predictions of confidence c come true with frequency c?
 
+Functions of arrays first, then Keras metrics, exact under any batching but for the adaptive one.
+All bins are left-open, and the first holds 0 too.
+"""
+
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
+from keras import ops
+from scipy.special import expit
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.metrics._base import checked
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked
 
-__all__ = [
-    "Reliability",
-    "adaptive_calibration_error",
-    "classwise_calibration_error",
-    "expected_calibration_error",
-    "maximum_calibration_error",
-    "reliability",
-]
+# 16384 cells, from one end of what float32 tells from 0 and 1 to the other.
+_CELL_EDGES = expit(np.linspace(-17, 17, 16383))
 
 
 class Reliability(NamedTuple):
@@ -35,17 +38,13 @@ class Reliability(NamedTuple):
     @property
     def ece(self) -> float:
         """The expected calibration error, sum_i n_i / N * |accuracy_i - confidence_i|."""
-        filled = self.count > 0
-        return float(np.sum(self.count[filled] * self._gap[filled]) / np.sum(self.count))
+        gap = np.abs(self.accuracy - self.confidence)
+        return float(np.nansum(self.count * gap) / np.sum(self.count))
 
     @property
     def mce(self) -> float:
         """The maximum calibration error, max_i |accuracy_i - confidence_i|."""
-        return float(np.nanmax(self._gap))
-
-    @property
-    def _gap(self) -> np.ndarray:
-        return np.abs(self.accuracy - self.confidence)
+        return float(np.nanmax(np.abs(self.accuracy - self.confidence)))
 
 
 def reliability(
@@ -74,120 +73,239 @@ def reliability(
     """
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    count, confident, right = _sums(*examples.top_label(np), examples.weight, bins)
+    edges, outcomes = _bin_edges(bins), examples.top_label(np)
+    count, confident, right = _sums(np, outcomes, examples.weight, edges[1:-1])
     with np.errstate(invalid="ignore"):
-        return Reliability(bin_edges(bins), count, confident / count, right / count)
+        return Reliability(edges, count, confident / count, right / count)
 
 
 def expected_calibration_error(
-    probabilities: Any,
-    labels: Any,
-    bins: int = 15,
-    *,
-    sample_weight: Any = None,
-    from_logits: bool = False,
+    probabilities: Any, labels: Any, bins: int = 15, **options: Any
 ) -> float:
-    """Return the expected calibration error; the arguments are those of `reliability`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.expected_calibration_error([[0.8, 0.2], [0.8, 0.2]], [0, 1])
-        0.3
-    """
-    return reliability(
-        probabilities, labels, bins, sample_weight=sample_weight, from_logits=from_logits
-    ).ece
+    """Return the expected calibration error; the arguments are those of `reliability`."""
+    return reliability(probabilities, labels, bins, **options).ece
 
 
 def maximum_calibration_error(
-    probabilities: Any,
-    labels: Any,
-    bins: int = 15,
-    *,
-    sample_weight: Any = None,
-    from_logits: bool = False,
+    probabilities: Any, labels: Any, bins: int = 15, **options: Any
 ) -> float:
-    """Return the largest error of a filled bin; the arguments are those of `reliability`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.maximum_calibration_error([[0.8, 0.2], [0.6, 0.4]], [0, 1])
-        0.6
-    """
-    return reliability(
-        probabilities, labels, bins, sample_weight=sample_weight, from_logits=from_logits
-    ).mce
+    """Return the largest error of a filled bin; the arguments are those of `reliability`."""
+    return reliability(probabilities, labels, bins, **options).mce
 
 
 def adaptive_calibration_error(
-    probabilities: Any,
-    labels: Any,
-    bins: int = 15,
-    *,
-    sample_weight: Any = None,
-    from_logits: bool = False,
+    probabilities: Any, labels: Any, bins: int = 15, **options: Any
 ) -> float:
     """Return the calibration error over bins of equal mass; the arguments are `reliability`'s.
 
     An example on the boundary of two bins, or several of the same confidence, count in both in
     proportion. The order of the examples does not matter.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.adaptive_calibration_error([[0.8, 0.2], [0.6, 0.4]], [0, 1], bins=2)
-        0.4
     """
     bins = checks.positive_integer("bins", bins)
-    examples = checked(probabilities, labels, sample_weight, from_logits)
+    examples = checked(probabilities, labels, **options)
     confidence, correct = (part[:, 0] for part in examples.top_label(np))
-    level, which = np.unique(confidence, return_inverse=True)
+    _, which = np.unique(confidence, return_inverse=True)
     mass, right = (
         np.concatenate([[0.0], np.cumsum(np.bincount(which, weights=weight))])
         for weight in (examples.weight, examples.weight * (correct - confidence))
     )
     # Linear between two levels: that is the split in proportion.
-    gap = np.diff(np.interp(mass[-1] * bin_edges(bins), mass, right))
+    gap = np.diff(np.interp(mass[-1] * _bin_edges(bins), mass, right))
     return float(np.sum(np.abs(gap)) / mass[-1])
 
 
 def classwise_calibration_error(
-    probabilities: Any,
-    labels: Any,
-    bins: int = 15,
-    *,
-    sample_weight: Any = None,
-    from_logits: bool = False,
+    probabilities: Any, labels: Any, bins: int = 15, **options: Any
 ) -> float:
-    """Return the calibration error of all classes' probabilities, averaged over the classes.
-
-    The arguments are those of `reliability`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.classwise_calibration_error([[0.8, 0.2], [0.8, 0.2]], [0, 1])
-        0.3
-    """
+    """Return the mean calibration error of the classes; the arguments are `reliability`'s."""
     bins = checks.positive_integer("bins", bins)
-    examples = checked(probabilities, labels, sample_weight, from_logits)
-    count, frequency, mean = _sums(examples.probabilities, examples.targets, examples.weight, bins)
+    examples = checked(probabilities, labels, **options)
+    outcomes = examples.probabilities, examples.targets
+    count, mean, frequency = _sums(np, outcomes, examples.weight, _bin_edges(bins)[1:-1])
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
-def bin_edges(bins: int) -> np.ndarray:
-    """Return the edges of equal-width bins, (bins + 1,)."""
+def _bin_edges(bins: int) -> np.ndarray:
     # Each correctly rounded, as linspace's are not: 0.8 lies on the edge 12 / 15.
     return np.arange(bins + 1) / bins
 
 
-def _sums(
-    confidence: np.ndarray, success: np.ndarray, weight: np.ndarray, bins: int
-) -> list[np.ndarray]:
+def _sums(xp: ModuleType, outcomes: tuple[Any, Any], weight: Any, edges: np.ndarray) -> list:
     """Return the sums of weight, confidence and success by bin, one column after another."""
-    columns = confidence.shape[-1]
+    columns, bins = outcomes[0].shape[-1], len(edges) + 1
     # In the precision of the predictions: 0.8 lies on the edge 0.8 in float32 too.
-    edges = bin_edges(bins)[1:-1].astype(confidence.dtype)
-    which = np.searchsorted(edges, confidence, side="left") + bins * np.arange(columns)
-    return [
-        np.bincount(which.ravel(), (weight[:, None] * part).ravel(), minlength=bins * columns)
-        for part in (np.ones_like(confidence), confidence, success)
-    ]
+    edges = edges.astype(keras.backend.standardize_dtype(outcomes[0].dtype))
+    which = xp.searchsorted(edges, xp.reshape(outcomes[0], (-1,)), side="left")
+    first = bins * xp.arange(columns, dtype=which.dtype)
+    which = xp.reshape(xp.reshape(which, (-1, columns)) + first, (-1,))
+    parts = (xp.ones_like(outcomes[0]), *outcomes)
+    values = [xp.reshape(weight[:, None] * part, (-1,)) for part in parts]
+    if xp is np:
+        return [np.bincount(which, value, bins * columns) for value in values]
+    return [ops.segment_sum(value, which, bins * columns) for value in values]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ExpectedCalibrationError(ClassificationMetric):
+    """Expected calibration error over equal-width bins.
+
+    ECE = sum_i n_i / N * |accuracy_i - confidence_i|, with the mean confidence of each bin. It is 0
+    before the first batch, and NaN after invalid input, most often logits without
+    `from_logits=True`; where the metric is called eagerly, those raise an error.
+
+    Args:
+        bins: number of bins.
+        from_logits: whether predictions are logits rather than probabilities.
+        dtype: of its state; half precision becomes float32.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> ece = ibnn.ExpectedCalibrationError()
+        >>> float(ece([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
+        0.3
+
+    References:
+        Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599.
+    """
+
+    default_name = "ece"
+
+    def __init__(
+        self, bins: int = 15, from_logits: bool = False, name: str | None = None, dtype: Any = None
+    ) -> None:
+        super().__init__(from_logits, name, dtype)
+        self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
+        self._add_cells()
+
+    @property
+    def _edges(self) -> np.ndarray:
+        """The edges between the cells of one column."""
+        return _bin_edges(self.bins)[1:-1]
+
+    def _add_cells(self, columns: int = 1) -> None:
+        shape = (columns * (len(self._edges) + 1),)
+        names = "count", "confident", "right"
+        self.count, self.confident, self.right = self._add_sums(*names, shape=shape)
+
+    def _outcomes(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        """Return confidences and successes, (examples, columns)."""
+        return examples.top_label(ops)
+
+    def _count(self, examples: Examples) -> None:
+        sums = _sums(ops, self._outcomes(examples), examples.weight, self._edges)
+        for total, new in zip((self.count, self.confident, self.right), sums, strict=True):
+            total.assign_add(new)
+
+    def _value(self) -> Tensor:
+        # n_i * |accuracy_i - confidence_i| is |right_i - confident_i|: no bin is divided by.
+        gap = ops.sum(ops.abs(self.right - self.confident))
+        return ops.divide_no_nan(gap, ops.sum(self.count))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MaximumCalibrationError(ExpectedCalibrationError):
+    """Maximum calibration error over equal-width bins.
+
+    MCE = max_i |accuracy_i - confidence_i| over the bins that hold examples, however few; arguments
+    as in `ExpectedCalibrationError`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> mce = ibnn.MaximumCalibrationError()
+        >>> float(mce([0, 1], keras.ops.array([[0.8, 0.2], [0.6, 0.4]])))
+        0.6
+
+    References:
+        Naeini et al., Obtaining Well Calibrated Probabilities Using Bayesian Binning, AAAI 2015.
+    """
+
+    default_name = "mce"
+
+    def _value(self) -> Tensor:
+        return ops.max(ops.divide_no_nan(ops.abs(self.right - self.confident), self.count))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class AdaptiveCalibrationError(ExpectedCalibrationError):
+    """Calibration error of the top label over bins of equal mass, the same under any batching.
+
+    ACE = 1 / bins * sum_i |accuracy_i - confidence_i|. The metric keeps sums over 16384 cells of
+    confidence, equally wide in log-odds, and splits a cell on the boundary of two bins in
+    proportion. It differs from `adaptive_calibration_error` by up to 0.006 over 200 examples and
+    0.0007 over 10 000, in trials. Arguments are as in `ExpectedCalibrationError`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> ace = ibnn.AdaptiveCalibrationError(bins=2)
+        >>> float(ace([0, 1], keras.ops.array([[0.8, 0.2], [0.6, 0.4]])))
+        0.4
+
+    References:
+        Nguyen and O'Connor, Posterior Calibration and Exploratory Analysis, arXiv 1508.05154.
+        Nixon et al., Measuring Calibration in Deep Learning, arXiv 1904.01685.
+    """
+
+    default_name = "ace"
+    _edges = _CELL_EDGES
+
+    def _value(self) -> Tensor:
+        count, gap = ops.convert_to_tensor(self.count), self.right - self.confident
+        mass = ops.cumsum(count)
+        bounds = mass[-1] * ops.cast(_bin_edges(self.bins), self.dtype)
+        cell = ops.minimum(ops.searchsorted(mass, bounds, side="left"), len(self._edges))
+        beyond = ops.divide_no_nan(ops.take(mass, cell) - bounds, ops.take(count, cell))
+        up_to_bound = ops.take(ops.cumsum(gap), cell) - beyond * ops.take(gap, cell)
+        return ops.divide_no_nan(ops.sum(ops.abs(ops.diff(up_to_bound))), mass[-1])
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ClasswiseCalibrationError(ExpectedCalibrationError):
+    """Calibration error of each class's probability, averaged over classes.
+
+    CCE = 1 / K * sum_k sum_i n_ki / N * |frequency_ki - probability_ki|, with the N examples in
+    equal-width bins of the probability of class k; arguments as in `ExpectedCalibrationError`.
+
+    Args:
+        classes: number of classes; None takes it from the first batch.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> error = ibnn.ClasswiseCalibrationError()
+        >>> float(error([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
+        0.3
+
+    References:
+        Kull et al., Beyond Temperature Scaling, arXiv 1910.12656.
+    """
+
+    default_name = "classwise_ece"
+    count = None
+
+    def __init__(
+        self,
+        bins: int = 15,
+        from_logits: bool = False,
+        classes: int | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+    ) -> None:
+        self.classes = None if classes is None else checks.positive_integer("classes", classes)
+        super().__init__(bins, from_logits, name, dtype)
+
+    def _add_cells(self) -> None:
+        if self.classes is not None:
+            super()._add_cells(self.classes)
+
+    def _outcomes(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        classes = examples.probabilities.shape[-1]
+        if self.count is None:
+            super()._add_cells(classes)
+        elif self.count.shape[0] != self.bins * classes:
+            raise ValueError(
+                f"`y_pred` must have {self.count.shape[0] // self.bins} classes, as said or as in "
+                f"the first batch; got {classes}."
+            )
+        return examples.probabilities, examples.targets
+
+    def _value(self) -> Tensor:
+        return ops.zeros((), self.dtype) if self.count is None else super()._value()

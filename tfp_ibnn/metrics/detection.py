@@ -1,14 +1,11 @@
 """What an uncertainty is good for: telling unknown inputs from known ones, and abstaining.
 
-Any uncertainty will do (entropy, mutual information, 1 - confidence), so long as it is higher where
-the model knows less. Only its order counts.
+Any uncertainty will do, such as the entropy, if it is higher where the model knows less.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
-
-__all__ = ["RiskCoverage", "aupr", "auroc", "fpr_at_95_tpr", "ood_scores", "risk_coverage"]
 
 
 class RiskCoverage(NamedTuple):
@@ -29,8 +26,6 @@ class RiskCoverage(NamedTuple):
 
 def auroc(known: Any, unknown: Any) -> float:
     """Return the chance that an unknown input has the higher uncertainty; ties count half.
-
-    1 parts the two perfectly, 0.5 is chance, and below 0.5 the unknown ones are the more certain.
 
     Args:
         known: (...) uncertainties of inputs like the training data.
@@ -53,13 +48,7 @@ def auroc(known: Any, unknown: Any) -> float:
 def aupr(known: Any, unknown: Any) -> float:
     """Return the average precision with which the uncertainty finds the unknown inputs.
 
-    Chance gives the fraction of unknown inputs, so it depends on how many there are of each; the
-    area is summed in steps, without interpolation. The arguments are those of `auroc`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.aupr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
-        0.8333
+    Chance gives the fraction of unknown inputs. The area is summed in steps, without interpolation.
     """
     false, true = _flagged(known, unknown)
     precision = true[1:] / (false + true)[1:]
@@ -67,15 +56,7 @@ def aupr(known: Any, unknown: Any) -> float:
 
 
 def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
-    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are.
-
-    The arguments are those of `auroc`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.fpr_at_95_tpr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
-        0.3333
-    """
+    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are."""
     false, true = _flagged(known, unknown)
     return float(np.min(false[true / true[-1] >= 0.95]) / false[-1])
 
@@ -87,8 +68,8 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])["auroc"]
-        0.8333
+        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
+        {'auroc': 0.8333, 'aupr': 0.8333, 'fpr95': 0.3333}
     """
     scores = {"auroc": auroc, "aupr": aupr, "fpr95": fpr_at_95_tpr}
     return {name: score(known, unknown) for name, score in scores.items()}
@@ -97,8 +78,7 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
 def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     """Keep the most certain predictions first and follow their mean loss.
 
-    Predictions of the same uncertainty share the mean of their losses, the expectation over their
-    orders, so the order of the examples does not matter.
+    Predictions of the same uncertainty share the mean of their losses.
 
     Args:
         uncertainty: (...), higher is less certain.
@@ -106,11 +86,8 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> curve = ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0])
-        >>> curve.risk
+        >>> ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0]).risk
         array([0.    , 0.    , 0.3333, 0.5   ])
-        >>> curve.area
-        0.2083
 
     References:
         Geifman et al., Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers, arXiv
@@ -118,25 +95,18 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     """
     uncertainty, loss = _checked("uncertainty", uncertainty), _checked("loss", loss)
     if uncertainty.shape != loss.shape:
-        raise ValueError(
-            "`loss` must hold one number for each of `uncertainty`, "
-            f"{len(uncertainty)}; got {len(loss)}."
-        )
+        wanted = f"one number for each of `uncertainty`, {len(uncertainty)}"
+        raise ValueError(f"`loss` must hold {wanted}; got {len(loss)}.")
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     shared = np.bincount(group, weights=loss) / size
     kept = np.arange(1, len(loss) + 1)
-    risk, best = (
-        np.cumsum(in_order) / kept for in_order in (shared[np.sort(group)], np.sort(loss))
-    )
+    risk, best = (np.cumsum(x) / kept for x in (shared[np.sort(group)], np.sort(loss)))
     area = float(np.mean(risk))
     return RiskCoverage(kept / len(loss), risk, area, area - float(np.mean(best)))
 
 
 def _flagged(known: Any, unknown: Any) -> list[np.ndarray]:
-    """Return how many known and how many unknown inputs are flagged, by falling threshold.
-
-    The first threshold flags none, the last all; between them are all the uncertainties.
-    """
+    """Return how many known and unknown inputs are flagged, by falling threshold: none to all."""
     sets = [np.sort(_checked("known", known)), np.sort(_checked("unknown", unknown))]
     thresholds = np.append(np.unique(np.concatenate(sets)), np.inf)[::-1]
     return [len(values) - np.searchsorted(values, thresholds) for values in sets]

@@ -10,24 +10,16 @@ from keras import ops
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked, prepare
 
-__all__ = ["BrierScore", "NegativeLogLikelihood", "brier_score", "negative_log_likelihood"]
-
 
 def brier_score(
     probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
 ) -> float:
     """Return the mean over examples of sum_k (p_k - y_k)^2, between 0 and 2.
 
-    With two classes it is twice scikit-learn's `brier_score_loss` of the probabilities of class 1.
     The arguments are those of `reliability`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.brier_score([[0.8, 0.2], [0.8, 0.2]], [0, 1])
-        0.68
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    return float(np.average(_squared_distance(np, examples), weights=examples.weight))
+    return float(np.average(BrierScore._score(np, examples), weights=examples.weight))
 
 
 def negative_log_likelihood(
@@ -37,31 +29,27 @@ def negative_log_likelihood(
 
     A probability of 0 counts as the smallest normal float of its dtype: an example costs 87.3 at
     most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.negative_log_likelihood([[0.8, 0.2], [0.8, 0.2]], [0, 1])
-        0.9163
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    return float(np.average(_negative_log_prob(np, examples), weights=examples.weight))
+    return float(np.average(NegativeLogLikelihood._score(np, examples), weights=examples.weight))
 
 
 class _MeanScore(ClassificationMetric):
     """Weighted mean of one score for each example."""
 
-    def __init__(self, from_logits: bool, name: str, dtype: Any) -> None:
+    def __init__(
+        self, from_logits: bool = False, name: str | None = None, dtype: Any = None
+    ) -> None:
         super().__init__(from_logits, name, dtype)
-        self.total, self.weight = (
-            self.add_variable(shape=(), initializer="zeros", dtype=self.dtype, name=part)
-            for part in ("total", "weight")
-        )
+        self.total, self.weight = self._add_sums("total", "weight")
 
-    def _score(self, examples: Examples) -> Tensor:
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        """Return the score of each example; `xp` is numpy or keras.ops."""
         raise NotImplementedError
 
     def _count(self, examples: Examples) -> None:
-        self.total.assign_add(ops.sum(examples.weight * self._score(examples)))
+        self.total.assign_add(ops.sum(examples.weight * self._score(ops, examples)))
         self.weight.assign_add(ops.sum(examples.weight))
 
     def _value(self) -> Tensor:
@@ -73,14 +61,12 @@ class BrierScore(_MeanScore):
     """Brier score: the squared distance of the probabilities from the truth.
 
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
-    scikit-learn's `brier_score_loss`. Arguments and invalid input are as in
-    `ExpectedCalibrationError`.
+    scikit-learn's `brier_score_loss`. Arguments are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> brier = ibnn.BrierScore()
-        >>> brier.update_state([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]]))
-        >>> round(float(brier.result()), 4)
+        >>> float(brier([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
         0.68
 
     References:
@@ -88,11 +74,11 @@ class BrierScore(_MeanScore):
         78, 1950.
     """
 
-    def __init__(self, from_logits: bool = False, name: str = "brier", dtype: Any = None) -> None:
-        super().__init__(from_logits, name, dtype)
+    default_name = "brier"
 
-    def _score(self, examples: Examples) -> Tensor:
-        return _squared_distance(ops, examples)
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        return xp.sum(xp.square(examples.probabilities - examples.targets), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -101,13 +87,12 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
     metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
-    Arguments and invalid input are as in `ExpectedCalibrationError`.
+    Arguments are as in `ExpectedCalibrationError`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> nll = ibnn.NegativeLogLikelihood()
-        >>> nll.update_state([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]]))
-        >>> round(float(nll.result()), 4)
+        >>> float(nll([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
         0.9163
 
     References:
@@ -115,45 +100,31 @@ class NegativeLogLikelihood(_MeanScore):
         the American Statistical Association 102, 2007.
     """
 
-    def __init__(self, from_logits: bool = False, name: str = "nll", dtype: Any = None) -> None:
-        super().__init__(from_logits, name, dtype)
+    default_name = "nll"
 
-    def _score(self, examples: Examples) -> Tensor:
-        return _negative_log_prob(ops, examples)
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        log_probabilities = examples.log_probabilities
+        if log_probabilities is None:
+            tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny
+            log_probabilities = xp.log(xp.maximum(examples.probabilities, tiny))
+        # Not a product: an impossible class has the logarithm -inf.
+        return -xp.sum(xp.where(examples.targets > 0, log_probabilities, 0), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Accuracy(_MeanScore):
     """Fraction of examples whose most probable class is the label's."""
 
-    def __init__(
-        self, from_logits: bool = False, name: str = "accuracy", dtype: Any = None
-    ) -> None:
-        super().__init__(from_logits, name, dtype)
+    default_name = "accuracy"
 
-    def _score(self, examples: Examples) -> Tensor:
-        return examples.top_label(ops)[1][:, 0]
+    @staticmethod
+    def _score(xp: ModuleType, examples: Examples) -> Any:
+        return examples.top_label(xp)[1][:, 0]
 
 
 def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
-    """Return minus the log-probability of each label, flat, as `NegativeLogLikelihood` counts it.
-
-    Args:
-        y_true: (...) or (..., 1) integers, or (..., classes) one-hot.
-        y_pred: (..., classes) probabilities.
-    """
+    """Return minus the log of each label's probability, flat, as `NegativeLogLikelihood` does."""
     labels = ops.convert_to_tensor(y_true)
-    return _negative_log_prob(ops, prepare(ops, y_pred, labels, ops.ones(()), False)[0])
-
-
-def _squared_distance(xp: ModuleType, examples: Examples) -> Any:
-    return xp.sum(xp.square(examples.probabilities - examples.targets), axis=-1)
-
-
-def _negative_log_prob(xp: ModuleType, examples: Examples) -> Any:
-    log_probabilities = examples.log_probabilities
-    if log_probabilities is None:
-        tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny
-        log_probabilities = xp.log(xp.maximum(examples.probabilities, tiny))
-    # Not a product: an impossible class has the logarithm -inf.
-    return -xp.sum(xp.where(examples.targets > 0, log_probabilities, 0), axis=-1)
+    examples, *_ = prepare(ops, y_pred, labels, ops.ones(()), from_logits=False)
+    return NegativeLogLikelihood._score(ops, examples)

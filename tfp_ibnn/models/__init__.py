@@ -4,10 +4,7 @@ Each builder returns a Functional model that is not compiled and whose outputs a
 layers are named, so that posteriors can be chosen by layer.
 """
 
-from tfp_ibnn.models.lenet import lenet
 from tfp_ibnn.models.maps import POSTERIORS, posterior_map
-from tfp_ibnn.models.mlp import mlp
-from tfp_ibnn.models.vgg import vgg16
-from tfp_ibnn.models.wide_resnet import wide_resnet
+from tfp_ibnn.models.networks import lenet, mlp, vgg16, wide_resnet
 
 __all__ = ["POSTERIORS", "lenet", "mlp", "posterior_map", "vgg16", "wide_resnet"]

@@ -12,17 +12,6 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 
-__all__ = [
-    "SOBOL_BITS",
-    "bits",
-    "key_from_seed",
-    "normal",
-    "random_seed",
-    "sobol",
-    "threefry",
-    "uniform",
-]
-
 SOBOL_BITS = 16
 """Sobol points repeat after 2 ** SOBOL_BITS samples."""
 

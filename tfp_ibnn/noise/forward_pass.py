@@ -31,8 +31,6 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.noise.source import Source
 
-__all__ = ["Pass", "current", "scope"]
-
 _open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
     "tfp_ibnn_pass", default=None
 )
@@ -69,33 +67,12 @@ class Pass:
         self.source = Source(**source)
         self._draws: dict[keras.layers.Layer, Tensor] = dict(draws or {})
         self._losses: dict[keras.layers.Layer, Tensor] = {}
-        self._kl: dict[keras.layers.Layer, Tensor] = {}
+        self.kl_by_layer: dict[keras.layers.Layer, Tensor] = {}
 
     @property
     def kl(self) -> Tensor:
         """The KL divergences of all layers so far, summed, in nats."""
-        return sum(self._kl.values()) if self._kl else ops.zeros(())
-
-    @property
-    def layers(self) -> list[keras.layers.Layer]:
-        """The layers that have drawn so far, in that order."""
-        return list(self._draws)
-
-    def first_fault(self) -> Tensor:
-        """Return the place of the first z or KL that is not finite, from 1 on; 0 if all are.
-
-        Layer i of `layers`, counted from 0, has its z in place 2 i + 1 and its KL in 2 i + 2.
-        """
-        numbers = [
-            ops.cast(number, "float32")
-            for layer, z in self._draws.items()
-            # With noise at each position z is large; one example shows what the weights do.
-            for number in (ops.sum(z if len(z.shape) == 2 else z[:1]), self._kl.get(layer, 0.0))
-        ]
-        if not numbers:
-            return ops.zeros((), dtype="int32")
-        bad = ops.logical_not(ops.isfinite(ops.stack(numbers)))
-        return ops.where(ops.any(bad), ops.cast(ops.argmax(bad), "int32") + 1, 0)
+        return sum(self.kl_by_layer.values()) if self.kl_by_layer else ops.zeros(())
 
     def recall(self, layer: keras.layers.Layer) -> Tensor | None:
         """Return the z that `layer` has in this pass, or None before its first call."""
@@ -113,7 +90,7 @@ class Pass:
         if loss is not None:
             self._losses[layer] = loss
         if kl is not None:
-            self._kl[layer] = kl
+            self.kl_by_layer[layer] = kl
 
     def restore_losses(self) -> None:
         """Add the losses of this pass again to layers whose losses Keras has forgotten.

@@ -10,8 +10,6 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, checked, normal
 from tfp_ibnn.noise import counter
 
-__all__ = ["SAMPLINGS", "Source"]
-
 SAMPLINGS = ("iid", "antithetic", "qmc")
 
 _CALL_STRIDE = 0x9E3779B1
@@ -38,7 +36,8 @@ class Source:
         stream: with a seed, which of many independent streams each draw is from, (draws,).
         skip: with a seed, how many random numbers of each draw are already used.
         portable: False relaxes what a seed promises: independent noise may then depend on the
-            number of draws too, on backend and compiler. It is drawn several times as fast.
+            number of draws too, on backend and compiler. An own draw for each example, 128 times,
+            then costs LeNet 1.3 times the passes without noise, and 1.8 times otherwise.
     """
 
     def __init__(

@@ -7,13 +7,15 @@ long to import. A function that needs several axes makes a figure and returns th
 from tfp_ibnn._core.extras import needs
 
 with needs("plots"):
-    from tfp_ibnn.plots.boundary import decision_boundary
-    from tfp_ibnn.plots.calibration import reliability_diagram
-    from tfp_ibnn.plots.detection import entropy_histograms, risk_coverage
-    from tfp_ibnn.plots.images import extreme_images
+    from tfp_ibnn.plots.classification import (
+        class_distributions,
+        entropy_histograms,
+        extreme_images,
+        reliability_diagram,
+        risk_coverage,
+    )
     from tfp_ibnn.plots.posterior import posterior_marginals, posterior_pairs
-    from tfp_ibnn.plots.predictions import class_distributions
-    from tfp_ibnn.plots.regression import regression_bands
+    from tfp_ibnn.plots.predictions import decision_boundary, regression_bands
     from tfp_ibnn.plots.style import COLORS
     from tfp_ibnn.plots.training import training_curves, training_panel
 

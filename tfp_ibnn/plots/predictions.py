@@ -1,95 +1,249 @@
-"""Predictions for one example: how the probability of each class varies between draws."""
+"""Predictions over the inputs: boundaries in the plane, and bands along a line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from scipy.ndimage import zoom
+from scipy.special import entr
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
-from tfp_ibnn.plots.style import COLORS, new_axes, pale, tidy
+from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
-__all__ = ["class_distributions"]
+__all__ = ["decision_boundary", "regression_bands"]
 
-_BINS = 20
+# Grid points along each axis, and the share of ink left at the largest uncertainty: enough to see
+# the class.
+_STYLES = {"size": (36, 0.03), "shade": (120, 0.1)}
+# Points along each axis of the grid on which the boundary is found, at least.
+_FINE = 300
 
 
-def class_distributions(
-    samples: Any,
+def decision_boundary(
+    predict: Callable[[np.ndarray], Any],
+    x: Any = None,
+    labels: Any = None,
     *,
-    class_names: Sequence[str] | None = None,
-    kind: str = "violin",
-    label: int | None = None,
-    image: Any = None,
+    uncertainty: str = "entropy",
+    style: str = "size",
+    limits: tuple[tuple[float, float], tuple[float, float]] | None = None,
+    resolution: int | None = None,
+    maximum: float | None = None,
+    legend: bool = True,
     ax: Axes | None = None,
+    title: str | None = None,
 ) -> Axes:
-    """Draw how the probability of each class varies between draws of the posterior.
+    """Draw the predicted class over the plane as colour, its uncertainty as size or shade.
 
-    The line across is the mean over the draws, the prediction. A narrow shape between 0 and 1 is
-    noise in the data (aleatoric); a wide or split one means that the draws disagree (epistemic).
-    The true class is hatched, in a second colour.
+    Where the model is uncertain, the ink thins out to small dots, or to white. On the black line
+    two classes are equally probable.
 
     Args:
-        samples: (draws, classes) probabilities of one example.
-        class_names: one per class; their numbers by default.
-        kind: "violin", or "histogram" for bars that lie on their side. Either way the shapes of all
-            classes are equally wide.
-        label: the true class.
-        image: (height, width), or that with a last axis of 1 or 3; drawn right of the axis.
+        predict: maps float32 points (M, 2) to probabilities (M, classes), or (M, 1) for class 1 of
+            two, or to a mapping that holds them as "mean", and uncertainties (M,) beside them.
+        x: (N, 2) training points, drawn on top.
+        labels: (N,) integers or (N, classes) one-hot; each class has its own marker.
+        uncertainty: the entry of the mapping to show, or the entropy of the mean, in nats.
+        style: "size" for a grid of points, "shade" for a continuous surface.
+        limits: ((left, right), (bottom, top)); by default those of `x` and a margin.
+        resolution: grid points along each axis; 36 for "size", 120 for "shade".
+        maximum: the uncertainty at which the ink is least. By default log(classes) for the entropy,
+            else the largest of the grid. Give one number to compare models.
+        legend: whether to draw one, right of the axis.
+        ax: where to draw; a new figure by default.
+        title: of the axis.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn.plots as plots
+        >>> predict = lambda points: 1 / (1 + np.exp(-points[:, :1]))
+        >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
+        >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
+        ['class 0', 'class 1', 'p = 0.5']
+    """
+    checks.one_of("style", style, tuple(_STYLES))
+    x = None if x is None else _inputs.array("x", x, ("points", 2))
+    if labels is not None and x is None:
+        raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
+    resolution = _STYLES[style][0] if resolution is None else resolution
+    count = checks.positive_integer("resolution", resolution)
+    if count < 2:
+        raise ValueError(f"`resolution` must be at least 2; got {resolution!r}.")
+    across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
+    grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+    mean, doubt = _evaluate(predict, grid.astype("float32"), uncertainty)
+    classes = mean.shape[1]
+    if labels is not None:
+        labels = _inputs.classes("labels", labels, len(x), classes)
+    if maximum is None:
+        # A model that is certain everywhere has nothing to scale by.
+        maximum = np.log(classes) if uncertainty == "entropy" else doubt.max() or 1.0
+    maximum = checks.positive("maximum", float(maximum))
+
+    ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
+    looks = [dots(k) for k in range(classes)]
+    ink = 1 - (1 - _STYLES[style][1]) * np.clip(doubt / maximum, 0, 1)
+    winner = mean.argmax(axis=-1)
+    if style == "size":
+        box = ax.get_window_extent()
+        points = 72 / ax.figure.dpi * min(box.width, box.height)
+        area = (0.74 * points / count) ** 2
+        for k, look in enumerate(looks):
+            where = winner == k
+            light = {**look, "color": pale(look["color"], 0.45), "linewidths": 0}
+            ax.scatter(*grid[where].T, s=area * ink[where], **light)
+    else:
+        shades = np.stack([pale(look["color"], 1 - 0.75 * ink) for look in looks])
+        shade = shades[winner, np.arange(len(winner))].reshape(count, count, 3)
+        ax.pcolormesh(across, up, shade, shading="nearest", rasterized=True)
+    # On a coarse grid, lines that are drawn class by class would not meet where three classes do.
+    factor = -(-_FINE // count)
+    fine = zoom(mean.reshape(count, count, classes), (factor, factor, 1), order=1)
+    axes = [np.linspace(axis[0], axis[-1], len(fine)) for axis in (across, up)]
+    for k in range(1 if classes == 2 else classes):
+        lead = fine[..., k] - np.delete(fine, k, axis=-1).max(axis=-1, initial=0)
+        if lead.min() < 0 < lead.max():
+            ax.contour(*axes, lead, levels=[0.0], colors="black", linewidths=1.4)
+    edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
+    if labels is not None:
+        for k in np.unique(labels):
+            ax.scatter(*x[labels == k].T, **looks[k], **edge)
+    elif x is not None:
+        ax.scatter(*x.T, color="white", marker="o", **edge)
+    ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title)
+    if legend:
+        _draw_legend(ax, style, classes, uncertainty, maximum)
+    return ax
+
+
+def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
+    """Return [[left, right], [bottom, top]], those of the points `x` unless given."""
+    wanted = "((left, right), (bottom, top)), such as ((-3, 3), (-2, 2))"
+    if limits is not None:
+        found = _inputs.array("limits", limits, (2, 2))
+        if np.any(found[:, 0] >= found[:, 1]):
+            raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
+        return found
+    if x is None:
+        raise ValueError(f"`limits` must be given where there is no `x`: {wanted}.")
+    low, high = x.min(axis=0), x.max(axis=0)
+    margin = np.where(high > low, 0.1 * (high - low), 1.0)
+    return np.stack([low - margin, high + margin], axis=-1)
+
+
+def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return probabilities (M, classes) and uncertainty (M,)."""
+    if not callable(predict):
+        raise ValueError(f"`predict` must be a function of points (M, 2); got {predict!r:.80}.")
+    given = predict(grid)
+    parts = given if isinstance(given, Mapping) else {"mean": given}
+    checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
+    if "mean" not in parts:
+        raise ValueError(f"`predict` must return a mapping with the key 'mean'; got {[*parts]}.")
+    mean = np.asarray(parts["mean"])
+    if mean.ndim == 2 and mean.shape[1] == 1:
+        mean = np.concatenate([1 - mean, mean], axis=1)
+    mean = _inputs.probabilities("predict(points)", mean, "points")
+    if len(mean) != len(grid):
+        raise ValueError(f"`predict` must return one row a point, {len(grid)}; got {mean.shape}.")
+    if uncertainty not in parts:
+        return mean, entr(mean).sum(axis=-1)
+    name = f"predict(points)[{uncertainty!r}]"
+    return mean, _inputs.vector(name, parts[uncertainty], len(grid))
+
+
+def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
+    handles: list[Any] = [
+        *(Line2D([], [], ls="", label=f"class {k}", **dots(k)) for k in range(classes)),
+        Line2D([], [], color="black", lw=1.4, label="p = 0.5" if classes == 2 else "boundary"),
+        Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"),
+    ]
+    for share in (0.0, 0.5, 1.0):
+        ink = 1 - (1 - _STYLES[style][1]) * share
+        label = f"{share * maximum:.2g}"
+        if style == "size":
+            look = {"marker": "o", "markersize": 9 * ink**0.5, "markeredgewidth": 0}
+            handles.append(Line2D([], [], ls="", color="0.4", label=label, **look))
+        else:
+            look = {"facecolor": pale("black", 1 - 0.75 * ink), "edgecolor": "0.6", "lw": 0.5}
+            handles.append(Patch(label=label, **look))
+    ax.legend(handles=handles, **SIDE_LEGEND)
+
+
+def regression_bands(
+    x: Any,
+    prediction: Mapping[str, Any],
+    *,
+    data: tuple[Any, Any] | None = None,
+    truth: Any = None,
+    multiples: Sequence[float] = (2.0,),
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the predicted mean of a function of one input, with epistemic and total bands.
+
+    The inner band is what the model does not know of the function: narrow among the data, wide away
+    from them. The outer, hatched one has the noise added: 95 % of the points lie within ± 2.
+
+    Args:
+        x: (N,) or (N, 1) inputs, in any order.
+        prediction: "mean", and the variances "aleatoric" and "epistemic"; each (N,) or (N, 1).
+        data: inputs and targets of the training points, each (M,) or (M, 1).
+        truth: (N,) or (N, 1) true function at `x`.
+        multiples: half widths of the bands, in standard deviations; the widest is the palest.
         ax: where to draw; a new figure by default.
 
     Example:
-        >>> import numpy as np
-        >>> from tfp_ibnn import plots
-        >>> samples = np.random.default_rng(0).dirichlet([5, 2, 1], size=100)
-        >>> ax = plots.class_distributions(samples, class_names=["cat", "dog", "cow"], label=0)
-        >>> [tick.get_text() for tick in ax.get_xticklabels()]
-        ['cat', 'dog', 'cow']
+        >>> import numpy as np, tfp_ibnn.plots as plots
+        >>> x = np.linspace(-1, 1, 50)
+        >>> prediction = {"mean": x**2, "aleatoric": 0.01 + 0 * x, "epistemic": 0.1 * x**2}
+        >>> ax = plots.regression_bands(x, prediction, data=([0.0, 0.5], [0.1, 0.2]))
+        >>> ax.get_legend_handles_labels()[1]
+        ['mean', '± 2 total', '± 2 epistemic', 'data']
     """
-    samples = _inputs.probabilities("samples", samples, "draws")
-    kind = checks.one_of("kind", kind, ("violin", "histogram"))
-    classes = samples.shape[1]
-    names = _inputs.names("class_names", class_names, classes)
-    if label is not None and label not in range(classes):
-        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {label!r}.")
-    picture = None if image is None else _inputs.images("image", image, ("height", "width"))
+    x = _inputs.vector("x", x)
+    keys = ("mean", "aleatoric", "epistemic")
+    if not isinstance(prediction, Mapping) or not set(keys) <= set(prediction):
+        got = [*prediction] if isinstance(prediction, Mapping) else prediction
+        raise ValueError(f"`prediction` must be a mapping with the keys {keys}; got {got!r}.")
+    parts = [_inputs.vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
+    for key, part in zip(keys[1:], parts[1:], strict=True):
+        if part.min() < 0:
+            wanted = "a variance, 0 or above"
+            raise ValueError(f"`prediction[{key!r}]` must be {wanted}; got {part.min()}.")
+    if np.ndim(multiples) != 1 or len(multiples) == 0:
+        raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
+    multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
+    if data is not None:
+        if not isinstance(data, Sequence) or len(data) != 2:
+            got = type(data).__name__
+            raise ValueError(f"`data` must be a pair of inputs and targets; got {got}.")
+        inputs = _inputs.vector("data[0]", data[0], "points")
+        targets = _inputs.vector("data[1]", data[1], len(inputs))
+    truth = None if truth is None else _inputs.vector("truth", truth, len(x))
 
-    wide = 0.5 * classes + 1 + 1.4 * (image is not None)
-    ax = new_axes(ax, (min(max(wide, 3.6), 9), 2.9))
-    looks = [_look(k == label) for k in range(classes)]
-    if kind == "violin":
-        shapes = {"widths": 0.8, "showextrema": False, "points": 200}
-        bodies = ax.violinplot(samples, range(classes), **shapes)["bodies"]
-        for body, look in zip(bodies, looks, strict=True):
-            body.set(alpha=1, **look)
-    else:
-        edges = np.linspace(0, 1, _BINS + 1)
-        for k, look in enumerate(looks):
-            count = np.histogram(np.clip(samples[:, k], 0, 1), edges)[0]
-            filled = count > 0
-            length = 0.8 * count[filled] / count.max()
-            ax.barh(edges[:-1][filled], length, 1 / _BINS, left=k - 0.4, align="edge", **look)
-    mean = samples.mean(axis=0)
-    ax.hlines(mean, np.arange(classes) - 0.4, np.arange(classes) + 0.4, color="black", lw=1.6)
-    ax.set_xticks(range(classes), names)
-    if max(map(len, names)) > 4:
-        ax.tick_params(axis="x", rotation=35)
-        for tick in ax.get_xticklabels():
-            tick.set(ha="right", rotation_mode="anchor")
-    if label is not None:
-        ax.get_xticklabels()[label].set_fontweight("bold")
-    ax.set(xlim=(-0.6, classes - 0.4), ylim=(-0.02, 1.02), ylabel="probability")
-    if picture is not None:
-        inset = ax.inset_axes((1.02, 0.2, 1.6 / wide, 0.6))
-        inset.imshow(picture, cmap="gray", vmin=0, vmax=1)
-        inset.set(xticks=[], yticks=[], anchor="W")
-        if label is not None:
-            inset.set_title(names[label], fontsize=10, loc="left")
-    return tidy(ax, "y")
-
-
-def _look(true: bool) -> dict[str, Any]:
-    color = COLORS[1] if true else COLORS[0]
-    hatch = "////" if true else None
-    return {"facecolor": pale(color, 0.55), "edgecolor": color, "lw": 0.9, "hatch": hatch}
+    ax = new_axes(ax, (5.2, 3.4))
+    sort = np.argsort(x, kind="stable")
+    x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts))
+    ax.plot(x, mean, color=COLORS[0], lw=2, label="mean", zorder=3)
+    for name, variance, color, whiteness, hatch, ls, order in (
+        ("total", aleatoric + epistemic, COLORS[4], 0.75, "....", "--", 1.5),
+        ("epistemic", epistemic, COLORS[0], 0.55, None, "-", 2),
+    ):
+        for position, multiple in enumerate(multiples, start=1):
+            width = multiple * np.sqrt(variance)
+            fill = pale(color, 1 - position / len(multiples) * (1 - whiteness))
+            look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
+            label = f"± {multiple:g} {name}"
+            ax.fill_between(x, mean - width, mean + width, label=label, zorder=order, **look)
+            for edge in (mean - width, mean + width):
+                ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
+    if truth is not None:
+        ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
+    if data is not None:
+        ax.scatter(inputs, targets, s=14, color="black", marker="x", lw=1, label="data", zorder=5)
+    ax.set(xlim=(x[0], x[-1]) if x[-1] > x[0] else None, xlabel="x", ylabel="y")
+    ax.legend(**SIDE_LEGEND)
+    return tidy(ax)

@@ -18,24 +18,19 @@ LEGEND = {"frameon": False, "fontsize": 9}
 SIDE_LEGEND = {**LEGEND, "loc": "upper left", "bbox_to_anchor": (1.01, 1.02)}
 
 
-def color(position: int) -> str:
-    """Return the colour of one of several classes or curves."""
-    return COLORS[position % len(COLORS)]
-
-
-def marker(position: int) -> str:
-    """Return the marker of one of several classes or curves."""
-    return MARKERS[position % len(MARKERS)]
+def dots(position: int) -> dict[str, Any]:
+    """Return the colour and marker of one of several classes or curves."""
+    return {"color": COLORS[position % len(COLORS)], "marker": MARKERS[position % len(MARKERS)]}
 
 
 def line(position: int) -> dict[str, Any]:
     """Return the colour and line style of one of several curves."""
-    return {"color": color(position), "ls": LINES[position % len(LINES)]}
+    return {"color": COLORS[position % len(COLORS)], "ls": LINES[position % len(LINES)]}
 
 
 def marked(position: int) -> dict[str, Any]:
     """Return the look of one of several curves through few points."""
-    return {**line(position), "marker": marker(position), "ms": 4, "lw": 1.3}
+    return {**line(position), **dots(position), "ms": 4, "lw": 1.3}
 
 
 def pale(color: Any, whiteness: Any) -> np.ndarray:

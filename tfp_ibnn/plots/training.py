@@ -1,6 +1,6 @@
 """Training curves: what several runs logged, one quantity or all, training beside validation."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -10,13 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.plots.style import LEGEND, color, epochs_below, line, marker, new_axes, tidy
+from tfp_ibnn.plots.style import LEGEND, dots, epochs_below, line, new_axes, tidy
 
 __all__ = ["training_curves", "training_panel"]
 
-Histories = Mapping[str, Mapping[str, Sequence[float]]]
-"""Run name to `History.history`."""
-
+Histories = Mapping[str, Mapping[str, Sequence[float]]]  # run name to `History.history`
 _LABELS = {
     "loss": "negative ELBO",
     "nll": "log-likelihood",
@@ -64,17 +62,15 @@ def training_panel(
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
     A colour and a marker stand for a run, a line style for training, validation, and validation
-    averaged over many draws (MC). A validation curve that turns while training goes on shows
-    overfitting; a KL that still moves, a posterior that needs more epochs.
+    averaged over many draws (MC).
 
     Args:
         histories: run name to `History.history`.
         keys: quantities, without "val_"; by default those logged of "loss" (the negative ELBO),
             "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece". Runs that
             did not log one are left out of it.
-        mc_every: the entries "val_mc_..." were logged in the first epoch and then every so many, as
-            MonteCarloEvaluation does. By default the smallest number that agrees with how many
-            there are.
+        mc_every: the entries "val_mc_..." were logged in the first epoch and then every so many; by
+            default the smallest number that agrees with how many there are.
 
     Example:
         >>> from tfp_ibnn import plots
@@ -84,87 +80,64 @@ def training_panel(
         ['negative ELBO', 'KL (nats)']
     """
     keys = _checked_keys(histories, keys, _PHASES)
-    if mc_every is not None:
-        mc_every = checks.positive_integer("mc_every", mc_every)
+    mc_every = None if mc_every is None else checks.positive_integer("mc_every", mc_every)
     columns = min(3, len(keys))
     rows = -(-len(keys) // columns)
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    phases = set()
-    for position, key in enumerate(keys):
-        ax = grid.flat[position]
-        for run, phase, epochs, values in _curves(histories, key, mc_every):
-            phases.add(phase)
-            # Few markers, at other epochs for each run, so that they do not hide one another.
-            apart = max(1, len(values) // 6)
-            marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
-            drawn = -values if key == "nll" else values
-            ax.plot(epochs, drawn, ls=_PHASES[phase][1], lw=1.5, **marks, **_look(run))
+    for position, (ax, key) in enumerate(zip(grid.flat, keys, strict=False)):
+        for run, history in enumerate(histories.values()):
+            for phase, (_, ls) in _PHASES.items():
+                if phase + key not in history:
+                    continue
+                epochs, values = _curve(history, phase, key, mc_every)
+                # Few markers, at other epochs for each run, so that they do not hide one another.
+                apart = max(1, len(values) // 6)
+                marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
+                values = -values if key == "nll" else values
+                ax.plot(epochs, values, ls=ls, lw=1.5, **marks, **dots(run))
         ax.set(ylabel=_LABELS.get(key, key))
         epochs_below(ax)
         if position + columns >= len(keys):
             ax.set_xlabel("epoch")
         tidy(ax, "both")
-    _draw_legend(figure, list(grid.flat[len(keys) :]), list(histories), phases)
+    handles = [Line2D([], [], label=name, **dots(i)) for i, name in enumerate(histories)]
+    for phase, (name, ls) in _PHASES.items():
+        if any(phase + key in history for key in keys for history in histories.values()):
+            handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
+    # One legend for all axes: in a free cell, else below them.
+    place = {"loc": "outside lower center", "ncols": 4}
+    for ax in grid.flat[len(keys) :][::-1]:
+        ax.set_axis_off()
+        place = {"loc": "center", "bbox_to_anchor": (0.5, 0.5), "bbox_transform": ax.transAxes}
+    figure.legend(handles=handles, **LEGEND, **place)
     return figure
 
 
-def _draw_legend(figure: Figure, free: list[Axes], runs: list[str], phases: set[str]) -> None:
-    """Draw one legend for all axes: in a free cell, else below them."""
-    handles = [Line2D([], [], label=name, **_look(i)) for i, name in enumerate(runs)]
-    lines = [(label, ls) for phase, (label, ls) in _PHASES.items() if phase in phases]
-    handles += [Line2D([], [], color="0.3", ls=ls, lw=1.5, label=label) for label, ls in lines]
-    for ax in free:
-        ax.set_axis_off()
-    if free:
-        place = {"loc": "center", "bbox_to_anchor": (0.5, 0.5), "bbox_transform": free[0].transAxes}
-    else:
-        place = {"loc": "outside lower center", "ncols": 4}
-    figure.legend(handles=handles, **LEGEND, **place)
-
-
-def _look(run: int) -> dict[str, str]:
-    return {"color": color(run), "marker": marker(run)}
-
-
-def _curves(
-    histories: Histories, key: str, mc_every: int | None
-) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
-    """Yield run, phase, epochs and values of each curve of a quantity."""
-    for run, history in enumerate(histories.values()):
-        for phase in _PHASES:
-            if phase + key not in history:
-                continue
-            values = np.asarray(history[phase + key], dtype="float64")
-            if phase != "val_mc_":
-                yield run, phase, np.arange(1, len(values) + 1), values
-                continue
-            count, total = len(values), max(map(len, history.values()))
-            # The smallest step by which so many entries, from epoch 1 on, reach the last epochs.
-            least = min(-(-total // count), (total - 1) // (count - 1)) if count > 1 else total
-            epochs = 1 + (mc_every or least) * np.arange(count)
-            # Entries between two logged ones may be NaN; elsewhere NaN is where a run diverged.
-            kept = np.isfinite(values)
-            yield run, phase, epochs[kept], values[kept]
+def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np.ndarray, ...]:
+    """Return epochs and values of a curve."""
+    values = np.asarray(history[phase + key], dtype="float64")
+    count, total = len(values), max(map(len, history.values()))
+    if phase != "val_mc_":
+        return np.arange(1, count + 1), values
+    # The smallest step by which so many entries, from epoch 1 on, reach the last epochs.
+    least = min(-(-total // count), (total - 1) // (count - 1)) if count > 1 else total
+    # Entries between two logged ones may be NaN; elsewhere NaN is where a run diverged.
+    kept = np.isfinite(values)
+    return (1 + (mc_every or least) * np.arange(count))[kept], values[kept]
 
 
 def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[str]) -> list[str]:
     """Return the keys, or those logged of `_LABELS`; raise if no run has logged one of them."""
-    is_nested = isinstance(histories, Mapping) and all(
-        isinstance(history, Mapping) for history in histories.values()
-    )
-    if not is_nested or not histories:
-        raise ValueError(
-            "`histories` must map at least one run name to its `History.history`, as in "
-            f"{{'flow': model.fit(...).history}}; got {histories!r:.80}."
-        )
-    for name, values in (entry for history in histories.values() for entry in history.items()):
+    runs = list(histories.values()) if isinstance(histories, Mapping) else []
+    if not runs or not all(isinstance(history, Mapping) for history in runs):
+        wanted = "at least one run name to its `History.history`"
+        raise ValueError(f"`histories` must map {wanted}; got {histories!r:.80}.")
+    for name, values in (entry for history in runs for entry in history.items()):
         if np.ndim(values) != 1:
-            raise ValueError(
-                f"`histories` must hold one number an epoch; got the shape {np.shape(values)} "
-                f"under {name!r}."
-            )
-    logged = sorted(set().union(*histories.values()))
+            got = f"the shape {np.shape(values)} under {name!r}"
+            raise ValueError(f"`histories` must hold one number an epoch; got {got}.")
+    logged = sorted(set().union(*runs))
     if keys is None:
         keys = [k for k in _LABELS if any(phase + k in logged for phase in phases)] or [*_LABELS]
     if isinstance(keys, str) or len(keys) == 0:

@@ -9,20 +9,10 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
-from tfp_ibnn._core.config import Configured
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
-from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
-
-__all__ = [
-    "Posterior",
-    "checked_component",
-    "checked_scale",
-    "diagonal_normal",
-    "equal_mixture",
-    "log_normal",
-]
 
 _FIXED_PAIRS = 64
 
@@ -30,7 +20,7 @@ _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-class Posterior(Configured, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
+class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
     A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
@@ -116,6 +106,15 @@ class Posterior(Configured, SavesRandomState, PosteriorTemplate, keras.layers.La
     def is_centered(self) -> bool:
         """Whether z = loc + scale * noise; the posterior then has a method `loc_and_scale`."""
         return False
+
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return noise (draws, channels) whose draws of z have `mean` as their average, or None.
+
+        Args:
+            training: whether the draws are made in a training step.
+        """
+        del training
+        return None
 
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.

@@ -20,10 +20,6 @@ from tfp_ibnn.posteriors.base import (
     log_normal,
 )
 
-__all__ = [
-    "FlowPosterior",
-]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class FlowPosterior(Posterior):
@@ -153,6 +149,19 @@ class FlowPosterior(Posterior):
             return mean(self.transform(noise).z, axis=0)
         every = np.arange(self.components, dtype="int32")
         return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
+
+    def fixed_noise(self, training: bool = False) -> np.ndarray | None:
+        """Return the noise whose draws `mean` averages, if it does so, over one component.
+
+        Flows with their own `forward_and_log_det` may look at all draws of a training step
+        together; then there must be no others among them.
+        """
+        joint = Flow.forward_and_log_det
+        alone = not training or all(type(f).forward_and_log_det is joint for f in self.flows)
+        is_closed = all(flow.is_linear for flow in self.flows)
+        if is_closed or self.components > 1 or not (alone and self._is_plain):
+            return None
+        return self._fixed_noise()
 
     @property
     def is_centered(self) -> bool:

@@ -10,10 +10,6 @@ from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.posteriors.base import Posterior, checked_component, checked_scale, equal_mixture
 
-__all__ = [
-    "MixturePosterior",
-]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MixturePosterior(Posterior):

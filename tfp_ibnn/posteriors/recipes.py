@@ -16,16 +16,6 @@ from tfp_ibnn.flows import (
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
 
-__all__ = [
-    "NormalAffine",
-    "NormalGlowStep",
-    "NormalIAF",
-    "NormalInvConv",
-    "NormalPlanar1d",
-    "NormalRadial",
-    "NormalSylvester",
-]
-
 _MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
 
 

@@ -1,19 +1,19 @@
-"""Find out what a network's output means."""
+"""Find the network behind a model that predicts, and what its output means."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import layers, losses
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.conversion.outputs import activation_of
-from tfp_ibnn.layers.heads import GaussianNLL
+from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point, Predictive
-from tfp_ibnn.prediction.wrapping import ScaledModel, unscaled
 
-__all__ = ["HEADS", "predictive_of"]
-
-HEADS = ("softmax", "sigmoid", "gaussian", "point")
+_HEADS = ("softmax", "sigmoid", "gaussian", "point")
 
 _REMEDY = (
     'Write ibnn.MonteCarlo(model, head="softmax", from_logits=True) for logits of classes, '
@@ -22,25 +22,62 @@ _REMEDY = (
     "deviations."
 )
 
-losses = keras.losses
-
 _HEAD_OF_LOSS = {
-    "softmax": (
-        losses.CategoricalCrossentropy,
-        losses.CategoricalFocalCrossentropy,
-        losses.SparseCategoricalCrossentropy,
-    ),
-    "sigmoid": (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy),
-    "gaussian": (GaussianNLL,),
-    "point": (
-        losses.Huber,
-        losses.LogCosh,
-        losses.MeanAbsoluteError,
-        losses.MeanAbsolutePercentageError,
-        losses.MeanSquaredError,
-        losses.MeanSquaredLogarithmicError,
-    ),
+    losses.CategoricalCrossentropy: "softmax",
+    losses.CategoricalFocalCrossentropy: "softmax",
+    losses.SparseCategoricalCrossentropy: "softmax",
+    losses.BinaryCrossentropy: "sigmoid",
+    losses.BinaryFocalCrossentropy: "sigmoid",
+    GaussianNLL: "gaussian",
+    losses.Huber: "point",
+    losses.LogCosh: "point",
+    losses.MeanAbsoluteError: "point",
+    losses.MeanAbsolutePercentageError: "point",
+    losses.MeanSquaredError: "point",
+    losses.MeanSquaredLogarithmicError: "point",
 }
+
+# Layers that leave the meaning of their input as it is.
+_TRANSPARENT = (layers.Dropout, layers.Flatten, layers.Identity, layers.Permute, layers.Reshape)
+
+
+class PredictionWrapper:
+    """A Keras model that takes the inputs of another one, `inner`: its argument `model`."""
+
+    inner: keras.Model
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the model inside; a subclass adds its own arguments."""
+        return {**super().get_config(), "model": keras.saving.serialize_keras_object(self.inner)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> keras.Model:
+        """Return a model from what `get_config` gave."""
+        load = keras.saving.deserialize_keras_object
+        return cls(**{**config, "model": load(config["model"], custom_objects=custom_objects)})
+
+
+class ScaledModel(PredictionWrapper):
+    """A classifier whose outputs are those of `inner`, each passed through `scale`.
+
+    `returns_logits` is None if it is not known before the model has run.
+    """
+
+    returns_logits: bool | None
+    scale: Callable[[Any], Any]
+
+
+def unscaled(model: keras.Model) -> keras.Model:
+    """Return the classifier that a scaled model scales, if it has a graph, or else the model."""
+    has_graph = isinstance(model, ScaledModel) and functional_graph(model.inner) is not None
+    return model.inner if has_graph else model
+
+
+def innermost(model: keras.Model) -> keras.Model:
+    """Return the network inside of all wrappers; it has their inputs."""
+    while isinstance(model, PredictionWrapper):
+        model = model.inner
+    return model.network if isinstance(model, WeightPosterior) else model
 
 
 def predictive_of(
@@ -58,7 +95,7 @@ def predictive_of(
         remedy: what to write where nothing tells, for the error.
     """
     if head is not None:
-        checks.one_of("head", head, HEADS)
+        checks.one_of("head", head, _HEADS)
     if isinstance(model, ScaledModel) and model.returns_logits is not None:
         if from_logits not in (None, model.returns_logits):
             raise ValueError(
@@ -67,33 +104,39 @@ def predictive_of(
             )
         from_logits = model.returns_logits
     said, activation = head, activation_of(model)
-    loss_head, loss_logits = _head_of_loss(model)
+    graph = functional_graph(unscaled(model))
+    width = None if graph is None else graph.outputs[0].shape[-1]
+    # The loss of one output may stand in a list or a dict.
+    loss = keras.tree.flatten(getattr(model, "loss", None) if model.compiled else None)
+    loss = loss[0] if len(loss) == 1 else loss
+    loss_head, loss_logits = _head_of_loss(loss)
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
         loss_head, loss_logits = "softmax", True
     if head is None:
-        head = activation if activation in HEADS else loss_head
+        head = activation if activation in _HEADS else loss_head
     if head is None and from_logits is not None:
-        head = "sigmoid" if _width(model) == 1 else "softmax"
+        head = "sigmoid" if width == 1 else "softmax"
     if head is None:
-        loss = _loss_of(model)
-        cause = "it is not compiled" if loss is None else f"its loss is {_name_of(loss)}"
+        name = (
+            repr(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        )
+        cause = "it is not compiled" if loss is None else f"its loss is {name}"
         raise ValueError(
             f"It is unknown what the output of model {model.name!r} means: its last layer "
             f"({activation or 'unknown'}) has no softmax or sigmoid, and {cause}. {remedy}"
         )
-    if from_logits is not None and said is None and head in ("gaussian", "point"):
-        raise ValueError(
-            f"`from_logits` is {from_logits}, but model {model.name!r} ends like a regression, or "
-            "is compiled with the loss of one. Say `head` too: 'softmax' or 'sigmoid'."
-        )
-    width = _width(model)
-    if head == "gaussian" and width is not None and width % 2:
-        raise ValueError(
-            "`head` is 'gaussian', which has as many standard deviations as means; the output of "
-            f"model {model.name!r} has {width} entries."
-        )
     if head in ("gaussian", "point"):
+        if from_logits is not None and said is None:
+            raise ValueError(
+                f"`from_logits` is {from_logits}, but model {model.name!r} ends like a regression, "
+                "or is compiled with the loss of one. Say `head` too: 'softmax' or 'sigmoid'."
+            )
+        if head == "gaussian" and width is not None and width % 2:
+            raise ValueError(
+                "`head` is 'gaussian', which has as many standard deviations as means; the output "
+                f"of model {model.name!r} has {width} entries."
+            )
         return Gaussian() if head == "gaussian" else Point()
     if activation in ("softmax", "sigmoid"):
         if from_logits:
@@ -107,44 +150,43 @@ def predictive_of(
         if not from_logits and activation == "linear":
             raise ValueError(
                 f"The last layer of model {model.name!r} is linear, but nothing says that its "
-                "output is logits. Say from_logits=True, or compile the model with a loss that has "
-                "from_logits=True."
+                "output is logits. Say from_logits=True, or compile the model with such a loss."
             )
     return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
 
 
-def _width(model: keras.Model) -> int | None:
-    """Return the size of the last axis of a model's output, if it is known."""
-    graph = functional_graph(unscaled(model))
-    return None if graph is None else graph.outputs[0].shape[-1]
+def activation_of(model: keras.Model) -> str | None:
+    """Return the name of the activation behind a model's one output, or None if it is unknown.
+
+    It is "gaussian" for a `GaussianHead`. A cast to float32 by a linear `Activation`, as it ends
+    half-precision models, is looked through, as reshaping is.
+    """
+    graph = functional_graph(model)
+    if graph is None or len(graph.outputs) != 1:
+        return None
+    layer, node = keras_internals.origin(graph.outputs[0])
+    while isinstance(layer, _TRANSPARENT) or (
+        isinstance(layer, layers.Activation) and layer.activation is keras.activations.linear
+    ):
+        layer, node = keras_internals.origin(node.input_tensors[0])
+    if isinstance(layer, keras.Model):
+        return activation_of(layer)
+    while isinstance(layer, (StochasticLayer, layers.TimeDistributed)):
+        layer = layer.layer
+    if isinstance(layer, GaussianHead):
+        return "gaussian"
+    kind = type(layer).__name__  # the operations of keras.ops have no public classes
+    if kind == "Softmax":
+        return "softmax" if layer.axis == -1 else "softmax over another axis"
+    if kind == "Sigmoid":
+        return "sigmoid"
+    return getattr(getattr(layer, "activation", None), "__name__", None)
 
 
-def _head_of_loss(model: keras.Model) -> tuple[str | None, bool | None]:
-    """Return the head that goes with the loss a model is compiled with, and its `from_logits`."""
-    loss = _loss_of(model)
-    if loss is None:
-        return None, None
-    if isinstance(loss, str):
-        loss = losses.get(loss)
-    for head, classes in _HEAD_OF_LOSS.items():
-        for kind in classes:
-            if isinstance(loss, kind) or getattr(kind(), "fn", None) is loss:
-                return head, getattr(loss, "from_logits", False)
+def _head_of_loss(loss: Any) -> tuple[str | None, bool | None]:
+    """Return the head that goes with a loss, and its `from_logits`."""
+    loss = losses.get(loss) if isinstance(loss, str) else loss
+    for kind, head in _HEAD_OF_LOSS.items():
+        if isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss):
+            return head, getattr(loss, "from_logits", False)
     return None, None
-
-
-def _loss_of(model: keras.Model) -> Any:
-    """Return the loss that a model with one output is compiled with, or None."""
-    loss = getattr(model, "loss", None) if model.compiled else None
-    if isinstance(loss, (list, tuple)) and len(loss) == 1:
-        return loss[0]
-    if isinstance(loss, dict) and len(loss) == 1:
-        (loss,) = loss.values()
-    return loss
-
-
-def _name_of(loss: Any) -> str:
-    """Return the name of a loss as it stands in the code of the user."""
-    if isinstance(loss, str):
-        return repr(loss)
-    return getattr(loss, "__name__", type(loss).__name__)

@@ -10,21 +10,14 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.wrapping import unscaled
-
-__all__ = [
-    "check_input",
-    "check_model",
-    "check_options",
-    "checked_prediction",
-    "checked_scores",
-    "example_like",
-    "is_empty",
-]
+from tfp_ibnn.prediction.head import unscaled
 
 
-def check_input(x: Any, y: Any = None) -> None:
-    """Raise for what is not a number, or not finite: ReLU may turn NaN into a number again."""
+def check_input(x: Any, y: Any = None) -> bool:
+    """Raise for what is not a number, or not finite: ReLU may turn NaN into a number again.
+
+    Return whether there are examples: False for empty arrays.
+    """
     parts = keras.tree.flatten(x)
     if all(part is None for part in parts):
         raise ValueError("`x` is missing: give arrays, or a dataset.")
@@ -37,28 +30,15 @@ def check_input(x: Any, y: Any = None) -> None:
             raise ValueError(f"`{name}` holds complex numbers; give real ones.")
         if not part.ndim:
             raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
-        if name == "x" and part.dtype.kind == "f" and len(part):
+        if name == "x" and part.dtype.kind == "f":
             with np.errstate(over="ignore"):
-                bad = ~np.isfinite(part.astype(floatx, copy=False)).reshape(len(part), -1).all(
-                    axis=1
-                )
+                bad = _not_finite(part.astype(floatx, copy=False))
             if bad.any():
                 raise ValueError(
                     f"`x` holds NaN or infinity, or numbers beyond {floatx}, in {bad.sum()} of "
                     f"{len(part)} examples; the first is number {bad.argmax()}."
                 )
-
-
-def is_empty(x: Any) -> bool:
-    """Return whether `x` is arrays without an example."""
-    return all(tuple(getattr(part, "shape", ()))[:1] == (0,) for part in keras.tree.flatten(x))
-
-
-def example_like(part: Any) -> np.ndarray:
-    """Return an example of zeros, or empty strings, that could be among those of an array."""
-    part = np.asarray(part)
-    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
-    return np.zeros((1, *part.shape[1:]), dtype)
+    return any(tuple(getattr(part, "shape", ()))[:1] != (0,) for part in parts)
 
 
 def check_model(model: Any, dropout: bool) -> keras.Model:
@@ -66,11 +46,8 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
     network = model.network if isinstance(model, WeightPosterior) else model
     if not isinstance(network, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
-    unbuilt = [layer.name for layer in stochastic_layers(network) if not layer.built]
-    if not network.built or unbuilt:
-        raise ValueError(
-            f"Model {network.name!r} is not built: call it on data, or build it, first."
-        )
+    if not network.built or not all(layer.built for layer in stochastic_layers(network)):
+        raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
     graph = functional_graph(unscaled(network))
     if graph is not None and len(graph.outputs) != 1:
         raise ValueError(
@@ -91,19 +68,14 @@ def check_options(
     """Raise for options that contradict each other."""
     if interval is not None and not 0 < checks.finite("interval", interval) < 1:
         raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {interval!r}.")
-    if not standard_error:
-        return
-    if sampling == "qmc":
+    if standard_error and sampling == "qmc":
         raise ValueError(
-            "Quasi-random draws have no `standard_error`: compare the means of a few seeds "
-            "instead, or use sampling='antithetic'."
+            "Quasi-random draws have no `standard_error`: use sampling='antithetic' or some seeds."
         )
-    least, even = (4, True) if sampling == "antithetic" else (2, False)
-    if samples < least or (even and samples % 2):
-        raise ValueError(
-            f"A `standard_error` needs {least} `samples` at least"
-            f"{', and an even number of them' if even else ''}; got {samples}."
-        )
+    paired = sampling == "antithetic"
+    if standard_error and (samples < (4 if paired else 2) or (paired and samples % 2)):
+        needed = "4 `samples` at least, and an even number" if paired else "2 `samples` at least"
+        raise ValueError(f"A `standard_error` needs {needed}; got {samples}.")
 
 
 def checked_scores(name: str, scores: Any) -> Any:
@@ -120,15 +92,17 @@ def checked_scores(name: str, scores: Any) -> Any:
 def checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
     prediction = {key: np.asarray(value) for key, value in prediction.items()}
-    count = len(prediction["mean"])
-    bad = np.zeros(count, bool)
-    for value in prediction.values() if count else ():
-        bad |= ~np.isfinite(value).reshape(count, -1).all(axis=1)
+    bad = np.any([_not_finite(value) for value in prediction.values()], axis=0)
     if bad.any():
         raise ValueError(
-            f"The prediction of {bad.sum()} of {count} examples (the first is number "
+            f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
             f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
             "its output is not probabilities that sum to 1 (are they logits? then say "
             "from_logits=True), or it has a standard deviation below 0."
         )
     return prediction
+
+
+def _not_finite(values: np.ndarray) -> np.ndarray:
+    """Return which examples hold a number that is NaN or infinite."""
+    return ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))

@@ -1,7 +1,10 @@
 """Prediction by many sampled networks: a Keras model."""
 
+import contextlib
 import os
 import random
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,24 +16,10 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
-from tfp_ibnn.prediction.averaging import Averaging
-from tfp_ibnn.prediction.head import predictive_of
-from tfp_ibnn.prediction.inputs import (
-    check_input,
-    check_model,
-    check_options,
-    checked_prediction,
-    checked_scores,
-    example_like,
-    is_empty,
-)
-from tfp_ibnn.prediction.sampler import sampler_of
+from tfp_ibnn.prediction import inputs as given
+from tfp_ibnn.prediction.head import PredictionWrapper, predictive_of
+from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
-from tfp_ibnn.prediction.wrapping import PredictionWrapper
-
-__all__ = [
-    "MonteCarlo",
-]
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -40,27 +29,25 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     `predict` returns a dict of arrays. For N examples and K classes:
 
     - `mean` (N, K): the class probabilities, averaged over the draws;
-    - `variance` (N, K): the variance of the draws;
-    - `entropy` (N,): of the mean, in nats, the whole uncertainty;
+    - `variance` (N, K): of the draws, and `total_variance` (N,), its sum over the classes;
+    - `entropy` (N,): of the mean, in nats, the whole uncertainty: aleatoric + epistemic;
     - `aleatoric` (N,): the mean entropy of a draw, what no draw of the network can tell;
     - `epistemic` (N,): the mean KL divergence of a draw from the mean, what the draws disagree
-      about; entropy = aleatoric + epistemic;
-    - `total_variance` (N,): the variances of all classes summed.
+      about.
 
     Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
-    pixel or step, (N, ..., K), has its positions in every entry. For regression `mean` is the mean
-    of the draws, `epistemic` their variance, `aleatoric` the mean of the variances that a
-    `GaussianHead` predicts (0 without one) and `total_variance` the sum of both, each (N, D); there
-    are no other entries.
+    pixel or step, (N, ..., K), has its positions in every entry. For regression the entries are
+    `mean`, `epistemic` (the variance of the draws), `aleatoric` (the mean of the variances that a
+    `GaussianHead` predicts, 0 without one) and `total_variance`, the sum of both, each (N, D).
 
     `evaluate` scores `mean`: accuracy, NLL, Brier score and ECE, or RMSE and, with a
-    `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. More can be added
-    with `compile(metrics=[...])`. `loss` is that NLL too (of a point the squared error).
+    `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. `loss` is that NLL
+    too (of a point the squared error). `compile(metrics=[...])` adds more.
 
-    By default the draws are shared by all examples of a prediction: each is a sampled network, one
-    function for all inputs. They are drawn anew by each `predict` and `evaluate` and by `resample`,
-    but not by a plain call. With a seed they stay, and the prediction of an example is always the
-    same, to float tolerance, in batches and chunks of any size, compiled or not, on every backend.
+    By default all examples of a prediction share the draws: each is a sampled network, one function
+    for all inputs. Each `predict` and `evaluate` draws anew, and `resample` does, but not a plain
+    call. With a seed the draws stay, and the prediction of an example is always the same, to float
+    tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
         model: a built Keras model with stochastic layers and one output, a `TemperatureScaling`,
@@ -73,18 +60,15 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         seed: of the draws, a whole number of 0 or above.
         independent: draw anew for each example. The answers then repeat, with a seed, at one batch
             size only; without one, the draws take less time.
-        chunk_size: how many draws to run at once; more take more memory. None chooses by the size
-            of the largest tensor and of the batch; set it for models whose `call` is their own, or
-            whose inputs have no fixed size.
+        chunk_size: how many draws to run at once; more take more memory. None chooses; set it for
+            models whose `call` is their own, or whose inputs have no fixed size.
         dropout: leave the dropout layers on, each draw with masks of its own (MC dropout), while
             batch normalization stays as in inference. Works for models without stochastic layers.
         return_samples: return `samples` (N, draws, K) too; of a `GaussianHead`, the means. Their
             memory grows with `samples`, as it does for the intervals.
-        interval: probability of a central interval, such as 0.9; returns its bounds `lower` and
-            `upper`, (N, K): of the draws of each class probability, or, with a `GaussianHead`, of
-            new observations.
-        standard_error: return `standard_error` (N, K), that of the Monte Carlo mean, to see whether
-            the samples are enough.
+        interval: probability of a central interval, such as 0.9; returns `lower` and `upper`, its
+            bounds (N, K): of the draws, or, with a `GaussianHead`, of new observations.
+        standard_error: return `standard_error` (N, K), that of the Monte Carlo mean.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -115,50 +99,34 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         if isinstance(model, MonteCarlo):
             raise ValueError(f"`model` is a MonteCarlo already: {model.name!r}.")
-        network = check_model(model, dropout)
+        network = given.check_model(model, dropout)
         samples = checks.positive_integer("samples", samples)
         checks.one_of("sampling", sampling, noise.SAMPLINGS)
         if chunk_size is not None:
             chunk_size = checks.positive_integer("chunk_size", chunk_size)
         if seed is not None:
             seed = checks.whole("seed", seed)
-        check_options(samples, sampling, interval, standard_error)
+        given.check_options(samples, sampling, interval, standard_error)
         predictive = predictive_of(network, head, from_logits)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
         self.inner = model
-        self._wanted_samples = samples
-        self.head, self.from_logits = head, from_logits
-        self.sampling, self.seed, self.independent = sampling, seed, bool(independent)
+        self.head, self.from_logits, self.seed = head, from_logits, seed
+        self.sampling, self.independent = sampling, bool(independent)
         self.chunk_size, self.dropout = chunk_size, bool(dropout)
         self.return_samples, self.interval = bool(return_samples), interval
         self.standard_error = bool(standard_error)
-        self._predictive = predictive
-        self._sampler = sampler_of(
-            model,
-            samples,
-            portable=seed is not None,
-            sampling=sampling,
-            independent=self.independent,
-            chunk_size=chunk_size,
-            dropout=self.dropout,
-        )
-        self.samples = self._sampler.samples
-        self._average = Averaging(
-            predictive,
-            self.samples,
-            sampling,
-            self.return_samples,
-            interval,
-            self.standard_error,
-        )
-        self._key = self.add_weight(
-            shape=(2,), initializer="zeros", dtype="int", trainable=False, name="key"
-        )
-        self._batch = self.add_weight(
-            shape=(), initializer="zeros", dtype="int", trainable=False, name="batch"
-        )
-        self._scores = predictive.scores()
+        names = ("sampling", "independent", "chunk_size", "dropout")
+        options = {name: getattr(self, name) for name in names}
+        if isinstance(model, WeightPosterior):
+            self._sampler = model.sampler(samples, **options)
+        else:
+            self._sampler = NoiseSampler(model, samples, portable=seed is not None, **options)
+        self._wanted_samples, self.samples = samples, self._sampler.samples
+        integers = {"initializer": "zeros", "dtype": "int", "trainable": False}
+        self._key = self.add_weight(shape=(2,), name="key", **integers)
+        self._batch = self.add_weight(shape=(), name="batch", **integers)
+        self._predictive, self._scores = predictive, predictive.scores()
         self.built = True
         self.resample()
         self.compile()
@@ -179,21 +147,20 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         return self.average(inputs, stream)
 
     def average(self, inputs: Any, stream: int | Tensor = 0) -> dict[str, Tensor]:
-        """Return the dict that the class describes, for one batch; unlike a call, it has no state.
-
-        Args:
-            inputs: one batch.
-            stream: which draws to take, where they are `independent`.
-        """
+        """Do as a call does, but without state; `stream` chooses among `independent` draws."""
         first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         key = ops.stack([first + ops.cast(stream, "int32"), second])
-        return self._average(self._sampler.chunks(inputs, key))
+        return self._predictive.average(
+            self._sampler.chunks(inputs, key),
+            self.samples,
+            sampling=self.sampling,
+            return_samples=self.return_samples,
+            interval=self.interval,
+            standard_error=self.standard_error,
+        )
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
-        """Return what one sampled network says: `mean`, and `aleatoric`, its own uncertainty.
-
-        The networks that `average` averages have the numbers 0 to `samples` - 1; others follow.
-        """
+        """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
         return self._of_one(self._sampler.draw(inputs, ops.cast(self._key, "int32"), number))
 
     def at_mean(self, inputs: Any) -> dict[str, Tensor]:
@@ -206,43 +173,22 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         """Not known ahead: the noise of a pass cannot be drawn symbolically."""
-        raise NotImplementedError(
-            "MonteCarlo is called on data; it is not part of a Functional model."
-        )
+        raise NotImplementedError("MonteCarlo is called on data, not in a Functional model.")
 
     def compile(
-        self,
-        metrics: Any = None,
-        *,
-        weighted_metrics: Any = None,
-        run_eagerly: bool = False,
-        steps_per_execution: int = 1,
-        jit_compile: bool | str | None = None,
-        **kwargs: Any,
+        self, metrics: Any = None, run_eagerly: bool = False, jit_compile: Any = None, **kwargs: Any
     ) -> None:
         """Compile for `evaluate` and `predict`; the arguments are Keras's.
 
-        Args:
-            metrics: come on top of the scores there are.
-            weighted_metrics: the same, weighted.
-            run_eagerly: do not compile.
-            steps_per_execution: batches in one execution.
-            jit_compile: whether to use XLA; None does so where it pays.
-            **kwargs: `optimizer`, `loss` and the like are not used.
+        The metrics come on top of the scores there are. XLA is used where it pays, if `jit_compile`
+        is None. `optimizer`, `loss` and the like are not used.
         """
-        if unknown := kwargs.keys() - {"optimizer", "loss", "loss_weights", "auto_scale_loss"}:
-            raise TypeError(f"`compile` has no argument {', '.join(sorted(unknown))}.")
+        unused = ("optimizer", "loss", "loss_weights", "auto_scale_loss")
+        kwargs = {name: value for name, value in kwargs.items() if name not in unused}
         self._jit_is_open = jit_compile is None
-        if self._jit_is_open:
-            jit_compile = jit_pays() and not run_eagerly
-        super().compile(
-            optimizer=None,
-            metrics=metrics,
-            weighted_metrics=weighted_metrics,
-            run_eagerly=run_eagerly,
-            steps_per_execution=steps_per_execution,
-            jit_compile=jit_compile,
-        )
+        jit = jit_pays() and not run_eagerly if self._jit_is_open else jit_compile
+        kwargs.update(metrics=metrics, run_eagerly=run_eagerly, jit_compile=jit)
+        super().compile(optimizer=None, **kwargs)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given; another backend may choose otherwise."""
@@ -253,105 +199,65 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Compile as a saved model was."""
         self.compile(**keras.saving.deserialize_keras_object(config))
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
-        """Return the dict that the class describes; the arguments are Keras's."""
-        check_input(x)
-        if is_empty(x):  # of which Keras makes no batch
-            return self.predict_on_batch(x)
+    @contextlib.contextmanager
+    def _checked(self, x: Any, y: Any = None) -> Iterator[bool]:
+        """Check the input, and draw new networks; give whether there are examples."""
+        has_examples = given.check_input(x, y)
         self.resample()
         with keras_internals.values_kept(self.variables):
-            return checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
+            yield has_examples
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+        """Return the dict that the class describes; the arguments are Keras's."""
+        with self._checked(x) as has_examples:
+            if not has_examples:  # of which Keras makes no batch
+                return self.predict_on_batch(x)
+            return given.checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes, for one batch."""
-        check_input(x)
-        self.resample()
-        with keras_internals.values_kept(self.variables):
-            if not is_empty(x):
-                return checked_prediction(self.inner.name, super().predict_on_batch(x))
+        with self._checked(x) as has_examples:
+            if has_examples:
+                return given.checked_prediction(self.inner.name, super().predict_on_batch(x))
             # Not every layer takes an empty batch; of a made-up example no row is returned.
-            prediction = super().predict_on_batch(keras.tree.map_structure(example_like, x))
+            prediction = super().predict_on_batch(keras.tree.map_structure(_example_like, x))
             return {key: np.asarray(value)[:0] for key, value in prediction.items()}
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
-        """Score the averaged prediction.
-
-        Args:
-            x: inputs, or a dataset.
-            *args: those of Keras.
-            allow_nan: return scores that are not finite, instead of an error.
-            **kwargs: those of Keras.
-        """
-        check_input(x, args[0] if args else kwargs.get("y"))
-        if is_empty(x):
-            raise ValueError("`x` holds no example, so there is nothing to score.")
-        self.resample()
-        with keras_internals.values_kept(self.variables):
+        """Score the averaged prediction; `allow_nan` returns NaN scores instead of an error."""
+        with self._checked(x, args[0] if args else kwargs.get("y")) as has_examples:
+            if not has_examples:
+                raise ValueError("`x` holds no example, so there is nothing to score.")
             scores = super().evaluate(x, *args, **kwargs)
-            return scores if allow_nan else checked_scores(self.inner.name, scores)
+            return scores if allow_nan else given.checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Score the averaged prediction of one batch."""
-        check_input(x, args[0] if args else kwargs.get("y"))
-        self.resample()
-        with keras_internals.values_kept(self.variables):
-            return checked_scores(self.inner.name, super().test_on_batch(x, *args, **kwargs))
+        with self._checked(x, args[0] if args else kwargs.get("y")):
+            scores = super().test_on_batch(x, *args, **kwargs)
+            return given.checked_scores(self.inner.name, scores)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: it is the model inside that is trained."""
-        raise NotImplementedError(
-            "MonteCarlo only predicts. Train the model that it averages; MonteCarlo shares its "
-            "weights and follows."
-        )
+        raise NotImplementedError("MonteCarlo only predicts: train the model that it averages.")
 
     train_on_batch = fit
 
     def export(
-        self,
-        filepath: str | os.PathLike,
-        format: str = "tf_saved_model",
-        verbose: bool | None = None,
-        input_signature: Any = None,
-        **options: Any,
+        self, filepath: Any, format: str = "tf_saved_model", verbose: Any = None, **options: Any
     ) -> None:
-        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does.
-
-        Args:
-            filepath: of a folder.
-            format: "tf_saved_model".
-            verbose: print what was written; None does, as Keras does.
-            input_signature: `keras.InputSpec` or arrays, for a model whose `call` is its own.
-            **options: `samples`, `seed` and `overwrite`, those of `tfp_ibnn.export`.
-        """
+        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes too."""
         if format != "tf_saved_model":
             raise ValueError(
                 f"`format` must be 'tf_saved_model'; got {format!r}. For another one, without the "
                 f"uncertainty: ibnn.to_deterministic(model).export(path, format={format!r})."
             )
-        overwrite = options.pop("overwrite", False)
-        path = write_saved_model(self.frozen(**options), filepath, input_signature, overwrite)
+        path = export(self, filepath, **options)
         if verbose is None or verbose:
             print(f"Saved the signatures serve, sample, deterministic at {path}.")
 
-    def frozen(self, samples: int | None = None, seed: int | None = None) -> "MonteCarlo":
-        """Return a copy on the same weights whose draws stay: it has a seed, and its own key.
-
-        Args:
-            samples: number of draws; None takes those of this model.
-            seed: of the draws; None takes that of this model, or a random one.
-        """
-        seed = self.seed if seed is None else seed
-        seed = counter.random_seed() if seed is None else seed
-        samples = self._wanted_samples if samples is None else samples
-        return type(self)(self.inner, **{**self.options(), "samples": samples, "seed": seed})
-
     def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = False,
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Tensor:
         """Return the NLL of the averaged prediction (the squared error of a point)."""
         if y is None:
@@ -367,29 +273,75 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        model = keras.saving.serialize_keras_object(self.inner)
-        return {**super().get_config(), "model": model, **self.options()}
+        return {**super().get_config(), **self.options()}
 
     def options(self) -> dict[str, Any]:
         """Return the constructor's arguments but for the model."""
-        return {
-            "samples": self._wanted_samples,
-            "head": self.head,
-            "from_logits": self.from_logits,
-            "sampling": self.sampling,
-            "seed": self.seed,
-            "independent": self.independent,
-            "chunk_size": self.chunk_size,
-            "dropout": self.dropout,
-            "return_samples": self.return_samples,
-            "interval": self.interval,
-            "standard_error": self.standard_error,
-        }
+        names = MonteCarlo.__init__.__kwdefaults__  # all that are keywords only
+        return {"samples": self._wanted_samples, **{name: getattr(self, name) for name in names}}
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "MonteCarlo":
-        """Return a model from what `get_config` gave."""
-        model = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        return cls(**{**config, "model": model})
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike,
+    *,
+    samples: int | None = None,
+    seed: int | None = None,
+    input_signature: Any = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a TensorFlow SavedModel that gives the averaged prediction and its uncertainty.
+
+    TensorFlow alone loads it, and TensorFlow Serving serves it. Its signatures take the model's
+    inputs by name, in batches of any size:
+
+    - `serve`, also the default: all that `MonteCarlo.predict` returns;
+    - `sample`: `mean` and `aleatoric` of one sampled network, which the further input `seed`, a
+      whole number, chooses. The seeds 0 to `samples` - 1 are the networks that `serve` averages;
+    - `deterministic`: `mean` and `aleatoric` of the network at the posterior mean, without noise.
+
+    The sampled networks are those of the seed, fixed in the file: one question has always one
+    answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
+    input that was made for one batch size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all
+    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder has versions,
+    seed, signatures, and the SHA-256 of each file. The backend must be TensorFlow;
+    `scripts/export.py` exports `.keras` files that were written on JAX.
+
+    Args:
+        model: a `MonteCarlo`, or a model that `MonteCarlo` can average.
+        path: of a folder. It is written whole or not at all.
+        samples: number of draws; None takes the `MonteCarlo`'s.
+        seed: of the draws; None takes the `MonteCarlo`'s, or a random one.
+        input_signature: `keras.InputSpec` or arrays, by name or in a list as Keras has it, for a
+            model whose inputs are unknown because its `call` is its own.
+        overwrite: replace a folder that is not empty.
+
+    Example:
+        >>> import keras, tempfile, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,), name="features")
+        >>> outputs = ibnn.StochasticDense(2, activation="softmax", train_size=100)(inputs)
+        >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
+        >>> if keras.backend.backend() == "tensorflow":
+        ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
+
+        And where only TensorFlow is:
+
+            served = tf.saved_model.load("saved_model/1")
+            served.signatures["serve"](features=tf.ones((5, 3)))["epistemic"]
+    """
+    options = {"samples": samples, "seed": seed}
+    options = {name: value for name, value in options.items() if value is not None}
+    kind = MonteCarlo
+    if isinstance(model, MonteCarlo):
+        kind, model, options = type(model), model.inner, {**model.options(), **options}
+    if options.get("seed") is None:
+        options["seed"] = counter.random_seed()
+    served = kind(model, **options)
+    return write_saved_model(served, path, input_signature, overwrite)
+
+
+def _example_like(part: Any) -> np.ndarray:
+    """Return an example of zeros, or empty strings, that could be among those of an array."""
+    part = np.asarray(part)
+    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
+    return np.zeros((1, *part.shape[1:]), dtype)

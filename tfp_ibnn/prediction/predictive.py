@@ -5,53 +5,32 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn._core.backend import Tensor, fori_loop, mean
+from tfp_ibnn._core.protocols import Chunks
 from tfp_ibnn.layers.heads import gaussian_nll, matched
 from tfp_ibnn.metrics import BrierScore, ExpectedCalibrationError, NegativeLogLikelihood
 from tfp_ibnn.metrics._base import TOLERANCE
 from tfp_ibnn.metrics.scoring import Accuracy, negative_log_prob
 
-__all__ = ["Categorical", "Gaussian", "Labels", "Point", "Predictive", "Summary"]
-
-_BISECTIONS = 40
-
 
 class Summary(NamedTuple):
-    """Sums over draws, from which all statistics follow; two of them merge exactly.
-
-    Attributes:
-        count: number of draws.
-        mean: of the draws.
-        squares: summed squared distances from the mean.
-        within: summed uncertainty of each draw (entropy, or variance).
-        between: summed divergence of each draw from the mean.
-    """
+    """Sums over draws, from which all statistics follow; two of them merge exactly."""
 
     count: Tensor
     mean: Tensor
-    squares: Tensor
-    within: Tensor
-    between: Tensor
+    squares: Tensor  # summed squared distances from the mean
+    within: Tensor  # summed uncertainty of each draw (entropy, or variance)
+    between: Tensor  # summed divergence of each draw from the mean
 
 
 class Predictive:
     """What a kind of output predicts; the base of all kinds.
 
     A draw is what one sampled network says of an example, in a form that can be averaged. Draws
-    have the shape (draws, examples, ...).
+    have the shape (draws, examples, ...). A kind defines `draws`, which also gives the uncertainty
+    within each, `divergence`, `statistics`, `scores`, `pair` (targets and predictions that go
+    together) and `loss` (of each example, or of each of its positions).
     """
-
-    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the draws in a network's outputs, and the uncertainty within each."""
-        raise NotImplementedError
-
-    def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
-        """Return how far a draw is from the mean."""
-        raise NotImplementedError
-
-    def statistics(self, summary: Summary) -> dict[str, Tensor]:
-        """Return what is predicted."""
-        raise NotImplementedError
 
     def public(self, draws: Tensor) -> Tensor:
         """Return draws, or their mean or spread, in the form the user sees."""
@@ -63,29 +42,15 @@ class Predictive:
         bounds = ops.quantile(self.public(draws), ends, axis=0)
         return bounds[0], bounds[1]
 
-    def scores(self) -> list[keras.metrics.Metric]:
-        """Return the metrics that suit this kind."""
-        raise NotImplementedError
-
     def update(
-        self,
-        scores: list[keras.metrics.Metric],
-        y_true: Any,
-        prediction: dict[str, Tensor],
-        sample_weight: Any,
+        self, scores: list[Any], y_true: Any, prediction: dict[str, Tensor], sample_weight: Any
     ) -> None:
-        """Count a batch in those metrics."""
-        target, predicted = self._pair(y_true, prediction)
+        """Count a batch in the metrics that `scores` gave; a plain mean is one of losses."""
         for score in scores:
-            score.update_state(target, predicted, sample_weight=sample_weight)
-
-    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
-        """Return the loss of each example, or of each of its positions."""
-        raise NotImplementedError
-
-    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
-        """Return targets and predictions that go together."""
-        raise NotImplementedError
+            if type(score) is keras.metrics.Mean:
+                score.update_state(self.loss(y_true, prediction), sample_weight=sample_weight)
+            else:
+                score.update_state(*self.pair(y_true, prediction), sample_weight=sample_weight)
 
     def mean_loss(self, y_true: Any, prediction: dict[str, Tensor], sample_weight: Any) -> Tensor:
         """Return the loss of a batch, averaged over examples and positions."""
@@ -99,17 +64,63 @@ class Predictive:
         # A replica may have no example.
         return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
 
+    def average(
+        self,
+        chunks: Chunks,
+        samples: int,
+        *,
+        sampling: str,
+        return_samples: bool,
+        interval: float | None,
+        standard_error: bool,
+    ) -> dict[str, Tensor]:
+        """Return what `MonteCarlo` does of one batch; the arguments are those of it."""
+        paired = standard_error and sampling == "antithetic" and samples > 1
+        if return_samples or interval is not None or paired:
+            draws, within = self.draws(_all_outputs(chunks, samples))
+            summary = self.summarize(draws, within, ops.ones((samples,), draws.dtype))
+        else:
+            summary = self._streamed(chunks, samples)
+        result = self.statistics(summary)
+        if return_samples:
+            result["samples"] = ops.moveaxis(self.public(draws), 0, 1)
+        if interval is not None:
+            result["lower"], result["upper"] = self.interval(draws, within, interval)
+        if standard_error:
+            squares, count = summary.squares, samples
+            if paired:
+                pairs, count = (draws[::2] + draws[1::2]) / 2, samples // 2
+                squares = ops.sum(ops.square(pairs - summary.mean), axis=0)
+            # One sample is all that a model without noise has; its squares are 0.
+            variance = squares / max(1, count * (count - 1))
+            result["standard_error"] = self.public(ops.sqrt(variance))
+        return result
+
+    def _streamed(self, chunks: Chunks, samples: int) -> Summary:
+        """Sum up draws chunk by chunk."""
+
+        def summarize(number: int | Tensor) -> Summary:
+            first = number * chunks.size
+            draws, within = self.draws(chunks.run(first))
+            counted = first + ops.arange(chunks.size, dtype="int32") < samples
+            return self.summarize(draws, within, ops.cast(counted, draws.dtype))
+
+        start = summarize(0)
+        if chunks.is_one:
+            return start
+        return fori_loop(1, chunks.count, lambda i, sums: self.merge(sums, summarize(i)), start)
+
     def summarize(self, draws: Tensor, within: Tensor, weights: Tensor) -> Summary:
         """Sum up draws, each counted with its weight, 0 or 1."""
+
+        def total(values: Tensor) -> Tensor:
+            shape = (-1, *(1,) * (len(values.shape) - 1))
+            return ops.sum(ops.reshape(weights, shape) * values, axis=0)
+
         count = ops.sum(weights)
-        center = _sum(weights, draws) / count
-        return Summary(
-            count,
-            center,
-            _sum(weights, ops.square(draws - center)),
-            _sum(weights, within),
-            _sum(weights, self.divergence(draws, center)),
-        )
+        center = total(draws) / count
+        squares, between = total(ops.square(draws - center)), total(self.divergence(draws, center))
+        return Summary(count, center, squares, total(within), between)
 
     def merge(self, one: Summary, other: Summary) -> Summary:
         """Return the summary of the draws of both; `other` is not empty.
@@ -140,21 +151,17 @@ class Categorical(Predictive):
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return class probabilities, and their entropies."""
         if outputs.shape[-1] == 1:
-            raise ValueError(
-                "One number is not a distribution over classes. For yes or no say head='sigmoid'."
-            )
+            raise ValueError("One number is not a distribution over classes: say head='sigmoid'.")
         if self.from_logits:
             probabilities = ops.softmax(outputs, axis=-1)
         else:
-            total = ops.sum(outputs, axis=-1, keepdims=True)
+            is_one = ops.abs(ops.sum(outputs, axis=-1, keepdims=True) - 1) < TOLERANCE
             positive = ops.all(outputs >= 0, axis=-1, keepdims=True)
-            valid = ops.logical_and(positive, ops.abs(total - 1) < TOLERANCE)
-            probabilities = _or_nan(outputs, valid)
-        return probabilities, entropy(probabilities)
+            probabilities = _or_nan(outputs, ops.logical_and(positive, is_one))
+        return probabilities, _entropy(probabilities)
 
     def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
-        """Return KL[draw || mean] in nats."""
-        # Of a product with 0 the logarithm does not matter.
+        """Return KL[draw || mean] in nats; of a product with 0 the logarithm does not matter."""
         inside = ops.logical_and(draw > 0, mean > 0)
         ratio = ops.where(inside, draw, 1) / ops.where(inside, mean, 1)
         return ops.sum(draw * ops.log(ratio), axis=-1)
@@ -165,27 +172,25 @@ class Categorical(Predictive):
         return {
             "mean": self.public(summary.mean),
             "variance": variance,
-            "entropy": entropy(summary.mean),
+            "entropy": _entropy(summary.mean),
             "aleatoric": summary.within / summary.count,
             "epistemic": summary.between / summary.count,
-            "total_variance": self._total(variance),
+            "total_variance": ops.sum(variance, axis=-1),
         }
 
     def scores(self) -> list[keras.metrics.Metric]:
         """Return accuracy, NLL, Brier score and ECE."""
         return [Accuracy(), NegativeLogLikelihood(), BrierScore(), ExpectedCalibrationError()]
 
-    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
-        """Return minus the log-probability of the label."""
-        target, probabilities = self._pair(y_true, prediction)
-        loss = negative_log_prob(target, probabilities)
-        return ops.reshape(loss, ops.shape(probabilities)[:-1])
-
-    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+    def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return labels and class probabilities."""
         return y_true, prediction["mean"]
 
-    def _total(self, variance: Tensor) -> Tensor:
-        return ops.sum(variance, axis=-1)
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return minus the log-probability of the label."""
+        target, probabilities = self.pair(y_true, prediction)
+        loss = negative_log_prob(target, probabilities)
+        return ops.reshape(loss, ops.shape(probabilities)[:-1])
 
 
 class Labels(Categorical):
@@ -199,18 +204,21 @@ class Labels(Categorical):
             yes = _or_nan(outputs, ops.logical_and(outputs >= 0, outputs <= 1))
             no = 1 - yes
         both = ops.stack([no, yes], axis=-1)
-        return both, entropy(both)
+        return both, _entropy(both)
 
     def public(self, draws: Tensor) -> Tensor:
         """Return the entry of yes."""
         return draws[..., 1]
 
-    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+    def statistics(self, summary: Summary) -> dict[str, Tensor]:
+        """Return those of each label."""
+        result = super().statistics(summary)
+        return {**result, "total_variance": result["variance"]}
+
+    def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return labels, and the probabilities of no and yes."""
         yes = prediction["mean"]
         return matched(y_true, yes), ops.stack([1 - yes, yes], axis=-1)
-
-    def _total(self, variance: Tensor) -> Tensor:
-        return variance
 
 
 class Point(Predictive):
@@ -238,13 +246,14 @@ class Point(Predictive):
         """Return the root of the mean squared error."""
         return [keras.metrics.RootMeanSquaredError(name="rmse")]
 
+    def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return targets and means."""
+        return matched(y_true, prediction["mean"]), prediction["mean"]
+
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return the squared error."""
-        target, predicted = self._pair(y_true, prediction)
+        target, predicted = self.pair(y_true, prediction)
         return ops.mean(ops.square(target - predicted), axis=-1)
-
-    def _pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
-        return matched(y_true, prediction["mean"]), prediction["mean"]
 
 
 class Gaussian(Point):
@@ -266,17 +275,18 @@ class Gaussian(Point):
         They are quantiles of the mixture of all draws' Gaussians, found by bisection.
         """
         scale = ops.sqrt(within)
+        # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
+        start = ops.min(draws - 8 * scale, axis=0), ops.max(draws + 8 * scale, axis=0)
 
         def quantile(probability: float) -> Tensor:
             def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
                 lower, upper = ends
                 middle = (lower + upper) / 2
-                below = mean(_normal_cdf((middle - draws) / scale), axis=0) < probability
+                cdf = 0.5 * (1 + ops.erf((middle - draws) / scale * 2.0**-0.5))
+                below = mean(cdf, axis=0) < probability
                 return ops.where(below, middle, lower), ops.where(below, upper, middle)
 
-            # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
-            start = ops.min(draws - 8 * scale, axis=0), ops.max(draws + 8 * scale, axis=0)
-            lower, upper = ops.fori_loop(0, _BISECTIONS, halve, start)
+            lower, upper = ops.fori_loop(0, 40, halve, start)
             return (lower + upper) / 2
 
         return quantile((1 - level) / 2), quantile((1 + level) / 2)
@@ -285,42 +295,27 @@ class Gaussian(Point):
         """Return the root of the mean squared error, and the NLL."""
         return [*super().scores(), keras.metrics.Mean(name="nll")]
 
-    def update(
-        self,
-        scores: list[keras.metrics.Metric],
-        y_true: Any,
-        prediction: dict[str, Tensor],
-        sample_weight: Any,
-    ) -> None:
-        """Count a batch in those metrics."""
-        *errors, nll = scores
-        super().update(errors, y_true, prediction, sample_weight)
-        nll.update_state(self.loss(y_true, prediction), sample_weight=sample_weight)
-
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return minus the log-density of the Gaussian with the predicted mean and variance."""
-        target, predicted = self._pair(y_true, prediction)
+        target, predicted = self.pair(y_true, prediction)
         return gaussian_nll(target, predicted, prediction["total_variance"])
 
 
-def entropy(probabilities: Tensor) -> Tensor:
+def _all_outputs(chunks: Chunks, samples: int) -> Tensor:
+    """Return the outputs (samples, batch, ...) of all chunks."""
+    if chunks.is_one:
+        return chunks.run(0)
+    starts = chunks.size * ops.arange(chunks.count, dtype="int32")
+    outputs = ops.map(chunks.run, starts)
+    return ops.reshape(outputs, (-1, *ops.shape(outputs)[2:]))[:samples]
+
+
+def _entropy(probabilities: Tensor) -> Tensor:
     """Return the entropy over the last axis, in nats."""
     logarithm = ops.log(ops.where(probabilities > 0, probabilities, 1))
     return -ops.sum(probabilities * logarithm, axis=-1)
 
 
-def _normal_cdf(x: Tensor) -> Tensor:
-    return 0.5 * (1 + ops.erf(x * 2.0**-0.5))
-
-
 def _or_nan(values: Tensor, valid: Tensor) -> Tensor:
     """Return values, and NaN for what is not valid, so that nothing false comes out later."""
     return ops.where(valid, values, ops.full_like(values, float("nan")))
-
-
-def _like(weights: Tensor, values: Tensor) -> Tensor:
-    return ops.reshape(weights, (-1, *(1,) * (len(values.shape) - 1)))
-
-
-def _sum(weights: Tensor, values: Tensor) -> Tensor:
-    return ops.sum(_like(weights, values) * values, axis=0)

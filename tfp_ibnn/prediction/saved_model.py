@@ -3,55 +3,35 @@
 import hashlib
 import importlib.metadata
 import itertools
+import json
 import keyword
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import backend, files, keras_internals
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.prediction.wrapping import innermost
-
-__all__ = [
-    "MANIFEST",
-    "write_saved_model",
-]
+from tfp_ibnn.prediction.head import innermost
 
 MANIFEST = "assets.extra/tfp_ibnn.json"
 """Where an exported folder says what it holds."""
 
 
-_SEED = "seed"
+class _Inputs(NamedTuple):
+    specs: dict[str, tuple[tuple[int | None, ...], str]]  # (shape, dtype) by name
+    pack: Callable[[dict[str, Any]], Any]  # tensors by name to what the model is called with
 
 
 def write_saved_model(
     served: Any, path: str | os.PathLike, input_signature: Any, overwrite: bool
 ) -> Path:
-    """Write a `MonteCarlo` with a seed; `tfp_ibnn.export` says what the folder holds.
-
-    Args:
-        served: the model.
-        path: of a folder. It is written whole or not at all.
-        input_signature: `keras.InputSpec` or arrays, where the inputs are unknown.
-        overwrite: replace a folder that is not empty.
-    """
-    path = _free(Path(path), overwrite)
-    inputs = _inputs(innermost(served), input_signature)
-    with files.replacing_folder(path) as temporary:
-        _write(served, inputs, temporary)
-        manifest = _manifest(served, inputs, temporary)
-        (temporary / MANIFEST).parent.mkdir()
-        files.write_json(temporary / MANIFEST, manifest)
-    return path
-
-
-def _free(path: Path, overwrite: bool) -> Path:
-    """Return the path of a folder that may be written."""
+    """Write a `MonteCarlo` with a seed into a folder; `tfp_ibnn.export` says what it holds."""
+    path = Path(path)
     if path.exists() and not path.is_dir():
         raise ValueError(f"`path` must be a folder; {path} is a file.")
     if path.exists() and any(path.iterdir()):
@@ -59,28 +39,41 @@ def _free(path: Path, overwrite: bool) -> Path:
             raise ValueError(f"{path} is not empty: choose another folder, or overwrite it.")
         if not (path / "saved_model.pb").exists():
             raise ValueError(f"{path} holds no SavedModel: it is not overwritten.")
+    network = innermost(served)
+    specs, pack = _inputs(network, input_signature)
+    functions = {
+        "serve": (lambda **named: served.average(pack(named)), specs),
+        "sample": (
+            lambda seed, **named: served.draw(pack(named), seed),
+            {**specs, "seed": ((), "int32")},
+        ),
+        "deterministic": (lambda **named: served.at_mean(pack(named)), specs),
+    }
+    packages = ("tfp_ibnn", "keras", "tensorflow")
+    with files.replacing_folder(path) as folder:
+        # The vocabularies of lookup layers are not variables.
+        backend.save_functions(str(folder), functions, keras_internals.lookup_tables(network))
+        manifest = {
+            "format": 1,
+            "model": network.name,
+            "samples": served.samples,
+            "sampling": served.sampling,
+            "seed": served.seed,
+            "inputs": {
+                name: {"shape": list(shape), "dtype": dtype}
+                for name, (shape, dtype) in specs.items()
+            },
+            "signatures": list(functions),
+            "versions": {name: importlib.metadata.version(name) for name in packages},
+            "sha256": {
+                x.relative_to(folder).as_posix(): hashlib.sha256(x.read_bytes()).hexdigest()
+                for x in sorted(folder.rglob("*"))
+                if x.is_file()
+            },
+        }
+        (folder / MANIFEST).parent.mkdir()
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     return path
-
-
-class _Inputs:
-    """The inputs of a model by name.
-
-    Args:
-        specs: (shape, dtype) by name.
-        pack: puts tensors by name into what the model is called with.
-    """
-
-    def __init__(
-        self,
-        specs: dict[str, tuple[tuple[int | None, ...], str]],
-        pack: Callable[[dict[str, Any]], Any],
-    ) -> None:
-        if _SEED in specs:
-            raise ValueError(
-                "The model has an input named 'seed', which is a name of the signature `sample`: "
-                "rename the input."
-            )
-        self.specs, self.pack = specs, pack
 
 
 def _inputs(model: keras.Model, signature: Any) -> _Inputs:
@@ -95,37 +88,26 @@ def _inputs(model: keras.Model, signature: Any) -> _Inputs:
         structure = structure[0]  # Keras lists the arguments of `call`, of which there is one
     tensors = keras.tree.flatten(structure)
     if not tensors:
-        raise ValueError(
-            f"`input_signature` must hold keras.InputSpec or arrays; got {signature!r}."
-        )
+        raise ValueError(f"`input_signature` must hold InputSpec or arrays; got {signature!r}.")
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
         numbered = keras.tree.pack_sequence_as(structure, list(range(len(tensors))))
         names = sorted(numbered, key=numbered.get)
     else:
-        names = [_name(x) for x in tensors]
+        names = [getattr(x, "name", None) or "inputs" for x in tensors]
     names = _make_unique([_plain(name) for name in names])
+    if "seed" in names:
+        raise ValueError("The signature `sample` has an input named 'seed' already: rename yours.")
     specs = {name: _spec(x) for name, x in zip(names, tensors, strict=True)}
     if isinstance(signature, Mapping) and len(signature) == 1:  # a name, not a key
         structure = tensors[0]
-    return _Inputs(
-        specs,
-        lambda named: keras.tree.pack_sequence_as(structure, [named[name] for name in names]),
-    )
-
-
-def _name(given: Any) -> str:
-    """Return the name of an input layer's tensor or of a specification."""
-    if isinstance(given, keras.KerasTensor):
-        return keras_internals.origin(given)[0].name
-    return getattr(given, "name", None) or "inputs"
+    pack = keras.tree.pack_sequence_as
+    return _Inputs(specs, lambda named: pack(structure, [named[name] for name in names]))
 
 
 def _spec(given: Any) -> tuple[tuple[int | None, ...], str]:
     """Return shape and dtype; the first axis, that of the examples, stays open in an array's."""
     if getattr(given, "shape", None) is None:
-        raise ValueError(
-            f"An input needs a keras.InputSpec with a shape, or an array; got {given!r}."
-        )
+        raise ValueError(f"An input needs an InputSpec with a shape, or an array; got {given!r}.")
     shape = tuple(given.shape)
     if isinstance(given, np.ndarray) or keras.ops.is_tensor(given):
         shape = (None, *shape[1:])
@@ -151,43 +133,3 @@ def _make_unique(names: list[str]) -> list[str]:
             found.append(name)
         result.append(name)
     return result
-
-
-def _write(served: Any, inputs: _Inputs, path: Path) -> None:
-    def by_name(function: Callable[..., dict[str, Any]], *extra: str) -> Callable[..., Any]:
-        def with_names(**named: Any) -> dict[str, Any]:
-            more = [named.pop(name) for name in extra]
-            return function(inputs.pack(named), *more)
-
-        return with_names
-
-    functions = {
-        "serve": (by_name(served.average), inputs.specs),
-        "sample": (by_name(served.draw, _SEED), {**inputs.specs, _SEED: ((), "int32")}),
-        "deterministic": (by_name(served.at_mean), inputs.specs),
-    }
-    # The vocabularies of lookup layers, which are not variables.
-    backend.save_functions(str(path), functions, keras_internals.lookup_tables(innermost(served)))
-
-
-def _manifest(served: Any, inputs: _Inputs, path: Path) -> dict[str, Any]:
-    written = sorted(x for x in path.rglob("*") if x.is_file())
-    return {
-        "format": 1,
-        "model": innermost(served).name,
-        "samples": served.samples,
-        "sampling": served.sampling,
-        "seed": served.seed,
-        "inputs": {
-            name: {"shape": list(shape), "dtype": dtype}
-            for name, (shape, dtype) in inputs.specs.items()
-        },
-        "signatures": ["serve", "sample", "deterministic"],
-        "versions": {
-            name: importlib.metadata.version(name) for name in ("tfp_ibnn", "keras", "tensorflow")
-        },
-        "sha256": {
-            x.relative_to(path).as_posix(): hashlib.sha256(x.read_bytes()).hexdigest()
-            for x in written
-        },
-    }

@@ -1,9 +1,9 @@
-"""Temperature scaling: one number that makes a trained classifier less confident, or more."""
+"""Temperature scaling of a trained classifier, or of finished predictions, and their average."""
 
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,12 +15,9 @@ from scipy.special import softmax
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.conversion.outputs import activation_of
 from tfp_ibnn.metrics._base import Examples, checked
+from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.prediction.wrapping import ScaledModel, innermost
-
-__all__ = ["TemperatureScaling"]
 
 BOUNDS = (0.01, 100.0)
 """Between which a temperature is sought."""
@@ -32,12 +29,11 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
     returns probabilities p (each at least the smallest normal float). The predicted class stays the
-    same; T > 1 makes it less confident. The temperature is 1 until `fit` is called; it is not
-    trainable, and is saved with the model.
+    same; T > 1 makes it less confident. T is 1 until `fit` is called; it is not trainable, and is
+    saved with the model.
 
-    A classifier that returns a dictionary is taken at its "mean", as probabilities: the prediction
-    of a `MonteCarlo` can be scaled. The other way round, `MonteCarlo` of a scaled model averages
-    draws that are scaled each.
+    A classifier that returns a dictionary is taken at its "mean", as probabilities: so the
+    prediction of a `MonteCarlo` is scaled. `MonteCarlo` of a scaled model averages scaled draws.
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
@@ -68,7 +64,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             shape=(), initializer="ones", trainable=False, autocast=False, name="temperature"
         )
         self._evaluate: Callable[..., Any] | None = None
-        self._width: int | None = None
+        self._head: str | None = None
         self.built = model.built
 
     @property
@@ -120,39 +116,39 @@ class TemperatureScaling(ScaledModel, keras.Model):
             batch_size: for arrays; as for `predict`.
             steps: number of batches to take from a dataset; None takes all.
         """
-        if any(hasattr(part, "shape") for part in keras.tree.flatten(x)):
-            predictions = self._predict_arrays(x, y, sample_weight, batch_size)
+        flat = keras.tree.flatten(x)
+        if any(hasattr(part, "shape") for part in flat):
+            if y is None:
+                raise ValueError("`y` must hold the labels when `x` is an array; got None.")
+            if not flat[0].shape[0]:
+                raise ValueError("`x` must hold one example at least; got none.")
+            outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
+        elif y is not None or sample_weight is not None:
+            raise ValueError(
+                "`y` and `sample_weight` must come from `x` if it is a dataset: leave them out."
+            )
         else:
-            predictions = self._predict_dataset(x, y, sample_weight, steps)
-        self._width = predictions[0].shape[-1]
-        examples = checked(*predictions, names=("model(x)", "y", "sample_weight"))
+            outputs, y, sample_weight = self._predict_dataset(x, steps)
+        outputs, from_logits = self._read(outputs)
+        names = ("model(x)", "y", "sample_weight")
+        examples = checked(outputs, y, sample_weight, from_logits, names)
         self.temperature.assign(_best_temperature(examples))
+        self._head = "sigmoid" if outputs.shape[-1] == 1 else None
         self.built = True  # the classifier is, now that it was run
         return self
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with.
-
-        Args:
-            *args: those of Keras.
-            **kwargs: those of Keras.
-        """
+        """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with."""
         if self.compiled:
             return super().evaluate(*args, **kwargs)
         if self._evaluate is None:
             # The method alone: a model would be tracked, and saved, as a part of this one.
-            head = "sigmoid" if self._width == 1 else None
-            self._evaluate = MonteCarlo(self, samples=1, head=head, independent=True).evaluate
+            options = {"head": self._head, "independent": True}
+            self._evaluate = MonteCarlo(self, samples=1, **options).evaluate
         return self._evaluate(*args, **kwargs)
 
     def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Export as Keras does, where the model was never called, too.
-
-        Args:
-            filepath: where to.
-            *args: those of Keras.
-            **kwargs: those of Keras.
-        """
+        """Export as Keras does, where the model was never called, too."""
         graph = functional_graph(innermost(self))
         if len(args) < 3 and graph is not None:
             kwargs.setdefault("input_signature", [keras.tree.map_structure(_spec, graph.input)])
@@ -160,21 +156,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        config = {
-            "model": keras.saving.serialize_keras_object(self.model),
-            "from_logits": self.from_logits,
-        }
-        return {**super().get_config(), **config}
-
-    @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "TemperatureScaling":
-        """Return a model from what `get_config` gave."""
-        model = keras.saving.deserialize_keras_object(
-            config["model"], custom_objects=custom_objects
-        )
-        return cls(**{**config, "model": model})
+        return {**super().get_config(), "from_logits": self.from_logits}
 
     @property
     def returns_logits(self) -> bool | None:
@@ -183,7 +165,10 @@ class TemperatureScaling(ScaledModel, keras.Model):
             return self.from_logits
         if isinstance(self.model, TemperatureScaling):
             return self.model.returns_logits
-        return False if innermost(self) is not self.model else _returns_logits(self.model)
+        if innermost(self) is not self.model:
+            return False
+        meanings = {"softmax": False, "sigmoid": False, "linear": True, "log_softmax": True}
+        return meanings.get(activation_of(self.model))
 
     def _read(self, outputs: Any) -> tuple[Any, bool]:
         """Return the classifier's one output, and whether it is logits."""
@@ -208,39 +193,65 @@ class TemperatureScaling(ScaledModel, keras.Model):
             )
         return outputs, from_logits
 
-    def _predict_arrays(
-        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None
-    ) -> tuple[Any, Any, Any, bool]:
-        """Return the classifier's output, the labels, the weights, and whether it is logits."""
-        if y is None:
-            raise ValueError("`y` must hold the labels when `x` is an array; got None.")
-        if keras.tree.flatten(x)[0].shape[0] == 0:
-            raise ValueError("`x` must hold one example at least; got none.")
-        outputs, from_logits = self._read(self.model.predict(x, batch_size=batch_size, verbose=0))
-        return outputs, y, sample_weight, from_logits
-
-    def _predict_dataset(
-        self, x: Any, y: Any, sample_weight: Any, steps: int | None
-    ) -> tuple[Any, Any, Any, bool]:
-        """Return the same; labels and weights are those of the dataset."""
-        if y is not None or sample_weight is not None:
-            raise ValueError(
-                "`y` and `sample_weight` must come from `x` when it is a dataset, as its batches "
-                "(x, y, sample_weight); leave them out."
-            )
-        # A shuffled dataset has a new order in each pass, so there is only one.
+    def _predict_dataset(self, dataset: Any, steps: int | None) -> tuple[Any, Any, Any]:
+        """Return outputs, labels and weights of a dataset: in one pass, as it may be shuffled."""
+        if isinstance(dataset, keras.utils.PyDataset):
+            steps = dataset.num_batches if steps is None else steps
+            dataset = map(dataset.__getitem__, itertools.count())
         parts = []
-        for batch in itertools.islice(_batches(x), steps):
+        for batch in itertools.islice(dataset, steps):
             inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
             if labels is None:
                 raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
-            outputs, from_logits = self._read(self.model.predict_on_batch(inputs))
-            labels = np.asarray(labels)
-            weight = np.ones(len(labels)) if weight is None else np.asarray(weight)
-            parts.append((outputs, labels, weight))
+            weight = np.ones(len(labels)) if weight is None else weight
+            parts.append((self.model.predict_on_batch(inputs), labels, weight))
         if not parts:
             raise ValueError("`x` must hold one example at least; got none.")
-        return *(np.concatenate(part) for part in zip(*parts, strict=True)), from_logits
+        return keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
+
+
+def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> TemperatureScaling:
+    """Return temperature scaling fitted to predictions; it takes predictions as its input.
+
+    Args:
+        probabilities: class probabilities, (examples, classes).
+        labels: classes, (examples,).
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> overconfident = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
+        >>> scaling = ibnn.prediction.fit_temperature(overconfident, np.array([0, 0, 0, 1]))
+        >>> bool(scaling.temperature > 1)
+        True
+    """
+    inputs = keras.Input(np.shape(probabilities)[1:])
+    identity = keras.Model(inputs, keras.layers.Identity()(inputs))
+    return TemperatureScaling(identity, from_logits=False).fit(probabilities, labels)
+
+
+def cross_fit(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """Return predictions at temperatures fitted to other examples, and the two temperatures.
+
+    Every second example has the temperature that was fitted to the others, and these have the one
+    fitted to those: for models without held-out data. The arguments are those of `fit_temperature`.
+    """
+    scaled, temperatures = np.empty_like(probabilities), []
+    for half in (0, 1):
+        model = fit_temperature(probabilities[1 - half :: 2], labels[1 - half :: 2])
+        temperatures.append(float(model.temperature))
+        scaled[half::2] = keras.ops.convert_to_numpy(model(probabilities[half::2]))
+    return scaled, temperatures
+
+
+def average(predictions: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean of the class probabilities (examples, classes) of an ensemble's members."""
+    shapes = {np.shape(prediction) for prediction in predictions}
+    if len(shapes) != 1:
+        raise ValueError(
+            "`predictions` must hold arrays of one shape, (examples, classes); got the shapes "
+            f"{sorted(shapes)}."
+        )
+    return np.mean(predictions, axis=0)
 
 
 def _spec(tensor: Any) -> keras.InputSpec:
@@ -248,25 +259,17 @@ def _spec(tensor: Any) -> keras.InputSpec:
     return keras.InputSpec(shape=tensor.shape, dtype=tensor.dtype, name=name)
 
 
-def _batches(dataset: Any) -> Iterator[Any]:
-    if isinstance(dataset, keras.utils.PyDataset):
-        count = dataset.num_batches
-        return (dataset[i] for i in (itertools.count() if count is None else range(count)))
-    return iter(dataset)
-
-
 def _best_temperature(examples: Examples) -> float:
     """Return the temperature at which the derivative of the negative log-likelihood is 0."""
     if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
+        only = np.argmax(examples.targets[0])
         raise ValueError(
-            "`y` must hold two classes at least to fit a temperature; got only "
-            f"{np.argmax(examples.targets[0])}."
+            f"`y` must hold two classes at least to fit a temperature; got only {only}."
         )
     log_p = examples.log_probabilities
     if log_p is None:
-        log_p = np.log(
-            np.maximum(examples.probabilities, np.finfo(examples.probabilities.dtype).tiny)
-        )
+        p = examples.probabilities
+        log_p = np.log(np.maximum(p, np.finfo(p.dtype).tiny))
     # A class excluded by the logit -inf; 0 * -inf would be NaN.
     log_p = np.maximum(log_p.astype("float64"), np.log(np.finfo("float64").tiny))
     observed = np.sum(log_p * examples.targets, axis=-1)
@@ -288,11 +291,3 @@ def _best_temperature(examples: Examples) -> float:
         stacklevel=3,
     )
     return temperature
-
-
-def _returns_logits(model: keras.Model) -> bool | None:
-    """Return whether the output of a model is logits; None if one cannot tell."""
-    activation = activation_of(model)
-    if activation in ("softmax", "sigmoid"):
-        return False
-    return True if activation in ("linear", "log_softmax") else None

@@ -1,9 +1,12 @@
 """What `model.fit` takes: optimizers and callbacks."""
 
-from tfp_ibnn.training.callbacks import KLAnnealing, PosteriorLog
+from tfp_ibnn.training.callbacks import (
+    Interrupts,
+    KLAnnealing,
+    MonteCarloEvaluation,
+    PosteriorLog,
+)
 from tfp_ibnn.training.checkpoint import Checkpoint, CheckpointError
-from tfp_ibnn.training.evaluation import MonteCarloEvaluation
-from tfp_ibnn.training.interrupts import Interrupts
 from tfp_ibnn.training.nonfinite import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.training.optimizers import TwoSpeed, two_speed
 from tfp_ibnn.training.scan import can_scan, scan

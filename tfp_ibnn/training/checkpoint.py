@@ -1,6 +1,7 @@
 """Checkpoints from which a run goes on as if it had never stopped."""
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -12,9 +13,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, files
-from tfp_ibnn.training.callback import Callback
-
-__all__ = ["Checkpoint", "CheckpointError"]
+from tfp_ibnn._core.serialization import Configured, fits
 
 
 class CheckpointError(RuntimeError):
@@ -22,35 +21,27 @@ class CheckpointError(RuntimeError):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Checkpoint(Callback):
-    """Save all that a run needs to go on, at the end of every epoch.
+class Checkpoint(Configured, keras.callbacks.Callback):
+    """Save all that a run needs to resume, at the end of every epoch.
 
     That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
-    epoch and the history of the logs. Keras's own files leave out the random states, so a
-    resumed run would replay its noise. The file is replaced in one step: a run that is killed in
-    the middle of writing leaves the epoch before.
-
+    epoch and the history of the logs. Keras's own files leave out the random states, so a resumed
+    run would replay its noise. A run that is killed while it writes leaves the epoch before.
     Resuming is exact, to float tolerance, if the order of the data is a function of the epoch too:
-    see `ibnn.data.ShuffledBatches`.
+    see `ibnn.data.ShuffledBatches`. Callbacks with a state of their own, such as ReduceLROnPlateau,
+    begin anew.
 
     Args:
         path: of the file, ending in `.npz`. Its folder must exist.
 
     Example:
-        The same lines begin a run and go on with it:
+        The same lines begin a run and resume it:
 
             batches = ibnn.data.ShuffledBatches(x, y, 128, seed=0)
             checkpoint = ibnn.Checkpoint("run/checkpoint.npz")
             model.compile(...)
-            model.fit(
-                batches,
-                shuffle=False,
-                epochs=50,
-                initial_epoch=checkpoint.restore(model),
-                callbacks=[batches.follow(), checkpoint],
-            )
-
-    Callbacks that keep a state of their own, such as ReduceLROnPlateau, begin anew.
+            done, callbacks = checkpoint.restore(model), [batches.follow(), checkpoint]
+            model.fit(batches, shuffle=False, epochs=50, initial_epoch=done, callbacks=callbacks)
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
@@ -58,38 +49,31 @@ class Checkpoint(Callback):
         self.path = Path(path)
         if self.path.suffix != ".npz":
             raise ValueError(f"`path` must end in .npz; got {str(path)!r}.")
-        self.logs: list[dict[str, float]] = []
-        """What each epoch logged, from the first, over all parts of a run."""
+        self.logs: list[dict[str, float]] = []  # of all epochs, over all parts of a run
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         return {"path": str(self.path)}
 
     def restore(self, model: keras.Model) -> int:
-        """Load the checkpoint into a compiled model; return the number of epochs that are done.
-
-        Without a file nothing happens, and the number is 0.
-        """
+        """Load the file, if it exists, into a compiled model; return how many epochs are done."""
         epochs, values = self.read(model)
         for variable, value in values:
             variable.assign(value)
         return epochs
 
     def read(self, model: keras.Model) -> tuple[int, list[tuple[keras.Variable, np.ndarray]]]:
-        """Return the number of epochs that are done, and what `restore` would assign."""
+        """Return how many epochs are done, and what `restore` would assign."""
         if not self.path.exists():
             return 0, []
-        optimizer = _optimizer_of(model)
+        own = _parts(model)
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 record = json.loads(str(file["record"]))
-                parts = {
-                    part: [_array(file, f"{part}/{i}") for i in range(record[part])]
-                    for part in ("model", "optimizer")
-                }
-                epochs, logs = checks.whole("epochs", record["epochs"]), list(record["logs"])
+                saved = {p: [file[f"{p}/{i}"] for i in range(record[p])] for p in own}
+            epochs, logs = checks.whole("epochs", record["epochs"]), list(record["logs"])
             # Files of earlier versions have none.
-            if record.pop("sha256", None) not in (None, _digest(record, parts)):
+            if record.pop("sha256", None) not in (None, _digest(record, saved)):
                 raise ValueError("its SHA-256 is another")
         except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
             reason = " ".join(str(error).split())
@@ -97,10 +81,24 @@ class Checkpoint(Callback):
                 f"{self.path} is not a whole checkpoint ({type(error).__name__}: {reason}). Delete "
                 "it to begin again."
             ) from error
-        own = {"model": model.variables, "optimizer": optimizer.variables}
-        values = _paired(self.path, own, parts)
+        pairs = []
+        for part, variables in own.items():
+            shapes = [tuple(variable.shape) for variable in variables]
+            if shapes != [value.shape for value in saved[part]]:
+                raise CheckpointError(
+                    f"{self.path} belongs to another run: its {part} has {len(saved[part])} "
+                    f"variables of other shapes than the {len(shapes)} here."
+                )
+            pairs += zip(variables, saved[part], strict=True)
+        for variable, value in pairs:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            if not fits(value, dtype):
+                raise CheckpointError(
+                    f"{self.path} belongs to another run: {variable.path} is {dtype}, and saved as "
+                    f"{value.dtype}."
+                )
         self.logs = logs
-        return epochs, values
+        return epochs, pairs
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Write the file."""
@@ -108,82 +106,38 @@ class Checkpoint(Callback):
         numbers = {key: float(value) for key, value in (logs or {}).items()}
         finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
         self.logs = [*self.logs[:epoch], finite]
-        parts = {"model": self.model.variables, "optimizer": _optimizer_of(self.model).variables}
-        values = {
-            part: [_storable(ops.convert_to_numpy(variable.value)) for variable in variables]
-            for part, variables in parts.items()
-        }
-        arrays = {
-            f"{part}/{position}": value
-            for part, listed in values.items()
-            for position, value in enumerate(listed)
-        }
-        counts = {part: len(listed) for part, listed in values.items()}
+        parts = {part: list(map(_array, own)) for part, own in _parts(self.model).items()}
+        counts = {part: len(values) for part, values in parts.items()}
         record = {"epochs": epoch + 1, "logs": self.logs, **counts}
-        record["sha256"] = _digest(record, values)
+        record["sha256"] = _digest(record, parts)
+        arrays = {
+            f"{p}/{i}": value for p, values in parts.items() for i, value in enumerate(values)
+        }
         with files.replacing(self.path) as temporary:
             np.savez(temporary, record=np.array(json.dumps(record)), **arrays)
 
 
-def _optimizer_of(model: keras.Model) -> keras.optimizers.Optimizer:
-    """Return the model's optimizer, with its variables."""
+def _parts(model: keras.Model) -> dict[str, list[keras.Variable]]:
+    """Return the variables of a compiled model and of its optimizer."""
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"Model {model.name!r} must be compiled before a checkpoint is restored.")
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    return model.optimizer
+    return {"model": model.variables, "optimizer": model.optimizer.variables}
 
 
-def _storable(value: np.ndarray) -> np.ndarray:
-    """Return an array that numpy can store: it has no name for bfloat16, which fits in float32."""
+def _array(variable: keras.Variable) -> np.ndarray:
+    """Return a value that numpy can store: it has no name for bfloat16, which fits in float32."""
+    value = ops.convert_to_numpy(variable.value)
     return value.astype("float32") if value.dtype.kind == "V" else value
-
-
-def _array(file: Any, name: str) -> np.ndarray:
-    """Return an array of an archive; numpy gives the bytes of what is none."""
-    value = file[name]
-    if not isinstance(value, np.ndarray):
-        raise ValueError(f"{name} is not an array")
-    return value
 
 
 def _digest(record: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> str:
     """Return the SHA-256 of a record and of all arrays, in their order."""
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
-    for values in parts.values():
-        for value in values:
-            digest.update(f"{value.dtype.str} {value.shape}".encode())
-            digest.update(value.tobytes())
+    for value in itertools.chain(*parts.values()):
+        if not isinstance(value, np.ndarray):  # of what is none, numpy gives the bytes
+            raise ValueError("a part of it is not an array")
+        digest.update(f"{value.dtype.str} {value.shape}".encode())
+        digest.update(value.tobytes())
     return digest.hexdigest()
-
-
-def _paired(
-    path: Path, own: dict[str, list[keras.Variable]], saved: dict[str, list[np.ndarray]]
-) -> list[tuple[keras.Variable, np.ndarray]]:
-    """Return the variables with their saved values, or raise."""
-    for part, variables in own.items():
-        shapes = [tuple(variable.shape) for variable in variables]
-        if shapes != [value.shape for value in saved[part]]:
-            raise CheckpointError(
-                f"{path} belongs to another run: its {part} has {len(saved[part])} variables of "
-                f"other shapes than the {len(shapes)} here."
-            )
-        for variable, value in zip(variables, saved[part], strict=True):
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            if not _fits(value, dtype):
-                raise CheckpointError(
-                    f"{path} belongs to another run: {variable.path} is {dtype}, and saved as "
-                    f"{value.dtype}."
-                )
-    return [
-        pair for part, variables in own.items() for pair in zip(variables, saved[part], strict=True)
-    ]
-
-
-def _fits(value: np.ndarray, dtype: str) -> bool:
-    """Whether a saved array can be assigned; backends keep random states in different types."""
-    if keras.backend.is_float_dtype(dtype):
-        return value.dtype.kind == "f"
-    if keras.backend.is_int_dtype(dtype):
-        return value.dtype.kind in "iu" and np.array_equal(value, value.astype(dtype))
-    return value.dtype == dtype

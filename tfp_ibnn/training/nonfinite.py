@@ -8,10 +8,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.serialization import Configured
 from tfp_ibnn.layers.model import StochasticModel
-from tfp_ibnn.training.callback import Callback
-
-__all__ = ["NonFiniteError", "TerminateOnNonFinite"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -19,42 +17,34 @@ class NonFiniteError(ArithmeticError):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TerminateOnNonFinite(Callback):
+class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
     """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
 
-    The message names the layer whose z or KL was the first to become NaN or infinite, in the first
-    step in which one did, or the loss, if they were all finite: the fault then lies in the network
-    itself or in the data. (That is for a `StochasticModel`. Of other models, and if it was the last
-    step that went wrong, it names the weights.) Weights and optimizer are set back to the last
-    check that a sound one has followed, so that their own loss is known to be finite and training
-    can go on with another learning rate.
-
-    NaN in the data can look like a fault of z: where ReLU turns NaN into 0, as on TensorFlow's
-    CPUs, the gradient is the first to fail, and z follows in the next step.
+    The message names the layer whose z or KL was the first to become NaN or infinite, or the loss,
+    if they were all finite: the fault then lies in the network or in the data. (Of models other
+    than `StochasticModel`, and if the last step went wrong, it names the weights.) Weights and
+    optimizer are set back to the last check that a sound one has followed, so that their own loss
+    is known to be finite. NaN in the data can look like a fault of z: where ReLU turns NaN into 0,
+    as on TensorFlow's CPUs, the gradient is the first to fail, and z follows in the next step.
 
     Args:
-        every: check every so many batches, and at the end of each epoch; None checks only there.
-            A check copies the weights; one batch costs most and loses least.
-        raises: raise a `NonFiniteError` instead of a warning and an early end. Callbacks that save
-            the model then do not run for this epoch.
+        every: check, and copy the weights, every so many batches and at the end of each epoch; None
+            checks only there.
+        raises: raise a `NonFiniteError`, before other callbacks can save the model, instead of a
+            warning and an early end.
 
     Example:
-        >>> import tfp_ibnn as ibnn
-        >>> guard = ibnn.TerminateOnNonFinite(every=10)
-        >>> guard.message is None
-        True
-
         List it before the callbacks that save the model:
 
-            model.fit(x, y, callbacks=[guard, ibnn.Checkpoint("run.npz")])
+        >>> import tfp_ibnn as ibnn
+        >>> callbacks = [ibnn.TerminateOnNonFinite(every=10), ibnn.Checkpoint("run.npz")]
     """
 
     def __init__(self, every: int | None = 50, raises: bool = False) -> None:
         super().__init__()
         self.every = None if every is None else checks.positive_integer("every", every)
         self.raises = bool(raises)
-        self.message: str | None = None
-        """What went wrong, or None."""
+        self.message: str | None = None  # what went wrong
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keep the weights as they are."""
@@ -63,14 +53,14 @@ class TerminateOnNonFinite(Callback):
         self._was_bad = bool(_bad_weights(self.model))
         if isinstance(self.model, StochasticModel):
             self.model.clear_fault()
-        self._good: list[tuple[keras.Variable, Any]] = []
-        self._latest, self._good_since, self._latest_since = [], 0, 0
+        # Each with the number of batches before it. What was kept last has not proved good yet.
+        self._good = self._latest = 0, []
         if self.model.built and not self._was_bad:
             # On TensorFlow an optimizer gets its variables in the first step otherwise.
             if not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
             self._keep()
-            self._keep()  # taken for good
+            self._good = self._latest
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the epochs."""
@@ -87,10 +77,6 @@ class TerminateOnNonFinite(Callback):
         """Check."""
         self._check(logs, f"epoch {epoch + 1}")
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {"every": self.every, "raises": self.raises}
-
     def _check(self, logs: dict[str, Any] | None, when: str) -> None:
         if self.message is not None:
             return
@@ -99,61 +85,45 @@ class TerminateOnNonFinite(Callback):
         bad = _bad_weights(self.model)
         if np.isfinite(loss) and not bad:
             # An epoch's end may follow a check at once, and then proves nothing more.
-            if self._batches > self._latest_since:
+            if self._batches > self._latest[0]:
                 self._keep()
             return
-        self.message = f"After {when} the loss is {loss}. {self._cause(bad)} {self._go_back()}"
+        cause = "The weights are finite."
+        if getattr(self.model, "fault", None):
+            cause = f"The first to become NaN or infinite was {self.model.fault}."
+        elif bad:
+            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+            cause = f"Weights that are not finite: {', '.join(bad[:3])}{more}."
+        self.message = f"After {when} the loss is {loss}. {cause} {self._go_back()}"
         if self.raises:
             raise NonFiniteError(self.message)
         warnings.warn(self.message, stacklevel=2)
         self.model.stop_training = True
 
-    def _cause(self, bad: list[str]) -> str:
-        if isinstance(self.model, StochasticModel) and self.model.fault is not None:
-            return f"The first to become NaN or infinite was {self.model.fault}."
-        return f"Weights that are not finite: {_listed(bad)}." if bad else "The weights are finite."
-
     def _keep(self) -> None:
-        """Keep weights and optimizer as the latest; those kept before have proved good."""
-        self._good, self._good_since = self._latest, self._latest_since
+        """Keep what a training step changes, but for random states and metrics."""
+        variables = [*self.model.weights, *self.model.optimizer.variables]
         # Copies, since the buffers themselves are written over.
-        self._latest = [(v, ops.copy(v.value)) for v in _state(self.model)]
-        self._latest_since = self._batches
+        copies = [(variable, ops.copy(variable.value)) for variable in variables]
+        self._good, self._latest = self._latest, (self._batches, copies)
 
     def _go_back(self) -> str:
-        for variable, value in self._good:
+        since, values = self._good
+        for variable, value in values:
             variable.assign(value)
-        if isinstance(self.model, StochasticModel):
-            self.model.clear_fault()
         if self._was_bad:
             return "The weights were not finite from the beginning."
-        if not self._good:
+        if not values:
             return "There are none to go back to: the model was built in its first step."
-        batches = self._batches - self._good_since
+        batches = self._batches - since
         return f"The weights are again those of {batches} batch{'es'[: 2 * (batches > 1)]} before."
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    """Return what a training step changes, but for random states and metrics."""
-    optimizer = getattr(model, "optimizer", None)
-    return [*model.weights, *(optimizer.variables if optimizer is not None else [])]
 
 
 def _bad_weights(model: keras.Model) -> list[str]:
     """Return the paths of weights that are not finite."""
-    of_a_step = {id(model._last_kl)} if isinstance(model, StochasticModel) else set()
-    weights = [
-        weight
-        for weight in model.weights
-        if keras.backend.is_float_dtype(weight.dtype) and id(weight) not in of_a_step
-    ]
-    if not weights:
-        return []
-    finite = ops.stack([ops.all(ops.isfinite(w)) for w in weights])
-    pairs = zip(weights, ops.convert_to_numpy(finite), strict=True)
-    return [weight.path for weight, good in pairs if not good]
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - 3
-    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")
+    of_a_step = getattr(model, "_last_kl", None)
+    is_float = keras.backend.is_float_dtype
+    weights = [w for w in model.weights if is_float(w.dtype) and w is not of_a_step]
+    # One transfer for all of them.
+    finite = ops.convert_to_numpy(ops.stack([ops.all(ops.isfinite(w)) for w in weights] or [True]))
+    return [weight.path for weight, good in zip(weights, finite, strict=False) if not good]

@@ -7,20 +7,14 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
-
-__all__ = [
-    "TwoSpeed",
-    "two_speed",
-]
+from tfp_ibnn._core.serialization import Configured
 
 _POSTERIORS = "posteriors"
-
-
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class ScaledSchedule(Schedule):
+class ScaledSchedule(Configured, Schedule):
     """A learning-rate schedule times a constant."""
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
@@ -29,16 +23,6 @@ class ScaledSchedule(Schedule):
     def __call__(self, step: Any) -> Any:
         """Return the scaled rate at a step."""
         return self.factor * self.schedule(step)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        schedule = keras.saving.serialize_keras_object(self.schedule)
-        return {"schedule": schedule, "factor": self.factor}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ScaledSchedule":
-        """Return a schedule from what `get_config` gave."""
-        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
 
 
 class _ByOwner(keras.optimizers.OptimizerMap):
@@ -62,8 +46,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         **kwargs: those of `keras.optimizers.MultiOptimizer`.
     """
 
-    _ratio = 1.0
-    """Stochastic to deterministic rate, kept while the rates are 0."""
+    _ratio = 1.0  # stochastic to deterministic rate, kept while the rates are 0
 
     def __init__(
         self,
@@ -107,9 +90,9 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         """Return the arguments of the constructor."""
         config = super().get_config()
         del config["optimizer_map"]
-        parts = {"deterministic": self.deterministic, "stochastic": self.stochastic}
-        written = {name: keras.optimizers.serialize(part) for name, part in parts.items()}
-        return {**config, **written}
+        for name in ("deterministic", "stochastic"):
+            config[name] = keras.optimizers.serialize(getattr(self, name))
+        return config
 
     @classmethod
     def from_config(
@@ -132,23 +115,18 @@ def two_speed(
     """Return an optimizer that trains the posteriors at a learning rate of their own.
 
     The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
-    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio; if the optimizer has a
-    learning-rate schedule, the posteriors' rate is the same schedule, scaled so that it starts at
-    `stochastic_lr`.
+    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio. A learning-rate schedule holds
+    for the posteriors too, scaled so that it starts at `stochastic_lr`.
 
     Args:
-        optimizer: for all weights that do not belong to a posterior; a name such as "adam" is that
-            optimizer with Keras's defaults.
+        optimizer: for all weights that do not belong to a posterior, or its name, such as "adam".
         stochastic_lr: learning rate of the posteriors' weights, or a schedule for it.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> optimizer = ibnn.two_speed(keras.optimizers.SGD(0.1, momentum=0.9), stochastic_lr=0.02)
-        >>> [
-        ...     round(float(o.learning_rate), 3)
-        ...     for o in (optimizer.deterministic, optimizer.stochastic)
-        ... ]
-        [0.1, 0.02]
+        >>> round(float(optimizer.stochastic.learning_rate), 3)
+        0.02
     """
     if isinstance(optimizer, str):
         with contextlib.suppress(ValueError):  # below, for a name that Keras does not know
@@ -163,19 +141,17 @@ def two_speed(
     if config.get("weight_decay") is not None:
         config["weight_decay"] = 0.0
     own = keras_internals.learning_rate_of(optimizer)
-    if isinstance(stochastic_lr, Schedule):
-        config["learning_rate"] = stochastic_lr
-    elif isinstance(own, Schedule):
-        start = float(ops.convert_to_numpy(own(0)))
-        if start == 0:
-            raise ValueError(
-                "The optimizer's learning-rate schedule starts at 0, so a `stochastic_lr` of "
-                f"{stochastic_lr!r} cannot scale it. Give `stochastic_lr` as a schedule too."
-            )
-        config["learning_rate"] = ScaledSchedule(
-            own, checks.positive("stochastic_lr", stochastic_lr) / start
-        )
-    else:
-        config["learning_rate"] = checks.positive("stochastic_lr", stochastic_lr)
+    rate = stochastic_lr
+    if not isinstance(rate, Schedule):
+        rate = checks.positive("stochastic_lr", rate)
+        if isinstance(own, Schedule):
+            start = float(ops.convert_to_numpy(own(0)))
+            if start == 0:
+                raise ValueError(
+                    "The optimizer's learning-rate schedule starts at 0, so a `stochastic_lr` of "
+                    f"{rate!r} cannot scale it. Give `stochastic_lr` as a schedule too."
+                )
+            rate = ScaledSchedule(own, rate / start)
+    config["learning_rate"] = rate
     config["name"] = f"{config['name']}_stochastic"
     return TwoSpeed(optimizer, type(optimizer).from_config(config))

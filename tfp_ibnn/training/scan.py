@@ -1,10 +1,9 @@
 """An epoch's training steps in one compiled loop, on JAX.
 
-Keras calls a compiled step for each batch, with all weights as arguments. On a GPU that takes the
-host longer than the GPU needs for a small network. Here the data lies on the device, and one call
-takes the steps of a whole epoch, each on the rows that are its batch. The steps, their order and
-their noise are those of plain `fit`, and so, to float tolerance, is what comes out. On CPUs XLA
-computes convolutions inside of loops many times slower, so there plain `fit` stays.
+Keras calls a compiled step for each batch, which takes the host longer than a GPU needs for a small
+network. Here the data lies on the device, and one call takes the steps of a whole epoch: those of
+plain `fit`, in their order and with their noise. On CPUs XLA computes convolutions inside of loops
+many times slower, so there plain `fit` stays.
 """
 
 import contextlib
@@ -15,18 +14,12 @@ import keras
 
 from tfp_ibnn._core import backend
 
-__all__ = ["can_scan", "scan"]
-
 LARGEST = 4 * 2**30
 """Bytes of data above which an epoch is not scanned: the device must hold all of it."""
 
 
 def can_scan(batches: keras.utils.PyDataset) -> bool:
-    """Whether scanning pays and can be done: JAX on a GPU or TPU, batches of one size that fit.
-
-    Args:
-        batches: as `ibnn.data.ShuffledBatches`.
-    """
+    """Whether scanning pays and can be done: JAX on a GPU or TPU, batches of one size that fit."""
     return (
         backend.SCANS_EPOCHS
         and bool(backend.accelerators())
@@ -43,8 +36,7 @@ def scan(model: keras.Model, batches: keras.utils.PyDataset) -> Iterator[None]:
 
     Args:
         model: a compiled model.
-        batches: as `ibnn.data.ShuffledBatches`; what `fit` is called with, along with
-            `batches.follow()` among the callbacks.
+        batches: an `ibnn.data.ShuffledBatches`; `fit` needs `batches.follow()` as a callback too.
     """
     shape = len(batches), min(batches.batch_size, len(batches.x))
     epoch = backend.epoch_in_one_call(model.train_step, (batches.x, batches.y))

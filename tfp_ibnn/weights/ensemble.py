@@ -1,5 +1,6 @@
 """A finite number of weight sets: an ensemble of trained models."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,20 +12,17 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.weight_sampler import WeightSampler
-
-__all__ = ["DeepEnsemble", "WeightSets"]
+from tfp_ibnn.prediction.samplers import WeightSampler
 
 # What may differ between two layers that compute the same for the same weights.
-_OF_NO_EFFECT = ("name", "seed", "trainable", "dtype", "module", "build_config", "batch_shape")
+_OF_NO_EFFECT = re.compile(
+    "name|seed|trainable|dtype|module|build_config|batch_shape|.*_initializer|.*_regularizer"
+)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class WeightSets(WeightPosterior, keras.layers.Layer):
-    """Weight sets of one network, all equally likely.
-
-    The weights are copied, batch-norm statistics included: training a model further does not change
-    the sets.
+    """Weight sets of one network, all equally likely: copies, batch-norm statistics included.
 
     Args:
         models: built Keras models of one architecture.
@@ -32,28 +30,20 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
     """
 
     def __init__(self, models: Sequence[keras.Model], **kwargs: Any) -> None:
-        network, *others = _checked(models)
+        models = _checked(models)
         super().__init__(**kwargs)
-        self.network = network
-        self.count = len(models)
+        self.network, self.count = models[0], len(models)
         self._sets = []
+        fixed = {"initializer": "zeros", "trainable": False, "autocast": False}
         for number, variable in enumerate(self.sampled):
-            values = [ops.convert_to_numpy(model.weights[number]) for model in (network, *others)]
-            stacked = self.add_weight(
-                shape=(self.count, *variable.shape),
-                initializer="zeros",
-                dtype=variable.dtype,
-                trainable=False,
-                autocast=False,
-                name=f"set_{number}",
-            )
-            stacked.assign(np.stack(values))
+            shape = (self.count, *variable.shape)
+            stacked = self.add_weight(shape, dtype=variable.dtype, name=f"set_{number}", **fixed)
+            stacked.assign(np.stack([ops.convert_to_numpy(x.weights[number]) for x in models]))
             self._sets.append(stacked)
         self.built = True
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return the set of a number; they begin again where they end, whatever the key."""
-        del key
         return [ops.take(stacked, number % self.count, axis=0) for stacked in self._sets]
 
     def mean(self) -> list[Tensor]:
@@ -62,17 +52,15 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
 
     def materialize(self, number: int | None = None, data: Any = None) -> "WeightSets":
         """Return itself: there is a finite number of sets already."""
-        del number, data
         return self
 
     def sampler(self, samples: int, **options: Any) -> WeightSampler:
         """Return what runs the networks; noise has nothing to do here."""
-        plain = {"sampling": "iid", "independent": False, "dropout": False}
-        for name, value in plain.items():
+        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
             if options.get(name, value) != value:
                 raise ValueError(
-                    f"`{name}` must be {value!r} for a {type(self).__name__}, whose networks are "
-                    f"given; got {options[name]!r}. Leave it out."
+                    f"`{name}` must be {value!r} for a {type(self).__name__}; got "
+                    f"{options[name]!r}. Leave it out."
                 )
         return WeightSampler(self, samples, options.get("chunk_size"))
 
@@ -84,18 +72,14 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
         """Return sets from what `get_config` gave; their weights are yet to be loaded."""
-        config = dict(config)
-        network = keras.saving.deserialize_keras_object(
-            config.pop("network"), custom_objects=custom_objects
-        )
-        return cls([network] * config.pop("count"), **config)
+        load, options = keras.saving.deserialize_keras_object, dict(config)
+        network = load(options.pop("network"), custom_objects=custom_objects)
+        return cls([network] * options.pop("count"), **options)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class DeepEnsemble(WeightSets):
-    """Several trainings of one network, from different starts, averaged.
-
-    `MonteCarlo` of it averages the probabilities of the models, and splits the uncertainty.
+    """Several trainings of one network, from different starts; `MonteCarlo` averages them.
 
     Args:
         models: built Keras models of one architecture, without stochastic layers. The first says
@@ -105,12 +89,9 @@ class DeepEnsemble(WeightSets):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> def network():
-        ...     return keras.Sequential(
-        ...         [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
-        ...     )
-        >>> ensemble = ibnn.DeepEnsemble([network() for _ in range(4)])
-        >>> mc = ibnn.MonteCarlo(ensemble)
-        >>> mc.samples
+        ...     return [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
+        >>> ensemble = ibnn.DeepEnsemble([keras.Sequential(network()) for _ in range(4)])
+        >>> ibnn.MonteCarlo(ensemble).samples
         4
 
     References:
@@ -119,7 +100,7 @@ class DeepEnsemble(WeightSets):
     """
 
 
-def _checked(models: Any) -> list[keras.Model]:
+def _checked(models: Any) -> Sequence[keras.Model]:
     """Return the models, or raise if they are not built, or not of one architecture."""
     if not isinstance(models, Sequence) or not models:
         raise ValueError(f"`models` must be a list of built Keras models; got {models!r}.")
@@ -127,20 +108,18 @@ def _checked(models: Any) -> list[keras.Model]:
         if not isinstance(model, keras.Model):
             raise ValueError(f"`models[{number}]` must be a Keras model; got {model!r}.")
         if not model.built:
-            raise ValueError(
-                f"`models[{number}]` is not built: call it on data, or build it, first."
-            )
-        if stochastic_layers(model):
-            raise ValueError(
-                f"`models[{number}]` has stochastic layers. An ensemble is of plain models: use "
+            problem = "is not built: call it on data, or build it, first."
+        elif stochastic_layers(model):
+            problem = (
+                "has stochastic layers. An ensemble is of plain models: use "
                 "ibnn.to_deterministic(model), or average ibnn.MonteCarlo(model).predict(x)."
             )
-        if _architecture(model) != _architecture(models[0]):
-            raise ValueError(
-                f"`models[{number}]` is of another architecture than `models[0]`: the ensemble "
-                "runs one network with the weights of each. Make them by the same function."
-            )
-    return list(models)
+        elif _architecture(model) != _architecture(models[0]):
+            problem = "is of another architecture than `models[0]`. Make both by one function."
+        else:
+            continue
+        raise ValueError(f"`models[{number}]` {problem}")
+    return models
 
 
 def _architecture(model: keras.Model) -> list[Any]:
@@ -156,8 +135,4 @@ def _settings(config: Any) -> Any:
         return [_settings(value) for value in config]
     if not isinstance(config, dict):
         return config
-    return {
-        key: _settings(value)
-        for key, value in config.items()
-        if key not in _OF_NO_EFFECT and not key.endswith(("_initializer", "_regularizer"))
-    }
+    return {key: _settings(x) for key, x in config.items() if not _OF_NO_EFFECT.fullmatch(key)}

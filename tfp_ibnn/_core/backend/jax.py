@@ -24,7 +24,6 @@ __all__ = [
     "matmul",
     "mean",
     "normal",
-    "pullback",
     "replica_count",
     "replica_id",
     "save_functions",
@@ -97,13 +96,6 @@ def replica_count() -> int:
 def replica_id() -> int:
     """Number of this replica among those that share the step: JAX sees one global batch."""
     return 0
-
-
-def pullback(
-    function: Callable[..., Tensor], arguments: Sequence[Tensor], upstream: Tensor
-) -> Sequence[Tensor]:
-    """Return the gradients of a function's arguments, given that of its value."""
-    return jax.vjp(function, *arguments)[1](upstream)
 
 
 SeedGenerator = keras.random.SeedGenerator

@@ -22,7 +22,6 @@ __all__ = [
     "matmul",
     "mean",
     "normal",
-    "pullback",
     "replica_count",
     "replica_id",
     "save_functions",
@@ -133,16 +132,6 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         return keras.ops.matmul(x, y)
     product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
     return tf.cast(product, tf.float32)
-
-
-def pullback(
-    function: Callable[..., Tensor], arguments: Sequence[Tensor], upstream: Tensor
-) -> list[Tensor]:
-    """Return the gradients of a function's arguments, given that of its value."""
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(arguments)
-        value = function(*arguments)
-    return tape.gradient(value, arguments, upstream, unconnected_gradients="zero")
 
 
 class SeedGenerator(keras.random.SeedGenerator):

@@ -1,0 +1,232 @@
+"""What runs many sampled networks: draws of the noise, or sets of weights."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn import noise
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
+from tfp_ibnn.conversion.graph import Graph
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.noise.counter import SOBOL_BITS
+from tfp_ibnn.prediction.dropout import DROPOUTS, drop
+from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, unscaled
+
+_CHUNK_ELEMENTS = 2**22
+"""How many numbers the largest tensor of a chunk may have."""
+
+
+class NoiseSampler(Sampler):
+    """A model with many draws of its noise, or with one if all would be alike.
+
+    The arguments are those of `MonteCarlo`; `portable` is that of `noise.Source`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        samples: int,
+        *,
+        portable: bool,
+        sampling: str,
+        independent: bool,
+        chunk_size: int | None,
+        dropout: bool,
+    ) -> None:
+        self._model = unscaled(model)
+        self._scaled = None if self._model is model else model
+        self._sampling, self._portable = sampling, portable
+        self._independent, self._chunk_size, self._dropout = independent, chunk_size, dropout
+        self._graph = Graph(self._model, self._is_noisy)
+        self._first = {} if independent else self._graph.first()
+        # The noise of a MonteCarlo inside is its own.
+        nested = keras_internals.nested_layers
+        inside = [x for x in nested(model) if isinstance(x, PredictionWrapper)]
+        averaged = [x for x in inside if not isinstance(x, ScaledModel)]
+        quiet = {id(layer) for x in averaged for layer in nested(x)}
+        self._layers = [x for x in stochastic_layers(self._model) if id(x) not in quiet]
+        self.is_random = self._graph.is_noisy and bool(dropout or self._layers)
+        self.samples = samples if self.is_random else 1
+        hidden = self._hidden_dropout() if dropout else []
+        if hidden:
+            warnings.warn(
+                f"The dropout inside of {', '.join(hidden)} stays off: only dropout layers of the "
+                "graph can be left on.",
+                stacklevel=3,
+            )
+        # What is scaled needs no noise, unless it was asked for.
+        if self.samples < samples and (dropout or not isinstance(model, ScaledModel)):
+            warnings.warn(
+                f"Model {model.name!r} has no stochastic layer{' and no dropout' * dropout}: all "
+                "samples are alike, so one is enough, and one is drawn.",
+                stacklevel=3,
+            )
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Prepare the networks that a key gives for a batch."""
+        size = self._chunk_size
+        if size is None:
+            at_once = _batch_of(inputs) * self._graph.largest
+            at_least = max if isinstance(at_once, int) else ops.maximum
+            size = at_least(1, _CHUNK_ELEMENTS // at_least(1, at_once))
+        count = (self.samples + size - 1) // size
+        size = (self.samples + count - 1) // count
+        numbers = ops.arange(size * count, dtype="int32")
+        return Chunks(self._runner(inputs, key, numbers, size), size, count)
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...) of a network; `chunks` has those from number 0 on."""
+        number = ops.cast(number, "int32")
+        if self._sampling == "qmc":
+            # Where the points begin to repeat, others take over.
+            lap = ops.right_shift(number, SOBOL_BITS)
+            key = ops.stack([key[0] + lap, key[1]])
+            number = ops.bitwise_and(number, 2**SOBOL_BITS - 1)
+        return self._runner(inputs, key, ops.reshape(number, (1,)), 1)(0)
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        """Return the outputs (1, batch, ...) of the network without noise."""
+        with noise.scope(off=True, losses=False):
+            values = self._graph.prefix(inputs, _call)
+            return self._checked(self._graph.suffix(values, _call))[None]
+
+    def _runner(
+        self, inputs: Any, key: Tensor, numbers: Tensor, size: int | Tensor
+    ) -> Callable[[int | Tensor], Tensor]:
+        """Return what runs `size` of the networks with the given numbers, from a position on.
+
+        What comes before the first noisy layer runs here, once for each example.
+        """
+        batch = _batch_of(inputs)
+        values = self._graph.prefix(inputs, _call)
+        # What all draws have in common pays if there are several.
+        first = self._first if numbers.shape[0] != 1 else {}
+        shared = {layer: layer.shared(values[number]) for layer, number in first.items()}
+        ahead, used = self._draw_ahead(key, numbers)
+
+        def run(start: int | Tensor) -> Tensor:
+            places = start + ops.arange(size, dtype="int32")
+            sample = ops.take(numbers, places)
+            options = {"groups": size, "sample": sample}
+            if self._independent:
+                # Sample number and example number of each row of the repeated batch.
+                pairs = ops.meshgrid(sample, ops.arange(batch, dtype="int32"), indexing="ij")
+                sample, stream = (ops.reshape(part, (-1,)) for part in pairs)
+                options = {"sample": sample, "stream": stream, "portable": self._portable}
+            options["draws"] = {layer: ops.take(z, places, axis=0) for layer, z in ahead.items()}
+            repeated = self._graph.repeat(values, size)
+            with noise.scope(
+                sampling=self._sampling, seed=key, skip=used, losses=False, **options
+            ) as forward_pass:
+
+                def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+                    if layer in shared:
+                        return shared[layer](options["draws"][layer])
+                    if self._dropout and isinstance(layer, DROPOUTS):
+                        return drop(layer, args[0] if args else kwargs["inputs"], forward_pass)
+                    return _call(layer, *args, **kwargs)
+
+                outputs = self._checked(self._graph.suffix(repeated, call))
+            return ops.reshape(outputs, (size, batch, *ops.shape(outputs)[1:]))
+
+        return run
+
+    def _draw_ahead(self, key: Tensor, sample: Tensor) -> tuple[dict[Any, Tensor], int]:
+        """Draw the latents that need no input; return them, and how many numbers that took.
+
+        They are small. With noise for each position they may not be, so those are drawn chunk by
+        chunk.
+        """
+        if self._independent:
+            return {}, 0
+        count = ops.shape(sample)[0]
+        drawn = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=sample)
+        layers = [layer for layer in self._layers if layer.draws_ahead]
+        return {layer: layer.draw(drawn, count).z for layer in layers}, drawn.source.used
+
+    def _checked(self, outputs: Any) -> Tensor:
+        outputs = _one_output(self._model, outputs)
+        return outputs if self._scaled is None else self._scaled.scale(outputs)
+
+    def _is_noisy(self, layer: Any) -> bool:
+        if self._dropout and isinstance(layer, DROPOUTS):
+            return True
+        return isinstance(layer, keras.layers.Layer) and bool(stochastic_layers(layer))
+
+    def _hidden_dropout(self) -> list[str]:
+        """Return the names of the layers whose dropout is out of reach."""
+        reached = {id(layer) for layer in self._graph.layers}
+        return [
+            layer.name
+            for layer in keras_internals.nested_layers(self._model)
+            if getattr(layer, "dropout", 0)
+            or getattr(layer, "recurrent_dropout", 0)
+            or (isinstance(layer, DROPOUTS) and id(layer) not in reached)
+        ]
+
+
+class WeightSampler(Sampler):
+    """The networks that a posterior over weights gives; they run one after the other.
+
+    Args:
+        posterior: over the weights of one network.
+        samples: number of networks; of a posterior with fewer weight sets, all of them.
+        chunk_size: of how many networks to keep the outputs at once; None keeps all.
+    """
+
+    def __init__(
+        self, posterior: WeightPosterior, samples: int, chunk_size: int | None = None
+    ) -> None:
+        self.samples = samples if posterior.count is None else min(samples, posterior.count)
+        self.is_random = self.samples > 1
+        self._posterior, self._chunk_size = posterior, chunk_size
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Prepare the networks that a key gives for a batch."""
+        size = min(self._chunk_size or self.samples, self.samples)
+
+        def run(first: int | Tensor) -> Tensor:
+            numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
+            return ops.map(lambda number: self.draw(inputs, key, number)[0], numbers)
+
+        return Chunks(run, size, -(-self.samples // size))
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...) of one of the networks."""
+        return self._run(self._posterior.sample(key, ops.cast(number, "int32")), inputs)
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        """Return the outputs (1, batch, ...) of the network that stands for all."""
+        return self._run(self._posterior.mean(), inputs)
+
+    def _run(self, values: list[Tensor], inputs: Any) -> Tensor:
+        network, sampled = self._posterior.network, self._posterior.sampled
+        with keras_internals.values_in_place(zip(sampled, values, strict=True)):
+            return _one_output(network, network(inputs, training=False))[None]
+
+
+def _one_output(model: keras.Model, outputs: Any) -> Tensor:
+    """Return a network's output in full precision, or raise if there are several."""
+    if not ops.is_tensor(outputs):
+        raise ValueError(
+            f"Model {model.name!r} returns {type(outputs).__name__}; MonteCarlo needs one output, "
+            "a tensor, not several outputs."
+        )
+    dtype = keras.backend.standardize_dtype(outputs.dtype)
+    return ops.cast(outputs, checks.full_precision(dtype))
+
+
+def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a layer as in inference."""
+    if isinstance(layer, keras.layers.Layer):
+        kwargs["training"] = False
+    return layer(*args, **kwargs)
+
+
+def _batch_of(inputs: Any) -> int | Tensor:
+    return ops.shape(keras.tree.flatten(inputs)[0])[0]

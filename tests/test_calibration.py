@@ -129,7 +129,7 @@ def test_temperature_is_that_of_an_independent_fit(report, overfitted):
     part = folds_of(y, 2, 3) == 0
     scaled = ibnn.TemperatureScaling(model, from_logits=True).fit(x[part], y[part])
     found = next(x for x in report.candidates if x.name == "as it is + temperature")
-    assert found.parameter == pytest.approx(float(scaled.temperature), rel=1e-3)
+    assert found.parameter == pytest.approx(float(scaled.temperature), rel=2e-3)
     assert found.parameter > 1.2
 
 
@@ -251,7 +251,7 @@ def test_temperature_minimises_the_nll_of_averaged_draws():
     assert abs(found / output.fit(logits.mean(axis=1, keepdims=True), y) - 1) > 0.1
     # Probabilities say the same as logits.
     p = softmax(logits, axis=-1)
-    assert Classes(4, from_logits=False).fit(p, y) == pytest.approx(found, rel=1e-3)
+    assert Classes(4, from_logits=False).fit(p, y) == pytest.approx(found, rel=2e-3)
 
 
 def test_one_output_is_two_classes():
@@ -572,6 +572,7 @@ def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):
 @pytest.mark.parametrize("has_scales", [False, True])
 def test_regression(has_scales, eagerly, monkeypatch):
     monkeypatch.setattr(trials, "PRIOR_SCALES", (0.1,))
+    monkeypatch.setattr(trials, "BETAS", (10,))
     data = load_diabetes()
     x, y = data.data.astype("float32") * 20, data.target / 100
     if has_scales:
@@ -635,6 +636,7 @@ def test_seed_repeats_everything(small, monkeypatch):
     assert found[0] != found[1]
     monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.mc_dropout, trials.gaussian))
     monkeypatch.setattr(trials, "PRIOR_SCALES", (0.3,))
+    monkeypatch.setattr(trials, "BETAS", (1, 10))
     scores(1)
     scores(1)
     assert found[2] == found[3]

@@ -27,17 +27,15 @@ class Output:
     """
 
     variants: dict[str, bool]
-    """What is added to a candidate's name, and whether its parameter is fitted. The first one
-    watches over the training."""
+    """What is added to a candidate's name, and whether its parameter is fitted."""
 
     def parameter(self, raw: np.ndarray, y: np.ndarray, fitted: bool) -> Any:
         """Return the parameter of one of the variants."""
         return self.fit(raw, y) if fitted else 1.0
 
-    def mean_nll(self, raw: np.ndarray, y: np.ndarray) -> float:
-        """Return the mean NLL of the first variant."""
-        parameter = self.parameter(raw, y, next(iter(self.variants.values())))
-        return float(np.mean(self.nll(self.predict(raw, parameter), y)))
+    def best_nll(self, raw: np.ndarray, y: np.ndarray) -> float:
+        """Return the mean NLL with the parameter fitted to these examples."""
+        return float(np.mean(self.nll(self.predict(raw, self.fit(raw, y)), y)))
 
     def loss_scale(self, parameter: Any) -> float:
         """Return the loss divided by the NLL, by which the KL must be multiplied."""
@@ -96,8 +94,8 @@ class Classes(Output):
             chosen = np.take_along_axis(scaled, label, axis=-1)[..., 0] - logsumexp(scaled, axis=-1)
             return -float(np.mean(logsumexp(chosen.astype("float64"), axis=1)))
 
-        ends = np.log(20)
-        found = minimize_scalar(loss, bounds=(-ends, ends), method="bounded")
+        ends = (-np.log(20), np.log(20))
+        found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-3})
         return float(np.exp(found.x))
 
     def predict(self, raw: np.ndarray, parameter: float) -> np.ndarray:

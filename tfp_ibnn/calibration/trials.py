@@ -135,11 +135,14 @@ class Trial:
         return self._scores[0][0] if self._scores else math.inf
 
     def watch(self, examples: Examples, folds: np.ndarray | None, output: Output) -> float:
-        """Return the NLL as it is now; note which epoch is best, and which without each fold."""
+        """Return the NLL of this epoch; note which is best, and which without each fold.
+
+        At a fitted temperature: noise must not be chosen for what a temperature does as well.
+        """
         raw = self.engine.draw(self.state, examples.x)
         parts = [np.ones(len(examples.y), bool)]
         parts += [folds != fold for fold in range(FOLDS)] if folds is not None else []
-        now = [output.mean_nll(raw[part], examples.y[part]) for part in parts]
+        now = [output.best_nll(raw[part], examples.y[part]) for part in parts]
         self.best = self.state if now[0] < self.nll else self.best
         kept = None if folds is None else raw
         self._scores = [

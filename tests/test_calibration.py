@@ -392,14 +392,14 @@ def test_cross_fitted_prediction_knows_nothing_of_its_own_labels():
 
 
 def scripted(name, nlls, samples=4):
-    """A trial that reaches given NLLs, epoch by epoch; None is a NaN in its weights."""
+    """A trial that reaches given NLLs, epoch by epoch."""
     engine = types.SimpleNamespace(samples=samples, read=list)
     trial = trials.Trial(name, engine, trained=True)
     trial.script, trial.seen = list(nlls), 0
 
     def train(state, fit):
         trial.seen += 1
-        return [np.array([math.nan if trial.script[trial.seen - 1] is None else 0.0])]
+        return []
 
     engine.train = train
     return trial
@@ -408,6 +408,8 @@ def scripted(name, nlls, samples=4):
 def fine_tune(all_trials, epochs=None, minutes=None):
     def watch(trial):
         nll = trial.script[trial.seen - 1]
+        if nll is None:
+            raise ValueError("not finite")
         trial._scores = [min([(nll, None), *trial._scores], key=lambda x: x[0])]
         return nll
 
@@ -438,9 +440,19 @@ def test_nan_ends_a_training_but_not_what_came_before():
         scripted(x, y) for x, y in [("a", [None]), ("b", [1, None]), ("c", [2, 1])]
     )
     fine_tune([early, late, fine], epochs=2)
-    assert early.fate == "its weights became NaN or infinite"
+    assert early.fate == "not finite"
     assert (late.fate, late.epochs, late.seen) == ("", 1, 2)
     assert fine.seen == 2
+
+
+def test_divergence_costs_one_candidate_only(small, monkeypatch):
+    def diverge(training, network, *args):
+        network.set_weights([np.full_like(x, np.nan) for x in network.get_weights()])
+
+    monkeypatch.setattr(Training, "epoch", diverge)
+    report = small()
+    assert len(report.candidates) == 2
+    assert "not finite" in report.dropped["fine-tuned"]
 
 
 def test_time_runs_out(monkeypatch):
@@ -735,6 +747,7 @@ def bad_models():
     yield compiled("hinge"), "The loss hinge with 3 outputs cannot be calibrated"
     yield compiled("binary_crossentropy"), "The loss binary_crossentropy with 3 outputs"
     yield compiled(lambda y, p: p), "cannot be calibrated"
+    yield compiled("sparse_categorical_crossentropy"), "are not probabilities, as its loss expects"
     yield "model.keras", "`model` must be a Keras model; got 'model.keras'"
     stochastic = ibnn.to_stochastic(mlp(features=2), ibnn.NormalAffine(), train_size=10)
     yield stochastic, "is stochastic already"
@@ -749,7 +762,7 @@ def bad_models():
     yield model, "several optimizers"
 
 
-@pytest.mark.parametrize("case", range(9))
+@pytest.mark.parametrize("case", range(10))
 def test_bad_models(small, case):
     model, message = list(bad_models())[case]
     with pytest.raises(ValueError, match=message) as caught:

@@ -55,8 +55,7 @@ class Classes(Output):
         """Return classes (N,) of integers or one-hot rows."""
         y = np.asarray(y)
         if y.ndim == 2 and y.shape[1] == self.classes:
-            one_hot = np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
-            if not one_hot:
+            if not (np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()):
                 raise ValueError(f"`{name}` has rows of labels that are not one-hot.")
             return y.argmax(axis=1)
         if y.ndim == 2 and y.shape[1] == 1:
@@ -82,6 +81,11 @@ class Classes(Output):
         """Return log-probabilities up to a constant, (examples, draws, classes)."""
         if self.from_logits:
             return np.concatenate([np.zeros_like(raw), raw], -1) if self.width == 1 else raw
+        if raw.min() < 0 or raw.max() > 1.001:
+            raise ValueError(
+                "The outputs of `model` are not probabilities, as its loss expects: end the model "
+                "in a softmax or sigmoid, or compile it with a loss that has from_logits=True."
+            )
         p = np.concatenate([1 - raw, raw], axis=-1) if self.width == 1 else raw
         return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
 

@@ -289,15 +289,14 @@ def _one_epoch(
     interrupts: Interrupts,
     say: Callable[[str], None],
 ) -> None:
-    start = time.monotonic()
-    state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
-    if not all(np.isfinite(x).all() for x in state if x.dtype.kind == "f"):
-        trial.stopped = True
-        trial.fate = "" if trial.epochs else "its weights became NaN or infinite"
-        say(f"epoch {epoch}: {trial.name}: its weights became NaN or infinite")
+    start, before = time.monotonic(), trial.nll
+    trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
+    try:
+        nll = watch(trial)
+    except ValueError as error:  # of predictions that are not finite
+        trial.stopped, trial.fate = True, "" if trial.epochs else str(error)
+        say(f"epoch {epoch}: {trial.name} is stopped: {error}")
         return
-    trial.state, before = state, trial.nll
-    nll = watch(trial)
     trial.epochs = epoch if nll < before else trial.epochs
     trial.stopped = epoch - trial.epochs >= PATIENCE
     trial.seconds += time.monotonic() - start

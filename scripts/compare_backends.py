@@ -172,8 +172,8 @@ def page(rows):
     if full:
         lines += FULL
         lines += [f"| {row['name'].replace('-', ', ')} | {scores(row)} |" for row in full]
-        stored = json.loads(Path("results/vgg16/runs.json").read_text(encoding="utf-8"))["runs"]
-        for run in stored:
+        stored = Path("results/vgg16/runs.jsonl").read_text(encoding="utf-8").splitlines()
+        for run in map(json.loads, stored):
             if (run["method"], run["budget"]) == ("gaussian", "equal"):
                 name = f"{run['backend']}, {run['model']}, seed {run['seed']}, of results/vgg16"
                 lines.append(f"| {name} | {scores({f'test_{x}': run[x] for x in SCORES})} |")

@@ -23,16 +23,15 @@ import keras
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 from keras import ops
 
 import tfp_ibnn as ibnn
-from experiments import provenance
+from experiments import figures, provenance
 from tfp_ibnn import plots
 from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
 from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv
-from train_digits import LOSS, TRAIN_SIZE, load, network, predict, save
+from train_digits import LOSS, TRAIN_SIZE, load, network, predict
 
 if keras.backend.backend() == "jax":
     from tensorflow_probability.substrates.jax import bijectors as tfb
@@ -68,9 +67,17 @@ VARIANTS = {
 
 
 class PlainConv(BoundedConv):
-    """The LU convolution with its entries as they are."""
+    """The LU convolution with its entries as they are, not enlarged by sqrt(channels)."""
 
-    _spread = 1.0
+    def build(self, input_shape):
+        super().build(input_shape)
+        size = self.channels
+        self.enlarged = np.where(np.eye(size), 1.0, size**0.5).astype("float32")
+        self.factors.assign(self.factors / self.enlarged)
+
+    def parameter(self, weight, condition=None):
+        value = super().parameter(weight, condition)
+        return value * self.enlarged if weight is self.factors else value
 
 
 class FreeConvBijector(FlowBijector):
@@ -97,17 +104,32 @@ class FreeConv(Flow):
         return FreeConvBijector(matrix=ops.convert_to_tensor(self.matrix))
 
 
-class ShrinkingCoupling(AffineCoupling):
-    """Affine coupling with Glow's scale, sigmoid(s + 2)."""
+class AblatedCoupling(AffineCoupling):
+    """Affine coupling with Glow's scale, sigmoid(s + 2), or with its entries as they are."""
+
+    enlarged, shrinking = True, False
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        if not self.enlarged:
+            kernel = self.network.kernel
+            kernel.assign(kernel / kernel.shape[0] ** 0.5)
 
     def bijector(self):
         def network(kept):
-            shift, raw = self.network(kept)
-            return shift, ops.log_sigmoid(raw + 2)
+            shift, raw = self.network(kept) if self.enlarged else self.plain(kept)
+            return shift, ops.log_sigmoid(raw + 2) if self.shrinking else raw
 
         return CouplingBijector(
             network=network, split_at=self.channels // 2, swap=self.swap, dtype=self.dtype
         )
+
+    def plain(self, kept):
+        """Return what the network does, by weights that nothing divides."""
+        of = self.network
+        hidden = ops.relu(ops.matmul(kept, of.kernel) + of.bias)
+        shift, raw = (ops.matmul(hidden, of.output_kernel[i]) + of.output_bias[i] for i in (0, 1))
+        return shift, of.limit * ops.tanh(raw / of.limit)
 
 
 class AblatedStep(Flow):
@@ -121,20 +143,18 @@ class AblatedStep(Flow):
         kind = self.variant
         wide = {} if kind.bounded else {"limit": UNBOUNDED}
         conv = FreeConv if not kind.lu else BoundedConv if kind.enlarged else PlainConv
-        coupling = ShrinkingCoupling if kind.shrinking else AffineCoupling
+        ablated = kind.shrinking or not kind.enlarged
+        coupling = AblatedCoupling if ablated else AffineCoupling
         self.actnorm = ActNorm(dtype=self.dtype, **wide)
         self.conv = conv(dtype=self.dtype, **(wide if kind.lu else {}))
         self.coupling = coupling(swap=swap, dtype=self.dtype, **wide)
+        if ablated:
+            self.coupling.enlarged, self.coupling.shrinking = kind.enlarged, kind.shrinking
 
     def build(self, input_shape):
         super().build(input_shape)
         for part in (self.actnorm, self.conv, self.coupling):
             part.build(input_shape)
-
-        if not self.variant.enlarged:
-            network = self.coupling.network
-            network.kernel.assign(network.kernel / network._spread(network.kernel.shape[0]))
-            network._spread = lambda fan_in: 1.0
 
     def bijector(self):
         return tfb.Chain([part.bijector() for part in (self.coupling, self.conv, self.actnorm)])
@@ -203,7 +223,7 @@ def describe(model, layers, x, y):
         ]
         z = np.concatenate([z for z, _, _ in summaries], axis=-1)
         return {
-            "accuracy": float(np.mean(predict(model, x, 8).argmax(-1) == y)),
+            "accuracy": float(np.mean(predict(model, x, 8, None).argmax(-1) == y)),
             "kl": float(sum(np.mean(kl) for _, kl, _ in summaries)),
             "off_center": float(np.sqrt(np.mean((z.mean(0) - 1) ** 2))),
             "z_std": float(np.mean(z.std(0))),
@@ -234,7 +254,7 @@ def main():
         (output / "glow_ablation.json").write_text(json.dumps(record, indent=2) + "\n")
     (output / "glow_ablation.md").write_text(table(results))
     print(table(results))
-    print("Written:", output, save_figure(results, output / "glow_ablation.png"))
+    print("Written:", output, save_figure(results, output))
 
 
 def table(results):
@@ -263,10 +283,11 @@ def table(results):
     return head + "".join(lines)
 
 
-def save_figure(results, path):
-    figure, axes = plt.subplots(3, 3, figsize=(11, 7), sharex=True, sharey=True)
+def save_figure(results, folder):
     curves = {name: np.asarray(row["losses"], float) for name, row in results.items()}
-    for ax, (name, losses) in zip(axes.flat, curves.items(), strict=False):
+
+    def draw(ax, name):
+        losses = curves[name]
         ax.plot(curves.get("as shipped", losses), color="0.75", lw=1)
         ax.plot(losses, color=plots.COLORS[0], lw=1)
         if not np.all(np.isfinite(losses)):
@@ -274,15 +295,18 @@ def save_figure(results, path):
             ax.text(len(losses), 0.5, " not finite", color=plots.COLORS[1], va="center",
                     transform=ax.get_xaxis_transform())  # fmt: skip
         ax.set_title(name, fontsize=10)
+        ax.set(xlabel="epoch", ylabel="loss")
         if np.any(np.isfinite(losses)):
             ax.set_yscale("log")
-        ax.grid(color="0.92")
-        ax.spines[["top", "right"]].set_visible(False)
-    for ax in axes[-1]:
-        ax.set_xlabel("epoch")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("loss")
-    return save(figure, path)
+        ax.label_outer()
+
+    cells = [(name,) for name in curves]
+    columns = min(3, len(cells))
+    cells += [None] * (-len(cells) % columns)
+    grid = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    options = {"sharex": True, "sharey": True, "grid_lines": "both"}
+    figure = figures.facets(grid, draw, (11, 0.4 + 2.2 * len(grid)), **options)
+    return figures.save({"glow_ablation.png": figure}, folder)[0]
 
 
 def parse():

@@ -5,18 +5,18 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
     lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
     vgg16    VGG16 on CIFAR-10 (figure 6); it takes a GPU. Its parts: equal, all methods for 100
              epochs, with corrupted and foreign images; long, 300 epochs; report, the report's
-             budget; half, with half of the classes held out; ablations, one change at a time
+             budget; half, with half of the classes held out; ablations, one change at a time;
+             draws, one model with several numbers of draws
     all      toy2d, frozen and lenet, which need none
 
-Everything that an experiment needs is trained. The runs of lenet and vgg16, and seeds of frozen,
-have folders below --runs, and what is there already is not trained again: the same command goes on
-after an interruption, and with more --seeds it adds those; another backend, or another first seed
-of lenet and vgg16, needs another --runs. If a run fails, the others go on, and the command exits
-with 1 at the end. toy2d takes minutes a seed and starts over. The
-results go to results/EXPERIMENT/: summary.json (mean and standard deviation over the seeds),
-runs.json (every run) and figures, of vgg16 also robustness.json and the test probabilities of every
-run. With --add vgg16 trains only what its results do not hold, though the folders of those runs be
-gone, and adds it to them.
+Everything that an experiment needs is trained; experiments/plan.py has the settings. Runs have
+folders below --runs, and what is there already is not trained again: the same command resumes after
+an interruption, and with more --seeds it adds those; another backend, or another first seed of
+lenet and vgg16, needs another --runs. If a run fails, the others go on, and the command exits with
+1 at the end. The results go to results/EXPERIMENT/: summary.json (mean and standard deviation over
+the seeds), runs.jsonl (every run, keyed by the hash of its settings) and figures, of vgg16 also the
+test probabilities of every run. With --add vgg16 trains only what its results do not hold, though
+the folders of those runs be gone, and adds it to them.
 
 Examples:
     python scripts/reproduce.py toy2d
@@ -35,6 +35,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def main(argv=None):
 
     try:
         import experiments
+        from experiments.plan import PLANS
         from tfp_ibnn import data
     except ModuleNotFoundError as error:
         print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
@@ -62,7 +64,7 @@ def main(argv=None):
     names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
     given, code = options.seeds, 0
     for name in names:
-        options.seeds = given or ([0] if options.quick else list(SEEDS[name]))
+        options.seeds = given or ([0] if options.quick else list(PLANS[name].seeds))
         began = time.perf_counter()
         folder = Path(options.results) / name
         if (lost := what_is_lost(folder, options)) and not options.force:
@@ -74,7 +76,7 @@ def main(argv=None):
         missing = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            table = EXPERIMENTS[name](options, folder, missing)
+            table = experiment(name, options, folder, missing)
         except errors as error:
             code = fail(error)
             continue
@@ -99,7 +101,7 @@ def fail(error):
 def what_is_lost(folder, options):
     """Name an option by which results that are there know more than these will, or None."""
     try:
-        before = dict(json.loads((folder / "runs.json").read_text(encoding="utf-8"))["options"])
+        before = dict(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["options"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
@@ -132,89 +134,49 @@ def fill_tables():
 COLUMNS = ("dataset", "budget", "method", "epochs")
 
 
-def toy2d(options, folder, missing):
-    from experiments import figures, toy2d, toy2d_figures, write_results
-
-    settings = toy2d.Settings.quick() if options.quick else toy2d.Settings()
-    results = [toy2d.run(seed, settings, progress) for seed in options.seeds]
-    print()
-    figures.save(toy2d_figures.figures(results), folder)
-    rows = [row for result in results for row in result.rows]
-    return write_results(folder, rows, vars(options))
-
-
-def frozen(options, folder, missing):
-    from experiments import figures, frozen, write_results
-
-    settings = frozen.Settings.quick() if options.quick else frozen.Settings()
-    rows = []
-    for seed in options.seeds:
-        rows += frozen.run_kept(
-            Path(options.runs) / "frozen" / f"seed{seed}",
-            seed,
-            settings,
-            data_dir=options.data_dir,
-            log=lambda line: print(line, flush=True),
-        )
-    figures.save(figures.frozen(rows), folder)
-    return write_results(folder, rows, vars(options))
-
-
-def lenet(options, folder, missing):
-    from experiments import figures, write_results
-    from experiments.plan import LENET
+def experiment(name, options, folder, missing):
+    """Run an experiment, and write its results and figures; return the rows of its summary."""
+    from experiments import RunError, figures, store, write_results
+    from experiments.plan import PLANS
     from experiments.study import study
 
-    runs = Path(options.runs) / "lenet"
-    more = common(options, missing)
-    results = study(LENET, runs, options.seeds, datasets=options.datasets, **more)
-    if not results.rows:
-        return fail_without(runs)
-    figures.save(figures.lenet(results.rows, runs), folder)
-    return write_results(folder, results.rows, vars(options), trials=results.trials)
-
-
-def vgg16(options, folder, missing):
-    from experiments import figures
-    from experiments.plan import VGG16
-    from experiments.study import read, study, write
-
-    runs = Path(options.runs) / "vgg16"
-    kept = read(folder) if options.add and (folder / "runs.json").exists() else None
-    more = {"parts": options.parts, "train": not options.finished, "kept": kept}
-    results = study(VGG16, runs, options.seeds, **more, **common(options, missing))
-    for name in results.missing:
-        print(name)
-    if not any((results.rows, results.ablations, results.draws)):
-        return fail_without(runs)
-    table = write(folder, results, runs, recorded(options, folder), kept)
-    figures.save(figures.vgg16(results, runs, folder), folder)
+    plan, runs = PLANS[name], Path(options.runs) / name
+    kept = store.read(folder) if options.add and (folder / "runs.jsonl").exists() else None
+    results = study(
+        plan,
+        runs,
+        options.seeds,
+        parts=options.parts,
+        methods=options.methods if name in METHODS else None,
+        datasets=options.datasets if name == "lenet" else None,
+        quick=options.quick,
+        train=not options.finished,
+        kept=kept,
+        missing=missing,
+        jobs=options.jobs,
+        data_dir=options.data_dir,
+        log=lambda line: print(line, flush=True),
+    )
+    print(*results.missing, sep="\n")
+    if not any(record["budget"] != "trials" for record in results.records):
+        raise RunError(f"{runs} holds no finished run.")
+    where = {}
+    if plan.probabilities:
+        shifts = {name: part.evaluations.get("robustness") for name, part in plan.parts.items()}
+        shifts = {name: settings.as_dict() for name, settings in shifts.items() if settings}
+        where = {"runs": runs, "kept": results.kept, "evaluations": shifts}
+    told = recorded(options, folder)
+    table = write_results(folder, results.records, told, results.missing, **where)
+    if draw := figures.FIGURES.get(name):
+        figures.save(draw(results.records, runs, folder), folder)
     return table
-
-
-def common(options, missing):
-    """Return the options of both comparisons."""
-    return {
-        "methods": options.methods,
-        "quick": options.quick,
-        "jobs": options.jobs,
-        "data_dir": options.data_dir,
-        "missing": missing,
-        "log": lambda line: print(line, flush=True),
-    }
-
-
-def fail_without(runs):
-    from experiments import RunError
-
-    raise RunError(f"{runs} holds no finished run.")
 
 
 def recorded(options, folder):
     """Return the options that tell what the results hold, with what these are added to."""
     now = dict(vars(options))
-    if options.add and (folder / "runs.json").exists():
-        before = json.loads((folder / "runs.json").read_text(encoding="utf-8"))["options"]
+    if options.add and (folder / "summary.json").exists():
+        before = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["options"]
         now["seeds"] = sorted({*before["seeds"], *now["seeds"]})
         for name in ("methods", "parts"):
             both = before.get(name) and now[name]  # None is all of them
@@ -222,33 +184,21 @@ def recorded(options, folder):
     return now
 
 
-# Of the results that are kept.
-SEEDS = {"toy2d": range(5), "frozen": range(10, 20), "lenet": range(5), "vgg16": range(3)}
-EXPERIMENTS = {"toy2d": toy2d, "frozen": frozen, "lenet": lenet, "vgg16": vgg16}
-# As in the package, which cannot be imported before its backend is chosen.
+# The package, and with it the plan, cannot be imported before its backend is chosen.
+PLAN = tomllib.loads((Path(__file__).parent / "experiments" / "plan.toml").read_text("utf-8"))
+EXPERIMENTS = tuple(name for name in PLAN if name != "changes")
 METHODS = {
-    "lenet": ("deterministic", "mc_dropout", "gaussian", "mixture", "flow"),
-    "vgg16": (
-        "deterministic",
-        "mc_dropout",
-        "gaussian",
-        "mixture_4",
-        "mixture_16",
-        "mixture_16_ibnn",
-        "flow_first",
-        "flow_last",
-        "flow_over_mixture",
-        "gaussian_inner",
-        "fixed_inner",
-        "gaussian_elbo",
-        "flow_elbo",
-    ),
+    name: tuple(
+        dict.fromkeys(
+            method
+            for part in PLAN[name]["parts"].values()
+            for method in (part["runs"] if part.get("narrowed", True) else ())
+            if "continued" not in method
+        )
+    )
+    for name in ("lenet", "vgg16")
 }
-PARTS = ("equal", "long", "report", "half", "ablations")
-
-
-def progress(text):
-    print(f"\r{text:78}", end="", flush=True)
+PARTS = tuple(PLAN["vgg16"]["parts"])
 
 
 def parse(argv):

@@ -22,9 +22,15 @@ A posterior file maps patterns of layer names to posteriors, the first match win
 import argparse
 import os
 import sys
+import tomllib
 import traceback
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# The settings of a run, which cannot be imported before the backend is chosen.
+OPTIONS = Path(__file__).with_name("experiments") / "settings.toml"
+TYPES = {"count": int, "whole": int, "seed": int, "text": str, "pattern": str, "flag": bool}
 
 
 def main(argv=None):
@@ -73,56 +79,15 @@ def parse(argv):
     )
     add = parser.add_argument
     add("--output", required=True, help="folder of the run, new or to be gone on with")
-    add("--dataset", default="cifar10", help="cifar10, fashion_mnist, mnist or digits")
-    add("--model", default="lenet", help="lenet, vgg16, mlp, wide_resnet or wide_resnet_16_4")
-    add(
-        "--posterior",
-        default="flow",
-        help="none, gaussian, flow, mixture, or a JSON file (default flow)",
-    )
-    add("--noise", default="channel", help="channel or position (default channel)")
-    add("--kl-reduction", default="sum", help="over positions: sum (the ELBO) or mean")
-    add("--affine", default="last", help="order of the flow's affine map: last or first")
-    add("--deterministic-layers", help="pattern of layers without a posterior")
-    add("--flow-layers", help="pattern of the layers with a flow (default: the report's)")
-    add("--flow-depth", type=int, help="of each flow (default 3 1x1 convolutions, 2 planar flows)")
-    add("--base-components", type=int, default=1, help="Gaussians under the flows (default 1)")
-    add("--components", type=int, default=4, help="of a mixture (default 4)")
-    add("--mean-spread", type=float, help="of the mixture's means at the start")
-    add("--prior-scale", type=float, default=0.5, help="of the prior (default 0.5)")
-    add("--learn-prior-scale", action="store_true", help="train the prior's scales as well")
-    add("--initial-scale", type=float, help="of the posterior at the start")
-    add("--beta", type=float, default=1.0, help="weight of the KL (default 1: the ELBO)")
-    add("--gamma", type=float, default=0.0, help="weight of the entropy (default 0)")
-    add("--kl-warmup", type=int, default=0, help="epochs in which beta rises from 0 (default 0)")
-    add("--epochs", type=int, default=50, help="of training (default 50)")
-    add("--pretrain-epochs", type=int, default=0, help="of the deterministic network before")
-    add("--pretrained", help="deterministic network to start from, a .keras file")
-    add("--freeze-network", action="store_true", help="then train nothing but the posteriors")
-    add("--train-samples", type=int, default=1, help="draws for each training example")
-    add("--samples", type=int, default=128, help="draws at test time (default 128)")
-    add("--optimizer", default="nesterov", help="nesterov, sgd or adam (default nesterov)")
-    add("--pretrain-optimizer", help="in the pretraining (default: the same)")
-    add("--learning-rate", type=float, default=0.02, help="of the network (default 0.02)")
-    add("--stochastic-learning-rate", type=float, help="of the posteriors (default: the same)")
-    add("--pretrain-learning-rate", type=float, help="in the pretraining (default: the same)")
-    add("--schedule", default="cosine", help="of the rates: cosine or constant")
-    add("--warmup-epochs", type=int, default=0, help="in which the rates rise from 0 (default 0)")
-    add("--weight-decay", type=float, default=0.0, help="of the network's weights")
-    add("--batch-size", type=int, default=128)
-    add("--dropout", type=float, default=0.0, help="rate; with --posterior none: MC dropout")
-    add(
-        "--augment",
-        action=argparse.BooleanOptionalAction,
-        help="shift and mirror images (default: for cifar10)",
-    )
-    add("--validation", type=int, default=0, help="test on so many held-out training images")
-    add("--evaluate-every", type=int, default=0, help="log test scores every so many epochs")
-    add("--evaluation-samples", type=int, default=16, help="draws in these scores (default 16)")
-    add("--log-every", type=int, default=1, help="epochs from checkpoint to checkpoint (default 1)")
-    add("--classes", type=int, help="use only the first so many classes")
-    add("--limit", type=int, help="use only so many images")
-    add("--seed", type=int, default=0, help="of weights, noise, augmentation and order")
+    options = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))["train"]
+    del options["precision"]  # --mixed-precision
+    for name, option in options.items():
+        kind = TYPES.get(option["kind"] if isinstance(option["kind"], str) else "text", float)
+        more = {"type": kind, "default": option.get("default")}
+        if kind is bool:
+            no = argparse.BooleanOptionalAction
+            more = {"action": no if "default" not in option else "store_true"}
+        add(f"--{name.replace('_', '-')}", **more, help=option["help"])
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add(
         "--mixed-precision",

@@ -14,11 +14,10 @@ Examples:
 """
 
 import argparse
-import dataclasses
 import json
 import logging
 import os
-import time
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -27,68 +26,105 @@ import matplotlib
 
 matplotlib.use("Agg")
 import numpy as np
+import pandas as pd
 
-from experiments import figures, toy2d, toy2d_figures
-from experiments.provenance import provenance
+from experiments import Settings, figures, provenance, study
+from experiments.plan import PLANS
+from experiments.report import history
 from tfp_ibnn.data import toy
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 SCORES = ("accuracy", "nll", "brier", "ece")
+FULL = {"points": 1_000, "test_points": 100_000, "lengths": (0, 3, 6, 9, 12, 15)}
+FULL |= {"flow_length": 12, "epochs": 50, "converged_epochs": 300, "samples": 128}
+QUICK = {"points": 200, "test_points": 2_000, "lengths": (0, 2), "flow_length": 2, "samples": 8}
+QUICK |= {"epochs": 5, "converged_epochs": 20}
+EARLY = 5
 
 
 def main(argv=None):
     options, settings = parse(argv)
     output = Path(options.output)
-    results = []
-    for seed in options.seeds:
-        began = time.perf_counter()
-        results.append(toy2d.run(seed, settings, show))
-        show(f"seed {seed}: {time.perf_counter() - began:.0f} s")
+    with tempfile.TemporaryDirectory() as runs:
+        records = study.study(toy2d(**settings), runs, options.seeds, log=show).records
         print()
-
-    rows = [row for result in results for row in result.rows]
-    print_table(rows)
-    files = [
-        *figures.save(toy2d_figures.figures(results), output),
-        save_histories(results, output / "histories.json"),
-        save_metrics(rows, options, settings, output / "metrics.json"),
-    ]
+        print_table(pd.DataFrame(records))
+        files = [
+            *figures.save(figures.toy2d(records, runs, output), output),
+            save_histories(records, runs, output / "histories.json"),
+            save_metrics(records, options, settings, output / "metrics.json"),
+        ]
     print("\nWritten:", *files, sep="\n  ")
 
 
 def parse(argv):
     """Return the options, and the settings of the experiment that they give."""
-    full = toy2d.Settings()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", help="of the flows, from 0 (default 0 3 6 9 12 15)")
     add("--flow-length", type=int, help="from the converged network (default 12, or the longest)")
-    add("--points", type=int, help=f"to train on (default {full.points})")
-    add("--epochs", type=int, help=f"of a stochastic network (default {full.epochs})")
-    add("--samples", type=int, help=f"draws at test time (default {full.samples})")
+    add("--points", type=int, help=f"to train on (default {FULL['points']})")
+    add("--epochs", type=int, help=f"of a stochastic network (default {FULL['epochs']})")
+    add("--samples", type=int, help=f"draws at test time (default {FULL['samples']})")
     add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one or more (default 0)")
     add("--quick", action="store_true", help="a run of seconds, whose numbers mean nothing")
     add("--output", default="outputs/toy2d", help="folder for figures and numbers")
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
         parser.error(f"--seeds must differ and be at least 0; got {options.seeds}")
-    names = [field.name for field in dataclasses.fields(full)]
-    given = {k: v for k, v in vars(options).items() if k in names and v is not None}
-    if options.lengths is not None:
-        given["lengths"] = tuple(options.lengths)
-        if options.flow_length is None:
-            preferred = full.flow_length in options.lengths
-            given["flow_length"] = full.flow_length if preferred else max(options.lengths)
+    given = {k: v for k, v in vars(options).items() if k in FULL and v is not None}
+    if options.lengths is not None and options.flow_length is None:
+        preferred = FULL["flow_length"]
+        given["flow_length"] = preferred if preferred in options.lengths else max(options.lengths)
+    settings = {**FULL, **(QUICK if options.quick else {}), **given}
     try:
-        settings = toy2d.Settings.quick(**given) if options.quick else toy2d.Settings(**given)
+        toy2d(**settings)
         Path(options.output).mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     return options, settings
+
+
+def toy2d(**settings):
+    """Return the plan of the experiment with other numbers."""
+    points, test_points, lengths, flow_length, epochs, converged, samples = settings.values()
+    if len(lengths) < 2 or lengths[0] != 0 or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"`lengths` must rise from 0, the Gaussian, as in 0 3 6; got {lengths}.")
+    if flow_length not in lengths[1:]:
+        good = f"one of `lengths` above 0, such as {lengths[-1]}"
+        raise ValueError(f"`flow_length` must be {good}; got {flow_length!r}.")
+    if points < 1:
+        raise ValueError(f"`points` must be at least 1; got {points}.")
+    plan = PLANS["toy2d"]
+    changes = {"train_size": points, "samples": samples, "epochs": epochs}
+    if test_points != FULL["test_points"]:
+        changes["limit"] = test_points
+    base = {**plan.parts["report"].base, **changes}
+    Settings(**base, dataset="four_clusters")
+
+    def copies(start, lengths):
+        flows = {n: {".*": {"posterior": "NormalPlanar1d", "depth": n}} for n in lengths[1:]}
+        posteriors = {"gaussian": "gaussian", **{f"flow_{n}": flow for n, flow in flows.items()}}
+        return {name: {"posterior": p, "pretrain_epochs": start} for name, p in posteriors.items()}
+
+    runs = {
+        "report": {
+            "deterministic": {"epochs": EARLY},
+            "deterministic_continued": {"epochs": EARLY + epochs},
+            **copies(EARLY, lengths),
+        },
+        "equal": {
+            "deterministic": {"epochs": converged + epochs},
+            **copies(converged, (0, flow_length)),
+        },
+    }
+    return plan._replace(
+        parts={name: plan.parts[name]._replace(runs=of, base=base) for name, of in runs.items()}
+    )
 
 
 def show(text):
@@ -99,19 +135,12 @@ def show(text):
 def print_table(rows):
     """Print the means over the seeds, and the standard deviations where there are several."""
     print(f"\n{'budget':8}{'method':26}{'epochs':>6}", *(f"{name:>18}" for name in SCORES), sep="")
-    for (budget, method), group in by_name(rows).items():
-        cells = (spread([row[name] for row in group]) for name in SCORES)
-        print(f"{budget:8}{method:26}{group[0]['epochs']:>6}", *(f"{c:>18}" for c in cells), sep="")
+    for (budget, method, epochs), group in rows.groupby(["budget", "method", "epochs"], sort=False):
+        cells = (spread(group[name]) for name in SCORES)
+        print(f"{budget:8}{method:26}{epochs:>6}", *(f"{cell:>18}" for cell in cells), sep="")
     best = {**toy.bayes_scores(), "ece": 0.0}
     print(f"{'Bayes rule, expected':40}", *(f"{best[name]:>18.4f}" for name in SCORES), sep="")
-    print(f"Posteriors: mean of the probabilities of {rows[-1]['samples']} draws.")
-
-
-def by_name(rows):
-    groups = {}
-    for row in rows:
-        groups.setdefault((row["budget"], row["method"]), []).append(row)
-    return dict(sorted(groups.items(), key=lambda item: item[0][0], reverse=True))
+    print(f"Posteriors: mean of the probabilities of {rows['samples'].max()} draws.")
 
 
 def spread(values):
@@ -119,25 +148,21 @@ def spread(values):
     return f"{mean} ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else mean
 
 
-def save_histories(results, path):
-    runs = [
-        {"seed": result.seed, "budget": budget, "method": method, **history}
-        for result in results
-        for (budget, method), history in result.histories.items()
-    ]
-    lines = ",\n".join(json.dumps(run) for run in runs)
-    path.write_text(f"[\n{lines}\n]\n")
+def save_histories(records, runs, path):
+    """Write loss, NLL and KL of each stochastic model in every epoch."""
+    found = []
+    for record in records:
+        if "train_kl" in record:
+            logged = history(Path(runs) / record["name"])
+            about = {key: record[key] for key in ("seed", "budget", "method")}
+            found.append({**about, **{key: logged[key] for key in ("loss", "nll", "kl")}})
+    path.write_text("[\n" + ",\n".join(json.dumps(run) for run in found) + "\n]\n")
     return path
 
 
-def save_metrics(rows, options, settings, path):
-    record = {
-        "results": rows,
-        "bayes": toy.bayes_scores(),
-        "settings": dataclasses.asdict(settings),
-        **provenance(vars(options)),
-    }
-    path.write_text(json.dumps(record, indent=2) + "\n")
+def save_metrics(records, options, settings, path):
+    known = {"results": records, "bayes": toy.bayes_scores(), "settings": settings}
+    path.write_text(json.dumps({**known, **provenance(vars(options))}, indent=2) + "\n")
     return path
 
 

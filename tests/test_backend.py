@@ -53,6 +53,28 @@ def test_one_replica_without_a_strategy():
     assert backend.replica_count() == 1
 
 
+def shaped(*shape):
+    return ops.convert_to_tensor(np.random.default_rng(len(shape)).normal(size=shape))
+
+
+@pytest.mark.parametrize(
+    ("x", "z"),
+    [
+        ((4, 5, 6, 3), (4, 1, 1, 3)),
+        ((4, 5, 6, 3), (1, 1, 1, 3)),
+        ((4, 5, 6, 3), (4, 5, 6, 3)),
+        ((4, 3, 5, 6), (4, 3, 1, 1)),
+        ((4, 6, 3), (4, 1, 3)),
+        ((4, 5, 6, 40), (4, 1, 1, 40)),
+        ((2, 4, 5, 6, 3), (2, 1, 1, 1, 3)),
+        ((4, 3), (4, 3)),
+    ],
+)
+def test_times_broadcasts(x, z):
+    x, z = shaped(*x), shaped(*z)
+    np.testing.assert_array_equal(backend.times(x, z), x * z)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_normal_noise_is_normal(dtype):
     seed = backend.SeedGenerator(1)

@@ -6,24 +6,11 @@ It is not installed with the package, and uses its public names only.
 from experiments.devices import Devices, devices_for
 from experiments.folder import RunError, RunFolder
 from experiments.posterior_files import read_posteriors
-from experiments.provenance import provenance
 from experiments.run import run
 from experiments.scoring import Scorer, Scores
 from experiments.settings import Settings
-from experiments.tables import markdown, summarise, write_results
+from experiments.store import provenance, summarise, write_results
+from experiments.tables import markdown
 
-__all__ = [
-    "Devices",
-    "RunError",
-    "RunFolder",
-    "Scorer",
-    "Scores",
-    "Settings",
-    "devices_for",
-    "markdown",
-    "provenance",
-    "read_posteriors",
-    "run",
-    "summarise",
-    "write_results",
-]
+__all__ = ["Devices", "RunError", "RunFolder", "Scorer", "Scores", "Settings", "devices_for"]
+__all__ += ["markdown", "provenance", "read_posteriors", "run", "summarise", "write_results"]

@@ -1,34 +1,52 @@
 """Settings that check themselves; each error names the setting, its value and what would be right.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@settings("train")
 class Settings(Checked):
-epochs: int = option(50, count, "of training")
+...  # has the options of the table [train] in settings.toml, and their defaults
 """
 
 import dataclasses
 import math
 import numbers
 import re
+import tomllib
+from pathlib import Path
 
-__all__ = ["Checked", "option"]
-
+OPTIONS = tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
 _SMALLEST, _LARGEST = 2.0**-126, 3.4e38  # of float32
 
 
-def option(default, check, help):
-    """Return a field with a default, a check and a description; None as the default allows None."""
-    return dataclasses.field(default=default, metadata={"check": check, "help": help})
+def settings(table):
+    """Return a decorator that makes a class a frozen dataclass with the options of a table."""
+
+    def decorate(kind):
+        for name, option in OPTIONS[table].items():
+            default = option.get("default")
+            default = tuple(default) if isinstance(default, list) else default
+            kind.__annotations__[name] = object
+            setattr(kind, name, dataclasses.field(default=default, metadata=option))
+        return dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+
+    return decorate
 
 
 class Checked:
-    """The base of a frozen dataclass whose fields are options."""
+    """The base of settings."""
+
+    def __init_subclass__(cls):
+        cls.__annotations__ = {}
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
-                checked = field.metadata["check"](field.name, value)
-                object.__setattr__(self, field.name, checked)
+                object.__setattr__(self, field.name, _check(field)(field.name, value))
+
+
+def _check(field):
+    kind = field.metadata.get("kind", field.metadata.get("each"))
+    check = choice(*kind) if isinstance(kind, list) else KINDS[kind]
+    return each(check, field.metadata.get("empty")) if "each" in field.metadata else check
 
 
 def rule(must, good, convert=lambda value: value):
@@ -47,8 +65,8 @@ def _number(value, least=-_LARGEST):
     return is_number and not math.isnan(value) and least <= value <= _LARGEST
 
 
-def _whole(value, least):
-    return _number(value, least) and value == int(value)
+def _whole(least):
+    return lambda value: _number(value, least) and value == int(value)
 
 
 def _compiles(value):
@@ -58,25 +76,20 @@ def _compiles(value):
         return False
 
 
-def _rises(values):
-    good = len(values) > 1 and all(_whole(value, 0) for value in values) and values[0] == 0
-    return good and list(values) == sorted(set(values))
-
-
-finite = rule("be a finite number", _number)
-positive = rule("be above 0", lambda value: _number(value, _SMALLEST))  # else 0 in float32
-non_negative = rule("be 0 or above", lambda value: _number(value, 0))
-fraction = rule("be at least 0 and below 1", lambda value: _number(value, 0) and value < 1)
-# 3.0 counts as 3, and is the same run.
-whole = rule("be a whole number of at least 0", lambda value: _whole(value, 0), int)
-count = rule("be a whole number of at least 1", lambda value: _whole(value, 1), int)
-several = rule("be a whole number of at least 2", lambda value: _whole(value, 2), int)
-seed = rule("be from 0 to 2**31 - 1", lambda value: _whole(value, 0) and value < 2**31, int)
-text = rule("be a text", lambda value: isinstance(value, str))
-flag = rule("be True or False", lambda value: value in (True, False), bool)
-pattern = rule("be a regular expression", _compiles)
-units = rule("hold whole numbers of at least 1", lambda v: all(_whole(x, 1) for x in v), tuple)
-rising = rule("rise from 0, the Gaussian, as in (0, 3, 6)", _rises, tuple)
+KINDS = {
+    "finite": rule("be a finite number", _number),
+    "positive": rule("be above 0", lambda value: _number(value, _SMALLEST)),  # else 0 in float32
+    "non_negative": rule("be 0 or above", lambda value: _number(value, 0)),
+    "fraction": rule("be at least 0 and below 1", lambda value: _number(value, 0) and value < 1),
+    # 3.0 counts as 3, and is the same run.
+    "whole": rule("be a whole number of at least 0", _whole(0), int),
+    "count": rule("be a whole number of at least 1", _whole(1), int),
+    "several": rule("be a whole number of at least 2", _whole(2), int),
+    "seed": rule("be from 0 to 2**31 - 1", lambda v: _whole(0)(v) and v < 2**31, int),
+    "text": rule("be a text", lambda value: isinstance(value, str)),
+    "flag": rule("be True or False", lambda value: value in (True, False), bool),
+    "pattern": rule("be a regular expression", _compiles),
+}
 
 
 def choice(*choices):

@@ -23,49 +23,30 @@ import tfp_ibnn as ibnn
 from experiments import checks
 from experiments.folder import RunError
 
-__all__ = ["Devices", "devices_for"]
-
-_VARIABLES = tuple(
-    f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
-)
+_VARIABLES = ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+_VARIABLES = tuple(f"KERAS_DISTRIBUTION_{name}" for name in _VARIABLES)
 
 
 class Devices:
     """One device: what a run does without further ado. The base of the other ways."""
 
-    count = 1
-    """Number of devices, those of other processes included."""
-    shard = (0, 1)
-    """Which share of every batch this process feeds: its index, and how many there are."""
-    jit_compile: bool | str = "auto"
-    """Whether to compile training steps by XLA; "auto" leaves it to Keras."""
-    identity = {}
-    """What of this belongs to a run's identity, because its results depend on it."""
+    count = 1  # of devices, those of other processes included
+    shard = (0, 1)  # the share of every batch that this process feeds: its index, and how many
+    jit_compile: bool | str = "auto"  # whether to compile steps by XLA; "auto" leaves it to Keras
+    identity = {}  # what of this belongs to a run's identity, because its results depend on it
 
     @property
     def is_first(self):
-        """Whether this process writes files, tests and logs."""
         return self.shard[0] == 0
 
     def check_batch(self, size):
-        """Raise RunError if a batch does not divide among the devices."""
         if size % self.count:
-            raise RunError(
-                f"A batch of {size} does not divide among {self.count} devices: choose another "
-                "`batch_size`."
-            )
+            wrong = f"A batch of {size} does not divide among {self.count} devices"
+            raise RunError(f"{wrong}: choose another `batch_size`.")
 
-    def building(self):
-        """Return the context in which a model is made and compiled."""
-        return contextlib.nullcontext()
-
-    def training(self):
-        """Return the context in which it is fitted."""
-        return contextlib.nullcontext()
-
-    def alone(self):
-        """Return a context, also within `training`, for models of one device."""
-        return contextlib.nullcontext()
+    # Contexts in which a model is made and compiled, and fitted, and, also within the latter, for
+    # models of one device.
+    building = training = alone = staticmethod(contextlib.nullcontext)
 
     def on_one(self, model):
         """Return the model on one device: a copy if it is on several, else the model itself."""
@@ -82,11 +63,7 @@ class Devices:
             copy.set_weights(model.get_weights())
 
     def from_first(self, compute):
-        """Return, in every process, what the first one computes; it must be fit for JSON.
-
-        Raises:
-            RunError: in every process, if there is an error in the first.
-        """
+        """Return, in all processes, what the first one computes, or raise its error; for JSON."""
         return compute()
 
     def restore(self, checkpoint, model):
@@ -104,9 +81,8 @@ class Devices:
 class _Mirrored(Devices):
     """Several devices under TensorFlow's MirroredStrategy.
 
-    Each replica draws its own noise and normalises by its own share of the batch, where there is
-    batch normalization. So the number of replicas, other than on JAX, changes what comes out, as
-    another seed would, and a run that has begun on two devices must resume on two.
+    Each replica draws its own noise, and batch normalization has its share of the batch: other than
+    on JAX, their number changes what comes out, and a run begun on two must resume on two.
     """
 
     def __init__(self, count):
@@ -123,16 +99,13 @@ class _Mirrored(Devices):
         _check_there(count, len(tf.config.list_logical_devices(kind)), kind)
         self.count, self.identity = count, {"replicas": count}
         self._strategy = tf.distribute.MirroredStrategy([f"{kind}:{i}" for i in range(count)])
-
-    def building(self):
-        return self._strategy.scope()
+        self.building = self._strategy.scope
 
 
 class _Parallel(Devices):
     """Several devices, or several processes, under Keras's DataParallel on JAX.
 
-    JAX computes one global batch, whose noise and statistics do not depend on how it is divided. So
-    the number of devices is a way of running, and a run may resume with another.
+    JAX computes one global batch, however it is divided: a run may resume with another number.
     """
 
     def __init__(self, count, distributed=False):
@@ -156,17 +129,14 @@ class _Parallel(Devices):
         devices = sum(each, [])
         self.count, self._several = len(devices), self.shard[1] > 1
         parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-        self._distribution = parallel
-
-    def building(self):
-        return self._distribution.scope()
+        self.building = parallel.scope
 
     @contextlib.contextmanager
     def training(self):
         from jax.errors import JaxRuntimeError
 
         try:
-            with self._distribution.scope():
+            with self.building():
                 yield
         except (JaxRuntimeError, ValueError) as error:
             # Of CPUs that gather data the error is a plain one, which names their library.
@@ -216,8 +186,7 @@ class _Parallel(Devices):
             return done
 
         # Only all processes together can assign to a variable, so the first may not do it there.
-        done = self.from_first(read)
-        if done:
+        if done := self.from_first(read):
             variables = [*model.variables, *model.optimizer.variables]
             values = [ops.convert_to_numpy(variable.value) for variable in variables]
             if self.is_first:
@@ -250,17 +219,12 @@ class _Parallel(Devices):
 def devices_for(count=None, distributed=False):
     """Return the devices to train on; call this before anything else is done with the backend.
 
-    Args:
-        count: number of GPUs or, where there is none, of logical CPUs, in this process. None is
-            one, or all there are if `distributed`.
-        distributed: train together with other processes, which Keras's environment variables name.
-            JAX only.
-
-    Raises:
-        ValueError: if there are fewer devices, or the environment does not name the processes.
+    `count` is the number of GPUs or, where there is none, of logical CPUs, in this process; None is
+    one, or all there are if `distributed`: together with other processes, which Keras's environment
+    variables name (JAX only).
     """
     if count is not None:
-        count = checks.count("devices", count)
+        count = checks.KINDS["count"]("devices", count)
     if distributed:
         _check_environment()
         return _Parallel(count, distributed)
@@ -271,27 +235,19 @@ def devices_for(count=None, distributed=False):
 
 def _check_there(wanted, there, kind):
     if wanted > there:
-        raise ValueError(
-            f"`devices` is {wanted}, but {keras.backend.backend()} has {there} {kind} device"
-            f"{'' if there == 1 else 's'} here: ask for no more than that."
-        )
+        found = f"{keras.backend.backend()} has {there} {kind} device{'s'[: there != 1]} here"
+        raise ValueError(f"`devices` is {wanted}, but {found}: ask for no more than that.")
 
 
 def _check_environment():
     if keras.backend.backend() != "jax":
-        raise ValueError(
-            "`distributed` training takes JAX (Keras 3 does not train by TensorFlow's strategies "
-            "for many machines): set the backend to jax."
-        )
+        why = "Keras 3 does not train by TensorFlow's strategies for many machines"
+        raise ValueError(f"`distributed` training takes JAX ({why}): set the backend to jax.")
     if missing := [name for name in _VARIABLES if not os.environ.get(name)]:
-        raise ValueError(
-            f"`distributed` training needs the environment variable{'s'[: len(missing) > 1]} "
-            f"{', '.join(missing)}: the address of the first process, such as 10.0.0.1:1234, the "
-            "number of processes, and the number of this one, from 0 on."
-        )
+        names = f"the environment variable{'s'[: len(missing) > 1]} {', '.join(missing)}"
+        hold = "the address of the first process, such as 10.0.0.1:1234, the number of processes"
+        raise ValueError(f"`distributed` training needs {names}: {hold}, and this one's number.")
     number, index = (os.environ[name] for name in _VARIABLES[1:])
     if not (number.isdecimal() and index.isdecimal() and int(index) < int(number)):
-        raise ValueError(
-            f"{_VARIABLES[2]} must be a number from 0 on, below {_VARIABLES[1]}; got {index!r} and "
-            f"{number!r}."
-        )
+        must = f"{_VARIABLES[2]} must be a number from 0 on, below {_VARIABLES[1]}"
+        raise ValueError(f"{must}; got {index!r} and {number!r}.")

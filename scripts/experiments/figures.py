@@ -8,69 +8,33 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from experiments import files
+from experiments.folder import read_record
 from experiments.report import history
-from experiments.study import folder_of, stored
+from experiments.scoring import Scorer, read_model
+from experiments.store import METHODS, evaluated, is_shown, predictions, stored
+from tfp_ibnn import plots
+from tfp_ibnn.data import toy
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 
-NAMES = {
-    "deterministic": "deterministic",
-    "deterministic_continued": "deterministic, continued",
-    "mc_dropout": "MC dropout",
-    "gaussian": "Gaussian",
-    "mixture": "mixture",
-    "mixture_4": "mixture of 4",
-    "mixture_16": "mixture of 16",
-    "mixture_16_ibnn": "mixture of 16, iBNN's recipe",
-    "flow": "flow",
-    "flow_first": "flow, affine first",
-    "flow_last": "flow, affine last",
-    "flow_over_mixture": "flow over mixture of 4",
-    "flow_planar": "planar flows",
-    "flow_iaf": "autoregressive flow",
-    "flow_sylvester": "Sylvester flows",
-    "gaussian_inner": "Gaussian, none in conv1",
-    "fixed_inner": "fixed noise, none in conv1",
-    "gaussian_elbo": "Gaussian, ELBO",
-    "flow_elbo": "flow, ELBO",
-}
-"""What methods are called in figures, in the order in which they stand there."""
-
-# Seven colours take turns; methods that are drawn together have different ones.
-_LOOKS = """
-deterministic mc_dropout gaussian mixture_16 flow_last mixture_16_ibnn gaussian_elbo
-deterministic_continued flow_elbo gaussian_inner mixture flow flow_over_mixture fixed_inner
-flow_planar flow_iaf flow_sylvester mixture_4 flow_first
-""".split()
-_TITLES = {"cifar10": "CIFAR-10", "fashion_mnist": "Fashion-MNIST"}
+# What methods are called, in the order in which they stand in figures.
+NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
+_TITLES, AXES, UNCERTAINTIES = (METHODS[name] for name in ("datasets", "axes", "uncertainties"))
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
-AXES = {
-    "corruption": "severity of the corruption",
-    "rotation": "rotation (degrees)",
-    "fgsm": "FGSM, epsilon (of 255)",
-}
-UNCERTAINTIES = {"entropy": "entropy (nats)", "epistemic": "epistemic uncertainty (nats)"}
-_BINS = 12
-# Of curves that lie upon each other two are enough.
-_DRAWN = "deterministic mc_dropout gaussian mixture_16_ibnn flow_last gaussian_elbo".split()
-# With the same prior; iBNN's mixture has means that lie far apart.
-_POSTERIORS = "gaussian mixture_16 flow_last gaussian_elbo flow_elbo".split()
+_DRAWN, _POSTERIORS = METHODS["drawn"], METHODS["posteriors"]
 
 
 def look(method):
     """Return colour, line and marker of a method: the same in all figures."""
-    return {**marked(_LOOKS.index(method)), "label": NAMES[method]}
+    name, number = METHODS["names"][method]
+    return {**marked(number), "label": name}
 
 
 def facets(grid, draw, size, *, legend=0, grid_lines="y", **options):
     """Return a figure with an axis for each cell of a grid.
 
-    Args:
-        grid: rows of cells; a cell is a tuple, or None for an empty place.
-        draw: called with an axis and the parts of its cell.
-        size: of the figure, in inches.
-        legend: columns of a legend below; 0 is none.
-        grid_lines: along "x", "y" or "both".
-        **options: of `plt.subplots`.
+    The grid has rows of cells, which are tuples, or None for an empty place; `draw` is called with
+    an axis and the parts of its cell. `legend` is the columns of a legend below, 0 is none;
+    `grid_lines` are along "x", "y" or "both"; the options are those of `plt.subplots`.
     """
     shape, options = (len(grid), len(grid[0])), {"layout": "constrained", **options}
     figure, axes = plt.subplots(*shape, figsize=size, squeeze=False, **options)
@@ -101,25 +65,20 @@ def save(figures, folder):
 
 def methods_of(rows):
     """Return the methods that there are rows of, in the order of `NAMES`."""
-    return [name for name in NAMES if any(row["method"] == name for row in rows)]
+    return [name for name in NAMES if (rows["method"] == name).any()]
 
 
-def values_of(rows, key, **wanted):
-    """Return a score of all rows that have some values."""
-    return [row[key] for row in rows if all(row[name] == v for name, v in wanted.items())]
-
-
-def _means(ax, xlabel, methods, values, **style):
+def _means(ax, xlabel, methods, values, shift=0, **style):
     """Draw the mean of each method's values with its standard error, and the values faintly."""
     for place, method in enumerate(methods):
-        found, look_ = values(method), {"color": look(method)["color"], **style}
-        if not found or None in found:
+        found, color = values(method), look(method)["color"]
+        if not len(found) or found.isna().any():
             continue
-        height = place + look_.pop("shift", 0)
-        error = np.std(found, ddof=1) / len(found) ** 0.5 if len(found) > 1 else None
-        ax.errorbar(np.mean(found), height, xerr=error, capsize=3, **{"fmt": "|", **look_})
-        if "fmt" not in style:
-            ax.plot(found, [height] * len(found), "o", ms=4, color=look_["color"], alpha=0.5)
+        error = found.sem() if len(found) > 1 else None
+        mark = {"fmt": "|", "ms": 13, "mew": 2, "color": color, "capsize": 3, **style}
+        ax.errorbar(found.mean(), place + shift, xerr=error, **mark)
+        if not style:
+            ax.plot(found, [place] * len(found), "o", ms=4, color=color, alpha=0.5)
     ax.set_ylim(len(methods) - 0.5, -0.5)
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -128,108 +87,98 @@ def _means(ax, xlabel, methods, values, **style):
     ax.set_xlabel(xlabel, visible=True)
 
 
-# The comparisons of methods.
+# The comparisons of methods. Those of logs are not drawn if folders of their runs are gone.
 
 
-def lenet(rows, runs):
-    """Return the figures of the comparison on LeNet, by name."""
+def lenet(records, runs, folder):
+    rows = pd.DataFrame(filter(is_shown, records))
     return {"curves.png": curves(rows, runs), "scores.png": scores(rows)}
 
 
-def vgg16(results, runs, folder):
-    """Return the figures of the comparison on VGG16, by name, of what there are results of.
-
-    Figures from logs are not drawn if folders of their runs are gone.
-    """
-    equal, reported = (
-        [row for row in results.rows if row["budget"] == budget] for budget in ("equal", "report")
-    )
-    drawn = [row for row in equal if row["method"] in _DRAWN]
+def vgg16(records, runs, folder):
+    """Return the figures of the comparison on VGG16, by name, of what there are results of."""
+    rows, shifted = pd.DataFrame(filter(is_shown, records)), evaluated(records)
+    if rows.empty:
+        return {}
+    equal, reported = (rows[rows["budget"] == budget] for budget in ("equal", "report"))
+    drawn = equal[equal["method"].isin(_DRAWN)]
+    posterior = equal[equal["method"].isin(_POSTERIORS)]
     figures = {}
-    if equal:
-        shifted = [row for row in results.robustness if row["budget"] == "equal"]
-        figures |= {"scores.png": scores(equal), "robustness.png": robustness(shifted)}
-    if drawn:
+    if len(equal):
+        figures["scores.png"] = scores(equal)
+        figures["robustness.png"] = robustness(shifted[shifted["budget"] == "equal"])
+    if len(drawn):
         figures["reliability.png"] = reliability(drawn, folder)
-    if drawn and all(folder_of(row, runs).exists() for row in drawn):
-        figures["training.png"] = training(drawn, runs)
-    if any(row["method"] in _POSTERIORS for row in equal):
-        figures["posteriors.png"] = posteriors(equal)
-    if any(row["shift"] == "foreign" for row in results.robustness):
-        figures["foreign.png"] = ood(results.robustness)
-    if reported and all(folder_of(row, runs).exists() for row in reported):
-        figures["curves.png"] = curves(reported, runs)
+    if len(posterior):
+        figures["posteriors.png"] = posteriors(posterior)
+    if len(shifted) and (shifted["shift"] == "foreign").any():
+        figures["foreign.png"] = ood(shifted)
+    for name, draw, part in (("training", training, drawn), ("curves", curves, reported)):
+        if len(part) and all((Path(runs) / run).exists() for run in part["name"]):
+            figures[f"{name}.png"] = draw(part, runs)
     return figures
 
 
 def _logged(rows, runs):
-    """Return what the runs of each dataset and method logged."""
+    """Return what the runs of each dataset and method logged, the mean over the seeds."""
     found = {}
-    for row in rows:
-        key = row["dataset"], row["method"]
-        found.setdefault(key, []).append(history(folder_of(row, runs)))
+    for of, names in rows.groupby(["dataset", "method"])["name"]:
+        logs = [history(Path(runs) / name) for name in names]
+        found[of] = {key: np.mean([log[key] for log in logs], axis=0) for key in logs[0]}
     return found
 
 
 def curves(rows, runs):
-    """Draw test scores over the epochs with the report's budget (the report's figures 5 and 6).
-
-    Of each method the mean over the seeds, as averaged predictions have it, every five epochs.
-    """
-    rows = [row for row in rows if row["budget"] == "report" and row["method"] != "deterministic"]
+    """Draw test scores over the epochs, means over the seeds (the report's figures 5 and 6)."""
+    rows = rows[(rows["budget"] == "report") & (rows["method"] != "deterministic")]
     logged = _logged(rows, runs)
 
     def draw(ax, dataset, key):
         for method in methods_of(rows):
             found = logged[dataset, method]
-            values = np.mean([one[f"test_{key}"] for one in found], axis=0)
-            every = len(found[0]["loss"]) // len(values)
+            values = found[f"test_{key}"]
+            every = len(found["loss"]) // len(values)
             ax.plot(every * np.arange(1, len(values) + 1), values, **look(method))
         ax.set(xlabel="epochs after the baseline", ylabel=SCORES[key])
         epochs_below(ax)
         if key == "accuracy":
             ax.set_title(_TITLES[dataset], loc="left", fontsize=10)
 
-    datasets = dict.fromkeys(row["dataset"] for row in rows)
-    grid = [[(dataset, key) for key in SCORES] for dataset in datasets]
+    grid = [[(dataset, key) for key in SCORES] for dataset in rows["dataset"].unique()]
     return facets(grid, draw, (10.5, 0.5 + 3.0 * len(grid)), legend=5)
 
 
 def scores(rows):
     """Draw accuracy, NLL and ECE of every method: a point per seed, mean and standard error."""
-    parts = {}
-    for row in rows:
-        parts.setdefault((row["dataset"], row["budget"]), []).append(row)
+    parts = dict(list(rows.groupby(["dataset", "budget"], sort=False)))
 
     def draw(ax, of, key):
-        part, label = parts[of], SCORES[key]
-        _means(ax, label, methods_of(part), lambda method: values_of(part, key, method=method))
+        part = parts[of].set_index("method")[key]
+        _means(ax, SCORES[key], methods_of(parts[of]), lambda method: part[[method]])
         if key == "accuracy":
             ax.set_title(f"{_TITLES[of[0]]}, budget: {of[1]}", loc="left", fontsize=10)
 
     heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
     grid = [[(of, key) for key in SCORES] for of in parts]
-    size = 10.5, 0.3 + sum(heights)
-    return facets(grid, draw, size, height_ratios=heights, grid_lines="x")
+    return facets(grid, draw, (10.5, 0.3 + sum(heights)), height_ratios=heights, grid_lines="x")
 
 
 def reliability(rows, folder):
-    """Draw by how much accuracy exceeds confidence, in bins of equally many test images.
+    """Draw by how much accuracy exceeds confidence, in bins of as many test images of all seeds.
 
-    The images of all seeds are taken together. Of images that are nearly certain there are many:
-    the axis of confidence shows the share of doubt, 1 - confidence, on a logarithmic scale.
+    Many are nearly certain: the axis shows the doubt, 1 - confidence, on a logarithmic scale.
     """
 
     def draw(ax, method):
-        found = [stored(row, folder) for row in rows if row["method"] == method]
+        found = [stored(row, folder) for row in rows[rows["method"] == method].to_dict("records")]
         mean, labels = (np.concatenate(part) for part in zip(*found, strict=True))
         # The sum of the others has all digits, where 1 - confidence has none left in float16.
         doubt = np.sort(mean, axis=1)[:, :-1].sum(axis=1)
         wrong = (mean.argmax(axis=1) != labels).astype("float64")
-        parts = np.array_split(np.argsort(-doubt), _BINS)
+        parts = np.array_split(np.argsort(-doubt), 12)
         gap = [doubt[part].mean() - wrong[part].mean() for part in parts]
         images = len(doubt) / len(found)  # the seeds share their images, which count once
-        error = [max(wrong[part].std(), 1e-3) / (images / _BINS) ** 0.5 for part in parts]
+        error = [max(wrong[part].std(), 1e-3) / (images / 12) ** 0.5 for part in parts]
         ax.axhline(0, color="0.6", lw=1)
         x = [max(doubt[part].mean(), 1e-4) for part in parts]
         color = look(method)["color"]
@@ -256,9 +205,8 @@ def training(rows, runs):
     def draw(ax, key, label):
         for method in methods_of(rows):
             # A deterministic network's loss is its NLL, and it has no KL.
-            found = [one.get(key, one["loss"] if key == "nll" else None) for one in logged[method]]
-            if found[0] is not None:
-                values = np.mean(found, axis=0)
+            values = logged[method].get(key, logged[method]["loss"] if key == "nll" else ())
+            if len(values):
                 ax.plot(np.arange(1, len(values) + 1), values, **{**look(method), "marker": None})
         ax.set(xlabel="epoch", ylabel=label, yscale="linear" if key == "accuracy" else "log")
         epochs_below(ax)
@@ -271,11 +219,10 @@ def training(rows, runs):
 
 def posteriors(rows):
     """Draw the standard deviation of z that each layer ends with; means of the seeds."""
-    rows = [row for row in rows if row["method"] in _POSTERIORS]
 
     def draw(ax):
         for method in methods_of(rows):
-            values = pd.DataFrame(row["z_std"] for row in rows if row["method"] == method).mean()
+            values = pd.DataFrame(rows["z_std"][rows["method"] == method].to_list()).mean()
             ax.plot(values.index, values, **look(method))
         ax.set(ylabel="standard deviation of z", ylim=(0, None))
         ax.tick_params(axis="x", rotation=45)
@@ -284,16 +231,13 @@ def posteriors(rows):
 
 
 def robustness(rows):
-    """Draw accuracy, NLL and ECE against the strength of corruptions and rotations.
-
-    Means over the seeds and, of corruptions, over their kinds.
-    """
-    rows = pd.DataFrame(row for row in rows if row["method"] in _DRAWN)
+    """Draw scores against the strength of corruptions and rotations: means over seeds and kinds."""
+    rows = rows[rows["method"].isin(_DRAWN)]
 
     def draw(ax, kind, key):
         chosen = rows[rows["shift"].isin(("clean", kind))]
         means = chosen.pivot_table(index="level", columns="method", values=key)
-        for method in (name for name in NAMES if name in means):
+        for method in methods_of(rows):
             ax.plot(means.index, means[method], **look(method))
         ax.set(xlabel=AXES[kind], ylabel=SCORES[key], xticks=means.index)
 
@@ -304,47 +248,132 @@ def robustness(rows):
 def ood(rows):
     """Draw how well each uncertainty detects OOD images, by AUROC: means and standard errors.
 
-    Models that know half of the classes are shown only for the images that the others know: their
-    other classes.
+    Models that know half of the classes are shown only for their other classes.
     """
-    rows = [row for row in rows if row["shift"] == "foreign"]
-    equal = {row["name"] for row in rows if row["budget"] == "equal"}
-    rows = [row for row in rows if row["budget"] == "equal" or row["name"] not in equal]
-    names, methods = list(dict.fromkeys(row["name"] for row in rows)), methods_of(rows)
+    rows = rows[rows["shift"] == "foreign"]
+    is_equal = rows["budget"] == "equal"
+    rows = rows[is_equal | ~rows["name"].isin(rows["name"][is_equal])]
+    names, methods = rows["name"].unique(), methods_of(rows)
 
     def draw(ax, name):
         ax.set_title(name.replace("_", "-"), fontsize=10)
+        found = rows[rows["name"] == name]
         for place, kind in enumerate(UNCERTAINTIES):
-            key, style = f"{kind}_auroc", {"fmt": MARKERS[place], "ms": 4, "color": COLORS[place]}
-            _means(
-                ax,
-                "AUROC",
-                methods,
-                lambda method, key=key: values_of(rows, key, method=method, name=name),
-                shift=0.14 * (2 * place - 1),
-                label=kind,
-                **style,
-            )
+            style = {
+                "fmt": MARKERS[place],
+                "ms": 4,
+                "mew": 1,
+                "color": COLORS[place],
+                "label": kind,
+            }
+            style["shift"] = 0.14 * (2 * place - 1)
+            values = found.assign(value=found[f"{kind}_auroc"].astype("float64"))
+            _means(ax, "AUROC", methods, lambda m, v=values: v["value"][v["method"] == m], **style)
 
-    size = 1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods)
-    grid = [[(name,) for name in names]]
+    grid, size = [[(name,) for name in names]], (1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods))
     return facets(grid, draw, size, legend=2, sharey=True, grid_lines="x")
 
 
-def frozen(rows):
+def frozen(records, runs, folder):
     """Draw by how much flows differ from the Gaussian: every seed, the mean, its standard error."""
+    rows = pd.DataFrame(records)
     flows = [method for method in methods_of(rows) if method.startswith("flow")]
     titles = {"frozen": "network as it was", "joint": "network trained as well"}
     keys = {"negative_elbo": "negative ELBO (nats)", "nll": "NLL of the test images"}
 
     def draw(ax, key, label, budget):
-        found = pd.DataFrame(row for row in rows if row["budget"] == budget)
+        found = rows[rows["budget"] == budget]
         by_seed = found.pivot(index="seed", columns="method", values=key)
         ax.axvline(0, color="0.6", lw=1, zorder=0)
         ax.set_title(titles[budget], fontsize=10)
-        label = f"{label}, minus the Gaussian's"
         change = by_seed.sub(by_seed["gaussian"], axis=0)
-        _means(ax, label, flows, lambda method: change[method].to_list())
+        _means(ax, f"{label}, minus the Gaussian's", flows, change.get)
 
     grid = [[(key, label, budget) for budget in titles] for key, label in keys.items()]
     return {"differences.png": facets(grid, draw, (8.5, 4.6), sharex="row", grid_lines="x")}
+
+
+# The experiment in two dimensions; figures of single models are of the first seed.
+
+
+def toy2d(records, runs, folder):
+    rows = pd.DataFrame(records)
+    first = rows[rows["seed"] == rows["seed"].iloc[0]].set_index(["budget", "method"])
+    (flow,) = {m for budget, m in first.index if budget == "equal" and m.startswith("flow")}
+    grid = []
+    for budget, start in (("report", "early"), ("equal", "converged")):
+        titles = {"deterministic": f"deterministic, {start.replace('early', 'stopped early')}"}
+        titles["gaussian"] = f"Gaussian, from {start}"
+        titles[flow] = f"flow of length {flow.removeprefix('flow_')}, from {start}"
+        grid.append([(budget, *cell) for cell in titles.items()])
+    shared = {"sharex": True, "sharey": True, "grid_lines": None}
+
+    def boundary(ax, budget, method, title):
+        row = first.loc[budget, method]
+        path = Path(runs) / row["name"]
+        scorer = Scorer(
+            read_model(path / "model.keras", "four_clusters"), row["samples"], row["seed"]
+        )
+        points = read_record(path / "settings.json")["train_size"]
+        x, y = (part[:300] for part in toy.sample(points, [1, row["seed"]]))
+        style = {"limits": ((-5.0, 5.0), (-4.0, 5.0)), "resolution": 30, "title": title, "ax": ax}
+        style["legend"] = (budget, method, title) == grid[0][2]
+        plots.decision_boundary(lambda points: scorer.score(points, None).mean, x, y, **style)
+
+    def calibration(ax, budget, method, title):
+        found = predictions(Path(runs) / first.loc[budget, method]["name"])
+        plots.reliability_diagram(*found, title=title, ax=ax)
+        ax.set_xticks([0.2, 0.4, 0.6, 0.8])
+        ax.label_outer()
+
+    return {
+        "boundaries.png": facets(grid, boundary, (11, 6.6), **shared),
+        "calibration.png": facets(grid, calibration, (11, 7.4), **shared),
+        "curves.png": _toy_curves(rows, runs),
+        "lengths.png": _lengths(rows),
+    }
+
+
+def _by_length(rows):
+    """Return the names of the stochastic methods that start from the early network, by length."""
+    names = rows["method"][(rows["budget"] == "report") & ~rows["method"].str.startswith("det")]
+    return {int(name.removeprefix("flow_").replace("gaussian", "0")): name for name in names}
+
+
+def _toy_curves(rows, runs):
+    """Draw the training from the early network for all lengths (the report's figure 4)."""
+    keys, histories = ("loss", "nll", "kl"), {}
+    for length, method in _by_length(rows).items():
+        names = rows["name"][(rows["budget"] == "report") & (rows["method"] == method)]
+        logs = [history(Path(runs) / name) for name in names]
+        histories[f"length {length}"] = {k: np.mean([log[k] for log in logs], axis=0) for k in keys}
+    return plots.training_panel(histories, keys)
+
+
+def _lengths(rows):
+    """Draw the end of the training and the test ECE against the length, from the early network.
+
+    Points are means over the seeds, bars standard deviations. Each grey line is a seed, whose other
+    training points move all lengths together.
+    """
+    lengths = _by_length(rows)
+    rows, numbers = rows[rows["budget"] == "report"], list(lengths)
+
+    def draw(ax, key, label, sign):
+        values = sign * rows.pivot(index="seed", columns="method", values=key)
+        values = values[list(lengths.values())]
+        ax.plot(numbers, values.T, "o-", color="0.7", lw=1, ms=3, zorder=2)
+        style = {"color": COLORS[0], "marker": "o", "lw": 1.5, "capsize": 3, "zorder": 3}
+        ax.errorbar(numbers, values.mean(), values.std() if len(values) > 1 else None, **style)
+        ax.set(xlabel="length (planar flows)", ylabel=label, xticks=numbers)
+
+    quantities = [
+        ("train_loss", "negative ELBO\n(training, last epochs)", 1),
+        ("train_nll", "log-likelihood\n(training, last epochs)", -1),
+        ("ece", "ECE (test)", 1),
+    ]
+    return facets([quantities], draw, (10, 3.2))
+
+
+# Functions of records, the folder of the runs and that of the results, by experiment.
+FIGURES = {"toy2d": toy2d, "frozen": frozen, "lenet": lenet, "vgg16": vgg16}

@@ -6,20 +6,16 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 try:
     import fcntl
 except ImportError:  # on Windows, where nothing is locked
     fcntl = None
 
-__all__ = ["is_leftover", "locked", "remove_leftovers", "replacing", "write_json", "write_text"]
-
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[Path]:
+def replacing(path):
     """Give a temporary path beside `path`; what is written there takes its place at the end."""
     path = Path(path)
     # The suffix stays: writers such as Keras's and numpy's go by it.
@@ -33,29 +29,28 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write a text file."""
+def write_text(path, text):
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | os.PathLike, content: Any) -> None:
+def write_json(path, content):
     """Write a JSON file; NaN and infinity, which JSON lacks, are an error."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def is_leftover(path: Path) -> bool:
+def is_leftover(path):
     """Whether a file is what a writer that was killed has left behind."""
     return re.fullmatch(r"\..*-[0-9a-f]{32}(\..*)?", path.name) is not None
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder):
     """Remove what writers that were killed have left in a folder."""
     for path in filter(is_leftover, folder.iterdir()):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def locked(path: Path) -> Any:
+def locked(path):
     """Return the file, open and locked until it is closed, or None if another holds the lock."""
     while True:
         file = path.open("r+b")  # network file systems lock only what can be written

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from experiments import files
 
-__all__ = ["RecordError", "RunError", "RunFolder", "read_record"]
-
 
 class RunError(RuntimeError):
     """A run that cannot begin or go on; the message is one line."""
@@ -19,9 +17,8 @@ class RecordError(RunError):
 class RunFolder:
     """A folder that belongs to one run, known by its settings.
 
-    Looking at it is safe: a folder that holds something else, or a run with other settings, is left
-    as it is, and nothing is written before `claim`. As a context it keeps why the run fails, if it
-    does, and lets others have the folder at the end.
+    What holds something else, or a run with other settings, is left as it is, and nothing is
+    written before `claim`. As a context it keeps why the run fails, and lets go at the end.
     """
 
     def __init__(self, path, identity, *, check=True):
@@ -49,7 +46,6 @@ class RunFolder:
             raise
 
     def release(self):
-        """Let others have the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -69,13 +65,11 @@ class RunFolder:
 
     @property
     def metrics(self):
-        """What the finished run measured, or None."""
         path = self / "metrics.json"
         return read_record(path) if path.exists() else None
 
     @property
     def failure(self):
-        """Why the run failed when it was last tried, or None."""
         return self._failure.read_text(encoding="utf-8").strip() if self._failure.exists() else None
 
     def _is_empty(self):
@@ -83,8 +77,7 @@ class RunFolder:
 
     def _check_same(self):
         found, mine = read_record(self._record), self.identity
-        names = [n for n in sorted({*found, *mine}) if found.get(n) != mine.get(n)]
-        if names:
+        if names := [n for n in sorted({*found, *mine}) if found.get(n) != mine.get(n)]:
             listed = ", ".join(f"{n} {found.get(n)!r}, not {mine.get(n)!r}" for n in names[:4])
             raise RunError(f"{self.path} holds another run ({listed}): choose another folder.")
 

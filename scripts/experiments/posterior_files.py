@@ -8,18 +8,10 @@ from pathlib import Path
 
 import tfp_ibnn as ibnn
 
-__all__ = ["read_posteriors"]
-
-_POSTERIORS = {
-    name: getattr(ibnn, name)
-    for name in ibnn.__all__
-    if name.startswith("Normal") or name in ("FlowPosterior", "MixturePosterior")
-}
-_FLOWS = {
-    name: kind
-    for name in ibnn.flows.__all__
-    if issubclass(kind := getattr(ibnn.flows, name), ibnn.Flow) and kind is not ibnn.Flow
-}
+_POSTERIORS = [name for name in ibnn.__all__ if name.startswith("Normal")]
+_POSTERIORS = {n: getattr(ibnn, n) for n in (*_POSTERIORS, "FlowPosterior", "MixturePosterior")}
+_FLOWS = {name: getattr(ibnn.flows, name) for name in ibnn.flows.__all__ if name != "Flow"}
+_FLOWS = {name: kind for name, kind in _FLOWS.items() if issubclass(kind, ibnn.Flow)}
 
 
 def read_posteriors(path, defaults=None):
@@ -34,15 +26,12 @@ def read_posteriors(path, defaults=None):
           ".*": {"posterior": "NormalAffine"}
         }
 
-    Args:
-        path: of the file.
-        defaults: arguments for posteriors that do not state them.
-
-    Raises:
-        ValueError: for a file that is not as above; it names the key.
+    The path may be what the file would hold; `defaults` are arguments for posteriors that do not
+    state them. A ValueError names the key that is not as above.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        inline = str(path).startswith("{")
+        text = path if inline else Path(path).read_text(encoding="utf-8")
         content = json.loads(text, object_pairs_hook=_once_each)
     except OSError as error:
         raise ValueError(f"The posterior file {str(path)!r}: {error.strerror}.") from error
@@ -50,27 +39,27 @@ def read_posteriors(path, defaults=None):
         raise ValueError(f"The posterior file {str(path)!r} is not JSON: {error}.") from error
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{path} must map patterns of layer names to posteriors.")
-    found = {}
+    found, where = {}, "the posteriors" if inline else path
     for pattern, entry in content.items():
         try:
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             reason = f"{pattern!r} is not a regular expression: {error}."
-            raise ValueError(f"{path}: {reason}") from error
-        found[pattern] = _made(f"{path}, {pattern!r}", entry, "posterior", _POSTERIORS, defaults)
+            raise ValueError(f"{where}: {reason}") from error
+        found[pattern] = _made(f"{where}, {pattern!r}", entry, "posterior", _POSTERIORS, defaults)
     return found
 
 
 def _once_each(pairs):
     """Return an object of JSON, or raise for a name that is there twice: one would be lost."""
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"it has {twice[0]!r} twice in one object")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {max(names, key=names.count)!r} twice in one object")
+    return found
 
 
 def _made(where, entry, key, known, defaults=None):
-    """Return the posterior or flow that an object of the file describes."""
     if not isinstance(entry, dict) or key not in entry:
         raise ValueError(f"{where} must be an object with the key {key!r}; got {entry!r}.")
     arguments = dict(entry)
@@ -78,9 +67,8 @@ def _made(where, entry, key, known, defaults=None):
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{where}: unknown {key} {name!r}{_suggestion(name, known)}")
     taken = _keywords(known[name])
-    for argument in arguments:
-        if argument not in taken:
-            raise ValueError(f"{where}: unknown key {argument!r}{_suggestion(argument, taken)}")
+    if unknown := [argument for argument in arguments if argument not in taken]:
+        raise ValueError(f"{where}: unknown key {unknown[0]!r}{_suggestion(unknown[0], taken)}")
     if "flows" in arguments:
         if not isinstance(arguments["flows"], list):
             raise ValueError(f"{where}: `flows` must be a list; got {arguments['flows']!r}.")
@@ -96,17 +84,14 @@ def _made(where, entry, key, known, defaults=None):
 
 def _keywords(maker):
     """Return the arguments that a recipe or class takes, those that it passes on included."""
-    owner = ibnn.FlowPosterior if inspect.isfunction(maker) else maker
-    functions = [maker, *(cls.__init__ for cls in owner.__mro__ if cls.__module__ != "builtins")]
-    names = {
-        name
-        for function in functions
-        if getattr(function, "__module__", "").startswith("tfp_ibnn")
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    }
-    # A recipe builds its own flows.
-    return names - {"self"} - ({"flows"} if inspect.isfunction(maker) else set())
+    is_recipe = inspect.isfunction(maker)
+    kinds = (ibnn.FlowPosterior if is_recipe else maker).__mro__
+    taken, others = {}, {"self", "flows"} if is_recipe else {"self"}  # a recipe builds its flows
+    for function in (maker, *(kind.__init__ for kind in kinds)):
+        if (getattr(function, "__module__", None) or "").startswith("tfp_ibnn"):
+            taken |= inspect.signature(function).parameters
+    named = {name for name, p in taken.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return named - others
 
 
 def _suggestion(word, known):

@@ -2,109 +2,67 @@
 
 import dataclasses
 import hashlib
+import itertools
 import time
+from collections import namedtuple
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import pandas as pd
 
 from experiments import checks, files
-from experiments.checks import each, option
 from experiments.folder import RunError, RunFolder, read_record
-from experiments.provenance import provenance
-from experiments.scoring import Scorer, Scores, read_model
-from experiments.tables import HELD_OUT, SCORES, markdown_table
+from experiments.scoring import HELD_OUT, SCORES, Scorer, Scores, read_model
+from experiments.store import METHODS, provenance
+from experiments.tables import markdown_table
 from tfp_ibnn import data, metrics
 
-__all__ = ["SHIFTS", "Measured", "Settings", "evaluate", "measure", "table"]
-
-# In stored results and options, OOD images are called foreign.
-SHIFTS = ("clean", "corruptions", "rotations", "fgsm", "foreign")
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
 # The gradient of an average holds all its draws in memory: images times draws of one step.
-_ATTACKED_AT_ONCE = 512
+_AT_ONCE = 512
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.settings("evaluate")
 class Settings(checks.Checked):
-    """What to evaluate a model on. Clean images are always measured, for comparison."""
-
-    dataset: str = option("", checks.choice(*data.DATASETS), "that the model was trained for")
-    classes: int | None = option(None, checks.count, "that the model knows; the others are OOD")
-    shifts: tuple = option(SHIFTS, each(checks.choice(*SHIFTS)), "some of `SHIFTS`")
-    corruptions: tuple = option(
-        data.CORRUPTIONS, each(checks.choice(*data.CORRUPTIONS)), "see `ibnn.data.corrupt`"
-    )
-    severities: tuple = option((1, 2, 3, 4, 5), each(checks.choice(1, 2, 3, 4, 5)), "1 to 5")
-    degrees: tuple = option(tuple(range(15, 181, 15)), each(checks.finite), "of the rotations")
-    epsilons: tuple = option((1, 2, 4, 8), each(checks.positive), "of FGSM, in units of 255")
-    foreign: tuple | None = option(
-        None, each(checks.choice(*data.DATASETS), empty=True), "OOD datasets; None: the usual ones"
-    )
-    samples: int = option(64, checks.count, "draws, where the model has any")
-    limit: int | None = option(None, checks.count, "take only this many test images")
-    seed: int = option(0, checks.whole, "of the draws and the corruptions")
+    """What to evaluate a model on, see `settings.toml`."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.foreign is None:
             object.__setattr__(self, "foreign", data.ood.USUAL[self.dataset])
-        other = checks.choice(*(name for name in data.DATASETS if name != self.dataset))
-        for name in self.foreign:
-            other("foreign", name)
+        others = (name for name in data.DATASETS if name != self.dataset)
+        checks.each(checks.choice(*others), empty=True)("foreign", self.foreign)
         if self.classes is not None:
             known = len(data.DATASETS[self.dataset].classes)
             checks.choice(*range(2, known))("classes", self.classes)
 
     def __len__(self):
-        """Return the number of sets of images to predict."""
-        sizes = {
-            "corruptions": len(self.corruptions) * len(self.severities),
-            "rotations": len(self.degrees),
-            "fgsm": len(self.epsilons),
-            "foreign": len(self.foreign) + (self.classes is not None),
-        }
+        sizes = {"corruptions": len(self.corruptions) * len(self.severities)}
+        sizes |= {"rotations": len(self.degrees), "fgsm": len(self.epsilons)}
+        sizes["foreign"] = len(self.foreign) + (self.classes is not None)
         return 1 + sum(size for name, size in sizes.items() if name in self.shifts)
 
     def as_dict(self):
-        """Return the settings, ready for JSON."""
         found = dataclasses.asdict(self)
         if self.classes is None:
             del found["classes"]  # as in the records of the first evaluations
         return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
 
-class Measured(NamedTuple):
-    """What a model does on all shifts."""
-
-    rows: list[dict[str, Any]]
-    """One for each set of images: `shift`, `name`, `level`, `images` and measures."""
-    clean: Scores
-    ood: dict[str, Scores]
-    """By the dataset's name; their labels mean nothing."""
+# What a model does on all shifts: rows, one for each set of images with `shift`, `name`, `level`,
+# and measures; the scores of clean images; and those of OOD datasets, whose labels mean nothing.
+Measured = namedtuple("Measured", "rows clean ood")
 
 
 def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
-    """Measure a saved model; return what `robustness.json` holds.
+    """Measure a `.keras` file with logits as its output; return what `robustness.json` holds.
 
     The folder gets `settings.json`, then `robustness.png` and `foreign.png`, where such shifts were
     asked for, and `robustness.json` at last; or `failure.txt`, if it fails. If `robustness.json` is
-    there already, from the same model and settings, it is read and nothing is measured.
-
-    Args:
-        model: a `.keras` file with logits as its output.
-        settings: what to evaluate it on.
-        output: folder of the evaluation, new or of the same one.
-        data_dir: where the data is cached, see `ibnn.data.load`.
-        export: folder, missing or empty, for a SavedModel of what was measured.
-        log: called with lines of progress.
-
-    Raises:
-        RunError: if the model does not fit, or a folder holds something else.
-        DataError: if the data cannot be had.
+    there already, from the same model and settings, it is read and nothing is measured. `export` is
+    a folder, missing or empty, for a SavedModel of what was measured.
     """
     path, backend = Path(model), keras.backend.backend()
     network = read_model(path, settings.dataset, settings.classes)
@@ -128,43 +86,16 @@ def evaluate(model, settings, output, data_dir=None, *, export=None, log=print):
     return record
 
 
-def measure(scorer, settings, test, others, log=lambda line: None):
-    """Predict all shifts of some labelled images, and OOD ones; return what was `Measured`."""
-    images, labels = test
-    began = time.perf_counter()
-    rows, ood = [], {}
-
-    def add(row):
-        rows.append(row)
-        seconds = time.perf_counter() - began
-        log(f"[{len(rows)}/{len(settings)}] {_line(row)}, {seconds:.0f} s")
-
-    # In float32 all, as some shifts are: another type would be compiled again.
-    clean = _score(scorer, images.astype("float32"), labels)
-    add(_labelled("clean", "", 0, clean))
-    for *what, shifted in _shifted(settings, images, labels, scorer):
-        add(_labelled(*what, _score(scorer, shifted, labels)))
-    for name, unknown in others.items():
-        # As many as the known ones, so that no batch has a new shape.
-        number = min(len(unknown), len(images))
-        found = _score(scorer, unknown[np.arange(len(images)) % number], labels)
-        parts = (part[:number] for part in (found.mean, found.epistemic, labels))
-        ood[name] = Scores(*parts, found.samples)
-        add(_unlabelled(name, clean, ood[name]))
-    return Measured(rows, clean, ood)
-
-
 def _evaluate(scorer, settings, folder, data_dir, model, log):
-    from experiments import robustness_figures  # only now: matplotlib takes a while to import
+    # Only now: matplotlib takes a while to import.
+    from experiments import robustness_figures
     from experiments.figures import save
 
     _, test = data.load(settings.dataset, data_dir)
-    others = {}
-    wanted = "foreign" in settings.shifts
+    others, wanted = {}, "foreign" in settings.shifts
     if settings.classes is not None:
         test, (unknown, _) = data.ood.split_classes(*test, settings.classes)
-        if wanted:
-            others[HELD_OUT] = unknown.astype("float32")
+        others = {HELD_OUT: unknown.astype("float32")} if wanted else {}
     test = tuple(part[: settings.limit] for part in test)
     if wanted and not (settings.foreign or others):
         log(f"No OOD data: there is no usual one for {settings.dataset}, name some.")
@@ -173,44 +104,61 @@ def _evaluate(scorer, settings, folder, data_dir, model, log):
         others[name] = data.ood.convert_images(images[: len(test[0])], name, settings.dataset)
     began = time.perf_counter()
     found = measure(scorer, settings, test, others, log)
-    record = {
-        "rows": found.rows,
-        "draws": found.clean.samples,
-        "model": model,
-        "seconds": round(time.perf_counter() - began, 1),
-        **provenance(settings.as_dict()),
-    }
+    record = {"rows": found.rows, "draws": found.clean.samples, "model": model}
+    record["seconds"] = round(time.perf_counter() - began, 1)
+    record |= provenance(settings.as_dict())
     save(robustness_figures.figures(found, settings.dataset), folder.path)
     files.write_json(folder / "robustness.json", record)
     return record
 
 
+def measure(scorer, settings, test, others, log=lambda line: None):
+    """Predict all shifts of some labelled images, and OOD ones; return what was `Measured`."""
+    images, labels = test
+    began, rows, ood = time.perf_counter(), [], {}
+
+    def add(what, level, name, found, **more):
+        about = {"shift": what, "name": name, "level": level, "images": len(found.mean)}
+        means = {kind: float(np.mean(getattr(found, kind))) for kind in UNCERTAINTIES}
+        rows.append({**about, **({} if more else found.scores()), **means, **more})
+        log(f"[{len(rows)}/{len(settings)}] {_line(rows[-1])}, {time.perf_counter() - began:.0f} s")
+
+    # In float32 all, as some shifts are: another type would be compiled again.
+    clean = _score(scorer, images.astype("float32"), labels)
+    add("clean", 0, "", clean)
+    for *what, shifted in _shifted(settings, images, labels, scorer):
+        add(*what, _score(scorer, shifted, labels))
+    for name, unknown in others.items():
+        # As many as the known ones, so that no batch has a new shape.
+        number = min(len(unknown), len(images))
+        found = _score(scorer, unknown[np.arange(len(images)) % number], labels)
+        parts = (part[:number] for part in (found.mean, found.epistemic, labels))
+        ood[name] = Scores(*parts, found.samples)
+        add("foreign", None, name, ood[name], **_detected(clean, ood[name]))
+    return Measured(rows, clean, ood)
+
+
 def _shifted(settings, images, labels, scorer):
-    """Yield shift, name and level of each set of images, and the images."""
     dataset = settings.dataset
     pixels = data.ood.to_bytes(images, dataset)
     if "corruptions" in settings.shifts:
-        for name in settings.corruptions:
-            for severity in settings.severities:
-                changed = data.corrupt(pixels, name, severity, settings.seed)
-                yield "corruption", name, severity, data.ood.from_bytes(changed, dataset)
+        for name, severity in itertools.product(settings.corruptions, settings.severities):
+            changed = data.corrupt(pixels, name, severity, settings.seed)
+            yield "corruption", severity, name, data.ood.from_bytes(changed, dataset)
     if "rotations" in settings.shifts:
         for degrees in settings.degrees:
             changed = data.rotate(pixels, degrees)
-            yield "rotation", "", degrees, data.ood.from_bytes(changed, dataset)
+            yield "rotation", degrees, "", data.ood.from_bytes(changed, dataset)
     if "fgsm" in settings.shifts:
         # What is attacked is what is scored: the average, where there are draws.
         draws = 1 if scorer.monte_carlo is None else scorer.monte_carlo.samples
-        size = max(1, min(128, _ATTACKED_AT_ONCE // draws))
+        options = {"seed": settings.seed, "batch_size": max(1, min(128, _AT_ONCE // draws))}
         attacked = scorer.monte_carlo or scorer.model
-        direction = data.fgsm_direction(
-            attacked, images, labels, batch_size=size, seed=settings.seed
-        )
+        direction = data.fgsm_direction(attacked, images, labels, **options)
         maximum = data.DATASETS[dataset].maximum
         for epsilon in settings.epsilons:
-            step = np.float32(epsilon * maximum / 255)
-            changed = np.clip(images.astype("float32") + step * direction, 0, maximum)
-            yield "fgsm", "", epsilon, changed
+            step = np.float32(epsilon * maximum / 255) * direction
+            yield "fgsm", epsilon, "", np.clip(images.astype("float32") + step, 0, maximum)
 
 
 def _score(scorer, images, labels):
@@ -227,16 +175,8 @@ def _first_line(error):
     return str(error).splitlines()[0]
 
 
-def _labelled(shift, name, level, found):
-    scores = {key: found.summary()[key] for key in SCORES}
-    about = {"shift": shift, "name": name, "level": level, "images": len(found.labels)}
-    return {**about, **scores, **_means(found)}
-
-
-def _unlabelled(name, known, unknown):
-    """Return how well each uncertainty detects OOD images; None if it cannot."""
-    row = {"shift": "foreign", "name": name, "level": None, "images": len(unknown.mean)}
-    row |= _means(unknown)
+def _detected(known, unknown):
+    row = {}
     for kind in UNCERTAINTIES:
         # A single network has no draws that could disagree.
         found = dict.fromkeys(_DETECTION)
@@ -244,10 +184,6 @@ def _unlabelled(name, known, unknown):
             found = metrics.ood_scores(getattr(known, kind), getattr(unknown, kind))
         row |= {f"{kind}_{score}": value for score, value in found.items()}
     return row
-
-
-def _means(found):
-    return {kind: float(np.mean(getattr(found, kind))) for kind in UNCERTAINTIES}
 
 
 def _line(row):
@@ -262,10 +198,7 @@ def _line(row):
 
 def _check_export(export, output):
     if (backend := keras.backend.backend()) != "tensorflow":
-        raise RunError(
-            f"A SavedModel takes TensorFlow, not {backend}: the model can be read and exported "
-            "with --backend tensorflow."
-        )
+        raise RunError(f"A SavedModel takes TensorFlow, not {backend}: say --backend tensorflow.")
     if export.exists() and (not export.is_dir() or any(export.iterdir())):
         raise RunError(f"{export} holds something already: choose another folder to export to.")
     if output.resolve().is_relative_to(export.resolve()):
@@ -278,23 +211,23 @@ def table(rows):
     One has the labelled images, of the corruptions their mean at each severity; the other, if there
     are any, the OOD datasets.
     """
-    titles = {**SCORES, "entropy": "entropy", "epistemic": "epistemic"}
-    lines = [["images", *titles.values()]]
-    found = pd.DataFrame(row for row in rows if row["shift"] != "foreign")
-    for (shift, level), group in found.groupby(["shift", "level"], sort=False):
-        name = group["name"].iloc[0] if len(group) == 1 else f"mean of {len(group)}"
-        label = {
-            "clean": "clean",
-            "corruption": f"corrupted ({name}), severity {level:g}",
-            "rotation": f"rotated by {level:g} degrees",
-            "fgsm": f"FGSM, epsilon {level:g}",
-        }[shift]
-        lines.append([label, *(f"{mean:.4f}" for mean in group[list(titles)].mean())])
-    tables = [lines]
-    if ood := [row for row in rows if row["shift"] == "foreign"]:
-        tables.append([["OOD", "by", *_DETECTION.values(), "mean known", "mean OOD"]])
-        for row, kind in ((row, kind) for row in ood for kind in UNCERTAINTIES):
-            values = [*(row[f"{kind}_{score}"] for score in _DETECTION), rows[0][kind], row[kind]]
-            cells = ["-" if value is None else f"{value:.4f}" for value in values]
-            tables[-1].append([row["name"], kind, *cells])
-    return "\n\n".join(markdown_table(cells, aligned=True) for cells in tables)
+    rows, titles = pd.DataFrame(rows), {**SCORES, "entropy": "entropy", "epistemic": "epistemic"}
+    is_ood = rows["shift"] == "foreign"
+    groups = rows[~is_ood].groupby(["shift", "level"], sort=False)
+    means = groups[list(titles)].mean().map("{:.4f}".format).rename(columns=titles)
+    labels = []
+    for shift, level in means.index:
+        names = groups.get_group((shift, level))["name"]
+        name = names.iloc[0] if len(names) == 1 else f"mean of {len(names)}"
+        labels.append(METHODS["labels"][shift].format(level, name=name))
+    means.insert(0, "images", labels)
+    tables = [means]
+    if is_ood.any():
+        lines = []
+        for row, kind in itertools.product(rows[is_ood].to_dict("records"), UNCERTAINTIES):
+            values = [*(row[f"{kind}_{key}"] for key in _DETECTION), rows[kind].iloc[0], row[kind]]
+            cells = ["-" if pd.isna(value) else f"{value:.4f}" for value in values]
+            lines.append([row["name"], kind, *cells])
+        columns = ["OOD", "by", *_DETECTION.values(), "mean known", "mean OOD"]
+        tables.append(pd.DataFrame(lines, columns=columns))
+    return "\n\n".join(markdown_table(one, aligned=True) for one in tables)

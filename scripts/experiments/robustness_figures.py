@@ -7,17 +7,12 @@ from experiments.figures import AXES, SCORES, UNCERTAINTIES, facets
 from tfp_ibnn import plots
 from tfp_ibnn.plots.style import COLORS
 
-__all__ = ["figures"]
-
 
 def figures(found, dataset):
     """Return the figures of an evaluation, by name: what was measured, and the clean dataset."""
-    drawn = {}
-    if any(row["shift"] in AXES for row in found.rows):
-        drawn["robustness.png"] = shifts(found.rows)
-    if found.ood:
-        drawn["foreign.png"] = histograms(found, dataset)
-    return drawn
+    shifted = any(row["shift"] in AXES for row in found.rows)
+    drawn = {"robustness.png": shifts(found.rows)} if shifted else {}
+    return drawn | ({"foreign.png": histograms(found, dataset)} if found.ood else {})
 
 
 def shifts(rows):
@@ -36,11 +31,10 @@ def shifts(rows):
         values = all_.pivot_table(index="level", columns="name", values=key)
         levels, several = list(values.index), len(names) > 1
         if several:
-            faint = ax.plot(levels, values, color="0.75", lw=1, zorder=2)
-            faint[0].set_label("single ones")
+            ax.plot(levels, values, color="0.75", lw=1, zorder=2)[0].set_label("single ones")
         label = f"mean of {len(names)} corruptions" if several else names[0]
-        style = {"color": COLORS[0], "ms": 4, "zorder": 3}
-        ax.plot(levels, values.mean(axis=1), "o-", **style, label=label)
+        style = {"color": COLORS[0], "ms": 4, "zorder": 3, "label": label}
+        ax.plot(levels, values.mean(axis=1), "o-", **style)
         ax.set(xlabel=AXES[kind], ylabel=SCORES[key])
         ax.set_ylim(0, 1 if key == "accuracy" else 1.08 * values.max().max())
         if len(levels) < 8:
@@ -61,14 +55,9 @@ def histograms(found, dataset):
     kinds = [kind for kind in UNCERTAINTIES if kind == "entropy" or found.clean.samples > 1]
 
     def draw(ax, name, kind):
-        plots.entropy_histograms(
-            getattr(found.clean, kind),
-            getattr(found.ood[name], kind),
-            auroc=rows[name][f"{kind}_auroc"],
-            names=(dataset, name),
-            label=UNCERTAINTIES[kind],
-            ax=ax,
-        )
+        both = (getattr(scores, kind) for scores in (found.clean, found.ood[name]))
+        shown = {"names": (dataset, name), "label": UNCERTAINTIES[kind], "ax": ax}
+        plots.entropy_histograms(*both, auroc=rows[name][f"{kind}_auroc"], **shown)
 
     grid = [[(name, kind) for kind in kinds] for name in found.ood]
     return facets(grid, draw, (4.6 * len(kinds), 3.2 * len(grid)), grid_lines=None)

@@ -17,43 +17,28 @@ import tfp_ibnn as ibnn
 from experiments import files
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
-from experiments.provenance import provenance
 from experiments.report import write_report
 from experiments.scoring import Scorer, read_model
+from experiments.settings import DATASETS
+from experiments.store import provenance
 from tfp_ibnn.training import Interrupts, can_scan, scan
 
-__all__ = ["finished", "identity", "run"]
 
-# The images held out are the same in all runs, whatever their seed.
-_SPLIT_SEED = 0
-
-
-def run(settings, output, data_dir=None, *, log=print, keep_models=True, devices=None):
+def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=True, devices=None):
     """Train, test and report; return what `metrics.json` holds.
 
     The folder gets, as it goes along, `settings.json`, `training.csv`, TensorBoard events and
     a checkpoint every `log_every` epochs; at the end `metrics.json`, `probabilities.npz`, figures,
-    the model as `model.keras` and as a SavedModel, and a model card; or `failure.txt`, if
-    training fails. An unfinished run of these settings in the folder resumes; if there is a
-    finished one, nothing is done.
+    a model card and, with `keep_models`, `model.keras` and, with `export`, a SavedModel; or
+    `failure.txt`, if training fails. An unfinished run of these settings in the folder resumes; if
+    there is a finished one, nothing is done.
 
-    Args:
-        settings: what to do.
-        output: folder of the run.
-        data_dir: where the data is cached, see `ibnn.data.load`.
-        log: called with lines of progress.
-        keep_models: write the model files too.
-        devices: where to train, see `devices_for`; None is one device. If several processes train
-            together, the first one writes, tests and logs; the others return an empty dict.
-
-    Raises:
-        RunError: if the folder belongs to something else, its checkpoint is damaged, or training
-            diverges.
-        DataError: if the data cannot be had.
+    Of several processes that train together (see `devices_for`) the first one writes, tests and
+    logs; the others return an empty dict. RunError says that the folder belongs to something else,
+    its checkpoint is damaged, or training diverged, DataError that the data cannot be had.
     """
     devices = devices or Devices()
-    if not devices.is_first:
-        log = _nothing
+    log = log if devices.is_first else lambda line: None
     known = {**identity(settings), **devices.identity}
     ours = json.dumps(known, sort_keys=True)
     if devices.from_first(lambda: ours) != ours:
@@ -66,41 +51,26 @@ def run(settings, output, data_dir=None, *, log=print, keep_models=True, devices
     keras.config.set_dtype_policy(settings.precision)
     try:
         with RunFolder(output, known, check=False) as folder:
-            return _run(settings, folder, data_dir, log, keep_models, devices)
+            return _run(settings, folder, data_dir, log, (keep_models, export), devices)
     finally:
         keras.config.set_dtype_policy(policy)
 
 
-def finished(settings, output):
-    """Return what a finished run of these settings measured, or None if there is none.
-
-    Raises:
-        RunError: if the folder belongs to something else.
-    """
-    return RunFolder(output, identity(settings)).metrics if Path(output).exists() else None
-
-
 def identity(settings):
     """Return what a run is known by: its settings, with the content of the files they name."""
-    paths = {"pretrained": settings.pretrained}
-    if settings.is_stochastic and settings.posterior not in ibnn.models.POSTERIORS:
-        paths["posterior"] = settings.posterior
-    try:
-        content = {
-            f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            for name, path in paths.items()
-            if path is not None
-        }
-    except OSError as error:
-        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    content = {}
+    for name in ("pretrained", "posterior"):
+        path = getattr(settings, name)
+        if path in (None, "none", *ibnn.models.POSTERIORS) or path.startswith("{"):
+            continue
+        try:
+            content[f"{name}_sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror}.") from error
     return {**settings.as_dict(), **content, "backend": keras.backend.backend()}
 
 
-def _nothing(line):
-    """Log nothing: the first process does."""
-
-
-def _run(settings, folder, data_dir, log, keep_models, devices):
+def _run(settings, folder, data_dir, log, keep, devices):
     train, test = _arrays(settings, data_dir)
     devices.check_batch(min(settings.batch_size, len(train[0])))
     # Each stage begins from the seed, so that a run that resumes in the second one draws the same.
@@ -135,16 +105,19 @@ def _run(settings, folder, data_dir, log, keep_models, devices):
             f"The network predicts nonsense: training has diverged ({error})."
         ) from error
     times["testing"] = time.perf_counter() - began
+    if settings.elbo_passes and settings.is_stochastic:
+        # Of all training images together, in nats.
+        options = {"batch_size": len(train[0]), "verbose": 0, "return_dict": True}
+        losses = [model.evaluate(*train, **options)["loss"] for _ in range(settings.elbo_passes)]
+        found["negative_elbo"] = float(np.mean(losses)) * len(train[0])
     # A network that was read may have dropout of its own.
     averaged = settings.is_stochastic or scorer.monte_carlo is None
     metrics = {
         **found,
         "tested_on": "validation" if settings.validation else "test",
         "method": settings.method if averaged else "mc_dropout",
-        "train_size": len(train[0]),
-        "test_size": len(test[0]),
+        **{"train_size": len(train[0]), "test_size": len(test[0]), "devices": devices.count},
         "parameters": model.count_params(),
-        "devices": devices.count,
         "seconds": {name: round(seconds, 1) for name, seconds in times.items()},
         **provenance(settings.as_dict()),
     }
@@ -152,59 +125,63 @@ def _run(settings, folder, data_dir, log, keep_models, devices):
     # What a finished run leaves; `metrics.json`, which makes it finished, comes last.
     with files.replacing(folder / "probabilities.npz") as temporary:
         np.savez_compressed(temporary, **scores.arrays())
+    keep_models, export = keep
     if keep_models:
         with files.replacing(folder / "model.keras") as temporary:
             scorer.model.save(temporary)
-        metrics["saved_model"] = keras.backend.backend() == "tensorflow"
+        metrics["saved_model"] = export and keras.backend.backend() == "tensorflow"
         if metrics["saved_model"]:
             scorer.export(folder / "saved_model", overwrite=True)
-        else:
+        elif export:
             log("No SavedModel: that takes TensorFlow. `scripts/export.py` makes one there.")
     write_report(folder.path, metrics, scores, test)
     files.write_json(folder / "metrics.json", metrics)
-    for stage in ("pretraining", "training"):
-        (folder / f"{stage}.npz").unlink(missing_ok=True)
+    for stage in settings.stages():
+        (folder / f"{stage.name}.npz").unlink(missing_ok=True)
     return metrics
 
 
 def _arrays(settings, data_dir):
-    """Return what to train on and what to test on."""
-    (x, y), test = ibnn.data.load(settings.dataset, data_dir)
+    if settings.dataset == "four_clusters":  # of each seed others, but all are tested on the same
+        known, sample = DATASETS["four_clusters"], ibnn.data.toy.sample
+        train = sample(settings.train_size or known.train_size, [1, settings.seed])
+        test = sample(known.test_size, [2])
+    else:
+        train, test = ibnn.data.load(settings.dataset, data_dir)
+        if settings.train_size is not None:
+            every = [np.concatenate(both) for both in zip(train, test, strict=True)]
+            order = np.random.default_rng(settings.seed).permutation(len(every[0]))
+            parts = np.split(order, [settings.train_size])
+            train, test = ([part[rows] for part in every] for rows in parts)
     if settings.classes is not None:
-        (x, y), _ = ibnn.data.ood.split_classes(x, y, settings.classes)
-        test, _ = ibnn.data.ood.split_classes(*test, settings.classes)
-    if settings.limit is not None:
-        x, y = x[: settings.limit], y[: settings.limit]
-        test = tuple(part[: settings.limit] for part in test)
+        train, test = (ibnn.data.ood.split_classes(*x, settings.classes)[0] for x in (train, test))
+    train, test = ([part[: settings.limit] for part in x] for x in (train, test))
     if not settings.validation:
-        return (x, y), test
-    return ibnn.data.validation_split(x, y, settings.validation, seed=_SPLIT_SEED)
+        return train, test
+    # The images held out are the same in all runs, whatever their seed.
+    return ibnn.data.validation_split(*train, settings.validation, seed=0)
 
 
 def _network(settings, images):
-    path = settings.pretrained
-    if path is not None:
+    if path := settings.pretrained:
         model = read_model(Path(path), settings.dataset, settings.classes)
         if ibnn.stochastic_layers(model):
             raise RunError(f"{path} has a posterior: give a deterministic network.")
         if settings.posterior in ibnn.models.POSTERIORS and model.name != settings.network()[0]:
-            raise RunError(
-                f"{path} is {model.name!r}, not {settings.model!r}: say which `model` it is, or "
-                "give the posteriors of its layers in a file."
-            )
+            wrong = f"{path} is {model.name!r}, not {settings.model!r}: say which `model` it is"
+            raise RunError(f"{wrong}, or give the posteriors of its layers in a file.")
         if settings.precision not in {layer.dtype_policy.name for layer in model.layers}:
             raise RunError(f"{path} does not compute in {settings.precision}.")
         return model
     name, options = settings.network()
-    # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
-    padding = max(1, images.shape[1] // 8)
-    front = ibnn.data.preprocessing(
-        images, augment=settings.augments, padding=padding, seed=settings.seed
-    )
-    classes = settings.classes or len(ibnn.data.DATASETS[settings.dataset].classes)
+    if images.ndim > 2:
+        # Four pixels for 32, the custom for CIFAR-10, and in proportion for others.
+        padding = max(1, images.shape[1] // 8)
+        shifts = {"augment": settings.augments, "padding": padding, "seed": settings.seed}
+        options["preprocessing"] = ibnn.data.preprocessing(images, **shifts)
+    classes = settings.classes or len(DATASETS[settings.dataset].classes)
     build = getattr(ibnn.models, name)
-    shape = images.shape[1:]
-    return build(shape, classes, preprocessing=front, dropout=settings.dropout, **options)
+    return build(images.shape[1:], classes, dropout=settings.dropout, **options)
 
 
 def _stochastic(model, settings, train_size):
@@ -224,64 +201,60 @@ def _stochastic(model, settings, train_size):
 
 def _fit(model, settings, stage, train, test, folder, log, devices):
     """Train a model to the end of a stage; return the seconds that it took, over all parts."""
+    # Of many images a few may be left out, so that all batches have one shape; of few points none.
+    whole = settings.dataset != "four_clusters"
     batches = ibnn.data.ShuffledBatches(
-        *train, settings.batch_size, settings.seed, drop_remainder=True, shard=devices.shard
+        *train, settings.batch_size, settings.seed, drop_remainder=whole, shard=devices.shard
     )
     with devices.building():
-        model.compile(
-            _optimizer(model, settings, stage, stage.epochs * len(batches)),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            jit_compile=devices.jit_compile,
-        )
+        optimizer = _optimizer(model, settings, stage, stage.epochs * len(batches))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=devices.jit_compile)
         # TensorFlow would trace the first step twice for an optimizer without variables.
         model.optimizer.build(model.trainable_variables)
 
     def due(epoch):  # counted from 0, at its end
         return (epoch + 1) % settings.log_every == 0 or epoch + 1 == stage.epochs
 
-    checkpoint = _Checkpoint(folder / f"{stage.name}.npz", due)
+    checkpoint, history = _Checkpoint(folder / f"{stage.name}.npz", due), f"{stage.name}.csv"
     try:
         done = devices.restore(checkpoint, model)
     except ibnn.training.CheckpointError as error:
         raise RunError(str(error)) from error
-    history = folder / f"{stage.name}.csv"
     if done and devices.is_first:
         # A run that was killed right after its checkpoint lacks a line here.
-        _write_history(checkpoint, history)
+        checkpoint.write_history(folder / history)
     if 0 < done < stage.epochs:
         log(f"{stage.name}: going on after epoch {done} of {stage.epochs}.")
-    # Before all that saves: of a run that has diverged nothing is kept.
-    guard = ibnn.TerminateOnNonFinite(every=None, raises=True)
-    interrupts = Interrupts()
-    callbacks = [interrupts, batches.follow(), guard, _Clock()]
-    if ibnn.stochastic_layers(model):
-        if settings.kl_warmup:
-            callbacks.append(ibnn.KLAnnealing(settings.kl_warmup))
-        callbacks.append(_PosteriorLog(due))
+
+    def tell(epoch, logs):
+        checkpoint.write_history(folder / history)
+        names = ("loss", "nll", "kl", "accuracy", "test_accuracy")
+        parts = ", ".join(f"{name} {logs[name]:.4g}" for name in names if name in logs)
+        seconds = sum(row["seconds"] for row in checkpoint.logs)
+        log(f"{stage.name}: epoch {epoch + 1}/{stage.epochs}, {parts}, {seconds:.0f} s")
+
+    # The guard is before all that saves: of a run that has diverged nothing is kept.
+    guard, interrupts = ibnn.TerminateOnNonFinite(every=None, raises=True), Interrupts()
+    callbacks = [interrupts, batches.follow(), guard]
+    if settings.kl_warmup and ibnn.stochastic_layers(model):
+        callbacks.append(ibnn.KLAnnealing(settings.kl_warmup))
+    callbacks.append(_Log(settings, test, devices, due))
     if devices.is_first:
-        if settings.evaluate_every:
-            callbacks.append(_Evaluation(settings, test, devices))
-        callbacks += [checkpoint, _Log(checkpoint, history, stage, log)]
+        callbacks += [checkpoint, keras.callbacks.LambdaCallback(on_epoch_end=tell)]
         # Keras writes TensorBoard's files with TensorFlow, whichever backend computes.
         if all(importlib.util.find_spec(name) for name in ("tensorflow", "tensorboard")):
             callbacks.append(keras.callbacks.TensorBoard(folder / f"tensorboard/{stage.name}"))
     if done < stage.epochs:
         # One device only: on several, Keras deals out each batch by itself.
-        jit = devices.jit_compile is not False
-        one_call = jit and devices.count == 1 and can_scan(batches)
+        one_call = devices.jit_compile is not False and devices.count == 1 and can_scan(batches)
+        loop = scan(model, batches) if one_call else nullcontext()
         options = {"epochs": stage.epochs, "initial_epoch": done, "callbacks": callbacks}
         try:
-            with (
-                interrupts,
-                devices.training(),
-                scan(model, batches) if one_call else nullcontext(),
-            ):
+            with interrupts, devices.training(), loop:
                 model.fit(batches, shuffle=False, verbose=0, **options)
         except ibnn.NonFiniteError as error:
-            raise RunError(
-                f"{stage.name} diverged: {error} Try a smaller learning rate."
-            ) from error
+            raise RunError(f"{stage.name} diverged: {error} Lower the learning rate.") from error
     return sum(row["seconds"] for row in checkpoint.logs)
 
 
@@ -321,75 +294,41 @@ class _Checkpoint(ibnn.Checkpoint):
 
     def on_epoch_end(self, epoch, logs=None):
         if self.due(epoch):
-            super().on_epoch_end(epoch, logs)
-            return
-        row = {key: float(value) for key, value in logs.items()}
-        finite = {key: value for key, value in row.items() if math.isfinite(value)}
+            return super().on_epoch_end(epoch, logs)
+        finite = {key: float(value) for key, value in logs.items() if math.isfinite(value)}
         self.logs = [*self.logs[:epoch], finite]
 
+    def write_history(self, path):
+        """Write all that was logged so far as CSV: a run that was killed leaves no line twice."""
+        rows = pd.DataFrame(self.logs)
+        rows.insert(0, "epoch", range(1, len(rows) + 1))
+        with files.replacing(path) as temporary:
+            rows.to_csv(temporary, index=False)
 
-class _PosteriorLog(ibnn.PosteriorLog):
-    """Logs the posteriors at some epochs only."""
 
-    def __init__(self, due):
+class _Log(keras.callbacks.Callback):
+    """Logs the posteriors, where due, the scores, and the seconds of each epoch."""
+
+    def __init__(self, settings, test, devices, due):
         super().__init__()
-        self.due = due
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.due(epoch):
-            super().on_epoch_end(epoch, logs)
-
-
-class _Clock(keras.callbacks.Callback):
-    """Logs the seconds of each epoch, the first one's compilation included."""
+        self.settings, self.test, self.devices, self.due = settings, test, devices, due
+        self.posteriors, self.scorer = ibnn.PosteriorLog(), None
 
     def on_train_begin(self, logs=None):
-        self.last = time.perf_counter()
+        self.last = time.perf_counter()  # the first epoch has the compilation
+        self.posteriors.set_model(self.model)
+        if self.settings.evaluate_every and self.devices.is_first:
+            model = self.devices.on_one(self.model)
+            with self.devices.alone():
+                self.scorer = Scorer(model, self.settings.evaluation_samples, self.settings.seed)
 
     def on_epoch_end(self, epoch, logs=None):
         now = time.perf_counter()
         logs["seconds"], self.last = now - self.last, now
-
-
-class _Evaluation(keras.callbacks.Callback):
-    """Logs the scores of the averaged prediction every few epochs."""
-
-    def __init__(self, settings, test, devices):
-        super().__init__()
-        self.settings, self.test, self.devices = settings, test, devices
-
-    def on_train_begin(self, logs=None):
-        model = self.devices.on_one(self.model)
-        with self.devices.alone():
-            self.scorer = Scorer(model, self.settings.evaluation_samples, self.settings.seed)
-
-    def on_epoch_end(self, epoch, logs=None):
-        if (epoch + 1) % self.settings.evaluate_every == 0:
+        if self.due(epoch) and ibnn.stochastic_layers(self.model):
+            self.posteriors.on_epoch_end(epoch, logs)
+        if self.scorer and (epoch + 1) % self.settings.evaluate_every == 0:
             with self.devices.alone():
                 self.devices.update(self.scorer.model, self.model)
-                found = self.scorer.score(*self.test).summary()
+                found = self.scorer.score(*self.test).scores()
             logs.update({f"test_{name}": found[name] for name in ("accuracy", "nll", "ece")})
-
-
-class _Log(keras.callbacks.Callback):
-    """Writes the history as CSV, and logs how it goes."""
-
-    def __init__(self, checkpoint, path, stage, log):
-        super().__init__()
-        self.checkpoint, self.path, self.stage, self.log = checkpoint, path, stage, log
-
-    def on_epoch_end(self, epoch, logs=None):
-        _write_history(self.checkpoint, self.path)
-        names = ("loss", "nll", "kl", "accuracy", "test_accuracy")
-        parts = ", ".join(f"{name} {logs[name]:.4g}" for name in names if name in logs)
-        seconds = sum(row["seconds"] for row in self.checkpoint.logs)
-        name, epochs = self.stage.name, self.stage.epochs
-        self.log(f"{name}: epoch {epoch + 1}/{epochs}, {parts}, {seconds:.0f} s")
-
-
-def _write_history(checkpoint, path):
-    """Write all that was logged so far as CSV: a run that was killed leaves no line twice."""
-    rows = pd.DataFrame(checkpoint.logs)
-    rows.insert(0, "epoch", range(1, len(rows) + 1))
-    with files.replacing(path) as temporary:
-        rows.to_csv(temporary, index=False)

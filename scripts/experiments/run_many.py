@@ -11,48 +11,42 @@ import keras
 
 from experiments import robustness
 from experiments.folder import RecordError, RunError, RunFolder, read_record
-from experiments.run import finished, identity, run
+from experiments.run import identity, run
 from experiments.settings import Settings
 from tfp_ibnn import data
 
-__all__ = ["NOT_RUN", "run_many"]
-
-NOT_RUN = "not run"
-"""Why something is missing that was not tried."""
+NOT_RUN = "not run"  # why something is missing that was not tried
 
 
 def run_many(
-    runs, folder, *, evaluations=None, train=True, missing=None, jobs=1, data_dir=None, log=print
+    runs,
+    folder,
+    *,
+    evaluations=None,
+    keep_models=False,
+    train=True,
+    missing=None,
+    jobs=1,
+    **options,
 ):
-    """Train every run in a folder of its own; return what each measured, by name.
+    """Train every run, name to settings, in a folder of its own; return what each measured.
 
     Runs that are finished already are not repeated, and unfinished ones resume. A run that fails,
-    or whose files are damaged, does not stop the others. One whose evaluation fails is returned
-    without it.
+    or whose files are damaged, does not stop the others: `missing` gets the names of what was not
+    run or failed, and why; without it a RunError is raised at the end. With `train=False` only what
+    is finished is returned.
 
-    Args:
-        runs: name to settings. A name may have slashes.
-        folder: that holds the runs' folders.
-        evaluations: what to evaluate the model of a run on in addition to the test, by the run's
-            name and that of a folder in the run's. Such models are kept, and what the run measured
-            holds the rows of `robustness.evaluate` as "evaluations".
-        train: run what is not finished; else only what is finished is returned.
-        missing: gets the names of what was not run or failed, and why. None raises for a failure,
-            when all others are finished.
-        jobs: processes at once. More than one pays where a run leaves the processor idle, as small
-            networks do on a GPU.
-        data_dir: where the data is cached.
-        log: called with lines of progress.
-
-    Raises:
-        RunError: if a folder belongs to something else; or if a run failed, see `missing`.
+    `evaluations`, by the run's name and that of a folder in the run's, are what its model is
+    evaluated on in addition to the test: what the run measured holds their rows, without those that
+    failed. Such models are kept, those of other runs with `keep_models`. More
+    than one of `jobs`, processes at once, pay for small networks on a GPU. The options are
+    `data_dir` and `log`, called with lines of progress.
     """
-    evaluations = evaluations or {}
-    tasks = {
-        name: Task(name, settings, Path(folder) / name, evaluations.get(name, {}), data_dir)
-        for name, settings in runs.items()
-    }
-    found, failed = {}, {}
+    log, found, failed = options.pop("log", print), {}, {}
+    tasks, shifts = {}, evaluations or {}
+    for name, settings in runs.items():
+        more = (shifts.get(name, {}), keep_models)
+        tasks[name] = Task(name, settings, Path(folder), *more, **options)
 
     def fail(name, error):
         failed[name] = str(error)
@@ -72,23 +66,21 @@ def run_many(
         if isinstance(outcome, RunError):
             fail(name, outcome)
             with contextlib.suppress(RecordError):
-                if (metrics := tasks[name].measured()) is not None:
-                    found[name] = metrics
-            continue
-        found[name] = outcome
-        scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
-        seconds = sum(outcome["seconds"].values())
-        log(f"[{len(found)}/{len(runs)}] {name}: {scores}, {seconds:.0f} s")
-    if missing is not None:
-        for name, task in tasks.items():
-            if name not in found:
-                missing[name] = failed.get(name) or task.failure() or NOT_RUN
-            else:
-                why = failed.get(name, NOT_RUN)
-                missing |= {f"{name}/{part}": why for part in task.left(found[name])}
-    elif failed:
+                outcome = tasks[name].measured()
+        if isinstance(outcome, dict):
+            found[name] = outcome
+            scores = ", ".join(f"{key} {outcome[key]:.4f}" for key in ("accuracy", "nll", "ece"))
+            scores += f", {sum(outcome['seconds'].values()):.0f} s"
+            log(f"[{len(found)}/{len(runs)}] {name}: {scores}")
+    if missing is None and failed:
         name, why = next(iter(failed.items()))
         raise RunError(f"{len(failed)} of {len(runs)} runs failed. {name}: {why}")
+    for name, task in tasks.items() if missing is not None else ():
+        if name in found:
+            why = failed.get(name, NOT_RUN)
+            missing |= {f"{name}/{part}": why for part in task.left(found[name])}
+        else:
+            missing[name] = failed.get(name) or task.failure() or NOT_RUN
     return {name: found[name] for name in runs if name in found}
 
 
@@ -97,41 +89,48 @@ class Task(NamedTuple):
 
     name: str
     settings: Settings
-    folder: Path
+    runs: Path
     evaluations: dict[str, robustness.Settings]
+    keep_models: bool = False
     data_dir: Any = None
+
+    @property
+    def folder(self):
+        return self.runs / self.name
 
     def measured(self):
         """Return what the finished run measured, with the evaluations that are finished."""
-        metrics = finished(self.settings, self.folder)
-        if metrics is None:
+        folder, done = self._kept(), {}
+        if folder is None or (metrics := folder.metrics) is None:
             return None
-        rows = {name: self._rows(name, settings) for name, settings in self.evaluations.items()}
-        done = {name: found for name, found in rows.items() if found is not None}
+        for name, settings in self.evaluations.items():
+            path = self.folder / name / "robustness.json"
+            if path.exists():
+                record = read_record(path)
+                if not record.keys() >= {"options", "rows"}:
+                    raise RecordError(f"{path} is not the record of an evaluation: remove it.")
+                if record["options"] != settings.as_dict():
+                    raise RunError(f"{path} is of another evaluation: choose another folder.")
+                done[name] = record["rows"]
         return {**metrics, "evaluations": done}
 
     def failure(self):
-        """Return why the run failed when it was last tried."""
-        if not self.folder.exists():
-            return None
-        return RunFolder(self.folder, identity(self.settings)).failure
+        return (folder := self._kept()) and folder.failure
+
+    def _kept(self):
+        return RunFolder(self.folder, identity(self.settings)) if self.folder.exists() else None
 
     def left(self, metrics):
-        """Return the evaluations that are not finished."""
         return [name for name in self.evaluations if name not in metrics["evaluations"]]
 
-    def run(self, log=None):
+    def run(self, log=lambda line: None):
         """Do what is left, and return what was measured, or the RunError."""
         # TensorFlow counts the functions that it traces, and takes one for each run for a mistake.
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
-
-        def named(line):
-            if log is not None:
-                log(f"{self.name}: {line}")
-
-        options = {"data_dir": self.data_dir, "log": named}
+        options = {"data_dir": self.data_dir, "log": lambda line: log(f"{self.name}: {line}")}
+        keep = self.keep_models or bool(self.evaluations)
         try:
-            run(self.settings, self.folder, keep_models=bool(self.evaluations), **options)
+            run(self.settings, self.folder, keep_models=keep, export=False, **options)
             for name in self.left(self.measured()):
                 model = self.folder / "model.keras"
                 if not model.exists():
@@ -141,21 +140,8 @@ class Task(NamedTuple):
         except RunError as error:
             return error
 
-    def _rows(self, name, settings):
-        """Return what an evaluation found, or None if it is not finished."""
-        path = self.folder / name / "robustness.json"
-        if not path.exists():
-            return None
-        record = read_record(path)
-        if not record.keys() >= {"options", "rows"}:
-            raise RecordError(f"{path} is not the record of an evaluation: remove it.")
-        if record["options"] != settings.as_dict():
-            raise RunError(f"{path} is of another evaluation: choose another folder for the runs.")
-        return record["rows"]
-
 
 def _each(tasks, jobs, log):
-    """Yield names and measurements, or errors, as the runs end."""
     if min(jobs, len(tasks)) <= 1:
         for task in tasks:
             keras.utils.clear_session()
@@ -165,7 +151,7 @@ def _each(tasks, jobs, log):
     # Once, before all processes would fetch it.
     for task in tasks:
         shifts = [settings.foreign for settings in task.evaluations.values()]
-        for name in dict.fromkeys([task.settings.dataset, *sum(shifts, ())]):
+        for name in {task.settings.dataset, *sum(shifts, ())} & data.DATASETS.keys():
             data.load(name, task.data_dir)
     # Not forked: TensorFlow and JAX do not survive that.
     context = multiprocessing.get_context("spawn")

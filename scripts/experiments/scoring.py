@@ -9,9 +9,11 @@ from scipy.special import entr, softmax
 
 import tfp_ibnn as ibnn
 from experiments.folder import RunError, read_record
+from experiments.settings import DATASETS
 
-__all__ = ["Scorer", "Scores", "read_model", "trained_on"]
-
+# What every run has, and how tables call it; and the OOD images of the model's own dataset.
+SCORES = {"accuracy": "accuracy", "nll": "NLL", "brier": "Brier", "ece": "ECE"}
+HELD_OUT = "held-out classes"
 _BATCH = 500
 _DROPOUTS = ("Dropout", "Dropout1D", "Dropout2D", "Dropout3D")
 
@@ -20,43 +22,36 @@ _DROPOUTS = ("Dropout", "Dropout1D", "Dropout2D", "Dropout3D")
 class Scores:
     """Predictions for labelled examples, and how good they are."""
 
-    mean: np.ndarray
-    """Class probabilities, (examples, classes)."""
-    epistemic: np.ndarray
-    """What the draws disagree about, in nats, (examples,); zeros for a deterministic model."""
+    mean: np.ndarray  # class probabilities, (examples, classes)
+    epistemic: np.ndarray  # what the draws disagree about, in nats, (examples,)
     labels: np.ndarray
     samples: int
 
+    def scores(self):
+        metrics = ibnn.metrics
+        scores = {"nll": metrics.negative_log_likelihood, "brier": metrics.brier_score}
+        scores["ece"] = metrics.expected_calibration_error
+        accuracy = float(np.mean(self.mean.argmax(axis=-1) == self.labels))
+        found = {name: float(score(self.mean, self.labels)) for name, score in scores.items()}
+        return {"accuracy": accuracy, **found}
+
     def summary(self):
-        """Return accuracy, NLL, Brier score and ECE, with the number of samples behind them."""
-        return {
-            "accuracy": float(np.mean(self.mean.argmax(axis=-1) == self.labels)),
-            "nll": float(ibnn.metrics.negative_log_likelihood(self.mean, self.labels)),
-            "brier": float(ibnn.metrics.brier_score(self.mean, self.labels)),
-            "ece": float(ibnn.metrics.expected_calibration_error(self.mean, self.labels)),
-            "samples": self.samples,
-        }
+        """Return the scores, with the number of samples behind them."""
+        return {**self.scores(), "samples": self.samples}
 
     def line(self):
-        """Return the scores as a line of text."""
-        found = self.summary()
-        return (
-            f"accuracy {found['accuracy']:.4f}, NLL {found['nll']:.4f}, Brier {found['brier']:.4f},"
-            f" ECE {found['ece']:.4f} ({len(self.labels):,} images, {self.samples} draws)"
-        )
+        scores = ", ".join(f"{SCORES[key]} {value:.4f}" for key, value in self.scores().items())
+        return f"{scores} ({len(self.labels):,} images, {self.samples} draws)"
 
     @property
     def entropy(self):
-        """The total uncertainty, in nats, (examples,)."""
         return entr(self.mean).sum(axis=-1)
 
     def arrays(self):
         """Return probabilities and labels in a small form, from which any score can be had."""
-        return {
-            "probabilities": self.mean.astype("float32"),
-            "epistemic": self.epistemic.astype("float16"),
-            "labels": self.labels.astype("uint8"),
-        }
+        small = {"epistemic": self.epistemic.astype("float16")}
+        small["probabilities"] = self.mean.astype("float32")
+        return {**small, "labels": self.labels.astype("uint8")}
 
 
 class Scorer:
@@ -74,11 +69,12 @@ class Scorer:
             self.monte_carlo = ibnn.MonteCarlo(model, samples, **options)
 
     def score(self, images, labels):
-        """Predict images and compare with their labels."""
+        # Points are small, and many.
+        options = {"batch_size": 10_000 if np.ndim(images) == 2 else _BATCH, "verbose": 0}
         if self.monte_carlo is None:
-            logits = self.model.predict(images, batch_size=_BATCH, verbose=0).astype("float64")
+            logits = self.model.predict(images, **options).astype("float64")
             return Scores(softmax(logits, axis=-1), np.zeros(len(images)), labels, 1)
-        found = self.monte_carlo.predict(images, batch_size=_BATCH, verbose=0)
+        found = self.monte_carlo.predict(images, **options)
         return Scores(found["mean"], found["epistemic"], labels, self.monte_carlo.samples)
 
     def export(self, path, overwrite=False):
@@ -103,19 +99,12 @@ def read_model(path, dataset, classes=None):
     except Exception as error:  # broken bytes make Keras, zipfile and HDF5 raise nearly anything
         reason = [*str(error).strip().splitlines(), type(error).__name__][0]
         raise RunError(f"The model {path} cannot be read: {reason}") from error
-    known = ibnn.data.DATASETS[dataset]
-    wanted = [[(None, *known.image_shape)], [(None, classes or len(known.classes))]]
+    known = DATASETS[dataset]
+    wanted = f"{known.image_shape} to {(classes or len(known.classes),)}"
     sides = [getattr(model, side, None) or [] for side in ("inputs", "outputs")]
-    shapes = [[tuple(part.shape) for part in side] for side in sides]
-    if shapes != wanted:
-        found, expected = (
-            [" and ".join(str(shape[1:]) for shape in side) or "something unknown" for side in both]
-            for both in (shapes, wanted)
-        )
-        raise RunError(
-            f"The model {path} does not fit {dataset}: it maps {' to '.join(found)}, not "
-            f"{' to '.join(expected)}."
-        )
+    shapes = [" and ".join(str(tuple(part.shape)[1:]) for part in side) for side in sides]
+    if (found := " to ".join(shape or "something unknown" for shape in shapes)) != wanted:
+        raise RunError(f"The model {path} does not fit {dataset}: it maps {found}, not {wanted}.")
     last = getattr(model.layers[-1], "layer", model.layers[-1])  # inside of a wrapper
     kind = "softmax" if isinstance(last, keras.layers.Softmax) else None
     kind = kind or getattr(getattr(last, "activation", None), "__name__", None)
@@ -127,16 +116,13 @@ def read_model(path, dataset, classes=None):
 
 
 def trained_on(model):
-    """Return the dataset that a model was trained on, by the `settings.json` beside it.
-
-    Along with `dataset` comes `classes`, if it knows only some.
-    """
+    """Return the `dataset` and the `classes`, if only some, of a model, by the settings beside."""
     path = Path(model).with_name("settings.json")
     if not Path(model).exists():
         raise RunError(f"The model {model} does not exist.")
     if not path.exists():
         raise RunError(f"There is no {path} that names the dataset of the model: say --dataset.")
     record = read_record(path)
-    if record.get("dataset") not in ibnn.data.DATASETS:
+    if record.get("dataset") not in DATASETS:
         raise RunError(f"{path} names no known dataset ({record.get('dataset')!r}): say --dataset.")
     return {key: record[key] for key in ("dataset", "classes") if record.get(key) is not None}

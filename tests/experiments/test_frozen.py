@@ -5,78 +5,58 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, figures, frozen, write_results
+from experiments import Settings, figures, run, write_results
+from experiments.plan import PLANS
+from experiments.run import _arrays
 from experiments.tables import fill
 from tests.experiments.test_reproduce import check
-from tests.layer_checklist import numpy
 
 pytestmark = pytest.mark.once
 
-
-class OnlyGaussian(frozen.Settings):
-    def posteriors(self):
-        return {"gaussian": super().posteriors()["gaussian"]}
+FROZEN = PLANS["frozen"]
+METHODS = ("deterministic", "gaussian", "flow_planar", "flow_iaf", "flow_sylvester")
 
 
-SMALL = OnlyGaussian(**dataclasses.asdict(frozen.Settings.quick()))
+def planned(part, method):
+    return FROZEN.runs(part, [0])[f"{part}/digits/{method}/seed0"]
 
 
-def test_every_budget_has_every_method(monkeypatch, tmp_path):
-    monkeypatch.setattr(frozen, "_PASSES", 2)
-    rows = frozen.run_kept(tmp_path / "seed0", 0, SMALL, log=print)
-    epochs = {(row["budget"], row["method"]): row["epochs"] for row in rows}
-    assert len(epochs) == len(rows) == 2 * 2
-    assert epochs.pop(("frozen", "deterministic")) == 2
-    assert set(epochs.values()) == {4}
-    for row in rows:
-        assert ("negative_elbo" in row) == (row["method"] != "deterministic")
-        # At the start, log 10 nats for each of 100 images, and the KL of a narrow posterior.
-        assert 150 < row.get("negative_elbo", 200) < 400
-        assert row["backend"] == keras.backend.backend()
+@pytest.mark.parametrize("part", FROZEN.parts)
+def test_every_part_has_every_method(part):
+    assert tuple(FROZEN.parts[part].runs) == METHODS
+    for method in METHODS:
+        settings = planned(part, method)
+        as_it_was = (part, method) == ("frozen", "deterministic")
+        assert settings.pretrain_epochs + settings.epochs == (100 if as_it_was else 400)
+        assert settings.freeze_network == (part == "frozen" and method != "deterministic")
+        assert (settings.train_size, settings.batch_size) == (300, 50)
 
-    # A seed that is finished is not trained again, and is not taken for another.
-    monkeypatch.delattr(frozen, "run")
-    assert frozen.run_kept(tmp_path / "seed0", 0, SMALL, log=print) == rows
-    other = dataclasses.replace(SMALL, prior_scale=0.4)
-    with pytest.raises(RunError, match=r"holds another run \(prior_scale 0.5, not 0.4\)"):
-        frozen.run_kept(tmp_path / "seed0", 0, other, log=print)
+
+def test_posteriors_start_alike():
+    for method in METHODS[1:]:
+        (posterior,) = planned("joint", method).posteriors().values()
+        assert (posterior.prior_scale, posterior.initial_scale) == (0.5, 0.1)
+
+
+def test_the_elbo_is_estimated(tmp_path, monkeypatch):
+    """At the start, log 10 nats for each of 100 images, and the KL of a narrow posterior."""
+    small = {"train_size": 100, "model": "mlp_8", "epochs": 1, "pretrain_epochs": 1, "samples": 4}
+    settings = dataclasses.replace(planned("frozen", "gaussian"), **small, elbo_passes=2)
+    metrics = run(settings, tmp_path / "run", keep_models=False, log=print)
+    assert 150 < metrics["negative_elbo"] < 400
+    assert metrics["backend"] == keras.backend.backend()
+    assert (metrics["train_size"], metrics["test_size"]) == (100, 1697)
 
 
 def test_some_images_must_be_left_to_test_on():
     with pytest.raises(ValueError, match="leave some of 1797"):
-        frozen.run(0, dataclasses.replace(SMALL, images=1797))
-
-
-def test_posteriors_start_alike():
-    found = frozen.Settings().posteriors()
-    assert list(found) == ["gaussian", "flow_planar", "flow_iaf", "flow_sylvester"]
-    for posterior in found.values():
-        assert (posterior.prior_scale, posterior.initial_scale) == (0.5, 0.1)
-
-
-@pytest.mark.parametrize("budget", frozen.BUDGETS)
-def test_what_is_frozen_stays(budget):
-    (x, y), _ = frozen._split(0, 100, None)
-    keras.utils.set_random_seed(0)
-    start = ibnn.models.mlp(x.shape[1:], hidden=(4,))
-    fresh = ibnn.to_stochastic(start, SMALL.posteriors()["gaussian"], 100)
-    model = frozen._Training(0, SMALL, x, y).trained(start, budget, "gaussian")
-    for name in ("fc1", "fc2"):
-        before, after = fresh.get_layer(name), model.get_layer(name)
-        same = np.array_equal(numpy(before.layer.kernel), numpy(after.layer.kernel))
-        assert same == (budget == "frozen")
-        moved = [
-            not np.array_equal(numpy(old), numpy(new))
-            for old, new in zip(
-                before.posterior.trainable_weights, after.posterior.trainable_weights, strict=True
-            )
-        ]
-        assert moved == [True, True]
+        dataclasses.replace(planned("joint", "gaussian"), train_size=1797)
 
 
 def test_seeds_choose_other_images_and_test_on_the_rest():
-    (first, _), (rest, labels) = frozen._split(0, 100, None)
-    (second, _), _ = frozen._split(1, 100, None)
+    settings = Settings(dataset="digits", model="mlp", train_size=100)
+    (first, _), (rest, labels) = _arrays(settings, None)
+    (second, _), _ = _arrays(dataclasses.replace(settings, seed=1), None)
     assert len(first) + len(rest) == 1797 == 100 + len(labels)
     assert not np.array_equal(first, second)
     everything = np.concatenate([part for part, _ in ibnn.data.load("digits")])
@@ -87,12 +67,20 @@ def test_seeds_choose_other_images_and_test_on_the_rest():
 def test_tables_and_figure(tmp_path):
     rng = np.random.default_rng(0)
     numbers = ("accuracy", "nll", "brier", "ece", "negative_elbo")
+    made = {"dataset": "digits", "model": "mlp", "epochs": 4, "samples": 4, "key": "k"}
+    made |= {"backend": "jax", "hardware": "none"}
     rows = [
-        {"dataset": "digits", "model": "mlp", "method": method, "budget": budget, "epochs": 4}
-        | {"samples": 4, "seed": seed, **{key: float(rng.uniform()) for key in numbers}}
-        for budget in frozen.BUDGETS
+        {
+            **made,
+            "method": method,
+            "budget": budget,
+            "seed": seed,
+            "name": f"{budget}{method}{seed}",
+        }
+        | {key: float(rng.uniform()) for key in numbers}
+        for budget in FROZEN.parts
         for seed in (3, 4, 5)
-        for method in frozen.Settings().posteriors()
+        for method in METHODS[1:]
     ]
     (tmp_path / "frozen").mkdir()
     write_results(tmp_path / "frozen", rows, {})
@@ -106,5 +94,5 @@ def test_tables_and_figure(tmp_path):
     )
     error = np.std(planar - gaussian, ddof=1) / 3**0.5
     assert table[4].endswith(f"| {np.mean(planar - gaussian):+.2f} ± {error:.2f} |")
-    (path,) = figures.save(figures.frozen(rows), tmp_path)
+    (path,) = figures.save(figures.frozen(rows, tmp_path, tmp_path), tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")

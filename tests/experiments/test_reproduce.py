@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import RunError, run_many
-from experiments.plan import LENET
+from experiments import RunError, run_many, store
+from experiments.plan import PLANS
 from tfp_ibnn import data
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
@@ -50,7 +50,7 @@ def made_images(name, data_dir=None):
 
 
 def check(folder):
-    table = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    table = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["rows"]
     for row in table:
         assert set(row) >= KEYS
         for key in ("accuracy", "nll", "brier", "ece"):
@@ -99,9 +99,9 @@ def has_every_row(folder):
         assert row["seeds"] == [1]
         assert row["dataset"] == "fashion_mnist"
         assert row["samples"] == 4
-    record = json.loads((folder / "results" / "lenet" / "runs.json").read_text(encoding="utf-8"))
-    assert len(record["runs"]) == 2
-    assert len(record["trials"]) == 1
+    records, missing = store.read(folder / "results" / "lenet")
+    assert [record["budget"] for record in records] == ["trials", "report", "equal"]
+    assert missing == []
 
 
 def has_figures(folder):
@@ -143,10 +143,10 @@ def test_bad_options_exit_2(script, capsys, arguments):
 
 
 def test_an_interruption_is_told_in_a_line(script, tmp_path, monkeypatch, capsys):
-    def interrupted(options, folder, missing):
+    def interrupted(name, options, folder, missing):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(script.EXPERIMENTS, "toy2d", interrupted)
+    monkeypatch.setattr(script, "experiment", interrupted)
     assert script.main(["toy2d", "--results", str(tmp_path)]) == 130
     assert capsys.readouterr().err.strip().startswith("interrupted; what is finished")
 
@@ -154,16 +154,14 @@ def test_an_interruption_is_told_in_a_line(script, tmp_path, monkeypatch, capsys
 def test_a_failure_ends_nothing_else_and_is_told_by_the_exit_status(
     script, tmp_path, monkeypatch, capsys
 ):
-    def fails(options, folder, missing):
-        raise RunError("no luck")
-
-    def loses_a_run(options, folder, missing):
-        missing["trials/a"] = "it diverged"
+    def experiment(name, options, folder, missing):
+        if name == "toy2d":
+            raise RunError("no luck")
+        if name == "frozen":
+            missing["trials/a"] = "it diverged"
         return []
 
-    names = "toy2d", "frozen", "lenet"
-    for name, experiment in zip(names, (fails, loses_a_run, lambda *_: []), strict=True):
-        monkeypatch.setitem(script.EXPERIMENTS, name, experiment)
+    monkeypatch.setattr(script, "experiment", experiment)
     assert script.main(["all", "--results", str(tmp_path)]) == 1
     told = capsys.readouterr()
     first, second = told.err.splitlines()
@@ -199,7 +197,9 @@ def test_everything_quickly(script, tmp_path, monkeypatch):
     for name in ("toy2d", "frozen"):
         check(tmp_path / "results" / name)
     table = check(tmp_path / "results" / "lenet")
-    assert {row["method"] for row in table if row["budget"] == "equal"} == set(LENET.methods)
+    assert {row["method"] for row in table if row["budget"] == "equal"} == set(
+        PLANS["lenet"].methods
+    )
     assert all(row["seeds"] == [0] for row in table)
 
 
@@ -218,7 +218,7 @@ def test_everything_quickly(script, tmp_path, monkeypatch):
 def test_results_that_know_more_are_not_replaced(script, tmp_path, capsys, before, arguments, lost):
     folder = tmp_path / "lenet"
     folder.mkdir()
-    (folder / "runs.json").write_text(json.dumps({"options": before}))
+    (folder / "summary.json").write_text(json.dumps({"options": before}))
     common = ["--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
     options = script.parse(["lenet", *arguments, *common])
     options.seeds = options.seeds or [0, 1]
@@ -226,7 +226,7 @@ def test_results_that_know_more_are_not_replaced(script, tmp_path, capsys, befor
     if lost:
         assert script.main(["lenet", *arguments, *common]) == 1
         assert "--force" in capsys.readouterr().err
-        assert json.loads((folder / "runs.json").read_text()) == {"options": before}
+        assert json.loads((folder / "summary.json").read_text()) == {"options": before}
 
 
 @pytest.mark.parametrize(
@@ -239,22 +239,22 @@ def test_results_that_know_more_are_not_replaced(script, tmp_path, capsys, befor
     ],
 )
 def test_what_is_added_to_is_not_lost(script, tmp_path, quick, arguments, lost):
-    (tmp_path / "runs.json").write_text(json.dumps({"options": {"seeds": [0], "quick": quick}}))
+    (tmp_path / "summary.json").write_text(json.dumps({"options": {"seeds": [0], "quick": quick}}))
     options = script.parse(["vgg16", "--add", *arguments])
     assert lost in str(script.what_is_lost(tmp_path, options))
 
 
 def test_what_is_no_result_is_not_replaced(script, tmp_path):
     for content in ("my thesis", "[]", '{"options": 3}'):
-        (tmp_path / "runs.json").write_text(content)
+        (tmp_path / "summary.json").write_text(content)
         assert script.what_is_lost(tmp_path, script.parse(["lenet"])) == "kinds"
     assert script.what_is_lost(tmp_path / "none", script.parse(["lenet"])) is None
 
 
 @pytest.mark.parametrize("name", ["toy2d", "frozen", "lenet", "vgg16"])
 def test_the_default_seeds_are_those_of_the_kept_results(script, name):
-    record = json.loads((SCRIPT.parents[1] / "results" / name / "runs.json").read_text())
-    assert sorted({row["seed"] for row in record["runs"]}) == list(script.SEEDS[name])
+    records, _ = store.read(SCRIPT.parents[1] / "results" / name)
+    assert sorted({record["seed"] for record in records}) == list(PLANS[name].seeds)
     options = script.parse([name])
-    options.seeds = list(script.SEEDS[name])
+    options.seeds = list(PLANS[name].seeds)
     assert script.what_is_lost(SCRIPT.parents[1] / "results" / name, options) is None

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments import Settings, read_posteriors
+from experiments import Settings, checks, read_posteriors
+from experiments.settings import DATASETS
+from tfp_ibnn import data
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -76,6 +78,12 @@ BAD = [
     ("model", "wide_resnet_11_4"),
     ("model", "wide_resnet_4_4"),
     ("model", "wide_resnet_16_0"),
+    ("model", "mlp_"),
+    ("model", "mlp_0"),
+    ("model", "mlp_8_tanh"),
+    ("model", "mlp_sigmoid"),
+    *(("train_size", value) for value in (0, -1, 1.5, 60_000, *NO_NUMBERS)),
+    *(("elbo_passes", value) for value in (-1, 1.5, None, *NO_NUMBERS)),
     ("validation", 50_000),
     ("seed", 2**32),
 ]
@@ -157,6 +165,9 @@ def test_stages_and_defaults():
         {"depth": 16, "width": 4},
     )
     assert Settings(model="wide_resnet").network() == ("wide_resnet", {})
+    hidden = {"hidden": (64, 32), "activation": "relu"}
+    assert Settings(model="mlp_64_32").network() == ("mlp", hidden)
+    assert Settings(model="mlp_5_sigmoid").network()[1]["activation"] == "sigmoid"
 
 
 def test_settings_survive_json():
@@ -176,6 +187,8 @@ def test_a_record_of_the_first_runs_stays_valid():
         "learn_prior_scale": True,
         "freeze_network": True,
         "classes": 5,
+        "train_size": 100,
+        "elbo_passes": 2,
     }
     assert not set(later) & set(Settings().as_dict())
     assert set(later) <= set(Settings(**later, pretrain_epochs=2).as_dict())
@@ -193,6 +206,14 @@ def parsed(command):
     for other in ("output", "data_dir", "backend", "devices", "distributed", "jit"):
         options.pop(other)
     return Settings(**options, precision=f"mixed_{precision}" if precision else "float32")
+
+
+def test_the_options_know_all_there_is():
+    train, evaluate = checks.OPTIONS["train"], checks.OPTIONS["evaluate"]
+    assert train["dataset"]["kind"] == list(DATASETS) == [*data.DATASETS, "four_clusters"]
+    assert evaluate["dataset"]["kind"] == evaluate["foreign"]["each"] == list(data.DATASETS)
+    assert evaluate["corruptions"]["each"] == evaluate["corruptions"]["default"]
+    assert evaluate["corruptions"]["each"] == list(data.CORRUPTIONS)
 
 
 def test_the_parser_and_the_settings_have_the_same_defaults():
@@ -235,6 +256,8 @@ FIELDS = {
     "classes": st.none() | st.integers(2, 9),
     "validation": st.integers(0, 9),
     "limit": st.none() | st.integers(10, 10**5),
+    "train_size": st.none() | st.integers(100, 1000),
+    "elbo_passes": st.integers(0, 9),
 }
 
 
@@ -324,7 +347,7 @@ def write(folder, content):
 
 
 def test_the_example_of_the_docstring(tmp_path):
-    text = read_posteriors.__doc__.split("and its arguments:")[1].split("Args:")[0]
+    text = read_posteriors.__doc__.split("and its arguments:")[1].split("The path")[0]
     found = read_posteriors(write(tmp_path, text), {"prior_scale": 0.7, "gamma": 0.2})
     assert list(found) == ["conv2", "fc1", ".*"]
     assert found["conv2"].prior_scale == 0.3
@@ -334,6 +357,20 @@ def test_the_example_of_the_docstring(tmp_path):
         Planar,
         Radial,
     ]
+
+
+def test_the_content_of_a_file_will_do():
+    text = (
+        '{"fc1": {"posterior": "NormalPlanar1d", "depth": 3}, ".*": {"posterior": "NormalAffine"}}'
+    )
+    chosen = Settings(posterior=text, prior_scale=0.7)
+    assert parsed(chosen.command()) == chosen
+    first, rest = chosen.posteriors().values()
+    assert first.prior_scale == rest.prior_scale == 0.7
+    assert [type(flow) for flow in first.flows].count(Planar) == 3
+    for bad, message in ((text[:-1], "not JSON"), (text.replace("depth", "dept"), "'dept'; did")):
+        with pytest.raises(ValueError, match=message):
+            Settings(posterior=bad)
 
 
 def test_settings_read_the_file(tmp_path):

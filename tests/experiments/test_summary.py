@@ -8,12 +8,23 @@ from scipy import stats
 
 import experiments
 import tfp_ibnn as ibnn
-from experiments import RunError, Settings, robustness, run_many, study, tables
-from experiments.plan import LENET
+from experiments import (
+    RunError,
+    Settings,
+    plan,
+    robustness,
+    run_many,
+    scoring,
+    store,
+    study,
+    tables,
+)
+from experiments.plan import PLANS
 from experiments.run import identity
 
 pytestmark = pytest.mark.once
 
+LENET = PLANS["lenet"]
 KEYS = {
     "dataset": "digits",
     "model": "mlp",
@@ -29,7 +40,7 @@ SETTINGS = Settings(
 
 def row(seed=0, **changed):
     values = np.random.default_rng(seed).uniform(0.1, 1, 4)
-    scores = {key: float(value) for key, value in zip(tables.SCORES, values, strict=True)}
+    scores = {key: float(value) for key, value in zip(scoring.SCORES, values, strict=True)}
     return {**KEYS, **scores, "seed": seed, "parameters": 10, **changed}
 
 
@@ -39,7 +50,7 @@ def row(seed=0, **changed):
 def test_mean_and_deviation_are_numpys():
     rows = [row(seed) for seed in range(5)]
     (found,) = experiments.summarise(rows, command="python x.py")
-    for key in tables.SCORES:
+    for key in scoring.SCORES:
         values = [one[key] for one in rows]
         assert found[key]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
         assert found[key]["std"] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
@@ -141,10 +152,14 @@ def test_margins_need_two_seeds_of_some_method():
 
 
 def test_results_are_written_whole(tmp_path):
-    rows = [row(0), row(1)]
-    table = experiments.write_results(tmp_path, rows, {"quick": True}, trials=[1])
+    made = {"backend": "jax", "hardware": "none"}
+    rows = [row(seed, key="k", name=f"equal/digits/flow/seed{seed}", **made) for seed in (0, 1)]
+    rows.append(row(2, key="k", name="trials/digits/flow/a", **{**made, "budget": "trials"}))
+    table = experiments.write_results(tmp_path, rows, {"quick": True}, ["a: not run"])
     assert {"command", "backend", "hardware"} <= set(table[0])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.json", "summary.json"]
+    assert table[0]["seeds"] == [0, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.jsonl", "summary.json"]
+    assert store.read(tmp_path) == (rows, ["a: not run"])
 
 
 # The choice of settings.
@@ -184,9 +199,11 @@ def test_a_trial_that_failed_is_not_chosen():
 
 @pytest.mark.parametrize("dataset", LENET.datasets)
 def test_every_method_may_choose_from_as_many(dataset):
-    for method, found in LENET.candidates(dataset).items():
+    for method in LENET.methods:
+        found = LENET.trial_runs(0, [method], [dataset])
         assert len(found) == len(set(found.values())) == 6
-        for settings in found.values():
+        for name, settings in found.items():
+            assert name.startswith(f"trials/{dataset}/{method}/")
             assert settings.method in (method, "deterministic")
             assert (settings.epochs, settings.pretrain_epochs) == (60, 0)
             assert settings.validation == 5000
@@ -198,9 +215,9 @@ def test_every_method_may_choose_from_as_many(dataset):
 
 def test_a_run_of_lenet_may_fail(tmp_path, monkeypatch):
     """Of a trial, the others are chosen from. A run of the table is missing, but ends no other."""
-    names = dict.fromkeys((*tables.SCORES, "samples", "parameters", "backend"), 0.5)
+    names = dict.fromkeys((*scoring.SCORES, "samples", "parameters", "backend"), 0.5)
     names |= {**dict.fromkeys(("hardware", "versions", "python"), "x"), "seconds": {}}
-    lost = "rate0.02-weight_decay0/"
+    lost = "learning_rate=0.02,weight_decay=0/"
     ran, missing = [], {}
 
     def pretend(runs, folder, missing, **options):
@@ -209,18 +226,21 @@ def test_a_run_of_lenet_may_fail(tmp_path, monkeypatch):
         ran.extend(runs)
         return {name: names for name in runs if name not in gone}
 
+    def budgets(results):
+        return [record["budget"] for record in results.records if record["budget"] != "trials"]
+
     monkeypatch.setattr(run_many, "run_many", pretend)
     monkeypatch.setattr(study, "history", lambda folder: {"loss": [0.5]})
     options = {"datasets": ["cifar10"], "methods": ["deterministic"]}
     results = study.study(LENET, tmp_path, [0], missing=missing, **options)
-    assert len(results.trials) == 5
+    assert len([record for record in results.records if record["budget"] == "trials"]) == 5
     assert list(missing.values()) == ["diverged"]
     everything = ran.copy()
-    assert [row["budget"] for row in results.rows] == ["report", "report", "equal"]
+    assert budgets(results) == ["report", "report", "equal"]
     lost = "report/cifar10/deterministic/"
     results = study.study(LENET, tmp_path, [0], **options)
     assert results.missing == ["report/cifar10/deterministic/seed0: diverged"]
-    assert [row["budget"] for row in results.rows] == ["report", "equal"]
+    assert budgets(results) == ["report", "equal"]
     assert ran == 2 * everything
 
 
@@ -234,6 +254,30 @@ def test_the_reports_runs_have_its_budget():
         if name != "deterministic":
             assert (settings.epochs, settings.pretrain_epochs) == (50, 20)
             assert settings.method == name.removesuffix("_continued")
+
+
+def test_a_key_is_of_the_part_and_of_every_setting():
+    def key(part, **changes):
+        return plan.key(f"{part}/a/b/seed0", dataclasses.replace(SETTINGS, **changes))
+
+    assert key("equal") == plan.key("equal/c/d/seed1", SETTINGS)
+    assert len({key("equal"), key("trials"), key("equal", seed=1), key("equal", beta=2.0)}) == 4
+
+
+def test_an_experiment_is_one_entry():
+    """All that a plan may say, in one that is made here."""
+    runs = {"gaussian": {}, "twice": {"initial_scale": "$prior_scale", "use": ["flow"]}}
+    part = {"runs": runs, "base": {"posterior": "gaussian", "epochs": {"mnist": 3}}}
+    made = plan._plan(
+        [4, 6], {"a": part, "b": {"list": [{"beta": 2.0}, {}], "base": {}}}, datasets=["mnist"]
+    )
+    assert list(made.seeds) == [4, 5]
+    assert made.methods == ("gaussian", "twice", "beta=2", "reference")
+    found = made.runs("a", [4])
+    assert list(found) == ["a/mnist/gaussian/seed4", "a/mnist/twice/seed4"]
+    second = found["a/mnist/twice/seed4"]
+    assert (second.posterior, second.initial_scale, second.epochs) == ("flow", 0.5, 3)
+    assert made.runs("b", [0])["b/mnist/beta=2/seed0"].beta == 2.0
 
 
 # Many runs.
@@ -329,7 +373,7 @@ def test_two_processes_measure_what_one_does(tmp_path, data_dir):
     )
     assert list(one) == list(two) == list(runs)
     for name in runs:
-        for key in tables.SCORES:
+        for key in scoring.SCORES:
             assert one[name][key] == pytest.approx(two[name][key], rel=1e-4, abs=1e-5)
 
 

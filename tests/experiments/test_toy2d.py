@@ -1,7 +1,7 @@
-import dataclasses
-import importlib
+import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import keras
@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from experiments import toy2d
+from experiments import run, store, study
+from experiments.plan import PLANS
+from experiments.report import history
 from tfp_ibnn import metrics
 from tfp_ibnn.data import toy
 
@@ -19,9 +21,8 @@ matplotlib.use("Agg")
 pytestmark = pytest.mark.once
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-TINY = toy2d.Settings.quick(
-    points=70, test_points=500, lengths=(0, 1), flow_length=1, epochs=2, converged_epochs=8
-)
+TINY = {"points": 70, "test_points": 500, "lengths": (0, 1), "flow_length": 1, "epochs": 2}
+TINY |= {"converged_epochs": 8, "samples": 8}
 METHODS = {
     ("report", "deterministic"): 5,
     ("report", "deterministic_continued"): 7,
@@ -33,15 +34,36 @@ METHODS = {
 }
 
 
+def toy2d(**settings):
+    """The plan that the script makes, which begins from that of the full experiment."""
+    script = imported()
+    return script.toy2d(**{**script.FULL, **settings})
+
+
+def imported():
+    spec = importlib.util.spec_from_file_location("train_toy", SCRIPTS / "train_toy.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_script_has_the_plan_of_the_experiment():
+    assert toy2d() == PLANS["toy2d"]
+
+
 @pytest.fixture(scope="module")
-def result():
-    return toy2d.run(3, TINY)
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def records(runs):
+    return study.study(toy2d(**TINY), runs, [3], log=print).records
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return importlib.import_module("train_toy")
+def script():
+    return imported()
 
 
 def test_true_probabilities_are_those_of_the_densities():
@@ -96,14 +118,13 @@ def test_points_depend_on_the_seed_alone():
     [
         (lambda: toy.sample(0, seed=0), "`size` must be a whole number of at least 1; got 0"),
         (lambda: toy.true_probabilities([1.0, 2.0, 3.0]), r"(..., 2); got the shape (3,)"),
-        (lambda: toy2d.Settings(points=0), "`points` must be"),
-        (lambda: toy2d.Settings(samples=2.5), "`samples` must be"),
-        (lambda: toy2d.Settings(learning_rate=-1.0), "`learning_rate` must be above 0"),
-        (lambda: toy2d.Settings(lengths=(3, 6)), "must rise from 0"),
-        (lambda: toy2d.Settings(lengths=(0,)), "must rise from 0"),
-        (lambda: toy2d.Settings(lengths=(0, 12, 3)), "must rise from 0"),
-        (lambda: toy2d.Settings(lengths=(0, 3)), "such as 3; got 12"),
-        (lambda: toy2d.run(-1, TINY), "`seed` must be"),
+        (lambda: toy2d(points=0), "`points` must be"),
+        (lambda: toy2d(samples=2.5), "`samples` must be"),
+        (lambda: toy2d(lengths=(3, 6)), "must rise from 0"),
+        (lambda: toy2d(lengths=(0,)), "must rise from 0"),
+        (lambda: toy2d(lengths=(0, 12, 3)), "must rise from 0"),
+        (lambda: toy2d(lengths=(0, 3)), "such as 3; got 12"),
+        (lambda: toy2d().runs("report", [-1]), "`seed` must be"),
     ],
 )
 def test_bad_arguments_are_named(call, message):
@@ -111,13 +132,12 @@ def test_bad_arguments_are_named(call, message):
         call()
 
 
-def test_one_seed_gives_every_row(result):
-    assert {(r["budget"], r["method"]): r["epochs"] for r in result.rows} == METHODS
-    for row in result.rows:
+def test_one_seed_gives_every_row(records):
+    assert {(r["budget"], r["method"]): r["epochs"] for r in records} == METHODS
+    for row in records:
         stochastic = not row["method"].startswith("deterministic")
-        assert (row["dataset"], row["model"]) == ("four_clusters", "mlp")
-        assert row["seed"] == 3
-        assert row["samples"] == (TINY.samples if stochastic else 1)
+        assert (row["dataset"], row["seed"]) == ("four_clusters", 3)
+        assert row["samples"] == (TINY["samples"] if stochastic else 1)
         assert 0.5 < row["accuracy"] <= 1
         assert 0.1 < row["nll"] < 1
         assert 0.05 < row["brier"] < 0.7
@@ -125,65 +145,66 @@ def test_one_seed_gives_every_row(result):
         assert ("train_kl" in row) == stochastic
 
 
-def test_histories_are_of_every_epoch_and_add_up(result):
-    assert set(result.histories) == {name for name in METHODS if "deterministic" not in name[1]}
-    for history in result.histories.values():
-        loss, nll, kl = (np.array(history[key]) for key in ("loss", "nll", "kl"))
-        assert len(loss) == TINY.epochs
-        np.testing.assert_allclose(loss, nll + kl / TINY.points, rtol=1e-4)
+def test_histories_are_of_every_epoch_and_add_up(records, runs):
+    for record in records:
+        if "train_kl" in record:
+            logged = history(runs / record["name"])
+            loss, nll, kl = (np.array(logged[key]) for key in ("loss", "nll", "kl"))
+            assert len(loss) == TINY["epochs"]
+            np.testing.assert_allclose(loss, nll + kl / TINY["points"], rtol=1e-4)
+            assert record["train_loss"] == pytest.approx(loss.mean(), rel=1e-6)
 
 
-def test_scores_are_of_the_probabilities_kept(result):
-    for row in result.rows[:4]:
-        name = row["budget"], row["method"]
-        p = result.probabilities[name]
-        assert row["nll"] == metrics.negative_log_likelihood(p, result.labels)
-        prediction = result.predict[name](toy.sample(500, [2])[0])
-        mean = prediction["mean"] if name in result.histories else prediction
-        np.testing.assert_allclose(mean, p, atol=1e-6)
+def test_scores_are_of_the_probabilities_kept(records, runs):
+    for record in records[:4]:
+        p, labels = store.predictions(runs / record["name"])
+        np.testing.assert_array_equal(labels, toy.sample(100_000, [2])[1][:500])
+        assert record["nll"] == pytest.approx(metrics.negative_log_likelihood(p, labels), rel=1e-5)
 
 
-def gaussian_history(seed, sampled):
-    """The training of the Gaussian from the early network alone."""
-    training = toy2d._Training(seed, TINY, *toy.sample(TINY.points, sampled), lambda text: None)
-    start = training.deterministic([TINY.early_epochs])[TINY.early_epochs]
-    return training.stochastic(start, 0, ("report", "gaussian"))[1]["loss"]
+def test_the_network_continues_where_it_was_stopped(records, runs):
+    """All of one seed begin with the same network: its first epochs are the same."""
+    stopped, continued = (
+        history(runs / f"report/four_clusters/{name}/seed3")["loss"]
+        for name in ("deterministic", "deterministic_continued")
+    )
+    np.testing.assert_allclose(continued[:5], stopped, rtol=1e-5)
 
 
-def test_seed_settles_the_result(result):
-    expected = result.histories["report", "gaussian"]["loss"]
+def test_seed_settles_the_result(records, runs, tmp_path):
+    name = "report/four_clusters/gaussian/seed3"
+    settings = toy2d(**TINY).runs("report", [3])[name]
     keras.utils.set_random_seed(9)
-    np.testing.assert_allclose(gaussian_history(3, [1, 3]), expected, rtol=1e-5)
-    # Other weights, noise and order on the same points.
-    assert np.abs(np.subtract(gaussian_history(4, [1, 3]), expected)).min() > 1e-3
+    run(settings, tmp_path / "again", keep_models=False, log=print)
+    expected = history(runs / name)["loss"]
+    np.testing.assert_allclose(history(tmp_path / "again")["loss"], expected, rtol=1e-5)
 
 
-def test_test_points_are_no_training_points(result):
-    x_test, labels = toy.sample(500, [2])
-    np.testing.assert_array_equal(labels, result.labels)
-    assert not set(map(tuple, x_test)) & set(map(tuple, result.x))
+def test_test_points_are_no_training_points():
+    x_test, _ = toy.sample(500, [2])
+    x, _ = toy.sample(70, [1, 3])
+    assert not set(map(tuple, x_test)) & set(map(tuple, x))
 
 
-def test_script_writes_what_it_says(script, result, monkeypatch, tmp_path, capsys):
+def test_script_writes_what_it_says(script, records, runs, monkeypatch, tmp_path, capsys):
     # The training is tested above; here each seed only has other numbers.
-    seeds = []
-    predict = {
-        name: (lambda x: {"mean": toy.true_probabilities(x)})
-        if name in result.histories
-        else toy.true_probabilities
-        for name in METHODS
-    }
+    asked = []
 
-    def run(seed, settings, progress):
-        progress(f"seed {seed}")
-        seeds.append(seed)
-        rows = [{**row, "seed": seed, "ece": row["ece"] + 0.01 * seed} for row in result.rows]
-        return dataclasses.replace(result, seed=seed, settings=settings, rows=rows, predict=predict)
+    def pretend(plan, folder, seeds, log):
+        log("training")
+        asked.extend(seeds)
+        shutil.copytree(runs, folder, dirs_exist_ok=True)
+        found = [
+            {**record, "seed": seed, "ece": record["ece"] + 0.01 * seed}
+            for seed in seeds
+            for record in records
+        ]
+        return study.Results(found, [])
 
-    monkeypatch.setattr(toy2d, "run", run)
+    monkeypatch.setattr(script.study, "study", pretend)
     arguments = ["--quick", "--lengths", "0", "1", "--seeds", "0", "1"]
     script.main([*arguments, "--output", str(tmp_path / "here")])
-    assert seeds == [0, 1]
+    assert asked == [0, 1]
     printed = capsys.readouterr().out
     table, written = printed.split("Written:")
     names = ["boundaries", "calibration", "curves", "lengths"]
@@ -230,4 +251,4 @@ def test_the_preferred_length_is_taken_where_it_is_tried(script, tmp_path, monke
     for lengths, expected in (("0 3 12 15", 12), ("0 3 6", 6)):
         for quick in ([], ["--quick"]):
             _, settings = script.parse(["--lengths", *lengths.split(), *quick])
-            assert settings.flow_length == expected
+            assert settings["flow_length"] == expected

@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, Scores, Settings, figures, plan, run_many, study
-from experiments.plan import LENET, VGG16
+from experiments import RunError, Scores, Settings, figures, run_many, store, study
+from experiments import write_results as write
+from experiments.plan import PLANS
 from experiments.run import _network, _stochastic, identity
 from experiments.tables import fill
 from tests.experiments.test_reproduce import check, made_images
@@ -20,6 +22,8 @@ pytestmark = pytest.mark.once
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 SEEDS = [3, 4, 5]
 IMAGES = 400
+VGG16, LENET = PLANS["vgg16"], PLANS["lenet"]
+DRAWS = list(VGG16.parts["draws"].evaluations)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +36,9 @@ def script():
 
 @pytest.fixture(scope="module")
 def chosen():
-    found = VGG16.candidates("cifar10")
-    return {("cifar10", method): next(iter(each.values())) for method, each in found.items()}
+    trials = VGG16.trial_runs(0)
+    found = {tuple(name.split("/")[1:3]): name for name in reversed(trials)}
+    return {of: trials[name] for of, name in found.items()}
 
 
 def equal(chosen, seed=0):
@@ -44,15 +49,27 @@ def equal(chosen, seed=0):
 
 def ablations(seed=0):
     runs = VGG16.runs("ablations", [seed])
-    names = {name: settings for name, settings in runs.items() if name.startswith("ablations")}
-    return {name.split("/")[2]: settings for name, settings in names.items()}
+    return {name.split("/")[2]: settings for name, settings in runs.items()}
+
+
+def evaluations(name):
+    return VGG16.parts[name.split("/")[0]].evaluations if not name.startswith("trials") else {}
+
+
+def rows_of(results, *budgets):
+    """The records of some parts, or of all that are compared."""
+    found = results.records
+    if not budgets:
+        return [record for record in found if store.is_shown(record)]
+    return [record for record in found if record["budget"] in budgets]
 
 
 # The plan.
 
 
 def test_trials_do_not_see_what_they_are_scored_on():
-    for found in VGG16.candidates("cifar10").values():
+    for method in ("deterministic", "mc_dropout", "gaussian"):
+        found = VGG16.trial_runs(0, [method])
         assert len(found) == len(set(found.values())) >= 2
         assert {settings.validation for settings in found.values()} == {5000}
 
@@ -124,14 +141,14 @@ def test_half_of_the_classes_is_held_out(chosen):
     assert len(runs) == 5
     for name, settings in runs.items():
         assert settings.classes == 5
-        shifts = plan.evaluations(name)["robustness"]
+        shifts = evaluations(name)["robustness"]
         assert shifts.classes == 5
         assert "foreign" in shifts.shifts
 
 
 def test_methods_narrow_what_is_run(chosen):
-    assert {name.split("/")[2] for name in VGG16.trials(0, ["flow_last"])} == {"gaussian"}
-    assert {name.split("/")[2] for name in VGG16.trials(0, ["mc_dropout"])} == {"mc_dropout"}
+    assert {name.split("/")[2] for name in VGG16.trial_runs(0, ["flow_last"])} == {"gaussian"}
+    assert {name.split("/")[2] for name in VGG16.trial_runs(0, ["mc_dropout"])} == {"mc_dropout"}
     found = VGG16.runs("equal", [0, 1], ["gaussian"], chosen=chosen)
     assert list(found) == ["equal/cifar10/gaussian/seed0", "equal/cifar10/gaussian/seed1"]
     only = {("cifar10", "deterministic"): chosen["cifar10", "deterministic"]}
@@ -148,8 +165,9 @@ def test_unknown_parts_and_methods_are_named(tmp_path, option):
 
 def test_the_script_knows_the_same_names(script):
     assert script.METHODS["vgg16"] == VGG16.methods
-    assert script.PARTS == VGG16.parts
+    assert script.PARTS == tuple(VGG16.parts)
     assert script.METHODS["lenet"] == LENET.methods
+    assert set(script.EXPERIMENTS) == set(PLANS)
 
 
 # The results, of runs that are made up: they are finished, so nothing is trained.
@@ -180,7 +198,7 @@ def finish(folder, name, settings):
     rows = [[str(epoch), *("0.5" for _ in names)] for epoch in (1, 2)]
     lines = [["epoch", *names], *rows]
     (path / "training.csv").write_text("\n".join(map(",".join, lines)))
-    for evaluation, shifts in plan.evaluations(name).items():
+    for evaluation, shifts in evaluations(name).items():
         (path / evaluation).mkdir()
         record = {"options": shifts.as_dict(), "rows": shifted(rng, shifts)}
         (path / evaluation / "robustness.json").write_text(json.dumps(record))
@@ -208,7 +226,7 @@ def shifted(rng, shifts):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, chosen):
     folder = tmp_path_factory.mktemp("runs")
-    trials = VGG16.trials(SEEDS[0])
+    trials = VGG16.trial_runs(SEEDS[0])
     for name, settings in trials.items():
         finish(folder, name, settings)
     found = {name: json.loads((folder / name / "metrics.json").read_text()) for name in trials}
@@ -230,19 +248,21 @@ def written(results, runs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("results") / "vgg16"
     folder.mkdir()
     options = {"seeds": SEEDS, "methods": None, "parts": None}
-    study.write(folder, results, runs, options)
-    figures.save(figures.vgg16(results, runs, folder), folder)
+    write(folder, results.records, options, runs=runs)
+    figures.save(figures.vgg16(results.records, runs, folder), folder)
     return folder
 
 
 def test_finished_runs_are_gathered(results):
-    assert len(results.rows) == len(SEEDS) * (len(VGG16.methods) + 3 + 5 + 5)
-    assert len(results.trials) == sum(map(len, VGG16.candidates("cifar10").values()))
-    assert len(results.ablations) == len(ablations()) + 1  # the reference again
-    assert [row["samples"] for row in results.draws] == list(plan.DRAWS)
-    assert {row["budget"] for row in results.robustness} == {"equal", "half"}
-    assert {row["seed"] for row in results.robustness} == set(SEEDS)
-    for row in results.rows:
+    assert len(rows_of(results)) == len(SEEDS) * (len(VGG16.methods) + 3 + 5 + 5)
+    assert len(rows_of(results, "trials")) == sum(map(len, VGG16.trials.values()))
+    assert len(rows_of(results, "ablations")) == len(ablations())
+    (reference,) = rows_of(results, "draws")
+    assert list(reference["evaluations"]) == DRAWS
+    shifted = [record for record in rows_of(results) if "evaluations" in record]
+    assert {row["budget"] for row in shifted} == {"equal", "half"}
+    assert {row["seed"] for row in shifted} == set(SEEDS)
+    for row in rows_of(results):
         stochastic = row["method"] not in ("deterministic", "deterministic_continued", "mc_dropout")
         assert ("train_kl" in row) == stochastic
         assert row.get("z_std") == ({"conv1": 0.5, "conv2": 0.5} if stochastic else None)
@@ -258,10 +278,10 @@ def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
     wanted = {"parts": ["equal"], "methods": ["deterministic", "gaussian", "flow_last"]}
     results = study.study(VGG16, folder, SEEDS, **wanted, train=False)
     assert results.missing == [f"{gone}: not run", f"{tested}/robustness: not run"]
-    assert len(results.rows) == len(SEEDS) * 3 - 1
-    study.write(tmp_path, results, folder, {})
-    figures.save(figures.vgg16(results, folder, tmp_path), tmp_path)
-    for trial in VGG16.trials(SEEDS[0], ["deterministic"]):
+    assert len(rows_of(results)) == len(SEEDS) * 3 - 1
+    write(tmp_path, results.records, {}, results.missing, runs=folder)
+    figures.save(figures.vgg16(results.records, folder, tmp_path), tmp_path)
+    for trial in VGG16.trial_runs(SEEDS[0], ["deterministic"]):
         shutil.rmtree(folder / trial)
     with pytest.raises(RunError, match="No trial of deterministic"):
         study.study(VGG16, folder, SEEDS, **wanted, train=False)
@@ -271,7 +291,7 @@ def test_what_is_not_finished_is_left_out_and_named(runs, tmp_path):
 
 def test_why_a_run_is_missing_needs_no_folder(tmp_path):
     gone = Settings(pretrained=str(tmp_path / "none.keras"))
-    assert run_many.Task("a", gone, tmp_path / "a", {}).failure() is None
+    assert run_many.Task("a", gone, tmp_path, {}).failure() is None
 
 
 def test_a_model_that_is_gone_cannot_be_evaluated(runs, chosen, tmp_path):
@@ -281,7 +301,7 @@ def test_a_model_that_is_gone_cannot_be_evaluated(runs, chosen, tmp_path):
     settings = Settings(**json.loads((tmp_path / name / "metrics.json").read_text())["options"])
     with pytest.raises(RunError, match=r"1 of 1 runs failed. .*model.keras is gone"):
         run_many.run_many(
-            {name: settings}, tmp_path, evaluations={name: plan.evaluations(name)}, log=print
+            {name: settings}, tmp_path, evaluations={name: evaluations(name)}, log=print
         )
 
 
@@ -291,8 +311,9 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
     (tmp_path / "runs").mkdir()
     shutil.copytree(runs, tmp_path / "runs" / "vgg16")
     assert script.main([*command, "--runs", str(tmp_path / "runs"), "--parts", "ablations"]) == 0
-    record = json.loads((tmp_path / "results" / "vgg16" / "runs.json").read_text())
-    assert len(record["ablations"]) == len(ablations()) + 1
+    records, _ = store.read(tmp_path / "results" / "vgg16")
+    assert {record["budget"] for record in records} == {"ablations"}
+    assert len(records) == len(ablations())
     capsys.readouterr()
     other = ["--runs", str(tmp_path / "none"), "--parts", "report", "--force"]
     assert script.main([*command, *other]) == 1
@@ -303,68 +324,62 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
 
 
 def test_what_is_kept_is_not_run_again(results, runs, tmp_path, monkeypatch):
-    study.write(tmp_path, results, runs, {})
-    kept = study.read(tmp_path)
+    write(tmp_path, results.records, {}, runs=runs)
+    kept = store.read(tmp_path)
     monkeypatch.setattr(run_many, "run", None)
     again = study.study(VGG16, tmp_path / "none", SEEDS, kept=kept)
-    for name in kept._fields:
-        assert getattr(again, name) == getattr(kept, name), name
+    assert (again.records, again.missing) == kept
+    assert again.kept == {record["name"] for record in kept[0]}
 
 
 def test_new_runs_join_those_that_are_kept(results, runs, tmp_path):
     """Runs of all kinds are taken away, and come back from folders that hold nothing else."""
-    study.write(tmp_path, results, runs, {})
     taken = [f"long/cifar10/{method}/seed{SEEDS[1]}" for method in ("deterministic", "flow_last")]
     taken += [f"ablations/cifar10/epochs=120/seed{SEEDS[0]}"]
     taken += [f"equal/cifar10/gaussian/seed{SEEDS[2]}"]
-    kept = without(study.read(tmp_path), taken)
-    kept.missing[-1] = f"{taken[3]}: diverged: too fast"
+    missing = [f"{name}: not run" for name in taken[:3]] + [f"{taken[3]}: diverged: too fast"]
+    kept = without(results.records, taken), missing
     for name in taken[:3]:
         shutil.copytree(runs / name, tmp_path / "new" / name)
     found = study.study(VGG16, tmp_path / "new", SEEDS, kept=kept, train=False)
     assert found.missing == [f"{taken[3]}: diverged: too fast"]
-    whole = without(results, taken[3:])
-    assert found.rows == whole.rows
-    assert found.ablations == whole.ablations
+    assert found.records == without(results.records, taken[3:])
     shutil.copytree(runs / taken[3], tmp_path / "new" / taken[3])
-    found = study.study(VGG16, tmp_path / "new", SEEDS, kept=found, train=False)
+    kept = found.records, found.missing
+    found = study.study(VGG16, tmp_path / "new", SEEDS, kept=kept, train=False)
     assert found.missing == []
-    assert found.rows == results.rows
 
-    def shifts(results):
-        names = ("budget", "method", "seed", "shift", "name", "level")
-        return sorted(str([row[name] for name in names]) for row in results.robustness)
+    def but_scaled(records):
+        return [{key: v for key, v in record.items() if key != "scaled"} for record in records]
 
-    assert shifts(found) == shifts(results)
+    assert but_scaled(found.records) == but_scaled(results.records)
     # No trial's predictions are there to fit a temperature to.
-    last = [row for row in found.scaled if (row["method"], row["seed"]) == ("gaussian", SEEDS[2])]
-    assert [row["crosswise"] for row in last] == [True]
-    assert len(found.scaled) == len(results.scaled)
+    (last,) = (record for record in found.records if record["name"] == taken[3])
+    assert last["scaled"]["crosswise"] is True
 
 
-def without(results, names):
-    def stays(row):
-        seed = row.get("seed")
-        return f"{row['budget']}/cifar10/{row['method']}/seed{seed}" not in names
-
-    lists = {
-        name: list(filter(stays, getattr(results, name)))
-        for name in ("rows", "ablations", "robustness", "scaled")
-    }
-    return results._replace(**lists, missing=[f"{name}: not run" for name in names])
+def without(records, names):
+    return [record for record in records if record["name"] not in names]
 
 
 def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "_GAUSSIAN", dataclasses.replace(plan._GAUSSIAN, batch_size=64))
-    found = study.study(VGG16, tmp_path, SEEDS, parts=["ablations"], kept=results, train=False)
-    assert len(found.missing) == len(ablations()) + 1
-    assert found.ablations == found.draws == []
-    assert found.rows == results.rows
-    monkeypatch.setattr(plan, "_BASE", dataclasses.replace(plan._BASE, batch_size=64))
-    wanted = {"parts": ["report"], "seeds": SEEDS[1:2], "kept": results, "train": False}
-    found = study.study(VGG16, tmp_path, **wanted)
+    def changed(part, **change):
+        part = VGG16.parts[part]
+        return part._replace(base={**part.base, **change})
+
+    parts = {name: changed(name, batch_size=64) for name in ("ablations", "draws", "report")}
+    other = VGG16._replace(parts={**VGG16.parts, **parts})
+    kept = results.records, []
+    found = study.study(
+        other, tmp_path, SEEDS, parts=["ablations", "draws"], kept=kept, train=False
+    )
+    assert len([line for line in found.missing if "/draws" not in line]) == len(ablations()) + 1
+    assert rows_of(found, "ablations", "draws") == []
+    assert rows_of(found) == rows_of(results)
+    wanted = {"parts": ["report"], "seeds": SEEDS[1:2], "kept": kept, "train": False}
+    found = study.study(other, tmp_path, **wanted)
     assert len(found.missing) == 5
-    assert len(found.rows) == len(results.rows) - 5
+    assert len(rows_of(found)) == len(rows_of(results)) - 5
 
 
 def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
@@ -380,8 +395,8 @@ def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
     assert script.main(command) == 1  # that would replace the others
     assert "--force" in capsys.readouterr().err
     assert script.main([*command, "--add"]) == 0
-    record = json.loads((folder / "runs.json").read_text())
-    assert len(record["runs"]) == len(results.rows) + 1
+    record = json.loads((folder / "summary.json").read_text())
+    assert len(store.read(folder)[0]) == len(results.records) + 1
     assert record["options"]["seeds"] == [*SEEDS, 9]
     assert record["options"]["parts"] is None
     for name in ("training.png", "curves.png"):  # drawn from folders
@@ -392,59 +407,53 @@ def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
 
 
 def test_results_of_something_else_are_not_added_to(tmp_path):
-    (tmp_path / "runs.json").write_text(json.dumps({"runs": [], "trials": []}))
-    with pytest.raises(RunError, match="something else: without 'ablations'"):
-        study.read(tmp_path)
+    for content in ("", '{"runs": []}', "[]", '{"key": "k"}'):
+        (tmp_path / "runs.jsonl").write_text(content)
+        with pytest.raises(RunError, match="results of something else"):
+            store.read(tmp_path)
 
 
 def test_settings_of_the_least_held_out_nll_are_trained(results):
     for method in ("gaussian", "mc_dropout", "deterministic"):
-        tried = [row for row in results.trials if row["method"] == method]
+        tried = [row for row in rows_of(results, "trials") if row["method"] == method]
         best = min(tried, key=lambda row: row["nll"])
-        (final,) = {
-            row["training"]
-            for row in results.rows
-            if (row["budget"], row["method"]) == ("equal", method)
-        }
+        (final,) = {row["training"] for row in rows_of(results, "equal") if row["method"] == method}
         assert final == best["training"].replace(" --validation 5000", "")
 
 
 def test_results_hold_what_any_score_needs(results, runs, tmp_path):
-    table = study.write(tmp_path, results, runs, {})
+    table = write(tmp_path, results.records, {}, runs=runs)
     assert check(tmp_path) == json.loads(json.dumps(table))
     assert all(len(row["seeds"]) == 3 for row in table)
-    for row in results.rows:
+    for row in rows_of(results):
         name = f"{row['budget']}-{row['method']}-seed{row['seed']}.npz"
         with np.load(tmp_path / "probabilities" / name) as found:
             assert found["probabilities"].dtype == "float16"
+            assert found["epistemic"].dtype == "float16"
             again = Scores(found["probabilities"].astype("float64"), None, found["labels"], 1)
         summary = again.summary()
         assert summary["accuracy"] == row["accuracy"]
         assert summary["nll"] == pytest.approx(row["nll"], abs=1e-3)
         assert summary["ece"] == pytest.approx(row["ece"], abs=2e-3)
     # Of fewer runs, nothing else stays behind.
-    few = results._replace(rows=results.rows[:2])
-    study.write(tmp_path, few, runs, {})
+    write(tmp_path, rows_of(results)[:2], {}, runs=runs)
     assert len(list((tmp_path / "probabilities").iterdir())) == 2
-    shifts = json.loads((tmp_path / "robustness.json").read_text())
-    assert len(shifts["rows"]) == len(results.robustness)
 
 
 def test_temperatures_are_of_the_held_out_images(results, runs):
     for method in ("deterministic", "mc_dropout", "gaussian"):
-        mine = [row for row in results.scaled if row["method"] == method]
+        mine = [row for row in rows_of(results, "equal") if row["method"] == method]
         assert [row["seed"] for row in mine] == SEEDS
-        (temperature,) = {row["temperature"] for row in mine}
-        trials = [row["nll"] for row in results.trials if row["method"] == method]
-        name = list(VGG16.candidates("cifar10")[method])[int(np.argmin(trials))]
-        held_out = runs / "trials" / "cifar10" / method / name
+        (temperature,) = {row["scaled"]["temperature"] for row in mine}
+        trials = [row for row in rows_of(results, "trials") if row["method"] == method]
+        held_out = runs / min(trials, key=lambda row: row["nll"])["name"]
         tried = np.linspace(0.2, 2, 361)
         best = tried[np.argmin([tempered(held_out, t)[0] for t in tried])]
         assert temperature == pytest.approx(best, abs=0.01)
         for row in mine:
-            nll, accuracy = tempered(study.folder_of({**row, "dataset": "cifar10"}, runs), best)
-            assert row["nll"] == pytest.approx(nll, abs=1e-3)
-            assert row["accuracy"] == accuracy
+            nll, accuracy = tempered(runs / row["name"], best)
+            assert row["scaled"]["nll"] == pytest.approx(nll, abs=1e-3)
+            assert row["scaled"]["accuracy"] == accuracy
 
 
 def tempered(folder, temperature):
@@ -457,7 +466,7 @@ def tempered(folder, temperature):
 
 
 def test_an_ensemble_is_the_mean_of_the_seeds(written, runs):
-    averaged = json.loads((written / "runs.json").read_text())["averaged"]
+    averaged = json.loads((written / "summary.json").read_text())["averaged"]
     assert [row["method"] for row in averaged if row["budget"] == "equal"] == list(VGG16.methods)
     assert len([row for row in averaged if row["budget"] == "long"]) == 3
     row = averaged[0]
@@ -472,9 +481,8 @@ def test_an_ensemble_is_the_mean_of_the_seeds(written, runs):
 @pytest.mark.parametrize("kind", ["paired", "shifts", "ood", "post_hoc"])
 def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, kind):
     (tmp_path / "vgg16").mkdir()
-    few = [row for row in results.rows if row["budget"] == "half" and row["seed"] == SEEDS[0]]
-    shifted = [row for row in results.robustness if row["seed"] == SEEDS[0]]
-    study.write(tmp_path / "vgg16", results._replace(rows=few, robustness=shifted), runs, {})
+    few = [row for row in rows_of(results, "half") if row["seed"] == SEEDS[0]]
+    write(tmp_path / "vgg16", few, {}, runs=runs)
     assert "nan" not in fill(f"<!-- {kind}: vgg16 budget=half -->\n<!-- end -->", tmp_path)
 
 
@@ -492,7 +500,7 @@ def test_every_table_can_be_filled(results, written, kind):
     filled = fill(f"<!-- {kind}: vgg16{condition} -->\n<!-- end -->", written.parent)
     lines = filled.splitlines()[1:-1]
     assert len({line.count("|") for line in lines}) == 1
-    expected = {"ablations": len(results.ablations), "draws": len(plan.DRAWS)}
+    expected = {"ablations": len(ablations()) + 1, "draws": len(DRAWS)}  # the reference again
     if kind != "paired":
         assert len(lines) - 2 == expected.get(kind, len(VGG16.methods))
 
@@ -531,7 +539,9 @@ def test_differences_are_those_of_the_means(results, written):
     _, head, _, first, second, _ = fill(comment, written.parent).splitlines()
     place = head.split(" | ").index("NLL")
     means = [
-        np.mean([row["nll"] for row in results.rows if (row["budget"], row["method"]) == wanted])
+        np.mean(
+            [row["nll"] for row in rows_of(results) if (row["budget"], row["method"]) == wanted]
+        )
         for wanted in (("equal", "gaussian"), ("equal", "deterministic"))
     ]
     assert first.split(" | ")[place] == f"{means[0]:.4f}"
@@ -556,12 +566,12 @@ def test_methods_of_one_figure_have_colours_of_their_own(drawn):
 
 
 def test_the_distance_from_the_confidence_is_drawn(results, written, runs):
-    rows = [row for row in results.rows if (row["budget"], row["method"]) == ("half", "gaussian")]
-    found = [study.predictions(study.folder_of(row, runs)) for row in rows]
+    rows = [row for row in rows_of(results, "half") if row["method"] == "gaussian"]
+    found = [store.predictions(runs / row["name"]) for row in rows]
     mean, labels = (np.concatenate(parts) for parts in zip(*found, strict=True))
     confidence, correct = mean.max(axis=1), mean.argmax(axis=1) == labels
     parts = np.array_split(np.argsort(confidence), 12)
-    (ax,) = figures.reliability(rows, written).axes
+    (ax,) = figures.reliability(pd.DataFrame(rows), written).axes
     x, y = ax.containers[0].lines[0].get_data(orig=False)
     np.testing.assert_allclose(x, [1 - confidence[part].mean() for part in parts], rtol=1e-3)
     gap = [correct[part].mean() - confidence[part].mean() for part in parts]
@@ -571,7 +581,7 @@ def test_the_distance_from_the_confidence_is_drawn(results, written, runs):
 def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
     (name, settings), *_ = VGG16.runs("equal", [9], ["gaussian"], chosen=chosen).items()
     finish(tmp_path, name, settings)
-    other = {"robustness": dataclasses.replace(plan.SHIFTS, limit=10)}
+    other = {"robustness": dataclasses.replace(evaluations(name)["robustness"], limit=10)}
     with pytest.raises(RunError, match="another evaluation"):
         run_many.run_many({name: settings}, tmp_path, evaluations={name: other})
 
@@ -581,8 +591,13 @@ def test_an_evaluation_on_other_images_is_refused(runs, chosen, tmp_path):
 
 @pytest.mark.slow
 def test_a_quick_run(script, tmp_path, monkeypatch):
-    for name in ("_BASE", "_GAUSSIAN"):
-        monkeypatch.setattr(plan, name, small(getattr(plan, name)))
+    lenet = {"model": "lenet", "precision": "float32"}
+    parts = {
+        name: part._replace(base=part.base and {**part.base, **lenet})
+        for name, part in VGG16.parts.items()
+    }
+    quick = VGG16._replace(base={**VGG16.base, **lenet}, parts=parts)
+    monkeypatch.setitem(PLANS, "vgg16", quick)
     monkeypatch.setattr(data, "load", made_images)
     methods = ["deterministic", "gaussian", "flow_last"]
     arguments = ["vgg16", "--quick", "--seeds", "0", "--methods", *methods]
@@ -590,10 +605,9 @@ def test_a_quick_run(script, tmp_path, monkeypatch):
     assert script.main(arguments) == 0
     table = check(tmp_path / "results" / "vgg16")
     assert {row["method"] for row in table if row["budget"] == "equal"} == set(methods)
-    record = json.loads((tmp_path / "results" / "vgg16" / "robustness.json").read_text())
-    shifted = [row["name"] for row in record["rows"] if row["budget"] == "half"]
-    assert "held-out classes" in shifted
-    assert {options["limit"] for options in record["options"].values()} == {100}
+    records, _ = store.read(tmp_path / "results" / "vgg16")
+    half = [record for record in records if record["budget"] == "half"]
+    assert "held-out classes" in [row["name"] for row in half[0]["evaluations"]["robustness"]]
 
     # A second time nothing is trained.
     monkeypatch.setattr(run_many, "run", None)

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, times
 
 
 def convolves(layer: keras.layers.Layer) -> bool:
@@ -71,7 +71,7 @@ def noisy_convolution(
         scale: (channels,)
     """
     channels_first = layer.data_format == "channels_first"
-    both = ops.concatenate([inputs, normal * inputs], axis=1 if channels_first else -1)
+    both = ops.concatenate([inputs, times(inputs, normal)], axis=1 if channels_first else -1)
     kernel = ops.cast(layer.kernel, loc.dtype)
     kernel = ops.concatenate([loc[:, None] * kernel, scale[:, None] * kernel], axis=-2)
     outputs = layer.convolution_op(both, ops.cast(kernel, inputs.dtype))

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn._core.backend import Tensor, mean, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
@@ -227,7 +227,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
         draws, batch = z.shape[0], inputs.shape[0]
         if draws == 1 or draws == batch is not None or (draws is None and not shared):
-            return inputs * z
+            return times(inputs, z)
         if draws is not None and batch is not None and batch % draws:
             raise ValueError(
                 f"Stochastic layer {self.name!r} has {draws} draws in this pass, which do not fit "
@@ -238,7 +238,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         size = ops.shape(inputs)
         draws = ops.shape(z)[0]
         blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
-        return ops.reshape(blocks * z[:, None], size)
+        return ops.reshape(times(blocks, z[:, None]), size)
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:
         """Return z (groups, [positions,] channels) with the axes of an input of that rank."""

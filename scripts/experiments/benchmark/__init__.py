@@ -5,5 +5,5 @@ from experiments.benchmark.gpu import gpu_steps
 
 __all__ = ["GPU", "GROUPS", "Settings"]
 
+# Groups of cases of a GPU, with either backend; `GROUPS` are those of a CPU, with TensorFlow.
 GPU = {"gpu": gpu_steps}
-"""Groups of cases of a GPU, with either backend; `GROUPS` are those of a CPU, with TensorFlow."""

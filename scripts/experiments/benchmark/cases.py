@@ -1,6 +1,5 @@
 """The cases of a CPU: each group is a function of `Settings` that gives rows, see `record`."""
 
-import dataclasses
 import math
 import subprocess
 import sys
@@ -11,98 +10,63 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from experiments import checks
+from experiments.benchmark import networks as nets
 from experiments.benchmark import timing
-from experiments.benchmark.networks import (
-    CLASSES,
-    KINDS,
-    TRAIN_SIZE,
-    compiled,
-    images,
-    in_process,
-    stepper,
-    stochastic,
-)
 from experiments.benchmark.record import row
-from experiments.checks import option
-
-__all__ = ["GROUPS", "Settings", "prediction_rows", "step_rows"]
 
 BATCH, STEPS = 128, 16
-VGG_BATCH, VGG_STEPS = 32, 2
-ENSEMBLE = 4
-SAMPLES, IMAGES = 128, 100
-BATCHES = (32, 64, 128, 256, 512, 1024)
-"""Batch sizes that the deterministic network may choose from in prediction."""
-LINEAR = 1.05
-"""Largest exponent that counts as linear."""
-
-# By part: label, targets, and what sets the network apart.
-_LENET = {
-    "all": ("all layers", {"gaussian": 1.4, "flow": 1.6}, {}),
-    "rest": ("all but the first", {"gaussian": 1.15, "flow": 1.35}, {"first": False}),
-    "position": ("position noise", {"gaussian": 1.9, "flow": 2.4}, {"noise": "position"}),
-}
-_MEBI = 2**20
-# TensorFlow Probability loads its parts when they are first used; that is not ours to answer for.
-_IMPORT = """
-import time, keras
-if keras.backend.backend() == "tensorflow":
-    import tensorflow_probability as tfp
-else:
-    from tensorflow_probability.substrates import jax as tfp
-tfp.distributions.Normal, tfp.bijectors.Chain
-began = time.perf_counter()
-import tfp_ibnn
-print(time.perf_counter() - began)
-"""
+ENSEMBLE, SAMPLES, IMAGES = 4, 128, 100
+BATCHES = (32, 64, 128, 256, 512, 1024)  # of the deterministic network in prediction
+LINEAR = 1.05  # the largest exponent that counts as linear
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.settings("benchmark")
 class Settings(checks.Checked):
-    """How long and how carefully to measure."""
+    """How long and how carefully to measure, see `settings.toml`."""
 
-    rounds: int = option(24, checks.several, "of the short cases")
-    seed: int = option(0, checks.whole, "of weights, images and noise")
-    short: bool = option(False, checks.flag, "the few cases that continuous integration runs")
+
+def _parts(group, settings):
+    for part in list(nets.CASES[group])[: 1 if settings.short else None]:
+        label, targets, options = nets.CASES[group][part]
+        for kind, name in nets.KINDS.items():
+            yield f"{part}.{kind}", kind, label, name, targets.get(kind), options
+
+
+def _others(group, action, settings, dropout):
+    if settings.short:
+        return {}
+    members = [action(ibnn.models.lenet()) for _ in range(ENSEMBLE)]
+    ensemble = {f"{group}.ensemble": lambda: sum(member() for member in members)}
+    return {f"{group}.dropout": action(dropout(ibnn.models.lenet(dropout=0.1))), **ensemble}
 
 
 def lenet_steps(settings):
     """Time LeNet's step, batch 128, 16 steps an execution, and those of other methods."""
-    steps = STEPS if not settings.short else 4
     keras.utils.set_random_seed(settings.seed)
 
     def action(model):
-        return stepper(model, BATCH, steps, settings.seed)
+        return nets.stepper(model, BATCH, 4 if settings.short else STEPS, settings.seed)
 
     actions, described = {"deterministic": action(ibnn.models.lenet())}, {}
-    for part, (label, targets, options) in _LENET.items():
-        for kind, name in {} if settings.short and part != "all" else KINDS.items():
-            found = f"training.{part}.{kind}"
-            described[found] = (f"LeNet step, {name}, {label}", targets[kind])
-            actions[found] = action(stochastic("lenet", kind, **options))
-    if not settings.short:
-        described["training.dropout"] = ("LeNet step, MC dropout", None)
-        actions["training.dropout"] = action(ibnn.models.lenet(dropout=0.1))
-        described["training.ensemble"] = ("LeNet step, deep ensemble of 4 (four networks)", None)
-        members = [action(ibnn.models.lenet()) for _ in range(ENSEMBLE)]
-        actions["training.ensemble"] = lambda: sum(member() for member in members)
-    yield from step_rows(actions, described, settings.rounds)
-    if not settings.short and keras.backend.backend() == "tensorflow":
+    for found, kind, label, name, target, options in _parts("steps", settings):
+        described[f"training.{found}"] = (f"LeNet step, {name}, {label}", target)
+        actions[f"training.{found}"] = action(nets.stochastic("lenet", kind, **options))
+    if others := _others("training", action, settings, lambda model: model):
+        labels = "LeNet step, MC dropout", "LeNet step, deep ensemble of 4 (four networks)"
+        described |= {name: (label, None) for name, label in zip(others, labels, strict=True)}
+    yield from step_rows(actions | others, described, settings.rounds)
+    if others and keras.backend.backend() == "tensorflow":
         yield from _tfp_rows("training", settings)
 
 
 def vgg16_steps(settings):
-    """Time VGG16's step, batch 32, 2 steps an execution."""
     keras.utils.set_random_seed(settings.seed)
-    networks, described = {"deterministic": ibnn.models.vgg16()}, {}
+    actions, described = {}, {}
+    actions["deterministic"] = nets.stepper(ibnn.models.vgg16(), 32, 2, settings.seed)
     for kind, target in (("gaussian", 1.05), ("flow", 1.15)):
-        found = f"vgg16.all.{kind}"
-        described[found] = (f"VGG16 step, {KINDS[kind]}, all layers", target)
-        networks[found] = stochastic("vgg16", kind)
-    actions = {
-        name: stepper(model, VGG_BATCH, VGG_STEPS, settings.seed)
-        for name, model in networks.items()
-    }
+        described[f"vgg16.all.{kind}"] = (f"VGG16 step, {nets.KINDS[kind]}, all layers", target)
+        model = nets.stochastic("vgg16", kind)
+        actions[f"vgg16.all.{kind}"] = nets.stepper(model, 32, 2, settings.seed)
     yield from step_rows(actions, described, max(4, settings.rounds // 4))
 
 
@@ -119,38 +83,31 @@ def _tfp_rows(group, settings):
     """Return the rows of TensorFlow Probability's own layers, timed in a process of their own."""
     from experiments.benchmark.children import tfp_layers
 
-    return in_process(tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1")
+    return nets.in_process(
+        tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1"
+    )
 
 
 def predictions(settings):
     """Time 128 samples of LeNet on 100 images, and the prediction of other methods."""
     keras.utils.set_random_seed(settings.seed)
-    x, _ = images(IMAGES, settings.seed)
-    own, seeded = {"independent": True}, {"independent": True, "seed": settings.seed}
-    parts = {
-        "shared": ("shared samples, {}", {}, {"gaussian": 1.10, "flow": 1.15}),
-        "own": ("draws for each example, {}", own, {"gaussian": 1.3, "flow": 1.5}),
-        "seeded": ("draws for each example, with a seed, {}", seeded, {}),
-    }
+    x, _ = nets.images(IMAGES, settings.seed)
     actions, described = {}, {}
-    for part, (label, options, targets) in parts.items():
-        for kind, name in {} if settings.short and part != "shared" else KINDS.items():
-            found = f"prediction.{part}.{kind}"
-            described[found] = (f"LeNet, 128 {label.format(name)}", targets.get(kind))
-            model = stochastic("lenet", kind)
-            actions[found] = compiled(_average(model, **options), x)
-    if not settings.short:
-        described["prediction.dropout"] = ("LeNet, 128 samples, MC dropout", None)
-        dropout = _average(ibnn.models.lenet(dropout=0.1), dropout=True)
-        actions["prediction.dropout"] = compiled(dropout, x)
-        described["prediction.ensemble"] = ("LeNet, deep ensemble of 4 (four passes)", None)
-        members = [compiled(ibnn.models.lenet(), x) for _ in range(ENSEMBLE)]
-        actions["prediction.ensemble"] = lambda: sum(member() for member in members)
-    rounds = max(4, settings.rounds // 2)
-    plain = ibnn.models.lenet()
-    rows, times = prediction_rows(actions, described, plain, rounds, settings.seed)
+    for found, kind, label, name, target, options in _parts("predictions", settings):
+        options = {**options, "seed": settings.seed} if "seed" in options else options
+        described[f"prediction.{found}"] = (f"LeNet, 128 {label}, {name}", target)
+        model = _average(nets.stochastic("lenet", kind), **options)
+        actions[f"prediction.{found}"] = nets.compiled(model, x)
+    others = _others(
+        *("prediction", lambda model: nets.compiled(model, x), settings),
+        lambda model: _average(model, dropout=True),
+    )
+    labels = "LeNet, 128 samples, MC dropout", "LeNet, deep ensemble of 4 (four passes)"
+    described |= {name: (label, None) for name, label in zip(others, labels, strict=False)}
+    rounds, plain = max(4, settings.rounds // 2), ibnn.models.lenet()
+    rows, times = prediction_rows(actions | others, described, plain, rounds, settings.seed)
     yield from rows
-    for kind, name in {} if settings.short else KINDS.items():
+    for kind, name in nets.KINDS.items() if others else ():
         ours, theirs = times[f"prediction.shared.{kind}"], times["prediction.ensemble"]
         yield row(
             f"prediction.to_ensemble.{kind}",
@@ -158,7 +115,7 @@ def predictions(settings):
             timing.ratio(ours, theirs),
             seconds={"prediction": min(ours), "ensemble": min(theirs)},
         )
-    if not settings.short:
+    if others:
         yield from _tfp_rows("prediction", settings)
 
 
@@ -169,14 +126,13 @@ def _average(model, samples=SAMPLES, **options):
 def prediction_rows(actions, described, plain, rounds, seed):
     """Return rows of predictions, and all times; the reference is 128 deterministic passes.
 
-    That is at its best batch size: the seconds of 128 passes over 100 images, found from an eighth
-    of them.
+    These are over 100 images at the best batch size, found from an eighth of them.
     """
     needed = IMAGES * SAMPLES
 
     def passes(batch):
         repeats = max(1, needed // (8 * batch))
-        run = compiled(plain, images(batch, seed)[0], repeats)
+        run = nets.compiled(plain, nets.images(batch, seed)[0], repeats)
         return lambda: run() * needed / (repeats * batch)
 
     times = timing.interleave(actions | {batch: passes(batch) for batch in BATCHES}, rounds)
@@ -195,30 +151,29 @@ def memory_in_training(settings):
 
     targets = {"channel": 1.15, "position": 1.6}
     cases = {"deterministic": ("none", "channel")}
-    cases |= {f"memory.{noise}.{kind}": (kind, noise) for noise in targets for kind in KINDS}
+    cases |= {f"memory.{noise}.{kind}": (kind, noise) for noise in targets for kind in nets.KINDS}
     found = {name: [] for name in cases}
     for number in range(2 if settings.rounds < 12 else 3):
         for name, case in cases.items():
             # Memory that is freed goes back to the system at once: the peak is of what is in use.
             more = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            found[name].append(in_process(memory, *case, settings.seed + number, **more))
-
-    def sizes(runs):
-        return [run["peak"] - run["before"] for run in runs], [run["peak"] for run in runs]
-
-    own_growth, own_peak = sizes(found.pop("deterministic"))
-    for name, runs in found.items():
+            found[name].append(nets.in_process(memory, *case, settings.seed + number, **more))
+    sizes = {
+        name: ([run["peak"] - run["before"] for run in runs], [run["peak"] for run in runs])
+        for name, runs in found.items()
+    }
+    own_growth, own_peak = sizes.pop("deterministic")
+    for name, (growth, peak) in sizes.items():
         kind, noise = cases[name]
-        growth, peak = sizes(runs)
         least = {"growth": growth, "growth_deterministic": own_growth}
         least |= {"peak": peak, "peak_deterministic": own_peak}
         yield row(
             name,
-            f"VGG16 memory in training, {KINDS[kind]}, {noise} noise",
+            f"VGG16 memory in training, {nets.KINDS[kind]}, {noise} noise",
             timing.ratio(growth, own_growth),
             targets[noise],
             whole_process=round(timing.ratio(peak, own_peak)["ratio"], 4),
-            mebibytes={key: round(min(values) / _MEBI, 1) for key, values in least.items()},
+            mebibytes={key: round(min(values) / 2**20, 1) for key, values in least.items()},
         )
 
 
@@ -230,25 +185,24 @@ def extra_parameters(settings):
 
     plain = weights(ibnn.models.vgg16())
     for kind, target in (("gaussian", 0.1), ("flow", 10.0)):
-        share = 100 * (weights(stochastic("vgg16", kind)) / plain - 1)
+        share = 100 * (weights(nets.stochastic("vgg16", kind)) / plain - 1)
+        name, label = f"parameters.{kind}", f"VGG16, extra parameters, {nets.KINDS[kind]}"
         measured = {"ratio": share, "median": share, "noise": 0.0}
-        label = f"VGG16, extra parameters, {KINDS[kind]}"
-        yield row(f"parameters.{kind}", label, measured, target, "%", parameters=plain)
+        yield row(name, label, measured, target, "%", parameters=plain)
 
 
 def import_time(settings):
     """Time `import tfp_ibnn` in processes that have imported Keras and TFP already."""
-    command = [sys.executable, "-c", _IMPORT]
+    command = [sys.executable, "-c", nets.CASES["import_time"]]
     times = [float(subprocess.check_output(command, text=True).split()[-1]) for _ in range(6)]
     yield row("imports", "import tfp_ibnn, after Keras and TFP", timing.smallest(times), 0.2, "s")
 
 
 def conversion_time(settings):
-    """Time `to_stochastic` of ResNet50."""
     plain, times = keras.applications.ResNet50(weights=None), []
     for _ in range(4):
         began = time.perf_counter()
-        ibnn.to_stochastic(plain, ibnn.NormalAffine(), TRAIN_SIZE)
+        ibnn.to_stochastic(plain, ibnn.NormalAffine(), nets.TRAIN_SIZE)
         times.append(time.perf_counter() - began)
     yield row("conversions", "to_stochastic of ResNet50", timing.smallest(times), 5.0, "s")
 
@@ -256,19 +210,21 @@ def conversion_time(settings):
 def exponents(settings):
     """Measure how cost grows: the slopes of cost against size on logarithmic axes."""
     keras.utils.set_random_seed(settings.seed)
-    x, _ = images(100, settings.seed)
-    networks = {"own": ibnn.models.lenet(), **{kind: stochastic("lenet", kind) for kind in KINDS}}
+    x, _ = nets.images(100, settings.seed)
+    networks = {"own": "none"} | {kind: kind for kind in nets.KINDS}
+    networks = {name: nets.stochastic("lenet", kind) for name, kind in networks.items()}
     kinds = {"own": None, "gaussian": ibnn.NormalAffine, "flow": ibnn.NormalInvConv}
     deep = {"own": None, "planar": ibnn.NormalPlanar1d, "convolutions": ibnn.NormalInvConv}
     alone = _layer(64, None, settings)  # which has no depth
 
     def samples(name, count):
-        model = networks[name]
-        return compiled(model, x, count) if name == "own" else compiled(_average(model, count), x)
+        if name == "own":
+            return nets.compiled(networks[name], x, count)
+        return nets.compiled(_average(networks[name], count), x)
 
     def batch(name, size):
-        model = stochastic("lenet", "none" if name == "own" else name)
-        return stepper(model, size, 4, settings.seed)
+        model = nets.stochastic("lenet", "none" if name == "own" else name)
+        return nets.stepper(model, size, 4, settings.seed)
 
     def channels(name, count):
         return _layer(count, None if name == "own" else kinds[name](), settings)
@@ -276,28 +232,26 @@ def exponents(settings):
     def depth(name, count):
         return alone if name == "own" else _layer(64, deep[name](depth=count), settings)
 
-    linear = dict.fromkeys(KINDS, LINEAR)
+    linear = dict.fromkeys(nets.KINDS, LINEAR)
     yield from _growth("samples", (8, 32, 128, 512), networks, samples, settings, linear)
     yield from _growth("batch", (16, 64, 256, 1024), networks, batch, settings, linear)
     for found in _growth("channels", (32, 64, 128, 256), kinds, channels, settings):
         # No worse than the wrapped layer's own, to the same tolerance as what is to be linear.
-        own = found["growth"]["own_exponent"]
-        yield {**found, "target": round(own + LINEAR - 1, 3)}
+        yield {**found, "target": round(found["growth"]["own_exponent"] + LINEAR - 1, 3)}
     for found in _growth("depth", (1, 2, 4, 8), deep, depth, settings):
-        growth = found["growth"]
-        level = [min(growth["own"])] * len(growth["own"])
-        yield {**found, "growth": {**growth, "own": level}}
+        own = found["growth"]["own"]
+        yield {**found, "growth": {**found["growth"], "own": [min(own)] * len(own)}}
 
 
 def _layer(channels, posterior, settings):
     """Return an action that trains one 3x3 convolution between equal channels on 8x8 maps."""
     inputs = keras.Input((8, 8, channels))
     x = layers.Conv2D(channels, 3, padding="same", activation="relu", name="conv")(inputs)
-    outputs = layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x))
+    outputs = layers.Dense(nets.CLASSES, name="head")(layers.GlobalAveragePooling2D()(x))
     model = keras.Model(inputs, outputs)
     if posterior is not None:
-        model = ibnn.to_stochastic(model, {"conv": posterior}, TRAIN_SIZE)
-    return stepper(model, 32, 8, settings.seed)
+        model = ibnn.to_stochastic(model, {"conv": posterior}, nets.TRAIN_SIZE)
+    return nets.stepper(model, 32, 8, settings.seed)
 
 
 def _growth(axis, sizes, names, make, settings, targets=None):
@@ -311,18 +265,11 @@ def _growth(axis, sizes, names, make, settings, targets=None):
     for name in (name for name in names if name != "own"):
         growth = {"axis": axis, "sizes": list(sizes), "seconds": least[name], "own": least["own"]}
         growth["own_exponent"] = round(slopes["own"]["ratio"], 4)
-        label = f"growth with {axis}, {KINDS.get(name, name)}: exponent"
+        label = f"growth with {axis}, {nets.KINDS.get(name, name)}: exponent"
         target = (targets or {}).get(name)
         yield row(f"growth.{axis}.{name}", label, slopes[name], target, "exponent", growth=growth)
 
 
-GROUPS = {
-    "training": lenet_steps,
-    "vgg16": vgg16_steps,
-    "prediction": predictions,
-    "memory": memory_in_training,
-    "parameters": extra_parameters,
-    "imports": import_time,
-    "conversions": conversion_time,
-    "growth": exponents,
-}
+GROUPS = {"training": lenet_steps, "vgg16": vgg16_steps, "prediction": predictions}
+GROUPS |= {"memory": memory_in_training, "parameters": extra_parameters, "imports": import_time}
+GROUPS |= {"conversions": conversion_time, "growth": exponents}

@@ -5,10 +5,7 @@ from pathlib import Path
 import keras
 
 from experiments.benchmark import cases
-from experiments.benchmark.networks import TRAIN_SIZE, a_few_images, compiled, images, stepper
-from experiments.benchmark.networks import stochastic as network
-
-__all__ = ["memory", "tfp_layers"]
+from experiments.benchmark import networks as nets
 
 BATCH, STEPS = 32, 3
 METHODS = {"reparameterization": "Reparameterization", "flipout": "Flipout"}
@@ -17,26 +14,21 @@ METHODS = {"reparameterization": "Reparameterization", "flipout": "Flipout"}
 def memory(kind, noise, seed):
     """Train VGG16 and return bytes: `before` the training, and at the `peak`.
 
-    Linux keeps the largest resident size of a process. It is read before the training, when the
-    network, its optimizer and the images are there, and after it; in between everything is traced
-    and three steps are taken.
+    Linux keeps the largest resident size of a process. It is read when the network, its optimizer
+    and the images are there, and after three steps.
     """
     keras.utils.set_random_seed(seed)
-    model = network("vgg16", kind, noise=noise)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    model.optimizer.build(model.trainable_variables)
-    x, y = images(BATCH * STEPS, seed)
+    model = nets.prepare(nets.stochastic("vgg16", kind, noise=noise))
+    x, y = nets.images(BATCH * STEPS, seed)
     # Begin again with the largest size; imports may have been larger for a moment.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    with a_few_images():
+    with nets.a_few_images():
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     return {"before": before, "peak": _status("VmHWM")}
 
 
 def _status(key):
-    """Return a size from what Linux says of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kibibytes,) = (line.split()[1] for line in lines if line.startswith(f"{key}:"))
     return 1024 * int(kibibytes)
@@ -45,8 +37,7 @@ def _status(key):
 def tfp_layers(group, rounds, seed):
     """Return the rows of TensorFlow Probability's own layers, for "training" or "prediction".
 
-    They are layers of Keras 2, which TensorFlow chooses for a whole process by
-    TF_USE_LEGACY_KERAS=1. The reference is a deterministic LeNet of Keras 2.
+    They are of Keras 2 (TF_USE_LEGACY_KERAS=1), and so is the deterministic LeNet.
     """
     import tf_keras
 
@@ -57,12 +48,12 @@ def tfp_layers(group, rounds, seed):
     described = {name: (label, None) for name, label in zip(networks, labels, strict=True)}
     if group == "training":
         actions = {
-            name: stepper(model, cases.BATCH, cases.STEPS, seed, tf_keras)
+            name: nets.stepper(model, cases.BATCH, cases.STEPS, seed, tf_keras)
             for name, model in {"deterministic": _lenet(), **networks}.items()
         }
         return list(cases.step_rows(actions, described, rounds))
-    x, _ = images(cases.IMAGES, seed)
-    actions = {name: compiled(model, x, cases.SAMPLES) for name, model in networks.items()}
+    x, _ = nets.images(cases.IMAGES, seed)
+    actions = {name: nets.compiled(model, x, cases.SAMPLES) for name, model in networks.items()}
     return list(cases.prediction_rows(actions, described, _lenet(), max(4, rounds // 2), seed)[0])
 
 
@@ -71,26 +62,17 @@ def _lenet(kind=None):
     import tensorflow_probability as tfp
     import tf_keras
 
-    def divergence(posterior, prior, _):
-        return tfp.distributions.kl_divergence(posterior, prior) / TRAIN_SIZE
-
-    layers = tf_keras.layers
-    conv, dense, options = layers.Conv2D, layers.Dense, {}
+    layers, options = tf_keras.layers, {}
+    conv, dense = layers.Conv2D, layers.Dense
     if kind is not None:
-        conv = getattr(tfp.layers, f"Convolution2D{kind}")
-        dense = getattr(tfp.layers, f"Dense{kind}")
-        options = {"kernel_divergence_fn": divergence}
+        conv, dense = (getattr(tfp.layers, f"{name}{kind}") for name in ("Convolution2D", "Dense"))
+        divergence = tfp.distributions.kl_divergence
+        options["kernel_divergence_fn"] = lambda q, p, _: divergence(q, p) / nets.TRAIN_SIZE
+    relu = {"activation": "relu", **options}
+    # What adaptive pooling from 10x10 to 4x4 costs; its windows lie a little otherwise.
+    pooling = layers.AveragePooling2D(3, 2)
+    images = [tf_keras.Input((32, 32, 3)), conv(6, 5, **relu), layers.MaxPooling2D(2)]
+    images += [conv(16, 5, **relu), pooling, layers.Flatten()]
     return tf_keras.Sequential(
-        [
-            tf_keras.Input((32, 32, 3)),
-            conv(6, 5, activation="relu", **options),
-            layers.MaxPooling2D(2),
-            conv(16, 5, activation="relu", **options),
-            # What adaptive pooling from 10x10 to 4x4 costs; its windows lie a little otherwise.
-            layers.AveragePooling2D(3, 2),
-            layers.Flatten(),
-            dense(120, activation="relu", **options),
-            dense(84, activation="relu", **options),
-            dense(10, **options),
-        ]
+        [*images, dense(120, **relu), dense(84, **relu), dense(10, **options)]
     )

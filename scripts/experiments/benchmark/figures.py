@@ -3,28 +3,10 @@
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from experiments.benchmark.networks import CASES
 from experiments.figures import facets
 from tfp_ibnn.plots.style import COLORS, marked
 
-__all__ = ["growths", "ratios", "save"]
-
-# By title: the groups of a panel, and what its labels need not repeat.
-_PANELS = {
-    "a training step, to the deterministic network's": (("training", "vgg16", "gpu"), " step"),
-    "a prediction of LeNet, to 128 deterministic passes": (("prediction",), "LeNet, "),
-    "peak memory in training VGG16": (("memory",), "VGG16 memory in training, "),
-    "error of the mean, 32 quasi-random samples to 128 independent ones": (
-        ("sampling",),
-        "error, 32 quasi-random samples to 128 independent, ",
-    ),
-}
-_AXES = {
-    "samples": ("samples", "LeNet, 100 images", "deterministic passes"),
-    "batch": ("batch size", "LeNet, training step", "deterministic"),
-    "channels": ("channels", "one convolution, training step", "deterministic"),
-    "depth": ("flows in a posterior", "one convolution, training step", "deterministic"),
-}
-_CURVES = {"gaussian": "Gaussian", "planar": "planar flows", "convolutions": "1x1 convolutions"}
 _TICKS = [0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 20]
 _PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
@@ -38,21 +20,16 @@ def ratios(rows):
     # A cost far below 1, and one that is told in words, would only squeeze the others.
     rows = [row for row in rows if row["ratio"] > 0.3 and "to_ensemble" not in row["id"]]
     cells = []
-    for title, (groups, repeated) in _PANELS.items():
+    for title, (groups, repeated) in CASES["panels"].items():
         if shown := [row for row in rows if row["group"] in groups]:
             cells.append((title, repeated, shown))
     if not cells:
         return None
     heights = [len(shown) + 1.4 for *_, shown in cells]
     values = [row["ratio"] for *_, shown in cells for row in shown]
-    figure = facets(
-        [[cell] for cell in cells],
-        _panel,
-        (8.4, 0.27 * sum(heights) + 0.6),
-        grid_lines="x",
-        height_ratios=heights,
-        sharex=True,
-    )
+    options = {"grid_lines": "x", "height_ratios": heights, "sharex": True}
+    size = 8.4, 0.27 * sum(heights) + 0.6
+    figure = facets([[cell] for cell in cells], _panel, size, **options)
     ax = figure.axes[-1]
     limits = 0.93 * min(0.95, *values), 1.15 * max(2.5, *values)
     ax.set(xscale="log", xlim=limits, xlabel="ratio, logarithmic; 1 costs nothing extra")
@@ -88,20 +65,22 @@ def growths(rows):
     """Draw cost against size on logarithmic axes, the deterministic network's beside it."""
     if not any("growth" in row for row in rows):
         return None
-    found = {axis: [r for r in rows if r.get("growth", {}).get("axis") == axis] for axis in _AXES}
-    cells = [(axis, found[axis]) if found[axis] else None for axis in _AXES]
+    found = {
+        axis: [r for r in rows if r.get("growth", {}).get("axis") == axis] for axis in CASES["axes"]
+    }
+    cells = [(axis, found[axis]) if found[axis] else None for axis in CASES["axes"]]
     return facets([cells[:2], cells[2:]], _curves, (8.4, 6.4), grid_lines="both")
 
 
 def _curves(ax, axis, rows):
-    below, title, own = _AXES[axis]
+    below, title, own = CASES["axes"][axis]
     growth = rows[0]["growth"]
     sizes = growth["sizes"]
     label = own if axis == "depth" else f"{own}: {growth['own_exponent']:.2f}"
     ax.loglog(sizes, [1000 * t for t in growth["own"]], color="0.5", ls=":", lw=2, label=label)
     for place, row in enumerate(rows):
         name = row["id"].rpartition(".")[2]
-        label = f"{_CURVES.get(name, name)}: {row['ratio']:.2f}"
+        label = f"{CASES['curves'].get(name, name)}: {row['ratio']:.2f}"
         ax.loglog(sizes, [1000 * t for t in row["growth"]["seconds"]], **marked(place), label=label)
     ax.set(xlabel=below, ylabel="milliseconds")
     ax.set_title(title, loc="left", fontsize=10)
@@ -119,7 +98,6 @@ def _curves(ax, axis, rows):
 
 
 def save(figure, path):
-    """Write a figure as PNG, if there is one."""
     if figure is not None:
         figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
         plt.close(figure)

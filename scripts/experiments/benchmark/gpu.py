@@ -12,18 +12,15 @@ import keras
 import numpy as np
 
 from experiments.benchmark import timing
-from experiments.benchmark.networks import KINDS, images, process, stepper, stochastic
+from experiments.benchmark.networks import KINDS, images, prepare, process, stepper, stochastic
 from experiments.benchmark.record import row
-
-__all__ = ["gpu_steps", "looping", "stepping"]
 
 BATCHES = (128, 256)
 PRECISIONS = {"bfloat16": "mixed_bfloat16", "float32": "float32"}
-STEPS = 50
 TARGETS = {"gaussian": 1.10, "flow": 1.30}
 
 
-def gpu_steps(settings, network="vgg16", steps=STEPS):
+def gpu_steps(settings, network="vgg16", steps=50):
     """Time a step of a network, 50 steps in one execution, in all precisions and batch sizes."""
     library = {"jax": "JAX", "tensorflow": "TensorFlow"}[keras.backend.backend()]
     for precision in PRECISIONS:
@@ -31,10 +28,7 @@ def gpu_steps(settings, network="vgg16", steps=STEPS):
             cases = list(itertools.product(("none", *TARGETS), BATCHES))
             pools = {case: stack.enter_context(process()) for case in cases}
             words = {case: (network, case[0], precision, case[1], steps) for case in cases}
-            begun = {
-                case: pool.submit(_prepare, *words[case], settings.seed)
-                for case, pool in pools.items()
-            }
+            begun = {c: pool.submit(_begin, *words[c], settings.seed) for c, pool in pools.items()}
             for case, future in begun.items():
                 if error := future.exception():
                     raise RuntimeError(f"{' '.join(map(str, words[case]))} failed: {error}")
@@ -42,23 +36,19 @@ def gpu_steps(settings, network="vgg16", steps=STEPS):
             times = timing.interleave(actions, max(4, settings.rounds // 2), warmup=0)
         for kind, batch in itertools.product(TARGETS, BATCHES):
             own, reference = (times[x, batch] for x in (kind, "none"))
-            yield row(
-                f"gpu.{precision}.{batch}.{kind}",
-                f"{network.upper()} step, {library}, {precision}, batch {batch}, {KINDS[kind]}",
-                timing.ratio(own, reference),
-                TARGETS[kind],
-                seconds={"step": min(own), "deterministic": min(reference)},
-            )
+            label = f"{network.upper()} step, {library}, {precision}, batch {batch}, {KINDS[kind]}"
+            name, seconds = f"gpu.{precision}.{batch}.{kind}", {"step": min(own)}
+            seconds["deterministic"] = min(reference)
+            yield row(name, label, timing.ratio(own, reference), TARGETS[kind], seconds=seconds)
 
 
-def _prepare(*arguments):
-    """Compile a network in this process, for `_step`."""
-    _prepare.action = stepping(*arguments)
-    _prepare.action()
+def _begin(*arguments):
+    _begin.action = stepping(*arguments)
+    _begin.action()
 
 
 def _step():
-    return _prepare.action()
+    return _begin.action()
 
 
 def stepping(network, kind, precision, batch, steps, seed):
@@ -70,22 +60,16 @@ def stepping(network, kind, precision, batch, steps, seed):
         return stepper(model, batch, steps, seed)
     import jax
 
-    x, y = images(batch, seed)
     rng = np.random.default_rng(seed)
     order = np.stack([rng.permutation(batch) for _ in range(steps)])
-    return looping(model, jax.numpy.asarray(x)[order], jax.numpy.asarray(y)[order])
+    return looping(model, *(jax.numpy.asarray(part)[order] for part in images(batch, seed)))
 
 
 def looping(model, x, y):
-    """Compile a model for one loop over all steps; return an action: the seconds of one step.
-
-    The loop is `lax.scan` over Keras's own `train_step`. Its state stays on the device.
-    """
+    """Compile a model for `lax.scan` over its `train_step`; return an action, as `stepping`."""
     import jax
 
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    model.optimizer.build(model.trainable_variables)
+    prepare(model)
 
     def step(state, data):
         logs, state = model.train_step(state, data)
@@ -93,10 +77,8 @@ def looping(model, x, y):
 
     epoch = jax.jit(lambda state, x, y: jax.lax.scan(step, state, (x, y)), donate_argnums=0)
     parts = (
-        model.trainable_variables,
-        model.non_trainable_variables,
-        model.optimizer.variables,
-        model.metrics_variables,
+        *(model.trainable_variables, model.non_trainable_variables),
+        *(model.optimizer.variables, model.metrics_variables),
     )
     # Copies: what is given away to the loop must not be the model's own.
     state = tuple([jax.numpy.array(variable.value) for variable in part] for part in parts)

@@ -5,20 +5,18 @@ import contextlib
 import multiprocessing
 import os
 import time
+import tomllib
 import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
 
-__all__ = ["KINDS", "compiled", "images", "in_process", "process", "stepper", "stochastic"]
-
-KINDS = {"gaussian": "Gaussian", "flow": "flow"}
-"""The posteriors that are timed, and what tables call them."""
-TRAIN_SIZE = 50_000
-CLASSES = 10
-EPOCHS = 3
+KINDS = {"gaussian": "Gaussian", "flow": "flow"}  # what is timed, and what tables call it
+CASES = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+TRAIN_SIZE, CLASSES, EPOCHS = 50_000, 10, 3
 
 
 def stochastic(network, kind, *, noise="channel", first=True):
@@ -39,34 +37,37 @@ def a_few_images():
 
 
 def images(count, seed, shape=(32, 32, 3)):
-    """Return random images of a shape and random labels."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, *shape)).astype("float32")
     return x, rng.integers(0, CLASSES, count).astype("int32")
 
 
+def prepare(model, steps=1, library=keras):
+    """Compile a model for training; an optimizer without variables would be traced twice."""
+    loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(library.optimizers.SGD(0.01, momentum=0.9), loss, steps_per_execution=steps)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
 def stepper(model, batch, steps, seed, library=keras):
     """Compile a model; return an action that trains it and returns the seconds of one step.
 
-    It is plain `fit` on random images for three epochs, each one execution of `steps` steps; the
-    fastest counts. The clock runs from an execution's begin to its end, as callbacks see them: the
-    set-up of `fit` is not counted. The library is Keras, or `tf_keras`.
+    It is plain `fit` on random images for three epochs, each one execution, of which the fastest
+    counts, without the set-up of `fit`. The library is Keras, or `tf_keras`.
     """
-    loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(library.optimizers.SGD(0.01, momentum=0.9), loss, steps_per_execution=steps)
-    # An optimizer without variables would have the step traced twice.
-    model.optimizer.build(model.trainable_variables)
+    prepare(model, steps, library)
     x, y = images(batch * steps, seed, tuple(model.input_shape[1:]))
     began, took = [], []
-
-    def begin(batch, logs=None):
-        began.append(time.perf_counter())
 
     def end(batch, logs):
         float(logs["loss"])  # waits for it where steps are dispatched ahead
         took.append(time.perf_counter() - began[-1])
 
-    clock = library.callbacks.LambdaCallback(on_train_batch_begin=begin, on_train_batch_end=end)
+    clock = library.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: began.append(time.perf_counter()),
+        on_train_batch_end=end,
+    )
     options = {"epochs": EPOCHS, "shuffle": False, "verbose": 0, "callbacks": [clock]}
 
     def action():
@@ -86,8 +87,7 @@ def compiled(model, x, repeats=1):
     """
     import tensorflow as tf
 
-    x = tf.constant(x)
-    function = tf.function(lambda batch: model(batch))
+    x, function = tf.constant(x), tf.function(lambda batch: model(batch))
 
     def action():
         began = time.perf_counter()

@@ -11,37 +11,24 @@ import os
 import re
 from pathlib import Path
 
+import pandas as pd
+
 from experiments import files
-from experiments.provenance import provenance
+from experiments.store import provenance
 from experiments.tables import markdown_table
 
-__all__ = ["compare", "fill", "line", "markdown", "other_machine", "read", "row", "write"]
-
 UNITS = {"x": "", "s": " s", "%": " %", "exponent": ""}
-
+# Share of a stored ratio by which two runs of the same code may differ: processes differ in where
+# their memory lies and on which core they land, which the rounds of one process do not show.
 FLOOR = 0.05
-"""Share of a stored ratio by which two runs of the same code may differ: processes differ in where
-their memory lies and on which core they land, which the rounds of one process do not show."""
-CEILING = 0.25
-"""Share of a stored ratio that is too much more, however noisy the runs were."""
-
+CEILING = 0.25  # what is too much more, however noisy the runs were
 _NEEDED = {"id", "group", "label", "unit", "target", "ratio", "median", "noise", "seconds"}
 _TABLE = re.compile(r"(<!-- benchmark: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
 
 
 def row(name, label, measured, target=None, unit="x", seconds=None, **more):
-    """Return a row.
-
-    Args:
-        name: its id, which begins with the group's name and a dot.
-        label: for people.
-        measured: `ratio`, `median` and `noise`; see `timing.ratio`.
-        target: the largest ratio that is wanted.
-        unit: "x" for a ratio, "s" for seconds, "%" for a share, "exponent" of growth.
-        seconds: absolute times, by name.
-        **more: further entries.
-    """
+    """Return a row; its name begins with that of the group and a dot, `timing.ratio` measures."""
     about = {"id": name, "group": name.partition(".")[0], "label": label, "unit": unit}
     numbers = {key: round(float(value), 6) for key, value in measured.items()}
     times = {key: float(f"{value:.5g}") for key, value in (seconds or {}).items()}
@@ -52,15 +39,6 @@ def line(found):
     """Return a row for the terminal, target and measured number side by side."""
     target, measured, noise, _, verdict = _cells(found)
     return f"{found['label']:66}{target:>10}{measured:>10} {noise:10}{verdict}"
-
-
-def markdown(rows):
-    """Return rows as a Markdown table."""
-    lines = [["", "target", "measured", "median", ""]]
-    for found in rows:
-        target, measured, noise, median, verdict = _cells(found)
-        lines.append([found["label"], target, f"{measured} {noise}".strip(), median, verdict])
-    return markdown_table(lines)
 
 
 def _cells(found):
@@ -81,15 +59,11 @@ def _number(value, found):
 
 def write(path, rows, options):
     """Write rows, and the options of the command, with all that it takes to repeat them."""
-    record = {
-        "rows": list(rows),
-        **provenance(options),
-        "cores": _cores(),
-        "threads": {name: os.environ[name] for name in _THREADS if name in os.environ},
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
+    threads = {name: os.environ[name] for name in _THREADS if name in os.environ}
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    record = {"rows": list(rows), **provenance(options), "cores": _cores(), "threads": threads}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    files.write_json(path, record)
+    files.write_json(path, {**record, "date": date})
 
 
 def read(path):
@@ -115,10 +89,8 @@ def compare(rows, stored, factor=None):
     `factor`, instead, if it is above so many times the stored ratio, or the target.
     """
     before, worse = {found["id"]: found for found in stored}, []
-    for found in rows:
-        old = before.get(found["id"])
-        if old is None:
-            continue
+    for found in (found for found in rows if found["id"] in before):
+        old = before[found["id"]]
         noise = 2 * math.hypot(found["noise"], old["noise"])
         size = 1.0 if old["unit"] == "exponent" else abs(old["ratio"])
         limit = old["ratio"] + min(max(noise, FLOOR * size), CEILING * size)
@@ -142,12 +114,8 @@ def other_machine(stored):
 def fill(text, results):
     """Return a Markdown text with its tables filled from a folder of records.
 
-    A table stands between two comments, of which the first names the file and the group. Where
-    there is no such file, it stays as it is. `machine` in place of a group tells where and how the
-    run was made.
-
-        <!-- benchmark: cpu training -->
-        <!-- end -->
+    A table stands between two comments, as in `<!-- benchmark: cpu training -->`: the file, and the
+    group, or `machine` for where and how the run was made. Without the file, it stays as it is.
     """
 
     def table(match):
@@ -161,16 +129,17 @@ def fill(text, results):
             where = f"{record['hardware']}, {record['cores']} in use"
             made = f"`{record['command']}`, {record['date']}: {where}"
             return f"{begin}{made}; Python {record['python']}, {versions}.\n{end}"
-        chosen = [found for found in record["rows"] if found["group"] == group]
+        chosen = [
+            (found["label"], *_cells(found)) for found in record["rows"] if found["group"] == group
+        ]
         if not chosen:
             raise ValueError(f"{name}.json has no rows of the group {group!r}.")
-        return f"{begin}{markdown(chosen)}\n{end}"
+        shown = pd.DataFrame(chosen, columns=["", "target", "measured", "noise", "median", " "])
+        shown["measured"] = (shown["measured"] + " " + shown.pop("noise")).str.strip()
+        return f"{begin}{markdown_table(shown.rename(columns=str.strip))}\n{end}"
 
     return _TABLE.sub(table, text)
 
 
 def _cores():
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

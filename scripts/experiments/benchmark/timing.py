@@ -8,21 +8,9 @@ them alike. An action does a piece of work and returns how many seconds it took.
 import math
 import statistics
 
-__all__ = ["interleave", "ratio", "slope", "smallest", "spread"]
-
-PARTS = 4
-"""In how many parts the rounds are taken to see how much the estimate changes."""
-
 
 def interleave(actions, rounds, warmup=1):
-    """Return the seconds of each action by name, one number per round.
-
-    Before them come rounds of `warmup`, in which everything is compiled.
-
-    Example:
-        >>> interleave({"a": lambda: 1.0, "b": lambda: 2.0}, rounds=2)
-        {'a': [1.0, 1.0], 'b': [2.0, 2.0]}
-    """
+    """Return the seconds of each action by name, per round, after rounds that compile all."""
     times, names = {name: [] for name in actions}, list(actions)
     for number in range(warmup + rounds):
         # Each round begins with another one, lest it matter what comes before.
@@ -35,45 +23,31 @@ def interleave(actions, rounds, warmup=1):
 
 
 def ratio(times, reference):
-    """Return `ratio` of the minima, `median` of the rounds' ratios, and `noise` of the first.
-
-    Example:
-        >>> ratio([2.0, 2.2, 2.0, 2.2], [1.0, 1.0, 1.0, 1.0])["ratio"]
-        2.0
-    """
-    pairs = list(zip(times, reference, strict=True))
+    """Return `ratio` of the minima, `median` of the rounds' ratios, and `noise` of the first."""
 
     def of_minima(part):
-        return min(first for first, _ in part) / min(second for _, second in part)
+        first, second = zip(*part, strict=True)
+        return min(first) / min(second)
 
+    pairs = list(zip(times, reference, strict=True))
     median = statistics.median(first / second for first, second in pairs)
     return {"ratio": of_minima(pairs), "median": median, "noise": spread(pairs, of_minima)}
 
 
 def smallest(times):
     """Return the minimum itself as `ratio` does, for what has nothing to be compared with."""
-    median = statistics.median(times)
-    return {"ratio": min(times), "median": median, "noise": spread(times, min)}
+    return {"ratio": min(times), "median": statistics.median(times), "noise": spread(times, min)}
 
 
 def spread(rounds, estimate):
-    """Return the standard deviation of an estimate over four interleaved parts of the rounds.
-
-    A part has a quarter of the rounds, so the estimate from all of them is steadier than this says.
-    """
-    count = min(PARTS, len(rounds))
-    if count < 2:
-        return 0.0
-    return statistics.stdev(estimate(rounds[start::count]) for start in range(count))
+    """Return the standard deviation of an estimate over four parts of the rounds: a high guess."""
+    count = min(4, len(rounds))
+    parts = [estimate(rounds[start::count]) for start in range(count)]
+    return statistics.stdev(parts) if count > 1 else 0.0
 
 
 def slope(sizes, times):
-    """Return the exponent with which the minimum of `times` grows with the sizes, as `ratio` does.
-
-    Example:
-        >>> slope([1, 2, 4], [[1.0, 1.1], [2.0, 2.2], [4.0, 4.4]])["ratio"]
-        1.0
-    """
+    """Return the exponent with which the minimum of `times` grows with sizes, as `ratio` does."""
     logarithms, rounds = [math.log(size) for size in sizes], list(zip(*times, strict=True))
 
     def exponent(rounds, best=min):

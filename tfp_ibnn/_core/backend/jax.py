@@ -31,6 +31,7 @@ __all__ = [
     "tfb",
     "tfd",
     "tfp",
+    "times",
 ]
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -44,6 +45,7 @@ mean = jnp.mean
 tanh = jnp.tanh
 
 fori_loop = keras.ops.fori_loop
+times = keras.ops.multiply
 
 
 def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:

@@ -1,5 +1,6 @@
 """What differs on TensorFlow; `jax.py` has the same names."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "tfb",
     "tfd",
     "tfp",
+    "times",
 ]
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -115,11 +117,38 @@ def normal(
     seed: keras.random.SeedGenerator | Tensor,
     stddev: float | Tensor = 1.0,
 ) -> Tensor:
-    """Like `keras.random.normal`; the seed may be a tensor of two integers."""
+    """Like `keras.random.normal`; the seed may be a tensor of two integers.
+
+    By Box and Muller, from uniform numbers: TensorFlow's own normal ones take twice as long on CPUs
+    (x86), and are others under XLA than without it.
+    """
     if isinstance(seed, keras.random.SeedGenerator):
         # XLA knows seeds of 32 bits only.
         seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
-    return stddev * tf.random.stateless_normal(shape, seed, dtype=dtype)
+    known = all(isinstance(size, int) for size in shape)
+    count = math.prod(shape) if known else tf.reduce_prod(tf.stack(shape))
+    uniform = tf.random.stateless_uniform((2, (count + 1) // 2), seed, dtype=dtype)
+    radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - uniform[0]))
+    angle = 2 * math.pi * uniform[1]
+    pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+    return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
+
+
+def times(x: Tensor, z: Tensor) -> Tensor:
+    """Return x * z, where z broadcasts.
+
+    TensorFlow is slow on CPUs where the last axis is short, as an image's, and z broadcasts over
+    the one before it. The two are made one axis here, by repeating z, which is small: LeNet's step
+    under Gaussian noise takes 1.4 times that without noise so, and 1.6 times without (x86).
+    """
+    *_, width, channels = (1, 1, *x.shape)
+    is_short = channels is not None and channels <= 16 and width not in (1, None)
+    same_rank = 2 < len(x.shape) == len(z.shape)
+    if _has_gpu() or not is_short or not same_rank or tuple(z.shape[-2:]) != (1, channels):
+        return x * z
+    repeated = tf.tile(z[..., 0, :], (*(1,) * (len(z.shape) - 2), width))
+    rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)
+    return tf.reshape(tf.reshape(x, rows) * repeated, tf.shape(x))
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:

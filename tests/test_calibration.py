@@ -201,6 +201,8 @@ def test_cheapest_within_one_standard_error_is_chosen():
     # The best costs least; then, among equally cheap ones, the better.
     assert choose(np.stack([base, near]), [(1,), (2,)]) == 0
     assert choose(np.stack([near, base, near - 0.5 * error]), [(1,), (2,), (1,)]) == 2
+    # Even if that one is so like the best that it is outside of its own standard error.
+    assert choose(np.stack([near, base + 0.5 * error, base]), [(1,), (1,), (2,)]) == 1
 
 
 def test_draws_cost_more_than_training_and_a_temperature_nothing(report):

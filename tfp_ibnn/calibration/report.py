@@ -74,18 +74,18 @@ class Candidate:
 
 
 def choose(nll: np.ndarray, costs: Sequence[Any]) -> int:
-    """Return the cheapest candidate within one standard error of the best; the better of equals.
+    """Return the best of all that cost no more than the cheapest within one standard error.
 
-    The standard error is that of the mean difference from the best, example by example.
+    The standard error is that of the mean difference from the best, example by example. It is small
+    for what resembles the best: the cheapest within it may be worse than an equally cheap one.
 
     Args:
         nll: (candidates, examples).
         costs: of the candidates, anything that can be ordered.
     """
-    mean = np.mean(nll, axis=1)
     difference, error = behind(nll)
-    close = np.flatnonzero(difference <= error)
-    return int(min(close, key=lambda i: (costs[i], mean[i])))
+    cheapest = min(costs[i] for i in np.flatnonzero(difference <= error))
+    return int(min(np.flatnonzero([x == cheapest for x in costs]), key=lambda i: difference[i]))
 
 
 def behind(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +208,7 @@ class Report:
             )
         difference, error = (x[self.candidates.index(self.chosen)] for x in behind(nll))
         return (
-            f"{chosen}. It is the cheapest of {len(nll)} within one standard error of the best, "
+            f"{chosen}. No cheaper one comes within one standard error of the best of {len(nll)}, "
             f"{best.name}, NLL {best.nll.mean():.4f} (difference {difference:.4f}, standard error "
             f"{error:.4f})."
         )

@@ -49,8 +49,8 @@ def calibrate(
     also with a temperature. Half of the validation data (A) serves to fit temperatures, to stop the
     training, and to drop the worse half of the posteriors after each epoch, by their NLL at the
     fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is within one
-    standard error of the best. Below 1,000 validation examples both are done on all of them, by
-    five-fold cross-fitting.
+    standard error of the best, where a temperature costs nothing. Below 1,000 validation examples
+    both are done on all of them, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations.

@@ -208,9 +208,9 @@ class Report:
             )
         difference, error = (x[self.candidates.index(self.chosen)] for x in behind(nll))
         return (
-            f"{chosen}. No cheaper one comes within one standard error of the best of {len(nll)}, "
-            f"{best.name}, NLL {best.nll.mean():.4f} (difference {difference:.4f}, standard error "
-            f"{error:.4f})."
+            f"{chosen}: the best at the lowest cost that comes within one standard error of the "
+            f"best of all {len(nll)}, {best.name}, NLL {best.nll.mean():.4f} (difference "
+            f"{difference:.4f}, standard error {error:.4f})."
         )
 
     def plot(self) -> Any:

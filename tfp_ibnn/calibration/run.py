@@ -83,7 +83,7 @@ def calibrate(
         ... )
         >>> model.compile("adam", "sparse_categorical_crossentropy")
         >>> report = ibnn.calibrate(
-        ...     model, (x[:200], y[:200]), (x[200:], y[200:]), epochs=1, verbose=False
+        ...     model, (x[:200], y[:200]), (x[200:], y[200:]), epochs=1, samples=4, verbose=False
         ... )
         >>> type(report.model).__name__
         'MonteCarlo'

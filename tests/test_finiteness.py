@@ -9,7 +9,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from tfp_ibnn._core import backend
-from tfp_ibnn.training.nonfinite import NonFiniteError
+from tfp_ibnn.training import NonFiniteError
 
 X = np.random.default_rng(0).normal(size=(80, 6)).astype("float32")
 Y = np.arange(80) % 3

@@ -49,6 +49,13 @@ def test_an_interruption_that_was_swallowed_ends_the_training():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_one_that_came_does_not_end_the_next_training():
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        fit(Swallows(), interrupts)
+    with interrupts:
+        fit(interrupts)
+
+
 def test_without_it_the_training_goes_on():
     swallows = Swallows()
     fit(swallows)

@@ -406,7 +406,12 @@ def used(nodes):
                 yield name.value, node.lineno, ast.unparse(node.args[0])
 
 
-OF_OTHERS = {("_exit", "os"), ("_replace", "results")}
+OF_OTHERS = {
+    ("_exit", "os"),
+    ("_replace", "results"),
+    ("_replace", "plan"),
+    ("_replace", "plan.parts[name]"),
+}
 """Private names of Python."""
 
 

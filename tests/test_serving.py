@@ -220,12 +220,10 @@ def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
     wide, deep = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     outputs = dense(3, "softmax")(layers.Concatenate()([wide, deep]))
     for kind in (dict, collections.OrderedDict):
-        found = saved_model._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
-        assert {name: shape for name, (shape, _) in found.specs.items()} == {
-            "wide": (None, 3),
-            "deep": (None, 2),
-        }
-        packed = found.pack({"wide": 1, "deep": 2})
+        specs, pack = saved_model._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
+        shapes = {name: shape for name, (shape, _) in specs.items()}
+        assert shapes == {"wide": (None, 3), "deep": (None, 2)}
+        packed = pack({"wide": 1, "deep": 2})
         assert dict(packed) == {"wide": 1, "deep": 2}
 
 
@@ -312,9 +310,9 @@ def test_a_signature_in_the_forms_of_keras():
         ([spec, spec], ["inputs_0", "inputs_1"], [0, 1]),
         ([{"y": spec, "x": named}], ["x", "y"], {"x": 0, "y": 1}),
     ):
-        inputs = saved_model._inputs(Own(None), signature)
-        assert inputs.specs == dict.fromkeys(names, ((None, 4), "float32"))
-        assert inputs.pack({name: number for number, name in enumerate(names)}) == packed
+        specs, pack = saved_model._inputs(Own(None), signature)
+        assert specs == dict.fromkeys(names, ((None, 4), "float32"))
+        assert pack({name: number for number, name in enumerate(names)}) == packed
 
 
 @on_tensorflow

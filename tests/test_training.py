@@ -482,19 +482,22 @@ def test_log_appears_in_tensorboard(tmp_path):
 
 
 def test_layers_of_one_name_have_entries_of_their_own(eagerly):
-    def block(name):
+    def block(scale, name):
         inputs = keras.Input((4,))
-        posterior = ibnn.NormalAffine(initial_scale=0.2 if name == "a" else 0.4)
-        layer = ibnn.StochasticDense(4, posterior=posterior, train_size=N, name="same")
-        return keras.Model(inputs, layer(inputs), name=name)
+        posterior = ibnn.NormalAffine(initial_scale=scale)
+        layer = ibnn.StochasticDense(4, posterior=posterior, train_size=N, name=name)
+        return keras.Model(inputs, layer(inputs))
 
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(2)(block("b")(block("a")(inputs))))
+    x = inputs = keras.Input((4,))
+    # The last has the name that the second would get for being the second.
+    for scale, name in [(0.2, "same"), (0.4, "same"), (0.3, "same_2")]:
+        x = block(scale, name)(x)
+    model = keras.Model(inputs, layers.Dense(2)(x))
     model.compile(keras.optimizers.SGD(0.0), "mse")
     history = fit(model, 1, [ibnn.PosteriorLog()])
     found = [history[key][0] for key in history if key.endswith("/kl")]
     expected = [posterior_statistics(v)["kl"] for v in ibnn.stochastic_layers(model)]
-    assert len(set(expected)) == 2
+    assert len(set(expected)) == 3
     assert sorted(found) == pytest.approx(sorted(expected))
 
 

@@ -6,7 +6,7 @@ from keras import ops
 from tests import autodiff
 from tests.flows.tools import close, draws, forward, inverse, log_det, numpy, slope_by_differences
 from tests.registry import make_flow, perturb
-from tfp_ibnn.flows._monotone import solve_monotone
+from tfp_ibnn.flows.planar import solve_monotone
 
 pytestmark = pytest.mark.once
 

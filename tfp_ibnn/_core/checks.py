@@ -96,17 +96,14 @@ def channels_of(owner: str, input_shape: Any) -> int:
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
         raise ValueError(
-            f"{owner} works on the last axis of one tensor, whose size must be known and at least "
-            f"1; got the input shape {input_shape!r}. Give a shape like (batch, channels)."
+            f"{owner} works on the last axis of one tensor, of known size, at least 1; got the "
+            f"input shape {input_shape!r}. Give a shape like (batch, channels)."
         )
     return int(input_shape[-1])
 
 
 def full_precision(dtype: Any = None) -> str:
-    """Return the dtype of posteriors under a Keras dtype policy: float64, or else float32.
-
-    Log-determinants and KL terms lose their meaning in half precision.
-    """
+    """Return float64 or float32, by a Keras policy: half precision is too little for a KL."""
     policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)
     if not isinstance(policy, keras.dtype_policies.DTypePolicy):  # Keras passes broken configs on
         raise ValueError(f"`dtype` must be a type or a policy such as 'float32'; got {dtype!r}.")

@@ -53,10 +53,7 @@ def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Let two folders change places in one step, where the system can; return whether it did.
-
-    Else there is a moment without a folder, in which a process may be killed.
-    """
+    """Let two folders change places in one step, where the system can; return whether it did."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux

@@ -19,10 +19,9 @@ try:
     from keras.src.backend.common import global_state, stateless_scope, symbolic_scope
     from keras.src.models.functional import Functional
 except ImportError as error:
-    raise ImportError(
-        f"tfp_ibnn does not work with Keras {keras.__version__}: pip install "
-        f"'keras{TESTED_VERSIONS}'."
-    ) from error
+    remedy = f"pip install 'keras{TESTED_VERSIONS}'"
+    message = f"tfp_ibnn does not work with Keras {keras.__version__}: {remedy}."
+    raise ImportError(message) from error
 
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
 

@@ -52,9 +52,7 @@ class PosteriorTemplate:
 class Chunks(NamedTuple):
     """The sampled networks on a batch, to be run chunk by chunk."""
 
-    run: Callable[
-        [int | Tensor], Tensor
-    ]  # outputs (size, batch, ...) of the draws from a number on
+    run: Callable[..., Tensor]  # of a number: outputs (size, batch, ...) of the draws from it on
     size: int | Tensor  # draws in a chunk
     count: int | Tensor  # of chunks; the last one may go beyond the number of samples
 

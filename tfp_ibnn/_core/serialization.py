@@ -72,25 +72,18 @@ def save(store: Any, states: list[keras.Variable]) -> None:
 
 
 def load(store: Any, states: list[keras.Variable], owner: str) -> dict[str, Any]:
-    """Give the states the values that were saved; return the rest of what was saved.
-
-    Files that were written without random states leave the states as they are.
-    """
+    """Give the states the values that were saved, if any; return the rest of what was saved."""
     saved = {key: store[key] for key in store.keys()}
     own = {f"{_KEY}{position}": state for position, state in enumerate(states)}
     values = {key: np.asarray(saved.pop(key)) for key in list(saved) if key.startswith(_KEY)}
     if values and values.keys() != own.keys():
-        raise ValueError(
-            f"The file holds {len(values)} random states ({', '.join(values)}) for {owner!r}, "
-            f"which has {len(own)}: it was written by another model, or is damaged."
-        )
+        counts = f"{len(values)} random states for {owner!r}, which has {len(own)}"
+        raise ValueError(f"The file holds {counts}: it is another model's, or damaged.")
     for key, value in values.items():
         shape, dtype = tuple(own[key].shape), keras.backend.standardize_dtype(own[key].dtype)
         if not fits(value, dtype) or value.shape != shape:
-            raise ValueError(
-                f"The file's random state for {owner!r} is no {shape} whole numbers of {dtype}: "
-                "the file is damaged."
-            )
+            want = f"whole numbers of {dtype} in the shape {shape}"
+            raise ValueError(f"A random state of {owner!r} is not {want}: the file is damaged.")
         own[key].assign(value.astype(dtype))
     return saved
 

@@ -69,10 +69,7 @@ def to_stochastic(
     checks.positive_integer("train_samples", train_samples)
     graph = _graph_of(model)
     if stochastic_layers(model):
-        raise ValueError(
-            f"Model {model.name!r} is stochastic already. Convert the original, or fold the "
-            "posterior into the weights first with `to_deterministic`."
-        )
+        raise ValueError(f"{model.name!r} is stochastic already; `to_deterministic` undoes that.")
     templates = _checked_templates(posterior)
     converted: list[tuple[str, PosteriorTemplate, StochasticLayer]] = []
     convertible: list[str] = []
@@ -97,9 +94,9 @@ def to_stochastic(
 
     inputs, outputs = _rebuild(graph, convert)
     remedy = (
-        f"cannot be converted: {', '.join(passed_over)}. To make one stochastic, build the model "
-        "with `ibnn.Stochastic(layer, posterior, train_size)` in its place, if it has one input, "
-        "or with `ibnn.StochasticDense` inside a composite layer of your own."
+        f"cannot be converted: {', '.join(passed_over)}. To make one stochastic, put "
+        "`ibnn.Stochastic(layer, posterior, train_size)` in its place, if it has one input, or "
+        "use `ibnn.StochasticDense` inside a layer of your own."
     )
     if not convertible:
         raise ValueError(
@@ -111,9 +108,8 @@ def to_stochastic(
     unused = [pattern for pattern in templates if pattern not in used]
     if unused:
         raise ValueError(
-            f"`posterior` has the pattern {unused[0]!r}, which converts no layer. Layers that can "
-            f"be converted: {', '.join(convertible)}. (It must match a whole name, and the first "
-            "that matches wins.)"
+            f"`posterior` has the pattern {unused[0]!r}, which converts no layer. It must be the "
+            f"first to match a whole name. Those that can be converted: {', '.join(convertible)}."
         )
     if passed_over:
         warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
@@ -147,10 +143,8 @@ def to_deterministic(model: keras.Model) -> keras.Model:
         if isinstance(layer, StochasticLayer):
             return layer.fold()
         if stochastic_layers(layer):
-            raise ValueError(
-                f"Layer {layer.name!r} ({type(layer).__name__}) has a stochastic layer inside, "
-                "where its posterior cannot be folded away."
-            )
+            place = f"layer {layer.name!r} ({type(layer).__name__})"
+            raise ValueError(f"The stochastic layer inside of {place} cannot be folded away.")
         return _copy_layer(layer)
 
     return keras.Model(*_rebuild(graph, convert), name=model.name)
@@ -159,25 +153,20 @@ def to_deterministic(model: keras.Model) -> keras.Model:
 def _checked_templates(posterior: Any) -> Mapping[str, PosteriorTemplate]:
     """Return posteriors by patterns of layer names."""
     templates = {_REST: posterior} if isinstance(posterior, PosteriorTemplate) else posterior
-    recipe = "A recipe must be called: NormalAffine(), not NormalAffine."
+    want = "must be a posterior such as ibnn.NormalAffine(), with its parentheses"
     if not isinstance(templates, Mapping) or not templates:
         raise ValueError(
-            "`posterior` must be a posterior such as ibnn.NormalAffine(), or a mapping from "
-            f"patterns of layer names to posteriors; got {posterior!r}. {recipe}"
+            f"`posterior` {want}, or a mapping from patterns of layer names to such; got "
+            f"{posterior!r}."
         )
     for pattern, template in templates.items():
         if not isinstance(template, PosteriorTemplate):
-            raise ValueError(
-                f"`posterior[{pattern!r}]` must be a posterior such as ibnn.NormalAffine(); "
-                f"got {template!r}. {recipe}"
-            )
+            raise ValueError(f"`posterior[{pattern!r}]` {want}; got {template!r}.")
         try:
             re.compile(pattern)
         except (re.error, TypeError, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"`posterior` has the pattern {pattern!r}, which is not a regular expression: "
-                f"{error}."
-            ) from None
+            no = f"is not a regular expression: {error}."
+            raise ValueError(f"`posterior` has the pattern {pattern!r}, which {no}") from None
     return templates
 
 
@@ -185,24 +174,17 @@ def _graph_of(model: Any) -> keras.Model:
     """Return the Functional model behind a model, or raise if there is none."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    kind = type(model).__name__
     if not has_layer_graph(model):
-        raise ValueError(
-            f"Model {model.name!r} is a subclass of keras.Model ({type(model).__name__}), whose "
-            "layers cannot be replaced from outside. Build it with the Functional or Sequential "
-            "API, or use StochasticDense, StochasticConv2D and Stochastic in its code."
-        )
+        remedy = "make it Functional or Sequential, or use Stochastic and StochasticDense inside"
+        raise ValueError(f"Model {model.name!r} is a subclass of keras.Model ({kind}): {remedy}.")
     if overrides_call(model):
-        raise ValueError(
-            f"Model {model.name!r} ({type(model).__name__}) has a `call` of its own, and what that "
-            "computes would be lost. Make it part of the graph: keras.Model(x, "
-            "keras.layers.Rescaling(2.0)(y)), for example, instead of 2 * super().call(x)."
-        )
+        remedy = "would be lost: make it part of the graph, by keras.layers.Rescaling for example"
+        raise ValueError(f"Model {model.name!r} ({kind}) has a `call` of its own, which {remedy}.")
     graph = functional_graph(model)
     if graph is None:
-        raise ValueError(
-            f"Sequential model {model.name!r} is not built: give it a keras.Input as its first "
-            "entry, or call `model.build(input_shape)`."
-        )
+        remedy = "begin it with a keras.Input, or call `model.build(input_shape)`"
+        raise ValueError(f"Sequential model {model.name!r} is not built: {remedy}.")
     return graph
 
 
@@ -211,9 +193,8 @@ def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
         return type(layer).from_config(layer.get_config())
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ValueError(
-            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied from its config. "
-            "Register what it uses with `keras.saving.register_keras_serializable`, and give a "
-            f"layer of your own a `get_config`. Keras says: {error}"
+            f"Layer {layer.name!r} ({type(layer).__name__}) cannot be copied: it needs a config, "
+            f"and `keras.saving.register_keras_serializable` for what it uses. Keras says: {error}"
         ) from error
 
 
@@ -238,10 +219,14 @@ def _rebuild(
         copies[id(layer)] = copy
         return copy
 
+    def fresh_input(x: Any) -> Any:
+        name = keras_internals.origin(x)[0].name
+        return keras.Input(batch_shape=x.shape, dtype=x.dtype, name=name)
+
     def rebuild(graph: keras.Model) -> tuple[Any, Any]:
         # An alias of the same layers, since Keras would compile the clone of a compiled model.
         alias = keras.Model(graph.input, graph.output)
-        fresh = keras.tree.map_structure(_fresh_input, alias.input)
+        fresh = keras.tree.map_structure(fresh_input, alias.input)
         rebuilt = keras.models.clone_model(
             alias, input_tensors=fresh, clone_function=clone, call_function=_call
         )
@@ -261,7 +246,3 @@ def _call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
     if mask is not None and "mask" in inspect.signature(layer.call).parameters:
         kwargs["mask"] = mask
     return layer(*args, **kwargs)
-
-
-def _fresh_input(x: Any) -> Any:
-    return keras.Input(batch_shape=x.shape, dtype=x.dtype, name=keras_internals.origin(x)[0].name)

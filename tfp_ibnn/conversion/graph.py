@@ -33,10 +33,7 @@ class _Step(NamedTuple):
 
 
 def functional_graph(model: keras.Model) -> keras.Model | None:
-    """Return the Functional model that a model runs, or None if its `call` is its own.
-
-    It is None too for a Sequential model that is not built.
-    """
+    """Return the Functional model that a model runs; None if there is none, or not built yet."""
     if not has_layer_graph(model) or overrides_call(model):
         return None
     if isinstance(model, keras.Sequential):
@@ -57,16 +54,9 @@ def overrides_call(model: keras.Model) -> bool:
 class Graph:
     """The calls of all layers of a model, nested models opened, in an order that works.
 
-    A model whose `call` is its own cannot be opened; all of it counts as noisy.
-
-    Args:
-        model: a Keras model with one output.
-        is_noisy: which layers are random.
-
-    Attributes:
-        layers: those of all calls.
-        is_noisy: whether the output depends on noise.
-        largest: size of the largest tensor of one example behind the first noisy layer, or a guess.
+    A model whose `call` is its own cannot be opened; all of it counts as noisy. `layers` are those
+    of all calls, `is_noisy` is whether the output depends on noise, and `largest` the size of the
+    largest tensor of one example behind the first noisy layer, or a guess.
     """
 
     def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
@@ -134,10 +124,8 @@ class Graph:
 
     def repeat(self, values: dict[int, Any], times: int | Tensor) -> dict[int, Any]:
         """Return what `prefix` returned with the examples repeated as a block."""
-        repeated = dict(values)
-        for number in values.keys() - self._without_batch:
-            repeated[number] = keras.tree.map_structure(lambda x: _repeat(x, times), values[number])
-        return repeated
+        batched = {n: x for n, x in values.items() if n not in self._without_batch}
+        return {**values, **keras.tree.map_structure(lambda x: _repeat(x, times), batched)}
 
     def suffix(self, values: dict[int, Any], call: Call) -> Tensor:
         """Run the rest on what `prefix` or `repeat` returned; return the model's output."""

@@ -64,10 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Ends like Ctrl-C does, so that temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        cache = cache_folder(options.data_dir)
         if options.list:
-            _show_list(options.data_dir)
+            sizes = f"{'training':>10}{'test':>8}{'MB':>8}"
+            print(f"{'name':15}{'classes':>8}{'image':>12}{sizes}  cached")
+            for name, data in DATASETS.items():
+                shape = " x ".join(map(str, data.image_shape))
+                sizes = f"{data.train_size:10,}{data.test_size:8,}{data.nbytes / 1e6:8.1f}"
+                cached = "yes" if (cache / f"{name}.npz").exists() else "no"
+                print(f"{name:15}{len(data.classes):8}{shape:>12}{sizes}  {cached}")
+            print(f"The cache folder is {cache}.")
         for name in dict.fromkeys(options.names):
-            there = (cache_folder(options.data_dir) / f"{name}.npz").exists()
+            there = (cache / f"{name}.npz").exists()
             with contextlib.closing(Progress(name)) as progress:
                 _, path = obtain(name, options.data_dir, progress)
             print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
@@ -78,17 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def _show_list(data_dir: str | None) -> None:
-    folder = cache_folder(data_dir)
-    print(f"{'name':15}{'classes':>8}{'image':>12}{'training':>10}{'test':>8}{'MB':>8}  cached")
-    for name, dataset in DATASETS.items():
-        shape = " x ".join(map(str, dataset.image_shape))
-        sizes = f"{dataset.train_size:10,}{dataset.test_size:8,}{dataset.nbytes / 1e6:8.1f}"
-        cached = "yes" if (folder / f"{name}.npz").exists() else "no"
-        print(f"{name:15}{len(dataset.classes):8}{shape:>12}{sizes}  {cached}")
-    print(f"The cache folder is {folder}.")
 
 
 if __name__ == "__main__":

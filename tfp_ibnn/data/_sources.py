@@ -138,12 +138,10 @@ _tfds_download = functools.partial(_from_tfds, download=True)
 
 
 def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
-    """Return records in the order of the canonical files.
+    """Return records in the order of the canonical files."""
 
-    TensorFlow Datasets sorts the records of a split by the MD5 of the split's name and the record's
-    position in the canonical files, and fills shard after shard in that order.
-    """
-
+    # TensorFlow Datasets sorts the records of a split by the MD5 of the split's name and the
+    # record's position in the canonical files, and fills shard after shard in that order.
     def key(position: int) -> bytes:
         return hashlib.md5(f"{split}{position}".encode(), usedforsecurity=False).digest()
 
@@ -189,9 +187,8 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
         from PIL import Image
     pixels = int(np.prod(dataset.image_shape[:2]))
     with _readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-        if (picture.mode, picture.width) != ("RGB", pixels):
-            got = f"{picture.mode}, {picture.width} wide"
-            raise DataError(f"{name} is {got}; expected RGB, {pixels}")
+        if (got := (picture.mode, picture.width)) != ("RGB", pixels):
+            raise DataError(f"{name} is {got[0]}, {got[1]} wide; expected RGB, {pixels}")
         return np.array(picture).reshape(-1, *dataset.image_shape)
 
 
@@ -204,12 +201,8 @@ def _run(
     output: Path | None = None,
     patience: float = math.inf,
 ) -> None:
-    """Run a program to its end, or until nothing has arrived in `folder` for `patience` seconds.
-
-    Its standard output goes to the file `output`, if any. Errors say in one line what went wrong.
-    """
-    program = shutil.which(command[0])
-    if program is None:
+    """Run a program to its end, or until nothing has arrived in `folder` for `patience` seconds."""
+    if (program := shutil.which(command[0])) is None:
         raise DataError(f"{command[0]} is not installed")
     report(step, 0, 0)
     start, arrived = time.monotonic(), 0
@@ -225,8 +218,7 @@ def _run(
             while process.poll() is None:
                 seconds = time.monotonic() - start
                 with contextlib.suppress(OSError):  # a file may go after it was listed
-                    paths = Path(folder).rglob("*")
-                    arrived = sum(path.stat().st_size for path in paths if path.is_file())
+                    arrived = sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
                 report(step, arrived, 0)
                 if seconds > patience and not arrived:
                     raise DataError(f"nothing arrived within {patience:.0f} s")
@@ -248,10 +240,8 @@ def _run(
 
 
 def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, bytes]:
-    """Return the wanted files of a tar archive by name, with or without a leading `./`.
-
-    Nothing is unpacked to disk, so no path in an archive, and no link or device, can do harm.
-    """
+    """Return the wanted files of a tar archive by name, with or without a leading `./`."""
+    # Nothing is unpacked to disk, so no path in an archive, and no link or device, can do harm.
     found, limit = {}, dataset.nbytes
     with _readable(archive.name), tarfile.open(archive) as tar:
         for member in tar:

@@ -23,8 +23,7 @@ def arrays(name: str, download: str | None = None) -> dict[str, np.ndarray]:
     order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     found = {}
     for split in ("train", "test"):
-        records = builder.as_dataset(split=split, batch_size=-1, read_config=order)
-        records = tfds.as_numpy(records)
+        records = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1, read_config=order))
         found[f"x_{split}"] = records["image"]
         found[f"y_{split}"] = records["label"].astype(np.int32)
     return found

@@ -14,8 +14,6 @@ from tfp_ibnn.prediction.head import predictive_of
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.predictive import Categorical, Labels
 
-__all__ = ["fgsm", "fgsm_direction"]
-
 
 def fgsm(
     model: keras.Model, images: Any, labels: Any, epsilon: float, **options: Any
@@ -23,9 +21,8 @@ def fgsm(
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
-    cross-entropy of the labels with respect to the image x. It is float32: rounded, a step of less
-    than half a grey level would vanish. For several epsilons, find the signs once, by
-    `fgsm_direction`.
+    labels' cross-entropy by the image x; float32, since rounding would undo a step below 0.5. For
+    several epsilons, find the signs once, by `fgsm_direction`.
 
     Args:
         model: a built classifier of images on the scale from 0 to 255.
@@ -38,9 +35,8 @@ def fgsm(
         >>> import keras, numpy as np, tfp_ibnn as ibnn
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         >>> model.set_weights([np.eye(2), np.zeros(2)])
-        >>> ibnn.data.fgsm(model, [[10, 0], [9, 1]], [0, 1], epsilon=2.5, from_logits=True)
-        array([[ 7.5,  2.5],
-               [11.5,  0. ]], dtype=float32)
+        >>> ibnn.data.fgsm(model, [[10, 0]], [0], epsilon=2.5, from_logits=True)
+        array([[7.5, 2.5]], dtype=float32)
 
     References:
         Goodfellow et al., Explaining and Harnessing Adversarial Examples, arXiv 1412.6572.
@@ -63,16 +59,13 @@ def fgsm_direction(
 
     What is differentiated is the log-odds m = log((1 - p) / p) of the label's probability p. The
     cross-entropy, log(1 + exp(m)), grows with m, but its own gradient fades where the network is
-    sure. (So does that of m where all other probabilities are 0: logits are better.)
-
-    A `MonteCarlo` is attacked as a whole, by its `mean`; without a seed, its next prediction draws
-    other networks. Its memory grows with `batch_size` times its samples. Any other stochastic model
-    has one draw of the noise for each image, a function of `seed` and the image's position. The
-    state of the model stays as it is: weights, noise switches, random states.
+    sure. (So does that of m where all other probabilities are 0: logits are better.) A `MonteCarlo`
+    is attacked as a whole, by its `mean`; its memory grows with `batch_size` times its samples. Any
+    other stochastic model has one draw of the noise for each image, a function of `seed` and the
+    image's position. The state of the model stays as it is: weights, noise switches, random states.
 
     Args:
-        model: a built classifier of images on the scale from 0 to 255; its output is (N, classes),
-            or (N, 1) for no and yes.
+        model: a built classifier of images from 0 to 255, with outputs (N, classes) or (N, 1).
         images: (N, ...) pixels from 0 to 255.
         labels: (N,) or (N, 1) integers.
         from_logits: whether the model returns logits; None finds out from its last layer or loss.
@@ -94,31 +87,26 @@ def fgsm_direction(
         raise ValueError(f"`labels` must be {wanted}; got {got}.")
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
-    labels = labels.astype("int32")
-    batch_size = checks.positive_integer("batch_size", batch_size)
+    batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1
     result = np.empty(images.shape, "int8")
-    batch_size = min(batch_size, len(images)) or 1
     dtype = checks.full_precision(model.dtype_policy)
-    state = model.non_trainable_variables
-    before = [ops.convert_to_numpy(variable) for variable in state]
+    before = [(state, ops.convert_to_numpy(state)) for state in model.non_trainable_variables]
     try:
         for start in range(0, len(images), batch_size):
             # One compiled function serves one size, so the last batch overlaps the one before.
             start = min(start, len(images) - batch_size)
-            part = slice(start, start + batch_size)
-            numbers = np.arange(start, start + batch_size, dtype="int32")
-            found = ops.convert_to_numpy(slope(images[part].astype(dtype), labels[part], numbers))
+            part = np.arange(start, start + batch_size, dtype="int32")
+            found = slope(images[part].astype(dtype), labels[part].astype("int32"), part)
+            found = ops.convert_to_numpy(found)
             bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
             if bad.any():
-                where = f"The gradient at image {start + bad.argmax()} is not finite"
-                raise ValueError(
-                    f"{where}: its label is no class of `model`, or the output is NaN."
-                )
+                why = "its label is no class of `model`, or the output is NaN"
+                raise ValueError(f"The gradient at image {part[bad][0]} is not finite: {why}.")
             result[part] = np.sign(found)
     finally:
         # The calls have changed counters and random states.
-        for variable, value in zip(state, before, strict=True):
-            variable.assign(value)
+        for state, value in before:
+            state.assign(value)
     return result
 
 
@@ -129,10 +117,8 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
     is_averaged = isinstance(model, MonteCarlo)
     if is_averaged and from_logits:
         raise ValueError("`from_logits` is True, but a MonteCarlo returns probabilities.")
-    remedy = "Say from_logits=True for logits, from_logits=False for probabilities."
-    predictive = getattr(model, "_predictive", None)
-    if not is_averaged:
-        predictive = predictive_of(model, None, from_logits, remedy)
+    hint = "Say from_logits=True for logits, from_logits=False for probabilities."
+    predictive = model._predictive if is_averaged else predictive_of(model, None, from_logits, hint)
     if not isinstance(predictive, Categorical):
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
     has_logits = predictive.from_logits and not is_averaged
@@ -162,8 +148,7 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
             sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
             others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
             log_odds = others - own
-        # NaN, as the gradient, where there is no such class. A sum, not a mean: the gradient of an
-        # image is then its own, whatever the batch.
+        # NaN where there is no such class. A sum, not a mean: an image's gradient is then its own.
         return ops.sum(log_odds * ops.where(labels < classes, 1.0, float("nan")))
 
     return gradient(total, model.variables)

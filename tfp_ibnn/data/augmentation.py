@@ -8,13 +8,13 @@ from keras import layers, ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import SeedGenerator, Tensor
-from tfp_ibnn._core.serialization import SavesRandomState
-
-__all__ = ["RandomMirror", "RandomShift", "preprocessing"]
+from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
 
 
-class _Augmentation(SavesRandomState, layers.Layer):
+class _Augmentation(ConfiguredLayer, SavesRandomState, layers.Layer):
     """A layer that changes images at random in training only, by `_changed`."""
+
+    arguments = ("seed",)
 
     def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -27,15 +27,10 @@ class _Augmentation(SavesRandomState, layers.Layer):
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "seed": self.seed}
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomShift(_Augmentation):
-    """In training, move each image by up to `padding` pixels each way; zeros come in.
-
-    This is the usual augmentation of CIFAR-10. Outside training the images pass unchanged.
+    """In training alone, move each image by up to `padding` pixels each way; zeros come in.
 
     Args:
         padding: largest shift, in pixels.
@@ -43,13 +38,11 @@ class RandomShift(_Augmentation):
         **kwargs: those of `keras.layers.Layer`.
     """
 
+    arguments = ("padding",)
+
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(seed, **kwargs)
         self.padding = checks.positive_integer("padding", padding, checks.LARGEST_SIZE)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "padding": self.padding}
 
     def _changed(self, images: Tensor) -> Tensor:
         count = ops.shape(images)[0]
@@ -65,9 +58,7 @@ class RandomShift(_Augmentation):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomMirror(_Augmentation):
-    """In training, mirror each image, left to right, with probability one half.
-
-    Outside training the images pass unchanged, unlike with `keras.layers.RandomFlip`.
+    """In training alone, mirror each image, left to right, with probability one half.
 
     Args:
         seed: of the choice.

@@ -8,8 +8,6 @@ import numpy as np
 from tfp_ibnn._core import checks
 from tfp_ibnn.data.datasets import Splits
 
-__all__ = ["ShuffledBatches", "validation_split"]
-
 
 def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
     """Return `(x_train, y_train), (x_val, y_val)`, copies; every class keeps its share.
@@ -41,7 +39,6 @@ def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
         raise ValueError(f"`size` must leave some to train on: at most {len(y) - 1}; got {size}.")
     if seed >= 2**32:
         raise ValueError(f"`seed` must be below 2**32; got {seed}.")
-
     # RandomState's stream is frozen, unlike that of numpy's newer generators.
     random = np.random.RandomState(seed)
     _, which, counts = np.unique(y, return_inverse=True, return_counts=True)
@@ -57,20 +54,17 @@ def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:
 class ShuffledBatches(keras.utils.PyDataset):
     """Arrays in batches, shuffled anew in each epoch by (seed, epoch) alone.
 
-    `fit` on plain arrays shuffles by a state that no checkpoint holds, and on TensorFlow, after
-    `keras.utils.set_random_seed`, in the same way in every epoch. Here a run that resumes sees what
-    an unbroken one would have seen. The epoch comes through the callback that `follow` returns:
-    `model.fit(batches, shuffle=False, callbacks=[batches.follow()])`, where Keras must not shuffle.
+    So a run that resumes sees what an unbroken one would have seen; `fit` on plain arrays shuffles
+    by a state that no checkpoint holds. The epoch comes through a callback, and Keras must not
+    shuffle: `model.fit(batches, shuffle=False, callbacks=[batches.follow()])`.
 
     Args:
         x: examples.
         y: labels, as many.
         batch_size: number of examples in a batch.
         seed: of the order.
-        drop_remainder: leave out the examples of an epoch that do not fill a batch, unless there is
-            only one batch.
-        shard: (index, count) takes, of every batch, the share of one of `count` processes that
-            train together. Each batch must divide evenly.
+        drop_remainder: leave out examples that do not fill a batch, unless it is the only one.
+        shard: (index, count) takes the share of one of `count` processes, of every batch, evenly.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn

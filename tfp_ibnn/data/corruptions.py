@@ -12,10 +12,7 @@ from scipy import ndimage
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
 
-__all__ = ["CORRUPTIONS", "corrupt", "rotate"]
-
 Generators = Iterator[np.random.Generator]  # one for each image, made when it is asked for
-
 _BLOCK = 256  # images to work on at once: a few megabytes at 32 x 32
 
 
@@ -35,24 +32,22 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
     - `pixelate`: shrink by 0.95 to 0.65, and back to the size before.
     - `jpeg_compression`: save with a quality from 80 to 40.
 
-    Blurs reflect the image at its edges, and are in pixels, chosen for 32 x 32. Unlike the images
-    published as CIFAR-10-C, the result is rounded, not cut, to whole numbers, so that a blur leaves
-    an even grey as it is. The noise of an image is a function of seed, name, severity and the
-    image's position: `corrupt(images[k:], ..., first=k)` is `corrupt(images, ...)[k:]`.
+    Blurs reflect the image at its edges, and are in pixels, chosen for 32 x 32. Unlike in the
+    published CIFAR-10-C, values are rounded, not cut, so that a blur keeps an even grey. The noise
+    follows from seed, name, severity and the image's position, which starts at `first`.
 
     Args:
         images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
         name: one of `CORRUPTIONS`.
         severity: 1 to 5.
         seed: of the noise and the angles, a whole number of 0 or above.
-        first: position of the first image.
+        first: position of the first image; `corrupt(x[k:], ..., first=k)` is `corrupt(x, ...)[k:]`.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.array([[0, 100], [100, 200]], "uint8").reshape(1, 2, 2, 1)
-        >>> ibnn.data.corrupt(images, "contrast", severity=2)[0, :, :, 0]
-        array([[ 50, 100],
-               [100, 150]], dtype=uint8)
+        >>> ibnn.data.corrupt(images, "contrast", severity=2).ravel()
+        array([ 50, 100, 100, 150], dtype=uint8)
 
     References:
         Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and
@@ -88,9 +83,8 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
         >>> images = np.array([[1, 2], [3, 4]], "uint8").reshape(1, 2, 2, 1)
-        >>> ibnn.data.rotate(images, 90)[0, :, :, 0]
-        array([[2, 4],
-               [1, 3]], dtype=uint8)
+        >>> ibnn.data.rotate(images, 90)[0, :, :, 0].tolist()
+        [[2, 4], [1, 3]]
     """
     images = _checked(images)
     degrees = checks.finite("degrees", degrees)
@@ -137,8 +131,7 @@ def _defocus_blur(images: np.ndarray, disk: tuple, generators: Generators) -> np
 
 def _motion_blur(images: np.ndarray, line: tuple, generators: Generators) -> np.ndarray:
     radius, deviation = line
-    height, width = images.shape[1:3]
-    reach = 2 * radius
+    (height, width), reach = images.shape[1:3], 2 * radius
     edges = ((0, 0), (reach, reach), (reach, reach), (0, 0))
     padded = np.pad(images.astype("float32"), edges, mode="reflect")
     result = np.zeros(images.shape, "float32")
@@ -204,10 +197,8 @@ def _disk(radius: float, deviation: float) -> np.ndarray:
 
 
 def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[float, int, int]]:
-    """Return weight, rows down and columns right of the 2 r + 1 pixels on a line from (0, 0).
-
-    Each is the pixel nearest to its place, as in ImageMagick, by which CIFAR-10-C was made.
-    """
+    """Return weight, rows down and columns right of the 2 r + 1 pixels on a line from (0, 0)."""
+    # Each is the pixel nearest to its place, as in ImageMagick, by which CIFAR-10-C was made.
     steps = np.arange(2 * radius + 1)
     weights = np.exp(-0.5 * (steps / deviation) ** 2)
     angle = np.deg2rad(degrees)

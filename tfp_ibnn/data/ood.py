@@ -20,9 +20,8 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
     """Return images of one dataset in the shape and on the scale of another, float32.
 
     Grey images get three equal channels, coloured ones become grey by their luma. Smaller images
-    are padded with black, so that a model detects the content and not the blur of a resizing.
-    Images that are larger, or less than half as large, are resized by Pillow (bilinear, averaging
-    where it shrinks).
+    are padded with black, so that a model detects the content and not the blur of a resizing; those
+    larger, or less than half as large, are resized by Pillow (bilinear, averaging on shrinking).
 
     Args:
         images: (N, height, width, channels) uint8, as `load(name)` has them.

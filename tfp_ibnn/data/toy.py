@@ -44,8 +44,7 @@ def sample(size: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray
 def true_probabilities(points: Any) -> np.ndarray:
     """Return the true probability of each class at points (..., 2), by Bayes' rule, (..., 2).
 
-    p(class | x) is proportional to the sum of exp(-|x - c|^2 / 2 s^2) over the centres c of the
-    class, where s is the width of the clusters.
+    p(class | x) is proportional to the sum of exp(-|x - c|^2 / 2 SCALE^2) over its centres c.
 
     Example:
         >>> from tfp_ibnn.data import toy
@@ -64,8 +63,7 @@ def true_probabilities(points: Any) -> np.ndarray:
 def bayes_scores(step: float = 0.02) -> dict[str, float]:
     """Return the expected accuracy, NLL and Brier score of Bayes' rule; its ECE is 0.
 
-    They are integrals over the plane, by a grid up to seven widths beyond the outer centres.
-    Halving its `step` changes none of them by 1e-6.
+    They are integrals over a grid of the plane; half the `step` changes none of them by 1e-6.
 
     Example:
         >>> from tfp_ibnn.data import toy

@@ -1,25 +1,23 @@
-"""The layer whose parameters may depend on a condition: the base of flows and of their networks."""
+"""Layers whose parameters may depend on a condition: the base of flows, and their networks."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn._core.serialization import ConfiguredLayer
-
-__all__ = ["Conditional"]
 
 
 class Conditional(ConfiguredLayer, keras.layers.Layer):
     """A layer whose trainable parameters are weight + linear(condition).
 
     The linear maps start at 0, where the condition makes no difference.
-
-    Args:
-        condition_size: size of the last axis of conditions; None for a layer that takes none.
     """
 
     arguments = ("condition_size",)
@@ -27,9 +25,8 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
     def __init__(self, *, condition_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if condition_size is not None:
-            condition_size = checks.positive_integer(
-                "condition_size", condition_size, checks.LARGEST_SIZE
-            )
+            most = checks.LARGEST_SIZE
+            condition_size = checks.positive_integer("condition_size", condition_size, most)
         self.condition_size = condition_size
         self._linear_maps: dict[str, keras.Variable] = {}
 
@@ -39,7 +36,6 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         shape: tuple[int, ...],
         initializer: Any,
         trainable: bool = True,
-        dtype: str | None = None,
         conditional: bool = True,
         **kwargs: Any,
     ) -> keras.Variable:
@@ -47,31 +43,18 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
 
         If it is trainable and `conditional`, add the linear map of the condition as well.
         """
-        weight = self.add_weight(
-            shape=shape,
-            initializer=initializer,
-            trainable=trainable,
-            dtype=dtype,
-            autocast=False,
-            name=name,
-            **kwargs,
-        )
+        kwargs = {**kwargs, "trainable": trainable, "autocast": False}
+        weight = self.add_weight(shape, initializer, name=name, **kwargs)
         if trainable and conditional and self.condition_size is not None:
-            self._linear_maps[name] = self.add_weight(
-                shape=(self.condition_size, math.prod(shape)),
-                initializer="zeros",
-                dtype=dtype,
-                autocast=False,
-                name=f"{name}_of_condition",
-            )
+            shape = (self.condition_size, math.prod(shape))
+            name_of_map = f"{name}_of_condition"
+            self._linear_maps[name] = self.add_weight(shape, "zeros", name=name_of_map, **kwargs)
         return weight
 
     def parameter(self, weight: keras.Variable, condition: Tensor | None) -> Tensor:
         """Return the value of a weight of `add_parameter`, for each row of the condition.
 
-        Args:
-            weight: of any shape.
-            condition: (..., condition_size), which gives the value the shape (..., *weight.shape).
+        A condition (..., condition_size) gives it the shape (..., *weight.shape).
         """
         value = ops.convert_to_tensor(weight)
         condition = self.checked_condition(condition)
@@ -83,20 +66,72 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
     def checked_condition(self, condition: Tensor | None) -> Tensor | None:
         """Return the condition as a tensor of this layer's type, or raise if it does not fit."""
         size = self.condition_size
-        if condition is None:
-            if size is not None:
-                raise ValueError(
-                    f"A flow with condition_size={size} needs `condition`, a tensor of shape "
-                    f"(..., {size}); got None."
-                )
+        if condition is None and size is None:
             return None
-        condition = ops.convert_to_tensor(condition, dtype=self.dtype)
-        shape = tuple(condition.shape)
+        shape = None
+        if condition is not None:
+            condition = ops.convert_to_tensor(condition, dtype=self.dtype)
+            shape = tuple(condition.shape)
         if size is None:
             raise ValueError(
                 "`condition` must be None for a flow without `condition_size`; got a tensor of "
                 f"shape {shape}. Make the flow with condition_size={shape[-1] if shape else 1}."
             )
         if not shape or shape[-1] != size:
-            raise ValueError(f"`condition` must have the shape (..., {size}); got {shape}.")
+            raise ValueError(
+                f"A flow with condition_size={size} needs `condition`, which must have the shape "
+                f"(..., {size}); got {shape}."
+            )
         return condition
+
+
+class Conditioner(Conditional):
+    """One hidden ReLU layer, then shifts and bounded log-scales, which both start at 0.
+
+    Weights are of order 1 and are divided by the root of their fan-in when used, so that one step
+    of an adaptive optimizer moves the outputs of a wide layer no more than those of a narrow one.
+    A condition shifts both biases. `limit` is the bound of |log scale|. `masks` say which inputs
+    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs).
+    """
+
+    def __init__(
+        self,
+        outputs: int,
+        hidden: int,
+        limit: float,
+        masks: tuple[np.ndarray, np.ndarray] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        inputs, hidden, outputs = input_shape[-1], self.hidden, self.outputs
+        normal, fixed = keras.initializers.RandomNormal(stddev=1.0), {"conditional": False}
+        self.kernel = self.add_parameter("kernel", (inputs, hidden), normal, **fixed)
+        self.bias = self.add_parameter("bias", (hidden,), "zeros")
+        shape = (2, hidden, outputs)
+        self.output_kernel = self.add_parameter("output_kernel", shape, "zeros", **fixed)
+        self.output_bias = self.add_parameter("output_bias", (2, outputs), "zeros")
+
+    def given(self, condition: Tensor | None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Return the network as a function of its inputs alone."""
+        return self if condition is None else partial(self, condition=condition)
+
+    def call(self, inputs: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the shifts and the log-scales for `inputs` of shape (..., inputs)."""
+        kernel = ops.convert_to_tensor(self.kernel)
+        output_kernel = ops.convert_to_tensor(self.output_kernel)
+        if self.masks is not None:
+            sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
+            kernel, output_kernel = kernel * sees, output_kernel * serves
+        kernel = kernel / kernel.shape[0] ** 0.5
+        output_kernel = output_kernel / self.hidden**0.5
+        bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
+        hidden = ops.relu(matmul(inputs, kernel) + bias)
+        shift = matmul(hidden, output_kernel[0]) + output_bias[..., 0, :]
+        raw = matmul(hidden, output_kernel[1]) + output_bias[..., 1, :]
+        return shift, constraints.bounded(raw, self.limit)
+
+    def get_build_config(self) -> None:
+        """Leave building to the flow."""

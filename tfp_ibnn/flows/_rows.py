@@ -4,8 +4,6 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, matmul
 
-__all__ = ["add_diagonal", "column", "like_rows", "times_matrix", "total"]
-
 
 def column(numbers: Tensor) -> Tensor:
     """Return numbers, () or one per row (...,), such that they multiply vectors."""
@@ -19,13 +17,7 @@ def total(x: Tensor) -> Tensor:
 
 
 def times_matrix(x: Tensor, matrix: Tensor, transpose: bool = False) -> Tensor:
-    """Return the vectors x @ matrix, or x @ matrix'.
-
-    Args:
-        x: (..., n)
-        matrix: (n, m), or one per row (..., n, m); (m, n) for the transpose.
-        transpose: whether to multiply by the transpose.
-    """
+    """Return the vectors x @ matrix, or x @ matrix', for one matrix or for one per row of x."""
     if len(matrix.shape) == 2:
         return matmul(x, ops.transpose(matrix) if transpose else matrix)
     if transpose:

@@ -11,8 +11,6 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
-__all__ = ["ActNorm"]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class ActNorm(Flow):
@@ -33,8 +31,7 @@ class ActNorm(Flow):
         True
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
-        1807.03039.
+        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     is_linear = True
@@ -65,10 +62,8 @@ class ActNorm(Flow):
         if not self.built:
             self.build(values.shape)
         if values.ndim < 2 or values.shape[-1] != self.channels:
-            raise ValueError(
-                f"`samples` must have the shape (..., {self.channels}), with a leading axis at "
-                f"least; got {values.shape}."
-            )
+            shape = f"(draws, ..., {self.channels})"
+            raise ValueError(f"`samples` must have the shape {shape}; got {values.shape}.")
         values = values.reshape(-1, self.channels)
         deviation = values.std(axis=0)
         if len(values) < 2 or not np.all(deviation > 0) or not np.all(np.isfinite(values)):

@@ -10,8 +10,6 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._rows import total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
-__all__ = ["Affine", "AffineBijector"]
-
 
 class AffineBijector(FlowBijector):
     """y = shift + scale * x, element by element.
@@ -64,10 +62,9 @@ class Affine(Flow):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the shift and the raw scale."""
         super().build(input_shape)
-        constant = keras.initializers.Constant
-        shape = (self.channels,)
-        self.shift = self.add_parameter("shift", shape, constant(self.initial_shift))
+        constant, shape = keras.initializers.Constant, (self.channels,)
         raw = constraints.inverse_scale(self.initial_scale)
+        self.shift = self.add_parameter("shift", shape, constant(self.initial_shift))
         self.raw_scale = self.add_parameter("raw_scale", shape, constant(raw))
 
     def bijector(self, condition: Tensor | None = None) -> AffineBijector:

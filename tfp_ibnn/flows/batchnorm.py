@@ -11,8 +11,6 @@ from tfp_ibnn._core.backend import mean as mean_of
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
-__all__ = ["BatchNorm"]
-
 _MIN_VARIANCE = 1e-5
 
 
@@ -47,9 +45,7 @@ class BatchNorm(Flow):
 
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.momentum = checks.non_negative("momentum", momentum)
-        if self.momentum >= 1:
-            raise ValueError(f"`momentum` must lie in [0, 1); got {momentum!r}.")
+        self.momentum = checks.fraction("momentum", momentum)
         self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -80,14 +76,13 @@ class BatchNorm(Flow):
         axes = tuple(range(len(x.shape) - 1))
         count = ops.prod(ops.shape(ops.stop_gradient(x)[..., 0])) if axes else 1
         several = ops.convert_to_tensor(count) > 1
-        old_mean = ops.convert_to_tensor(self.mean)
-        old_variance = ops.convert_to_tensor(self.variance)
+        old_mean, old_variance = map(ops.convert_to_tensor, (self.mean, self.variance))
         mean = ops.where(several, mean_of(x, axis=axes), old_mean)
         spread = mean_of(ops.square(x - mean), axis=axes)
         variance = ops.where(several, spread, old_variance)
         for running, new in ((self.mean, mean), (self.variance, variance)):
-            kept = self.momentum * running + (1 - self.momentum) * ops.stop_gradient(new)
-            running.assign(kept)
+            new = ops.stop_gradient(new)
+            running.assign(self.momentum * running + (1 - self.momentum) * new)
         bijector = self._bijector(mean, variance, condition)
         return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
 

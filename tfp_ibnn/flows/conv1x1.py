@@ -14,8 +14,6 @@ from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn.flows._rows import add_diagonal, times_matrix, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
-__all__ = ["Conv1x1Bijector", "InvertibleConv1x1"]
-
 _SMALL = 64  # a product of two matrices of this size is nothing
 
 
@@ -33,12 +31,7 @@ class Conv1x1Bijector(FlowBijector):
         log_diagonal: (..., channels), log|U_ii|.
     """
 
-    parameter_ndims: ClassVar[dict[str, int]] = {
-        "permutation": 1,
-        "lower": 2,
-        "upper": 2,
-        "log_diagonal": 1,
-    }
+    parameter_ndims: ClassVar = {"permutation": 1, "lower": 2, "upper": 2, "log_diagonal": 1}
     constant_jacobian = True
 
     def _forward(self, x: Tensor) -> Tensor:
@@ -96,8 +89,7 @@ class InvertibleConv1x1(Flow):
         True
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
-        1807.03039.
+        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     is_linear = True
@@ -116,12 +108,10 @@ class InvertibleConv1x1(Flow):
         permuter, lower, upper = scipy.linalg.lu(matrix)
         packed = (np.tril(lower, -1) + np.triu(upper, 1)) * self._spread
         self.factors = self.add_parameter("factors", (size, size), _fixed(packed))
-        self.permutation = self.add_parameter(
-            "permutation", (size,), _fixed(permuter.argmax(axis=1)), trainable=False, dtype="int"
-        )
-        self.diagonal = self.add_parameter(
-            "diagonal", (size,), _fixed(np.diagonal(upper)), trainable=False
-        )
+        order, start = _fixed(permuter.argmax(axis=1)), _fixed(np.diagonal(upper))
+        fixed = {"trainable": False}
+        self.permutation = self.add_parameter("permutation", (size,), order, dtype="int", **fixed)
+        self.diagonal = self.add_parameter("diagonal", (size,), start, **fixed)
 
     def bijector(self, condition: Tensor | None = None) -> Conv1x1Bijector:
         """Return the map for the present weights."""
@@ -140,12 +130,9 @@ class InvertibleConv1x1(Flow):
 
     @property
     def _spread(self) -> float:
-        """How much larger than the triangles the weights are that hold them.
-
-        A step that moves every entry of a matrix by the same small amount moves its norm by
-        `channels` times that. Holding the entries enlarged tames the steps of adaptive optimizers
-        on wide layers, which would otherwise blow up within a few steps.
-        """
+        # A step that moves every entry of a matrix by the same small amount moves its norm by
+        # `channels` times that. Weights that are larger than the triangles they hold tame the steps
+        # of adaptive optimizers on wide layers, which would otherwise blow up within a few steps.
         return self.channels**0.5
 
 

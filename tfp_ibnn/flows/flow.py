@@ -11,9 +11,6 @@ from tfp_ibnn._core.backend import Tensor, tfb, tfp
 from tfp_ibnn._core.checks import channels_of, full_precision
 from tfp_ibnn.flows._conditional import Conditional
 
-__all__ = ["Flow", "FlowBijector"]
-
-
 _serial_numbers = itertools.count()
 
 
@@ -60,10 +57,8 @@ class FlowBijector(tfb.Bijector):
 
     @classmethod
     def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> dict[str, Any]:
-        return {
-            name: tfp.util.ParameterProperties(event_ndims=ndims)
-            for name, ndims in cls.parameter_ndims.items()
-        }
+        properties = tfp.util.ParameterProperties
+        return {name: properties(event_ndims=n) for name, n in cls.parameter_ndims.items()}
 
 
 class Flow(Conditional):
@@ -116,18 +111,15 @@ class Flow(Conditional):
             )
         if channels < self.min_channels:
             raise ValueError(
-                f"{type(self).__name__} needs at least {self.min_channels} channels, since it acts "
-                f"on one part given the other; got {channels}. For a single channel use a planar, "
-                "radial, Sylvester, affine or autoregressive flow (NormalPlanar1d, for example)."
+                f"{type(self).__name__} needs at least {self.min_channels} channels; got "
+                f"{channels}. For a single channel use a planar flow (NormalPlanar1d), for example."
             )
         self.channels = channels
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:
         """Return the bijector, built afresh from the weights as they are now.
 
-        Args:
-            condition: (..., condition_size), which broadcasts against all axes of x but the last;
-                only for flows with a `condition_size`.
+        A condition (..., condition_size) broadcasts against all axes of x but the last.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `bijector`.")
 
@@ -157,4 +149,3 @@ class Flow(Conditional):
 
     def get_build_config(self) -> None:
         """Leave building to the owner, so that weight paths are the same after loading."""
-        return None

@@ -10,8 +10,6 @@ from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AffineCoupling
 from tfp_ibnn.flows.flow import Flow
 
-__all__ = ["GlowStep"]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class GlowStep(Flow):
@@ -33,11 +31,11 @@ class GlowStep(Flow):
         3
 
     References:
-        Kingma and Dhariwal, Glow: Generative Flow with Invertible 1x1 Convolutions, arXiv
-        1807.03039.
+        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     min_channels: ClassVar[int] = 2
+    arguments = ("hidden", "swap", "start")
 
     def __init__(
         self, hidden: int = 32, swap: bool = False, start: str = "orthogonal", **kwargs: Any
@@ -47,6 +45,7 @@ class GlowStep(Flow):
         self.actnorm = ActNorm(name="actnorm", **options)
         self.conv = InvertibleConv1x1(start=start, name="conv", **options)
         self.coupling = AffineCoupling(hidden, swap, name="coupling", **options)
+        self.hidden, self.swap, self.start = self.coupling.hidden, self.coupling.swap, start
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the three parts."""
@@ -58,12 +57,3 @@ class GlowStep(Flow):
         """Return the three maps, chained; a chain applies its last element first."""
         parts = (self.coupling, self.conv, self.actnorm)
         return tfb.Chain([part.bijector(condition) for part in parts])
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        config = {
-            "hidden": self.coupling.hidden,
-            "swap": self.coupling.swap,
-            "start": self.conv.start,
-        }
-        return {**super().get_config(), **config}

@@ -7,11 +7,35 @@ from keras import ops
 
 from tfp_ibnn._core import constraints
 from tfp_ibnn._core.backend import Tensor, tanh
-from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows._rows import column, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
-__all__ = ["Planar", "PlanarBijector"]
+_BISECTIONS = 60
+
+
+def solve_monotone(slope: Tensor, offset: Tensor, target: Tensor) -> Tensor:
+    """Solve a + slope * tanh(a + offset) = target for a, element by element, where slope > -1.
+
+    The left side increases strictly in a, and |tanh| < 1 puts the one root within |slope| of the
+    target. Bisection finds it to rounding. Loops carry no gradient, so the root is then held fixed
+    and one Newton step, in which only the arguments are differentiated, gives both the last digits
+    and the exact first derivative (the implicit function theorem).
+    """
+    held_slope, held_offset, held_target = map(ops.stop_gradient, (slope, offset, target))
+    radius = ops.abs(held_slope) + ops.zeros_like(held_target + held_offset)
+
+    def halve(_: Tensor, bracket: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        above = middle + held_slope * tanh(middle + held_offset) > held_target
+        return ops.where(above, low, middle), ops.where(above, middle, high)
+
+    low, high = ops.fori_loop(0, _BISECTIONS, halve, (held_target - radius, held_target + radius))
+    root = ops.stop_gradient(0.5 * (low + high))
+    bend = tanh(root + held_offset)
+    derivative = 1 + held_slope * (1 - bend * bend)
+    residual = root + slope * tanh(root + offset) - target
+    return root - residual / ops.stop_gradient(derivative)
 
 
 class PlanarBijector(FlowBijector):

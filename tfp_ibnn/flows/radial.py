@@ -11,8 +11,6 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._rows import column
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
-__all__ = ["Radial", "RadialBijector"]
-
 
 class RadialBijector(FlowBijector):
     """y = x + beta * (x - center) / (alpha + r), with r = |x - center|.

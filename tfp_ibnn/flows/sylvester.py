@@ -8,11 +8,9 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, tanh
-from tfp_ibnn.flows._monotone import solve_monotone
 from tfp_ibnn.flows._rows import add_diagonal, column, times_matrix, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
-
-__all__ = ["Sylvester", "SylvesterBijector"]
+from tfp_ibnn.flows.planar import solve_monotone
 
 
 class SylvesterBijector(FlowBijector):
@@ -89,8 +87,7 @@ class Sylvester(Flow):
         3
 
     References:
-        van den Berg et al., Sylvester Normalizing Flows for Variational Inference, arXiv
-        1803.05649.
+        van den Berg et al., Sylvester Normalizing Flows, arXiv 1803.05649.
     """
 
     arguments = ("units",)
@@ -127,11 +124,7 @@ class Sylvester(Flow):
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:
-    """Return the first columns (..., channels, units) of a product of Householder reflections.
-
-    Args:
-        vectors: (..., units, channels), the normals of the mirrors.
-    """
+    """Return the first `units` columns of the product of reflections by (..., units, channels)."""
     units, channels = vectors.shape[-2:]
     q = ops.cast(np.eye(channels, units), vectors.dtype)
     for i in reversed(range(units)):

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn import noise
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn.noise import Pass, current
 
 CONVERTIBLE = (
     keras.layers.Dense,
@@ -70,21 +70,12 @@ class StochasticLayer(keras.layers.Wrapper):
         self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
 
     def draw(
-        self,
-        forward_pass: noise.Pass,
-        count: int | Tensor,
-        inputs: Any = None,
-        training: bool = False,
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
-        """Return `count` latents of a pass, with their KL and entropy.
+        """Return `count` latents, with their KL and entropy, by the `source` of a pass.
 
-        If the noise is switched off, each is `mean_latent`.
-
-        Args:
-            forward_pass: the pass, whose `source` gives the noise.
-            count: number of draws.
-            inputs: the layer's input, where the latents depend on its shape (`draws_ahead`).
-            training: whether this is a training step.
+        If the noise is switched off, each is `mean_latent`. Without `draws_ahead`, the latents
+        depend on the shape of `inputs`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `draw`.")
 
@@ -96,14 +87,9 @@ class StochasticLayer(keras.layers.Wrapper):
         mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Return the output for given latents.
+        """Return the output for one latent, one for each example, or, with groups, for each block.
 
-        Args:
-            inputs: one batch.
-            latent: one, one for each example, or, with groups, one for each block of examples.
-            groups: number of consecutive blocks of equal size that the batch is cut into.
-            mask: of the inputs.
-            training: whether this is a training step.
+        `groups` is the number of consecutive blocks of equal size that the batch is cut into.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `apply`.")
 
@@ -121,12 +107,10 @@ class StochasticLayer(keras.layers.Wrapper):
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
         """Return how often the KL of one draw counts."""
-        del inputs
         return 1.0
 
     def shares_work(self, inputs: Any) -> bool:
         """Whether many latents on the same inputs, given symbolically, go faster by `shared`."""
-        del inputs
         return False
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -149,7 +133,7 @@ class StochasticLayer(keras.layers.Wrapper):
     ) -> Tensor:
         """Return the output for the latent of this pass, and add its KL to the loss."""
         inputs = self.checked_inputs(inputs)
-        forward_pass = noise.current()
+        forward_pass = current()
         latent = forward_pass.recall(self)
         if latent is not None:
             forward_pass.restore_losses()
@@ -164,9 +148,8 @@ class StochasticLayer(keras.layers.Wrapper):
         """Return the inputs as `apply` takes them, or raise."""
         return inputs
 
-    def _draw_latent(self, forward_pass: noise.Pass, inputs: Tensor, training: bool) -> Tensor:
-        groups = forward_pass.groups
-        count = ops.shape(inputs)[0] if groups is None else groups
+    def _draw_latent(self, forward_pass: Pass, inputs: Tensor, training: bool) -> Tensor:
+        count = ops.shape(inputs)[0] if forward_pass.groups is None else forward_pass.groups
         draw = self.draw(forward_pass, count, inputs, training)
         if not forward_pass.losses:
             forward_pass.remember(self, draw.z)
@@ -178,9 +161,7 @@ class StochasticLayer(keras.layers.Wrapper):
         forward_pass.remember(self, draw.z, loss, weight * mean(draw.kl))
         return draw.z
 
-    def compute_output_spec(
-        self, inputs: Any, mask: Any = None, training: bool | None = None
-    ) -> Any:
+    def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
         """Return the wrapped layer's output spec; noise changes neither shape nor type."""
         return self.layer.compute_output_spec(self.checked_inputs(inputs))
 
@@ -190,29 +171,21 @@ class StochasticLayer(keras.layers.Wrapper):
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """Return the wrapped layer's output mask."""
-        return (
-            self.layer.compute_mask(inputs, previous_mask) if self.layer.supports_masking else None
-        )
+        layer = self.layer
+        return layer.compute_mask(inputs, previous_mask) if layer.supports_masking else None
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        config = {
-            "posterior": keras.saving.serialize_keras_object(self.posterior),
-            "train_size": self.train_size,
-        }
-        return {**super().get_config(), **config}
+        posterior = keras.saving.serialize_keras_object(self.posterior)
+        return {**super().get_config(), "posterior": posterior, "train_size": self.train_size}
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "StochasticLayer":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticLayer":
         """Return a layer from what `get_config` gave."""
         config = dict(config)
         for key in ("layer", "posterior"):
             if isinstance(config.get(key), dict):
-                config[key] = keras.saving.deserialize_keras_object(
-                    config[key], custom_objects=custom_objects
-                )
+                config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects)
         return cls(**config)
 
 
@@ -220,8 +193,7 @@ def check_train_size(train_size: Any) -> int:
     """Return the number of training examples, or raise."""
     if train_size is None:
         raise ValueError(
-            "`train_size` is missing: give the number of training examples. The KL is divided by "
-            "it, since Keras averages the likelihood over the batch; without it the loss would not "
-            "be the ELBO."
+            "`train_size` is missing: give the number of training examples, by which the KL is "
+            "divided; without it the loss would not be the ELBO."
         )
     return checks.positive_integer("train_size", train_size)

@@ -21,10 +21,6 @@ def set_noise(model: keras.layers.Layer, on: bool) -> None:
 
     Off, z is its posterior mean and no KL is added: the model is a plain deterministic network. The
     switch is a variable, so it takes effect in functions that are compiled already.
-
-    Args:
-        model: a model with stochastic layers.
-        on: whether there is noise.
     """
     for switch in _switches(model):
         switch.assign(float(on))
@@ -61,8 +57,8 @@ def _switches(model: keras.layers.Layer) -> list[keras.Variable]:
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
         raise ValueError(
-            f"The noise of {', '.join(unbuilt)} cannot be switched before the layer is built: call "
-            "the model on data, or build it, first."
+            f"The noise of {', '.join(unbuilt)} cannot be switched before it is built: call the "
+            "model on data, or build it, first."
         )
     return [layer.noise_switch for layer in layers]
 
@@ -86,19 +82,14 @@ def unfreeze(model: keras.layers.Layer, part: str) -> None:
     What was frozen before `freeze`, by `layer.trainable = False`, stays frozen. Files do not tell
     the two apart: if nothing of the part trains and no `freeze` is known, as in a loaded model, all
     of the part is trained.
-
-    Args:
-        model: a model with stochastic layers.
-        part: "stochastic" or "deterministic", as for `freeze`.
     """
     switches = _switches_of(model, part)
     layers = [switch for switch in switches if isinstance(switch, keras.layers.Layer)]
-    nothing_trains = not any(layer.trainable_weights for layer in layers)
-    ours = [getattr(switch, "frozen_by_part", False) for switch in switches]
-    everything = nothing_trains and not any(ours)
-    wanted = [
-        everything or own or switch.trainable for switch, own in zip(switches, ours, strict=True)
-    ]
+    ours = [switch for switch in switches if getattr(switch, "frozen_by_part", False)]
+    if not ours and not any(layer.trainable_weights for layer in layers):
+        ours = switches
+    thawed = {id(switch) for switch in ours}
+    wanted = [switch.trainable or id(switch) in thawed for switch in switches]
     for switch, value in zip(switches, wanted, strict=True):
         switch.trainable = value
         switch.frozen_by_part = False

@@ -22,10 +22,7 @@ class SeparateChannels:
     layer(z * inputs) = activation(bias + sum_c z_c layer_c(inputs)): the convolutions are the same
     for all z, and what is left for each of them is a sum of few terms. A third of the time: 128
     draws of LeNet on 128 images take 2.4 s so, and 7.0 s without (TensorFlow, one ARM core).
-
-    Args:
-        layer: a convolution.
-        inputs: (batch, ..., channels), channels last.
+    The inputs are (batch, ..., channels), channels last.
     """
 
     def __init__(self, layer: keras.layers.Layer, inputs: Tensor) -> None:
@@ -61,14 +58,8 @@ def noisy_convolution(
 
     It is a convolution of [inputs, normal * inputs] by the kernels [loc * kernel, scale * kernel].
     So the gradients of loc and scale come with that of the kernel, and not from that of the noisy
-    inputs, which for images costs as much again, and nobody else needs.
-
-    Args:
-        layer: a convolution.
-        inputs: a batch of images.
-        normal: noise as it broadcasts against `inputs`.
-        loc: (channels,)
-        scale: (channels,)
+    inputs, which for images costs as much again, and nobody else needs. loc and scale are
+    (channels,), and `normal` broadcasts against `inputs`.
     """
     channels_first = layer.data_format == "channels_first"
     both = ops.concatenate([inputs, times(inputs, normal)], axis=1 if channels_first else -1)

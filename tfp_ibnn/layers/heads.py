@@ -39,8 +39,7 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Check that there are as many scales as means."""
-        channels = checks.channels_of("GaussianHead", input_shape)
-        if channels % 2:
+        if checks.channels_of("GaussianHead", input_shape) % 2:
             raise ValueError(
                 "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
                 f"shape {tuple(input_shape)}. Give the layer before it 2 * outputs units."
@@ -77,16 +76,9 @@ class GaussianNLL(keras.losses.Loss):
         super().__init__(name=name, **kwargs)
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Return the loss of each example.
-
-        Args:
-            y_true: (..., D), or (...,) if D is 1.
-            y_pred: (..., 2D), means and standard deviations.
-        """
-        y_pred = ops.convert_to_tensor(y_pred)
-        loc, scale = ops.split(y_pred, 2, axis=-1)
-        y_true = matched(y_true, loc)
-        return gaussian_nll(y_true, loc, ops.square(scale))
+        """Return the loss of each example, for y_true (..., D), or (...,) if D is 1."""
+        loc, scale = ops.split(ops.convert_to_tensor(y_pred), 2, axis=-1)
+        return gaussian_nll(matched(y_true, loc), loc, ops.square(scale))
 
 
 def gaussian_nll(y: Tensor, loc: Tensor, variance: Tensor) -> Tensor:
@@ -100,12 +92,8 @@ def matched(y_true: Any, like: Tensor) -> Tensor:
     y_true = ops.cast(y_true, like.dtype)
     if len(y_true.shape) == len(like.shape) - 1 and like.shape[-1] == 1:
         y_true = y_true[..., None]
-    if len(y_true.shape) != len(like.shape) or any(
-        None not in sizes and sizes[0] != sizes[1]
-        for sizes in zip(y_true.shape, like.shape, strict=True)
-    ):
-        raise ValueError(
-            f"The targets have the shape {tuple(y_true.shape)}, the predicted means "
-            f"{tuple(like.shape)}: they must agree."
-        )
+    shape, wanted = tuple(y_true.shape), tuple(like.shape)
+    unlike = len(shape) != len(wanted)
+    if unlike or any(x != y and None not in (x, y) for x, y in zip(shape, wanted, strict=True)):
+        raise ValueError(f"The targets must have the shape {wanted} of the means; got {shape}.")
     return y_true

@@ -28,19 +28,13 @@ class _TrainSizeCheck(keras.callbacks.Callback):
         """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""
         self._steps = batch + 1
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check before validation starts the metrics again."""
-        self._check()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check where there is no validation."""
-        self._check()
-
-    def _check(self) -> None:
+    def on_epoch_end(self, *_: Any) -> None:
         steps = self.params["steps"] or self._steps
         if self._is_open and steps and not self.model.stop_training:
             self.model._check_train_size(steps)
         self._is_open = False
+
+    on_test_begin = on_epoch_end  # validation starts the metrics again
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -84,11 +78,8 @@ class StochasticModel(keras.Model):
     def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
         """Compile for training; the arguments are Keras's.
 
-        Args:
-            *args: optimizer, loss and so on.
-            jit_compile: whether to use XLA. "auto" is Keras's choice, and not saved with the model:
-                after JAX or a GPU, XLA is not used on a CPU, where it is slow.
-            **kwargs: the other arguments.
+        With `jit_compile="auto"` Keras chooses again when the model is loaded: after JAX or a GPU,
+        XLA is not used on a CPU, where it is slow.
         """
         self._jit_is_open = jit_compile == "auto"
         super().compile(*args, jit_compile=jit_compile, **kwargs)
@@ -120,11 +111,7 @@ class StochasticModel(keras.Model):
         return super().fit(**given)
 
     def _check_train_size(self, steps: int) -> None:
-        """Warn if `train_size` is not the number of examples that the metrics have counted.
-
-        Args:
-            steps: how many batches they came in.
-        """
+        """Warn if `train_size` is not the number of examples that the metrics have counted."""
         count = round(float(ops.convert_to_numpy(self._nll_tracker.count)))
         seen = count // self.train_samples
         sizes = {layer.train_size for layer in stochastic_layers(self)}
@@ -134,10 +121,9 @@ class StochasticModel(keras.Model):
             return
         self._warned_of_train_size = True
         warnings.warn(
-            f"`train_size` is {wrong[0]}, but the first epoch had {seen} training examples. The KL "
-            f"is divided by `train_size`, so it counts {seen / wrong[0]:.3g} times as much as in "
-            f"the ELBO. Write train_size={seen}. (len() of a tf.data.Dataset or a PyDataset is its "
-            "number of batches.)",
+            f"`train_size` is {wrong[0]}, but the first epoch had {seen} training examples: the KL "
+            f"counts {seen / wrong[0]:.3g} times as much as in the ELBO. Write train_size={seen}. "
+            "(len() of a tf.data.Dataset or a PyDataset is its number of batches.)",
             stacklevel=2,
         )
 
@@ -145,7 +131,11 @@ class StochasticModel(keras.Model):
         """Take a training step on `train_samples` copies of each example, each with its own z."""
         # The backends disagree on what comes before the data (nothing, or the state on JAX).
         *state, data = args
-        return super().train_step(*state, self._repeat(data))
+        if self.train_samples > 1:
+            data = keras.tree.map_structure(
+                lambda x: None if x is None else ops.repeat(x, self.train_samples, axis=0), data
+            )
+        return super().train_step(*state, data)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Run the model and keep the KL of the pass."""
@@ -182,9 +172,8 @@ class StochasticModel(keras.Model):
 
     def load_own_variables(self, store: Any) -> None:
         """Load what `save_own_variables` has saved."""
-        super().load_own_variables(
-            serialization.load(store, self._random_states_of_keras(), self.name)
-        )
+        states = self._random_states_of_keras()
+        super().load_own_variables(serialization.load(store, states, self.name))
 
     def _random_states_of_keras(self) -> list[keras.Variable]:
         layers = keras_internals.nested_layers(self, include_self=False)
@@ -214,14 +203,6 @@ class StochasticModel(keras.Model):
     def get_config(self) -> dict[str, Any]:
         """Return the graph and `train_samples`."""
         return {**super().get_config(), "train_samples": self.train_samples}
-
-    def _repeat(self, data: Any) -> Any:
-        if self.train_samples == 1:
-            return data
-        return keras.tree.map_structure(
-            lambda part: None if part is None else ops.repeat(part, self.train_samples, axis=0),
-            data,
-        )
 
 
 def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:

@@ -4,16 +4,16 @@ import math
 from typing import Any
 
 import keras
-from keras import ops
+import numpy as np
+from keras import layers, ops
 
-from tfp_ibnn import noise as noise_room
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
-from tfp_ibnn.layers.folding import fold_into, is_foldable
+from tfp_ibnn.noise import Pass
 
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
@@ -78,15 +78,12 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the posterior, the wrapped layer and the switch of the noise."""
-        owner = f"Stochastic({type(self.layer).__name__}) {self.name!r}"
         last = input_shape
         if isinstance(input_shape, (tuple, list)) and self._channel_axis(len(input_shape)) == 1:
             last = input_shape[:2]
-        channels = checks.channels_of(owner, last)
+        channels = checks.channels_of(self._owner, last)
         if len(input_shape) < 2:
-            raise ValueError(
-                f"{owner} needs an input of shape (batch, ..., channels); got {input_shape}."
-            )
+            raise self._wrong_shape(input_shape)
         self._input_shape = tuple(input_shape)
         if not self.layer.built:
             self.layer.build(input_shape)
@@ -94,33 +91,22 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         super().build(input_shape)
 
     def draw(
-        self,
-        forward_pass: noise_room.Pass,
-        count: int | Tensor,
-        inputs: Any = None,
-        training: bool = False,
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
         """Return `count` z of a pass, (count, [positions,] channels), with KL and entropy."""
         posterior = self.posterior
         positions = () if self.draws_ahead else self._positions(inputs)
         # A Gaussian is switched off by noise of size 0; it is its mean then.
-        stddev = ops.cast(self.noise_switch > 0.5, posterior.dtype)
-        normal = forward_pass.source.normal(
-            count,
-            (*positions, posterior.channels),
-            posterior.dtype,
-            posterior.seed_generator,
-            stddev if posterior.is_centered else 1.0,
-        )
+        switch = ops.cast(self.noise_switch > 0.5, posterior.dtype)
+        stddev = switch if posterior.is_centered else 1.0
+        shape, generator = (*positions, posterior.channels), posterior.seed_generator
+        normal = forward_pass.source.normal(count, shape, posterior.dtype, generator, stddev)
         component = None
         if posterior.components > 1:
+            rows, shared = ops.shape(normal)[0], posterior.shared_components
             component = forward_pass.source.component(
-                posterior.components,
-                ops.shape(normal)[0],
-                posterior.seed_generator,
-                shared=posterior.shared_components,
+                posterior.components, rows, generator, shared=shared
             )
-            rows = ops.shape(normal)[0]
             component = ops.reshape(component, (rows, *(1,) * len(positions)))
         if posterior.is_centered:
             return posterior.transform(normal, component, training=training)
@@ -135,7 +121,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         training: bool = False,
     ) -> Tensor:
         """Return the wrapped layer's output for z * inputs."""
-        if training and self._is_entrance and groups is None:
+        if training and groups is None and self.posterior.is_centered and self._convolves_image:
             loc, scale = self.posterior.loc_and_scale()
             normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
             normal = self.broadcast(normal, len(inputs.shape))
@@ -151,16 +137,15 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`."""
         config = {**self.layer.get_config(), "name": self.name}
         copy = type(self.layer).from_config(config)
-        mean_z = ops.convert_to_numpy(self.posterior.mean())
         weights = self.layer.get_weights()
-        if is_foldable(self.layer, self.posterior.channels):
+        factors = _kernel_factors(self.layer, ops.convert_to_numpy(self.posterior.mean()))
+        if factors is not None:
             copy.build(self._input_shape)
-            copy.set_weights(fold_into(self.layer, weights, mean_z))
+            copy.set_weights([(weights[0] * factors).astype(weights[0].dtype), *weights[1:]])
             return copy
         factors = self.broadcast(self.mean_latent(), len(self._input_shape))[0]
-        rescaling = keras.layers.Rescaling(
-            ops.convert_to_numpy(factors).tolist(), dtype=self.layer.dtype_policy
-        )
+        factors = ops.convert_to_numpy(factors).tolist()
+        rescaling = layers.Rescaling(factors, dtype=self.layer.dtype_policy)
         folded = keras.Sequential([rescaling, copy], name=self.name)
         folded.build(self._input_shape)
         folded.set_weights(weights)
@@ -168,23 +153,18 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
         """Return the number of positions that have a z of their own, if their KLs are summed."""
-        weight = 1.0
-        if self.kl_reduction == "sum" and not self.draws_ahead:
-            for size in self._positions(inputs):
-                weight = weight * ops.cast(size, self.posterior.dtype)
-        return weight
+        if self.kl_reduction == "mean" or self.draws_ahead:
+            return 1.0
+        return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
 
     def shares_work(self, inputs: Any) -> bool:
-        """Whether many z on the same inputs had better go by `SeparateChannels`.
-
-        That takes memory as for one draw more for each channel of the input, so it is left to small
-        networks, of which the first convolution is a large part.
-        """
+        """Whether many z on the same inputs had better go by `SeparateChannels`."""
+        # That takes memory as for one draw more for each channel of the input, so it is left to
+        # small networks, of which the first convolution is a large part.
         if not (
             self.draws_ahead
             and type(self).call is Stochastic.call
-            and self.posterior.channels <= _FEW_CHANNELS
-            and self._convolves
+            and self._convolves_image
             and self._channel_axis(len(inputs.shape)) != 1
         ):
             return False
@@ -214,15 +194,12 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             z, kl, entropy = (part[: -len(fixed)] for part in both)
             draw = Draw(ops.reshape(z, ops.shape(normal)), kl, entropy)
             center = mean(both.z[-len(fixed) :], axis=0)
-        return draw._replace(z=ops.where(on, draw.z, center))
+        return Draw(ops.where(on, draw.z, center), draw.kl, draw.entropy)
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).
 
-        Args:
-            inputs: (batch, ..., channels).
-            z: one draw, or one for each example, or, if shared, one for each block of examples.
-            shared: whether blocks of examples share a draw.
+        There is one draw, or one for each example, or, if shared, one for each block of examples.
         """
         z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
         draws, batch = z.shape[0], inputs.shape[0]
@@ -230,9 +207,9 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             return times(inputs, z)
         if draws is not None and batch is not None and batch % draws:
             raise ValueError(
-                f"Stochastic layer {self.name!r} has {draws} draws in this pass, which do not fit "
-                f"a batch of {batch}. A layer that is called twice must see the same batch size, "
-                "and a batch must divide into the `groups` of a noise scope."
+                f"{self._owner} has {draws} draws in this pass, which do not fit a batch of "
+                f"{batch}. A layer that is called twice must see the same batch size, and a batch "
+                "must divide into the `groups` of a noise scope."
             )
         # The batch is consecutive blocks, one per draw; broadcasting spares a repeated copy of z.
         size = ops.shape(inputs)
@@ -250,17 +227,10 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return ops.reshape(z, order)
 
     @property
-    def _is_entrance(self) -> bool:
-        """Whether this is a convolution of images, most likely, under Gaussian noise."""
-        return (
-            self.posterior.is_centered
-            and self.posterior.channels <= _FEW_CHANNELS
-            and self._convolves
-        )
-
-    @property
-    def _convolves(self) -> bool:
-        return convolves(self.layer) and self.layer.compute_dtype == self.compute_dtype
+    def _convolves_image(self) -> bool:
+        if self.posterior.channels > _FEW_CHANNELS or not convolves(self.layer):
+            return False
+        return self.layer.compute_dtype == self.compute_dtype
 
     def _channel_axis(self, rank: int) -> int:
         first = getattr(self.layer, "data_format", None) == "channels_first"
@@ -275,34 +245,56 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
     def checked_inputs(self, inputs: Any) -> Any:
         """Return the inputs in a type that can be multiplied by noise, or raise."""
         if isinstance(inputs, (list, tuple, dict)):
-            raise ValueError(
-                f"Stochastic layer {self.name!r} wraps {type(self.layer).__name__}, which is "
-                f"called with {len(inputs)} inputs. Only layers with one input can be wrapped."
-            )
+            raise ValueError(f"{self._owner} takes one input; it was called with {len(inputs)}.")
         if not hasattr(inputs, "dtype"):
-            raise ValueError(
-                f"Stochastic layer {self.name!r} must be called with a tensor; got {inputs!r}."
-            )
+            raise ValueError(f"{self._owner} must be called with a tensor; got {inputs!r}.")
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if not keras.backend.is_float_dtype(dtype):
             is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
             if not is_number or not isinstance(self.layer, CONVERTIBLE):
                 raise ValueError(
-                    f"Stochastic layer {self.name!r} multiplies its input by noise, which needs a "
-                    f"floating-point input; got {dtype}. Cast the input, or leave "
-                    f"{type(self.layer).__name__} deterministic."
+                    f"{self._owner} needs a floating-point input; got {dtype}. Cast the input, or "
+                    f"leave {type(self.layer).__name__} deterministic."
                 )
             inputs = ops.cast(inputs, self.layer.compute_dtype)
         if len(inputs.shape) < 2 and not isinstance(inputs, keras.KerasTensor):
-            raise ValueError(  # a graph may add an axis yet
-                f"Stochastic layer {self.name!r} needs an input of shape (batch, ..., channels); "
-                f"got {tuple(inputs.shape)}."
-            )
+            raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
         if self.built and len(inputs.shape) == len(self._input_shape):
             channels = inputs.shape[self._channel_axis(len(inputs.shape))]
             if channels not in (None, self.posterior.channels):
                 raise ValueError(
-                    f"Stochastic layer {self.name!r} was built for {self.posterior.channels} "
-                    f"channels; got an input of shape {tuple(inputs.shape)}."
+                    f"{self._owner} was built for {self.posterior.channels} channels; got an input "
+                    f"of shape {tuple(inputs.shape)}."
                 )
         return inputs
+
+    @property
+    def _owner(self) -> str:
+        return f"Stochastic({type(self.layer).__name__}) {self.name!r}"
+
+    def _wrong_shape(self, shape: Any) -> ValueError:
+        wanted = "an input of shape (batch, ..., channels)"
+        return ValueError(f"{self._owner} needs {wanted}; got {tuple(shape)}.")
+
+
+def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray | None:
+    """Return by what to multiply a layer's first weight instead of its input; None if one cannot.
+
+    The shapes of the kernels: Dense (in, out); convolutions (..., in / groups, out), transposed
+    (..., out, in), depthwise and separable (..., in, multiplier).
+    """
+    if isinstance(layer, layers.EinsumDense):
+        operands, _ = layer.equation.replace(" ", "").split("->")
+        source, kernel = operands.split(",")
+        kernel = kernel.replace("...", "")
+        if source.endswith("...") or kernel.count(source[-1]) != 1:
+            return None
+        shape = [1] * len(kernel)
+        shape[kernel.index(source[-1])] = -1
+        return scale.reshape(shape)
+    if isinstance(layer, (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)):
+        return scale
+    if isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):
+        by_group = scale.reshape(layer.groups, -1).T  # (in / groups, groups)
+        return np.repeat(by_group, layer.filters // layer.groups, axis=1)
+    return scale[:, None] if isinstance(layer, CONVERTIBLE) else None

@@ -33,29 +33,18 @@ class _StochasticPlain(Stochastic):
             checks.known_keywords(type(self).__name__, kwargs, takers, but=("self",))
             raise
         super().__init__(
-            layer,
-            posterior,
-            train_size,
-            noise,
-            kl_reduction,
-            seed,
-            name=name,
-            trainable=trainable,
+            layer, posterior, train_size, noise, kl_reduction, seed, name=name, trainable=trainable
         )
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        config = super().get_config()
+        config, inner = super().get_config(), self.layer.get_config()
         del config["layer"]
-        inner = self.layer.get_config()
-        del inner["name"]
-        trainable = inner.pop("trainable")
-        return {**inner, **config, "dtype": inner["dtype"], "layer_trainable": trainable}
+        own = {"dtype": inner["dtype"], "layer_trainable": inner["trainable"]}
+        return {**inner, **config, **own}
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "_StochasticPlain":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
         """Return a layer from what `get_config` gave."""
         config = dict(config)
         trainable = config.pop("layer_trainable", True)

@@ -12,6 +12,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, is_eager
 from tfp_ibnn._core.serialization import Configured
 
+Names = tuple[str, str, str]  # of predictions, labels and weights, for errors
+NAMES = ("y_pred", "y_true", "sample_weight")
 TOLERANCE = 1e-2
 """How far probabilities may sum from one: rounding to bfloat16 moves the sum by 0.4 %."""
 
@@ -25,22 +27,21 @@ class Examples(NamedTuple):
     weight: Any  # (examples,)
 
     def top_label(self, xp: ModuleType) -> tuple[Any, Any]:
-        """Return the confidence of each prediction and whether it is right, (examples, 1)."""
+        """Return confidence and whether right, (examples, 1); `xp` is numpy or keras.ops."""
         predicted = xp.argmax(self.probabilities, axis=-1)[:, None]
         parts = self.probabilities, self.targets
-        confidence, correct = (xp.take_along_axis(part, predicted, axis=-1) for part in parts)
-        return confidence, correct
+        return tuple(xp.take_along_axis(part, predicted, axis=-1) for part in parts)
 
 
 class ClassificationMetric(Configured, keras.metrics.Metric):
     """Base class of the streaming metrics; a subclass defines `_count` and `_value`.
 
     A compiled graph cannot raise, so the result is NaN from the first invalid example on. Called
-    eagerly, numbers that are not probabilities raise an error. Examples of weight 0 are neither
-    counted nor checked.
+    eagerly, invalid probabilities raise. Examples of weight 0 are neither counted nor checked.
     """
 
     default_name: str
+    sums: tuple[str, ...] = ()  # names of its scalar variables
 
     def __init__(
         self, from_logits: bool = False, name: str | None = None, dtype: Any = None
@@ -48,48 +49,35 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
         dtype = checks.full_precision(dtype or keras.config.floatx())
         super().__init__(name=name or self.default_name, dtype=dtype)
         self.from_logits = bool(from_logits)
-        (self.invalid,) = self._add_sums("invalid")
+        self._add_sums("invalid", *self.sums)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Count a batch, in any form that `ibnn.metrics.reliability` takes."""
         predictions = ops.cast(ops.convert_to_tensor(y_pred), self.dtype)
         weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
         labels = ops.convert_to_tensor(y_true)
-        examples, *valid = prepare(ops, predictions, labels, weight, self.from_logits)
+        examples, *valid = prepare(ops, predictions, labels, weight, self.from_logits, NAMES)
         counted = examples.weight != 0
         if not self.from_logits and is_eager(predictions):
-            self._refuse_logits(*map(ops.convert_to_numpy, (predictions, counted, valid[0])))
-        valid = ops.all(ops.stack(valid), axis=0)
-        keep = ops.logical_and(counted, valid)
-        self.invalid.assign_add(ops.sum(ops.cast(counted, self.dtype) - ops.cast(keep, self.dtype)))
+            values, bad = map(ops.convert_to_numpy, (predictions, counted & ~valid[0]))
+            write = f"{type(self).__name__}(from_logits=True)"
+            want = f"must be probabilities (for logits, write {write}), 0 or above, that sum to 1"
+            # NaN has another cause, and stays NaN.
+            _refuse("y_pred", want, values, bad & ~np.isnan(values).any(axis=-1).ravel())
+        keep = ops.all(ops.stack([counted, *valid]), axis=0)
+        self.invalid.assign_add(ops.sum(ops.cast(counted & ~keep, self.dtype)))
         # Zero times NaN is NaN: what is not counted must hold numbers nonetheless.
-        probabilities, log_probabilities = (
-            part if part is None else ops.where(keep[:, None], part, 1.0) for part in examples[:2]
-        )
+        parts = [x if x is None else ops.where(keep[:, None], x, 1.0) for x in examples[:2]]
         weight = ops.where(keep, examples.weight, 0.0)
-        targets = ops.cast(examples.targets, self.dtype)
-        self._count(Examples(probabilities, log_probabilities, targets, weight))
+        self._count(Examples(*parts, ops.cast(examples.targets, self.dtype), weight))
 
     def result(self) -> Tensor:
         """Return the metric over all batches so far; 0 before the first."""
         return ops.where(self.invalid > 0, float("nan"), self._value())
 
-    def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> list[keras.Variable]:
-        options = {"shape": shape, "initializer": "zeros", "dtype": self.dtype}
-        return [self.add_variable(name=name, **options) for name in names]
-
-    def _refuse_logits(self, values: np.ndarray, counted: np.ndarray, valid: np.ndarray) -> None:
-        # NaN has another cause, and stays NaN.
-        is_number = ~np.isnan(values).any(axis=-1).ravel()
-        write = f"{type(self).__name__}(from_logits=True)"
-        want = f"must be probabilities (for logits, write {write}), 0 or above, that sum to 1"
-        _refuse("y_pred", want, values, counted & ~valid & is_number)
-
-    def _count(self, examples: Examples) -> None:
-        raise NotImplementedError
-
-    def _value(self) -> Tensor:
-        raise NotImplementedError
+    def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> None:
+        for name in names:
+            setattr(self, name, self.add_variable(shape, "zeros", self.dtype, name=name))
 
 
 def checked(
@@ -97,7 +85,7 @@ def checked(
     labels: Any,
     sample_weight: Any = None,
     from_logits: bool = False,
-    names: tuple[str, str, str] = ("probabilities", "labels", "sample_weight"),
+    names: Names = ("probabilities", "labels", "sample_weight"),
 ) -> Examples:
     """Return arrays as examples, or raise; what has the weight 0 is left out unseen."""
     predictions, labels = np.asarray(probabilities), np.asarray(labels)
@@ -108,16 +96,12 @@ def checked(
         examples, *valid = prepare(np, predictions, labels, weight, from_logits, names)
     counted = examples.weight != 0
     if not counted.any():
-        raise ValueError(
-            f"`{names[0]}` must hold one example at least whose `{names[2]}` is not 0; got "
-            f"the shape {predictions.shape}."
-        )
+        wanted = f"one example at least whose `{names[2]}` is not 0"
+        raise ValueError(f"`{names[0]}` must hold {wanted}; got the shape {predictions.shape}.")
     probable = "must be finite, 0 or above, and sum to 1 (if they are logits, say from_logits=True)"
-    wanted = (
-        "must be logits, finite or -inf" if from_logits else probable,
-        f"must be whole numbers from 0 to {examples.targets.shape[-1] - 1}, or one-hot",
-        "must be finite and 0 or above",
-    )
+    probable = "must be logits, finite or -inf" if from_logits else probable
+    classes = f"must be whole numbers from 0 to {examples.targets.shape[-1] - 1}, or one-hot"
+    wanted = probable, classes, "must be finite and 0 or above"
     given = predictions, labels, examples.weight
     for name, want, values, good in zip(names, wanted, given, valid, strict=True):
         _refuse(name, want, values, counted & ~good)
@@ -125,17 +109,9 @@ def checked(
 
 
 def prepare(
-    xp: ModuleType,
-    predictions: Any,
-    labels: Any,
-    weight: Any,
-    from_logits: bool,
-    names: tuple[str, str, str] = ("y_pred", "y_true", "sample_weight"),
+    xp: ModuleType, predictions: Any, labels: Any, weight: Any, from_logits: bool, names: Names
 ) -> tuple[Examples, Any, Any, Any]:
-    """Return flat examples, and which of them have valid predictions, labels and weights.
-
-    `xp` is numpy or keras.ops.
-    """
+    """Return flat examples, and which have valid predictions, labels and weights; `xp` as above."""
     is_one_hot = _is_one_hot(tuple(predictions.shape), tuple(labels.shape), names)
     shape = xp.shape(predictions)[:-1]
     weight = xp.reshape(_spread(xp, weight, shape, names[2]), (-1,))
@@ -171,30 +147,18 @@ def _refuse(name: str, want: str, values: np.ndarray, bad: np.ndarray) -> None:
         raise ValueError(f"`{name}` {want}; got {got} at example {first}.")
 
 
-def _is_one_hot(
-    predictions: tuple[int | None, ...], labels: tuple[int | None, ...], names: tuple[str, ...]
-) -> bool:
-    """Return whether labels of this shape are one-hot, or raise if the shapes do not go together.
-
-    Sizes that are known only when a graph runs are None.
-    """
+def _is_one_hot(predictions: tuple[Any, ...], labels: tuple[Any, ...], names: Names) -> bool:
+    """Return whether labels are one-hot, by the shapes, in which None is a size not yet known."""
     if len(predictions) < 2 or not predictions[-1]:
-        raise ValueError(
-            f"`{names[0]}` must have the shape (..., classes), or (..., 1) for the probability of "
-            f"class 1 of two; got {predictions}."
-        )
+        wanted = "(..., classes), or (..., 1) for the probability of class 1 of two"
+        raise ValueError(f"`{names[0]}` must have the shape {wanted}; got {predictions}.")
     shape, classes = predictions[:-1], max(predictions[-1], 2)
     last = labels[len(shape) :]
-    leading = zip(labels, shape, strict=False)
-    if (
-        len(labels) < len(shape)
-        or last not in ((), (1,), (classes,))
-        or any(None not in pair and pair[0] != pair[1] for pair in leading)
-    ):
-        raise ValueError(
-            f"`{names[1]}` must have the shape {shape}, {(*shape, 1)} or {(*shape, classes)}, to "
-            f"go with `{names[0]}` of shape {predictions}; got {labels}."
-        )
+    fits = all(None in pair or pair[0] == pair[1] for pair in zip(labels, shape, strict=False))
+    if not fits or len(labels) < len(shape) or last not in ((), (1,), (classes,)):
+        wanted = f"{shape}, {(*shape, 1)} or {(*shape, classes)}, to go with `{names[0]}`"
+        got = f"{labels}, and {predictions} of `{names[0]}`"
+        raise ValueError(f"`{names[1]}` must have the shape {wanted}; got {got}.")
     return last == (classes,)
 
 
@@ -205,12 +169,9 @@ def _spread(xp: ModuleType, weight: Any, shape: tuple[Any, ...], name: str) -> A
         weight = xp.squeeze(weight, axis=-1)
     while len(weight.shape) < len(shape):
         weight = xp.expand_dims(weight, axis=-1)
-    if len(weight.shape) > len(shape) or any(
-        isinstance(size, int) and have not in (1, None, size)
-        for have, size in zip(weight.shape, shape, strict=True)
-    ):
-        raise ValueError(
-            f"`{name}` must have the shape {shape}, or one that can be broadcast to it along the "
-            f"last axes; got {given}."
-        )
+    pairs = zip(weight.shape, shape, strict=False)
+    fits = all(not isinstance(size, int) or have in (1, None, size) for have, size in pairs)
+    if not fits or len(weight.shape) > len(shape):
+        wanted = f"{shape}, or one that can be broadcast to it along the last axes"
+        raise ValueError(f"`{name}` must have the shape {wanted}; got {given}.")
     return xp.broadcast_to(weight, shape)

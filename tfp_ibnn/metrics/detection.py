@@ -37,8 +37,7 @@ def auroc(known: Any, unknown: Any) -> float:
         0.8333
 
     References:
-        Hendrycks and Gimpel, A Baseline for Detecting Misclassified and Out-of-Distribution
-        Examples in Neural Networks, arXiv 1610.02136.
+        Hendrycks and Gimpel, A Baseline for Detecting Misclassified Examples, arXiv 1610.02136.
     """
     false, true = _flagged(known, unknown)
     area = np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2
@@ -46,10 +45,7 @@ def auroc(known: Any, unknown: Any) -> float:
 
 
 def aupr(known: Any, unknown: Any) -> float:
-    """Return the average precision with which the uncertainty finds the unknown inputs.
-
-    Chance gives the fraction of unknown inputs. The area is summed in steps, without interpolation.
-    """
+    """Return the average precision, summed in steps; chance gives the share of unknown inputs."""
     false, true = _flagged(known, unknown)
     precision = true[1:] / (false + true)[1:]
     return float(np.sum(np.diff(true) * precision) / true[-1])
@@ -62,9 +58,7 @@ def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
 
 
 def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
-    """Return how well an uncertainty detects out-of-distribution (OOD) inputs, by three scores.
-
-    Those are `auroc`, `aupr` and, as "fpr95", `fpr_at_95_tpr`. The arguments are those of `auroc`.
+    """Return `auroc`, `aupr` and, as "fpr95", `fpr_at_95_tpr`; the arguments are `auroc`'s.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -76,9 +70,7 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
 
 
 def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
-    """Keep the most certain predictions first and follow their mean loss.
-
-    Predictions of the same uncertainty share the mean of their losses.
+    """Return the mean loss of the most certain predictions; those equally certain share theirs.
 
     Args:
         uncertainty: (...), higher is less certain.
@@ -90,8 +82,7 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
         array([0.    , 0.    , 0.3333, 0.5   ])
 
     References:
-        Geifman et al., Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers, arXiv
-        1805.08206.
+        Geifman et al., Bias-Reduced Uncertainty Estimation, arXiv 1805.08206.
     """
     uncertainty, loss = _checked("uncertainty", uncertainty), _checked("loss", loss)
     if uncertainty.shape != loss.shape:

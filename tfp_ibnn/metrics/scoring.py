@@ -8,16 +8,13 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked, prepare
+from tfp_ibnn.metrics._base import NAMES, ClassificationMetric, Examples, checked, prepare
 
 
 def brier_score(
     probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
 ) -> float:
-    """Return the mean over examples of sum_k (p_k - y_k)^2, between 0 and 2.
-
-    The arguments are those of `reliability`.
-    """
+    """Return the mean of sum_k (p_k - y_k)^2, 0 to 2; the arguments are those of `reliability`."""
     examples = checked(probabilities, labels, sample_weight, from_logits)
     return float(np.average(BrierScore._score(np, examples), weights=examples.weight))
 
@@ -35,18 +32,9 @@ def negative_log_likelihood(
 
 
 class _MeanScore(ClassificationMetric):
-    """Weighted mean of one score for each example."""
+    """Weighted mean of one score for each example, `_score`, by numpy or keras.ops."""
 
-    def __init__(
-        self, from_logits: bool = False, name: str | None = None, dtype: Any = None
-    ) -> None:
-        super().__init__(from_logits, name, dtype)
-        self.total, self.weight = self._add_sums("total", "weight")
-
-    @staticmethod
-    def _score(xp: ModuleType, examples: Examples) -> Any:
-        """Return the score of each example; `xp` is numpy or keras.ops."""
-        raise NotImplementedError
+    sums = ("total", "weight")
 
     def _count(self, examples: Examples) -> None:
         self.total.assign_add(ops.sum(examples.weight * self._score(ops, examples)))
@@ -64,14 +52,12 @@ class BrierScore(_MeanScore):
     scikit-learn's `brier_score_loss`. Arguments are as in `ExpectedCalibrationError`.
 
     Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> brier = ibnn.BrierScore()
-        >>> float(brier([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> float(ibnn.BrierScore()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
         0.68
 
     References:
-        Brier, Verification of Forecasts Expressed in Terms of Probability, Monthly Weather Review
-        78, 1950.
+        Brier, Verification of Forecasts, Monthly Weather Review 78, 1950.
     """
 
     default_name = "brier"
@@ -85,19 +71,16 @@ class BrierScore(_MeanScore):
 class NegativeLogLikelihood(_MeanScore):
     """Negative log-likelihood of the labels, in nats.
 
-    NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of the
-    metric's dtype (an example costs 87.3 at most in float32); from logits there is no bound.
-    Arguments are as in `ExpectedCalibrationError`.
+    NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of its
+    dtype (at most 87.3 in float32), unless from logits. Arguments: see `ExpectedCalibrationError`.
 
     Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> nll = ibnn.NegativeLogLikelihood()
-        >>> float(nll([0, 1], keras.ops.array([[0.8, 0.2], [0.8, 0.2]])))
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> float(ibnn.NegativeLogLikelihood()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
         0.9163
 
     References:
-        Gneiting and Raftery, Strictly Proper Scoring Rules, Prediction, and Estimation, Journal of
-        the American Statistical Association 102, 2007.
+        Gneiting and Raftery, Strictly Proper Scoring Rules, JASA 102, 2007.
     """
 
     default_name = "nll"
@@ -126,5 +109,5 @@ class Accuracy(_MeanScore):
 def negative_log_prob(y_true: Any, y_pred: Tensor) -> Tensor:
     """Return minus the log of each label's probability, flat, as `NegativeLogLikelihood` does."""
     labels = ops.convert_to_tensor(y_true)
-    examples, *_ = prepare(ops, y_pred, labels, ops.ones(()), from_logits=False)
+    examples, *_ = prepare(ops, y_pred, labels, ops.ones(()), False, NAMES)
     return NegativeLogLikelihood._score(ops, examples)

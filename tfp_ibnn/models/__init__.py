@@ -1,10 +1,5 @@
-"""Deterministic Keras models with named layers, and posteriors for them.
+"""Keras models, not compiled, whose outputs are logits, and posteriors for their named layers."""
 
-Each builder returns a Functional model that is not compiled and whose outputs are logits. Its
-layers are named, so that posteriors can be chosen by layer.
-"""
-
-from tfp_ibnn.models.maps import POSTERIORS, posterior_map
-from tfp_ibnn.models.networks import lenet, mlp, vgg16, wide_resnet
+from tfp_ibnn.models.networks import POSTERIORS, lenet, mlp, posterior_map, vgg16, wide_resnet
 
 __all__ = ["POSTERIORS", "lenet", "mlp", "posterior_map", "vgg16", "wide_resnet"]

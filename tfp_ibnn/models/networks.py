@@ -1,17 +1,29 @@
-"""The networks: a perceptron, the original report's LeNet, VGG16 and wide residual networks."""
+"""A perceptron, the original report's LeNet, VGG16, wide residual networks; their posteriors."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import layers
 
+from tfp_ibnn import posteriors
 from tfp_ibnn._core import checks
-
-__all__ = ["lenet", "mlp", "vgg16", "wide_resnet"]
 
 Preprocessing = Sequence[layers.Layer]
 Shape = tuple[int, ...]
 Tensor = keras.KerasTensor
+POSTERIORS = ("gaussian", "flow", "mixture")
+"""Kinds of posterior that `posterior_map` knows."""
+
+# What the flow map has beside a Gaussian in all other layers. The report has no wide residual
+# network; there the first convolution of each group stands for its convolutions 4, 8 and 11.
+_CONV, _DENSE = posteriors.NormalInvConv, posteriors.NormalPlanar1d
+_FLOWS = {
+    "mlp": {".*": _DENSE},
+    "lenet": {"conv2": _CONV, "fc1": _DENSE},
+    "vgg16": {"conv(4|8|11)": _CONV, "fc2": _DENSE},
+    "wide_resnet": {r"group\d_block1_conv1": _CONV, "fc": _DENSE},
+}
 
 
 def mlp(
@@ -115,9 +127,8 @@ def wide_resnet(
 ) -> keras.Model:
     """Return a wide residual network, WRN-28-10 unless told otherwise.
 
-    Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. The layers are
-    `conv0`, `group1_block1_conv1`, `group1_block1_conv2`, `group1_block1_shortcut` where the shape
-    changes, and so on, and `fc`.
+    Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
+    `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.
 
     Args:
         input_shape: height, width and channels; at least 8 pixels each way.
@@ -157,6 +168,45 @@ def wide_resnet(
     return _classifier("wide_resnet", inputs, x, num_classes, "fc")
 
 
+def posterior_map(
+    model: str,
+    kind: str,
+    *,
+    deterministic: str | None = None,
+    layers: str | None = None,
+    depth: int | None = None,
+    **kwargs: Any,
+) -> dict[str, posteriors.Posterior]:
+    """Return the posteriors of a network's layers, as `to_stochastic` takes them.
+
+    Args:
+        model: "mlp", "lenet", "vgg16" or "wide_resnet", the network of that name in this module.
+        kind: "gaussian", in every layer; "flow", where the original report had flows, Gaussians
+            elsewhere; "mixture", of Gaussians, with one component index for all layers.
+        deterministic: a pattern of layers that have no posterior, unless they have a flow.
+        layers: of "flow", a pattern of layers to have `NormalInvConv`, not the report's choice.
+        depth: of "flow", the `depth` of each; None takes their own.
+        **kwargs: for every posterior, such as `prior_scale` or, for mixtures, `components`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> list(ibnn.models.posterior_map("vgg16", "flow", prior_scale=0.3))
+        ['conv(4|8|11)', 'fc2', '.*']
+    """
+    checks.one_of("model", model, tuple(_FLOWS))
+    checks.one_of("kind", kind, POSTERIORS)
+    if kind != "flow" and (layers is not None or depth is not None):
+        raise ValueError(f"`layers` and `depth` are of flows, and {kind!r} has none.")
+    rest = ".*" if deterministic is None else f"(?!(?:{deterministic})$).*"
+    if kind == "mixture":
+        return {rest: posteriors.MixturePosterior(**kwargs)}
+    flows = {} if kind == "gaussian" else _FLOWS[model] if layers is None else {layers: _CONV}
+    options = kwargs if depth is None else {"depth": depth, **kwargs}
+    found = {pattern: recipe(**options) for pattern, recipe in flows.items()}
+    elsewhere = found.pop(".*", None) or posteriors.NormalAffine(**kwargs)
+    return {**found, rest: elsewhere}
+
+
 def _entrance(
     shape: Shape, preprocessing: Preprocessing, network: str = "", least: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -174,8 +224,8 @@ def _entrance(
 
 def _dropped(x: Tensor, rate: float, name: str) -> Tensor:
     """Return `x`, the input of layer `name`, under dropout, or as it is if the rate is 0."""
-    is_zero = checks.fraction("dropout", rate) == 0
-    return x if is_zero else layers.Dropout(rate, name=f"{name}_dropout")(x)
+    rate = checks.fraction("dropout", rate)
+    return layers.Dropout(rate, name=f"{name}_dropout")(x) if rate else x
 
 
 def _convolution(x: Tensor, filters: int, size: int, strides: int, name: str) -> Tensor:

@@ -32,27 +32,19 @@ def key_from_seed(seed: int) -> np.ndarray:
 
 
 def threefry(key: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two uint32 words for each pair of counters: Threefry-2x32 with 20 rounds.
-
-    Args:
-        key: pair of uint32 tensors that broadcast against the counters.
-        high: uint32 counter.
-        low: uint32 counter; it broadcasts against `high`.
+    """Return two uint32 words for each pair of counters, uint32 too: Threefry-2x32 with 20 rounds.
 
     References:
         Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
     """
-    first, second = key
-    parity = ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY))
-    schedule = (first, second, parity)
-    x, y = high + first, low + second
+    parity = ops.bitwise_xor(ops.bitwise_xor(key[0], key[1]), _word(_PARITY))
+    schedule = (*key, parity)
+    x, y = high + key[0], low + key[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             x = x + y
-            left, right = (
-                ops.left_shift(y, _word(rotation)),
-                ops.right_shift(y, _word(32 - rotation)),
-            )
+            left = ops.left_shift(y, _word(rotation))
+            right = ops.right_shift(y, _word(32 - rotation))
             y = ops.bitwise_xor(x, ops.bitwise_or(left, right))
         x = x + schedule[(group + 1) % 3]
         y = y + schedule[(group + 2) % 3] + _word(group + 1)
@@ -69,10 +61,9 @@ def bits(key: Tensor, rows: Tensor, offset: int, size: Any) -> Tensor:
 
 def sobol(key: Tensor, rows: Tensor, offset: int, size: int) -> Tensor:
     """Return the words (rows, size) of Sobol points under a digital shift that the key chooses."""
-    directions = _directions(offset, size)
     words = bits(key, ops.full(ops.shape(rows), _SHIFT_ROW, dtype="uint32"), offset, size)
     rows = ops.cast(rows, "uint32")[:, None]
-    for position, direction in enumerate(directions):
+    for position, direction in enumerate(_directions(offset, size)):
         digit = ops.bitwise_and(ops.right_shift(rows, _word(position)), _word(1))
         words = ops.bitwise_xor(words, digit * ops.convert_to_tensor(direction[None, :]))
     return words

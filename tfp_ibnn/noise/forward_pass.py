@@ -5,17 +5,9 @@ that a layer which is called twice uses one z and counts its KL once.
 
 By default each outermost call of a model or layer is a pass of its own, with independent
 draws for each example: `model(x)`, `model.stateless_call(...)`, and each batch of `fit`, `evaluate`
-and `predict`. The rule is the same on every backend; a `keras.StatelessScope` around two calls does
-not join them. A method that is called directly, `layer.call(x)`, belongs to the pass around it, and
-is refused where there is none.
-
-A model that wants other draws opens a `scope` inside its own `call`:
-
-    with noise.scope(groups=1):                      # one z for the whole batch
-    with noise.scope(groups=8, sampling="qmc"):      # the batch is 8 blocks, one z each
-    with noise.scope(off=True):                      # z is its mean
-
-A pass lives as long as the call it serves: nothing survives a trace.
+and `predict`, on every backend. A method that is called directly, `layer.call(x)`, belongs to the
+pass around it, and is refused where there is none. A model that wants other draws opens a `scope`
+inside its own `call`. A pass lives as long as the call it serves: nothing survives a trace.
 """
 
 import contextlib
@@ -25,16 +17,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
-from keras import ops
+from keras import layers, ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.noise.source import Source
 
-_open_pass: contextvars.ContextVar["Pass | None"] = contextvars.ContextVar(
-    "tfp_ibnn_pass", default=None
-)
-
+_open_pass = contextvars.ContextVar("tfp_ibnn_pass", default=None)
 _passes: "weakref.WeakKeyDictionary[Any, Pass]" = weakref.WeakKeyDictionary()
 
 
@@ -56,34 +45,28 @@ class Pass:
         groups: int | Tensor | None = None,
         off: bool = False,
         losses: bool = True,
-        draws: Mapping[keras.layers.Layer, Tensor] | None = None,
+        draws: Mapping[layers.Layer, Tensor] | None = None,
         **source: Any,
     ) -> None:
         if groups is not None and not ops.is_tensor(groups):
             groups = checks.positive_integer("groups", groups)
-        self.groups = groups
-        self.off = off
-        self.losses = losses
+        self.groups, self.off, self.losses = groups, off, losses
         self.source = Source(**source)
-        self._draws: dict[keras.layers.Layer, Tensor] = dict(draws or {})
-        self._losses: dict[keras.layers.Layer, Tensor] = {}
-        self.kl_by_layer: dict[keras.layers.Layer, Tensor] = {}
+        self._draws: dict[layers.Layer, Tensor] = dict(draws or {})
+        self._losses: dict[layers.Layer, Tensor] = {}
+        self.kl_by_layer: dict[layers.Layer, Tensor] = {}
 
     @property
     def kl(self) -> Tensor:
         """The KL divergences of all layers so far, summed, in nats."""
         return sum(self.kl_by_layer.values()) if self.kl_by_layer else ops.zeros(())
 
-    def recall(self, layer: keras.layers.Layer) -> Tensor | None:
+    def recall(self, layer: layers.Layer) -> Tensor | None:
         """Return the z that `layer` has in this pass, or None before its first call."""
         return self._draws.get(layer)
 
     def remember(
-        self,
-        layer: keras.layers.Layer,
-        z: Tensor,
-        loss: Tensor | None = None,
-        kl: Tensor | None = None,
+        self, layer: layers.Layer, z: Tensor, loss: Tensor | None = None, kl: Tensor | None = None
     ) -> None:
         """Keep what `layer` has drawn for its further calls in this pass, and add up the KL."""
         self._draws[layer] = z
@@ -107,7 +90,8 @@ class Pass:
 def scope(**options: Any) -> Iterator[Pass]:
     """Open a pass with the options of `Pass` and `Source`; to be used inside a model's `call` only.
 
-    Around `predict` or `fit` it would act on tracing, and not on functions already compiled.
+    `groups=1` gives the whole batch one z, `off=True` its mean. Around `predict` or `fit` it would
+    act on tracing, and not on functions already compiled.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -127,9 +111,8 @@ def scope(**options: Any) -> Iterator[Pass]:
 
 def current() -> Pass:
     """Return the innermost open pass, or else the one that belongs to the present Keras call."""
-    opened = _open_pass.get()
-    if opened is not None:
-        return opened
+    if _open_pass.get() is not None:
+        return _open_pass.get()
     call = keras_internals.find_call()
     if call is None:
         raise RuntimeError(

@@ -17,9 +17,8 @@ _CALL_STRIDE = 0x9E3779B1
 
 _ROWS = (
     "Layers with a common mixture component for each example need the same batch: a reshape inside "
-    "the network may cut each example into several rows, as from (batch, time, channels) to "
-    "(batch * time, channels), but not merge examples. To allow any reshape, choose components per "
-    "layer: FlowPosterior(components=4)."
+    "the network may cut each example into several rows, but not merge examples. To allow any "
+    "reshape, choose components per layer: FlowPosterior(components=4)."
 )
 
 
@@ -51,10 +50,8 @@ class Source:
     ) -> None:
         self.sampling = checks.one_of("sampling", sampling, SAMPLINGS)
         self.key = None if seed is None else _key(seed)
-        self.sample, self.stream = sample, stream
-        self.portable = portable
-        self.used = skip
-        self._calls = 0
+        self.sample, self.stream, self.portable = sample, stream, portable
+        self.used, self._calls = skip, 0
         self._components: dict[int, Tensor] = {}
 
     def normal(
@@ -67,12 +64,8 @@ class Source:
     ) -> Tensor:
         """Return `count` normal arrays of the given shape, drawn as this pass samples.
 
-        Args:
-            count: number of draws, which may be known at run time only.
-            shape: shape of one draw; quasi-random draws need numbers.
-            dtype: floating type of the draws.
-            generator: source of fresh noise.
-            stddev: standard deviation, a number.
+        Sizes may be known at run time only, but for quasi-random draws. Without a seed, fresh noise
+        comes from the generator.
         """
         if self.key is None and self.sampling == "iid":
             return normal((count, *shape), dtype, generator, stddev)
@@ -109,31 +102,27 @@ class Source:
     ) -> Tensor:
         """Return the mixture component of each draw, integers of shape (count,).
 
-        Args:
-            components: how many there are.
-            count: number of draws.
-            generator: source of fresh noise.
-            shared: one index for all layers of the pass that have as many components. The draws
-                then take the components in turn, from a random one on (the first, if the seed is
-                fixed), so that each has its share in batches of any size. Where a batch is reshaped
-                into more rows inside the network, the rows of an example have its component.
+        If shared, all layers of the pass with as many components have one index. The draws then
+        take the components in turn, from a random one on (the first, if the seed is fixed), so that
+        each has its share in batches of any size. Where a batch is reshaped into more rows inside
+        the network, the rows of an example have its component.
         """
         if not shared:
             if self.key is None:
                 return keras.random.randint((count,), 0, components, seed=generator)
             number = ops.floor(components * self.uniform(count, (1,), "float32")[:, 0])
             return ops.cast(number, "int32")
-        if components not in self._components:
-            index = self._samples(count)
-            if self.sampling == "antithetic":
-                index = index // 2
-            if self.stream is not None:
-                index = index + self.stream
-            if self.key is None:
-                index = index + keras.random.randint((), 0, components, seed=generator)
-            self._components[components] = index % components
-            return self._components[components]
-        return _spread(self._components[components], count)
+        if components in self._components:
+            return _spread(self._components[components], count)
+        index = self._samples(count)
+        if self.sampling == "antithetic":
+            index = index // 2
+        if self.stream is not None:
+            index = index + self.stream
+        if self.key is None:
+            index = index + keras.random.randint((), 0, components, seed=generator)
+        self._components[components] = index % components
+        return self._components[components]
 
     def _samples(self, count: int | Tensor) -> Tensor:
         return ops.arange(count, dtype="int32") if self.sample is None else self.sample
@@ -168,11 +157,7 @@ class Source:
 
 
 def _spread(index: Tensor, count: int | Tensor) -> Tensor:
-    """Return the component of each of `count` rows, given those of the examples they came from.
-
-    A reshape, as from (batch, time, channels) to (batch * time, channels), leaves the rows of an
-    example next to each other.
-    """
+    """Return the component of each of `count` rows, which are in the order of their examples."""
     examples = ops.shape(index)[0]
     known = isinstance(examples, int) and isinstance(count, int)
     if count is examples or (known and count == examples):

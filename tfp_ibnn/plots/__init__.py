@@ -1,7 +1,6 @@
-"""Figures, legible in print and for the colour-blind; each draws on an axis that it is given.
+"""Figures, legible in print and for the colour-blind, on an axis that is given or a new one.
 
-Import it by name, `from tfp_ibnn import plots`: the package itself does not, since Matplotlib takes
-long to import. A function that needs several axes makes a figure and returns that.
+Import it by name, `from tfp_ibnn import plots`: Matplotlib takes long to import.
 """
 
 from tfp_ibnn._core.extras import needs

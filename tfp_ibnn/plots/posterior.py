@@ -16,10 +16,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.plots.style import COLORS, LEGEND, pale, tidy
 from tfp_ibnn.posteriors import Posterior
 
-__all__ = ["posterior_marginals", "posterior_pairs"]
-
 Channels = Sequence[int] | None
-_BINS = 50
 _PRIOR = {"color": COLORS[1], "ls": "--", "lw": 1.6}
 _NORMAL = {"color": "black", "ls": ":", "lw": 1.4}
 
@@ -30,12 +27,11 @@ def posterior_marginals(
     """Draw the density of z for some channels, each beside its prior.
 
     Where the shape follows the dashed prior, the data said nothing of that channel. Where it leaves
-    the dotted Gaussian of the same mean and deviation, by the distance W, the flow is used.
+    the dotted Gaussian of the same moments, by the 2-Wasserstein distance W, the flow is used.
 
     Args:
         posterior: a posterior that is built, or a stochastic layer.
-        channels: which to draw; by default those farthest from Gaussian, by the 2-Wasserstein
-            distance W between the standardised draws and N(0, 1): 0.03 or so for a Gaussian.
+        channels: which to draw; by default those of the largest W (0.03 or so for a Gaussian).
         count: how many channels to choose, at most.
         draws: of the posterior.
         seed: of the draws.
@@ -45,13 +41,10 @@ def posterior_marginals(
         >>> posterior = ibnn.NormalPlanar1d()
         >>> posterior.build((8,))
         >>> figure = plots.posterior_marginals(posterior, channels=(0, 5), draws=500)
-        >>> [ax.get_title().split(",")[0] for ax in figure.axes]
-        ['channel 0', 'channel 5']
     """
     drawn = _draw(posterior, channels, count, draws, seed)
     total = len(drawn)
-    columns = min(3, total)
-    rows = -(-total // columns)
+    rows, columns = -(-total // 3), min(3, total)
     size = (max(2.3 * columns, 4.6), 1.8 * rows + 0.5)
     shared = {"layout": "constrained", "squeeze": False}
     figure, grid = plt.subplots(rows, columns, figsize=size, sharex=True, **shared)
@@ -137,8 +130,7 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
     if not posterior.built:
         wanted = "built: call `build((channels,))`, or the model that holds the layer"
         raise ValueError(f"`posterior` must be {wanted}; got {given!r}.")
-    draws = checks.positive_integer("draws", draws)
-    if draws < 100:
+    if (draws := checks.positive_integer("draws", draws)) < 100:
         raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
     numbers, size = np.asarray(channels), posterior.channels
     known = numbers.ndim == 1 and np.isin(numbers, np.arange(size)).all()
@@ -152,24 +144,18 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
     component = None if posterior.components == 1 else component
     drawn = posterior.transform(ops.convert_to_tensor(noise, dtype=posterior.dtype), component)
     z = np.asarray(ops.convert_to_numpy(drawn.z), dtype="float64")
-    bad = np.sum(~np.isfinite(z))
-    if bad:
+    if bad := np.sum(~np.isfinite(z)):
         remedy = "load weights from before the run diverged"
         raise ValueError(f"`posterior` gave {bad} draws of z that are not finite: {remedy}.")
     distance = _distance_from_gaussian(z)
-    if channels is None:
-        numbers = np.argsort(-distance, kind="stable")[:count]
+    numbers = np.argsort(-distance, kind="stable")[:count] if channels is None else numbers
     prior = posterior.prior()
     loc, scale = (ops.convert_to_numpy(part) for part in (prior.mean(), prior.stddev()))
-    numbers = numbers.astype(int).tolist()
-    return [_Channel(i, z[:, i], distance[i], loc[i], scale[i]) for i in numbers]
+    return [_Channel(i, z[:, i], distance[i], loc[i], scale[i]) for i in map(int, numbers)]
 
 
 def _distance_from_gaussian(z: np.ndarray) -> np.ndarray:
-    """Return the 2-Wasserstein distance of standardised draws (draws, channels) from N(0, 1).
-
-    It is the root mean square difference between sorted draws and normal quantiles, (channels,).
-    """
+    """Return the 2-Wasserstein distance of standardised z (draws, channels) from N(0, 1)."""
     deviation = z.std(axis=0)
     standard = (np.sort(z, axis=0) - z.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
     quantiles = norm.ppf((np.arange(len(z)) + 0.5) / len(z))
@@ -177,9 +163,8 @@ def _distance_from_gaussian(z: np.ndarray) -> np.ndarray:
 
 
 def _draw_marginal(ax: Axes, channel: _Channel, limits: tuple[float, float]) -> None:
-    """Draw the density of one channel, its prior and the Gaussian of its moments."""
     z = channel.z
-    edges = np.linspace(*np.quantile(z, (0.001, 0.999)), _BINS + 1)
+    edges = np.linspace(*np.quantile(z, (0.001, 0.999)), 51)
     density = np.histogram(z, edges)[0] / (len(z) * np.diff(edges))
     fill = {"facecolor": pale(COLORS[0], 0.55), "edgecolor": COLORS[0]}
     ax.stairs(density, edges, fill=True, lw=0.8, label="posterior", **fill)

@@ -14,13 +14,9 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
-__all__ = ["decision_boundary", "regression_bands"]
-
-# Grid points along each axis, and the share of ink left at the largest uncertainty: enough to see
-# the class.
+# Grid points along each axis, and the ink left at the largest uncertainty, to see the class.
 _STYLES = {"size": (36, 0.03), "shade": (120, 0.1)}
-# Points along each axis of the grid on which the boundary is found, at least.
-_FINE = 300
+_FINE = 300  # points along each axis of the grid on which the boundary is found, at least
 
 
 def decision_boundary(
@@ -39,8 +35,7 @@ def decision_boundary(
 ) -> Axes:
     """Draw the predicted class over the plane as colour, its uncertainty as size or shade.
 
-    Where the model is uncertain, the ink thins out to small dots, or to white. On the black line
-    two classes are equally probable.
+    Where the model is uncertain, the ink thins out. On the black line two classes are even.
 
     Args:
         predict: maps float32 points (M, 2) to probabilities (M, classes), or (M, 1) for class 1 of
@@ -61,16 +56,13 @@ def decision_boundary(
         >>> import numpy as np, tfp_ibnn.plots as plots
         >>> predict = lambda points: 1 / (1 + np.exp(-points[:, :1]))
         >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
-        >>> [text.get_text() for text in ax.get_legend().get_texts()][:3]
-        ['class 0', 'class 1', 'p = 0.5']
     """
     checks.one_of("style", style, tuple(_STYLES))
     x = None if x is None else _inputs.array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
     resolution = _STYLES[style][0] if resolution is None else resolution
-    count = checks.positive_integer("resolution", resolution)
-    if count < 2:
+    if (count := checks.positive_integer("resolution", resolution)) < 2:
         raise ValueError(f"`resolution` must be at least 2; got {resolution!r}.")
     across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
     grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
@@ -82,15 +74,13 @@ def decision_boundary(
         # A model that is certain everywhere has nothing to scale by.
         maximum = np.log(classes) if uncertainty == "entropy" else doubt.max() or 1.0
     maximum = checks.positive("maximum", float(maximum))
-
     ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
     looks = [dots(k) for k in range(classes)]
     ink = 1 - (1 - _STYLES[style][1]) * np.clip(doubt / maximum, 0, 1)
     winner = mean.argmax(axis=-1)
     if style == "size":
         box = ax.get_window_extent()
-        points = 72 / ax.figure.dpi * min(box.width, box.height)
-        area = (0.74 * points / count) ** 2
+        area = (0.74 * 72 / ax.figure.dpi * min(box.width, box.height) / count) ** 2
         for k, look in enumerate(looks):
             where = winner == k
             light = {**look, "color": pale(look["color"], 0.45), "linewidths": 0}
@@ -151,8 +141,7 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         raise ValueError(f"`predict` must return one row a point, {len(grid)}; got {mean.shape}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
-    name = f"predict(points)[{uncertainty!r}]"
-    return mean, _inputs.vector(name, parts[uncertainty], len(grid))
+    return mean, _inputs.vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))
 
 
 def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
@@ -162,8 +151,7 @@ def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: 
         Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"),
     ]
     for share in (0.0, 0.5, 1.0):
-        ink = 1 - (1 - _STYLES[style][1]) * share
-        label = f"{share * maximum:.2g}"
+        ink, label = 1 - (1 - _STYLES[style][1]) * share, f"{share * maximum:.2g}"
         if style == "size":
             look = {"marker": "o", "markersize": 9 * ink**0.5, "markeredgewidth": 0}
             handles.append(Line2D([], [], ls="", color="0.4", label=label, **look))
@@ -200,8 +188,6 @@ def regression_bands(
         >>> x = np.linspace(-1, 1, 50)
         >>> prediction = {"mean": x**2, "aleatoric": 0.01 + 0 * x, "epistemic": 0.1 * x**2}
         >>> ax = plots.regression_bands(x, prediction, data=([0.0, 0.5], [0.1, 0.2]))
-        >>> ax.get_legend_handles_labels()[1]
-        ['mean', '± 2 total', '± 2 epistemic', 'data']
     """
     x = _inputs.vector("x", x)
     keys = ("mean", "aleatoric", "epistemic")
@@ -210,9 +196,8 @@ def regression_bands(
         raise ValueError(f"`prediction` must be a mapping with the keys {keys}; got {got!r}.")
     parts = [_inputs.vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
     for key, part in zip(keys[1:], parts[1:], strict=True):
-        if part.min() < 0:
-            wanted = "a variance, 0 or above"
-            raise ValueError(f"`prediction[{key!r}]` must be {wanted}; got {part.min()}.")
+        if (low := part.min()) < 0:
+            raise ValueError(f"`prediction[{key!r}]` must be a variance, 0 or above; got {low}.")
     if np.ndim(multiples) != 1 or len(multiples) == 0:
         raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
     multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
@@ -223,7 +208,6 @@ def regression_bands(
         inputs = _inputs.vector("data[0]", data[0], "points")
         targets = _inputs.vector("data[1]", data[1], len(inputs))
     truth = None if truth is None else _inputs.vector("truth", truth, len(x))
-
     ax = new_axes(ax, (5.2, 3.4))
     sort = np.argsort(x, kind="stable")
     x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts))

@@ -12,16 +12,9 @@ from matplotlib.lines import Line2D
 from tfp_ibnn._core import checks
 from tfp_ibnn.plots.style import LEGEND, dots, epochs_below, line, new_axes, tidy
 
-__all__ = ["training_curves", "training_panel"]
-
 Histories = Mapping[str, Mapping[str, Sequence[float]]]  # run name to `History.history`
-_LABELS = {
-    "loss": "negative ELBO",
-    "nll": "log-likelihood",
-    "kl": "KL (nats)",
-    "accuracy": "accuracy",
-    "ece": "ECE",
-}
+_USUAL = ("loss", "nll", "kl", "accuracy", "ece")
+_LABELS = {"loss": "negative ELBO", "nll": "log-likelihood", "kl": "KL (nats)", "ece": "ECE"}
 _PHASES = {"": ("training", "-"), "val_": ("validation", "--"), "val_mc_": ("validation, MC", ":")}
 
 
@@ -30,8 +23,7 @@ def training_curves(
 ) -> Axes:
     """Draw one logged quantity of several runs over the epochs.
 
-    A run keeps its colour and line style whichever quantity is drawn. Where a run diverged to NaN,
-    its curve ends.
+    A run keeps its colour and line style; its curve ends where it diverged to NaN.
 
     Args:
         histories: run name to `History.history`; runs that did not log `key` are left out.
@@ -42,15 +34,12 @@ def training_curves(
     Example:
         >>> from tfp_ibnn import plots
         >>> ax = plots.training_curves({"flow": {"kl": [9.0, 5.0, 4.0]}}, "kl")
-        >>> ax.lines[0].get_xdata().tolist()
-        [1, 2, 3]
     """
     _checked_keys(histories, [key], ("",))
     ax = new_axes(ax, (5, 3.5))
     for i, (name, history) in enumerate(histories.items()):
         if key in history:
-            epochs = np.arange(1, len(history[key]) + 1)
-            ax.plot(epochs, history[key], label=name, lw=1.8, **line(i))
+            ax.plot(range(1, len(history[key]) + 1), history[key], label=name, lw=1.8, **line(i))
     ax.set(xlabel="epoch", ylabel=label or key)
     epochs_below(ax)
     return tidy(ax, "both")
@@ -61,28 +50,22 @@ def training_panel(
 ) -> Figure:
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
-    A colour and a marker stand for a run, a line style for training, validation, and validation
-    averaged over many draws (MC).
+    Colours and markers tell runs apart; line styles training, validation, and its mean over draws.
 
     Args:
         histories: run name to `History.history`.
         keys: quantities, without "val_"; by default those logged of "loss" (the negative ELBO),
-            "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece". Runs that
-            did not log one are left out of it.
-        mc_every: the entries "val_mc_..." were logged in the first epoch and then every so many; by
-            default the smallest number that agrees with how many there are.
+            "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece".
+        mc_every: epochs from one "val_mc_..." to the next; by default the fewest that can be.
 
     Example:
         >>> from tfp_ibnn import plots
         >>> run = {"loss": [3.0, 2.0], "val_loss": [3.1, 2.4], "kl": [9.0, 5.0]}
         >>> figure = plots.training_panel({"flow": run})
-        >>> [ax.get_ylabel() for ax in figure.axes]
-        ['negative ELBO', 'KL (nats)']
     """
     keys = _checked_keys(histories, keys, _PHASES)
     mc_every = None if mc_every is None else checks.positive_integer("mc_every", mc_every)
-    columns = min(3, len(keys))
-    rows = -(-len(keys) // columns)
+    rows, columns = -(-len(keys) // 3), min(3, len(keys))
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for position, (ax, key) in enumerate(zip(grid.flat, keys, strict=False)):
@@ -128,7 +111,7 @@ def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np
 
 
 def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[str]) -> list[str]:
-    """Return the keys, or those logged of `_LABELS`; raise if no run has logged one of them."""
+    """Return the keys, or those logged of `_USUAL`; raise if no run has logged one of them."""
     runs = list(histories.values()) if isinstance(histories, Mapping) else []
     if not runs or not all(isinstance(history, Mapping) for history in runs):
         wanted = "at least one run name to its `History.history`"
@@ -139,7 +122,7 @@ def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[s
             raise ValueError(f"`histories` must hold one number an epoch; got {got}.")
     logged = sorted(set().union(*runs))
     if keys is None:
-        keys = [k for k in _LABELS if any(phase + k in logged for phase in phases)] or [*_LABELS]
+        keys = [k for k in _USUAL if any(phase + k in logged for phase in phases)] or _USUAL
     if isinstance(keys, str) or len(keys) == 0:
         raise ValueError(f"`keys` must be a list such as ['loss', 'kl']; got {keys!r}.")
     for key in keys:

@@ -15,8 +15,6 @@ from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
 
 _FIXED_PAIRS = 64
-
-
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -86,11 +84,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
     ) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy.
 
-        Args:
-            noise: standard normal.
-            component: mixture component of each draw, integers that broadcast against the leading
-                axes of `noise`; only for posteriors of several components.
-            training: whether this is a training step.
+        A posterior of several components takes that of each draw too, integers (...,).
         """
         raise NotImplementedError(f"{type(self).__name__} must define `transform`.")
 
@@ -108,12 +102,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         return False
 
     def fixed_noise(self, training: bool = False) -> np.ndarray | None:
-        """Return noise (draws, channels) whose draws of z have `mean` as their average, or None.
-
-        Args:
-            training: whether the draws are made in a training step.
-        """
-        del training
+        """Return noise (draws, channels) whose draws of z have `mean` as their average, or None."""
         return None
 
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
@@ -122,7 +111,15 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         The KL is a scalar where it has a closed form, else an estimate for each draw. No inverse is
         computed.
         """
-        draw = self._draw(sample_shape)
+        if not self.built:
+            raise ValueError(f"{type(self).__name__} is not built: call build((channels,)) first.")
+        source, count = Source(), math.prod(sample_shape)
+        noise = source.normal(count, (self.channels,), self.dtype, self.seed_generator)
+        component = None
+        if self.components > 1:
+            component = source.component(self.components, count, self.seed_generator, shared=False)
+            component = ops.reshape(component, sample_shape)
+        draw = self.transform(ops.reshape(noise, (*sample_shape, self.channels)), component)
         return draw.z, draw.kl
 
     def entropy(self) -> Tensor:
@@ -150,12 +147,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         return type(self).from_config({**self.get_config(), **changes})
 
     def copy_for_layer(self, dtype: str, seed: int | None = None) -> "Posterior":
-        """Return the unbuilt copy that a layer takes of this template.
-
-        Args:
-            dtype: of the copy.
-            seed: of the copy; None takes the next of this template, if it has a seed.
-        """
+        """Return the unbuilt copy that a layer takes, by default with this template's next seed."""
         if seed is None and self.seed is not None:
             seed = self.seed
             if self._layers_served:  # far from the seeds that users choose, which lie close
@@ -172,14 +164,9 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
 
     def get_build_config(self) -> None:
         """Leave building to the layer, so that weight paths are the same after loading."""
-        return None
 
-    def _add_parameter(
-        self, name: str, shape: tuple[int, ...], initializer: Any, trainable: bool = True
-    ) -> keras.Variable:
-        return self.add_weight(
-            shape=shape, initializer=initializer, trainable=trainable, autocast=False, name=name
-        )
+    def _add_parameter(self, name: str, shape: Any, initializer: Any, **kw: Any) -> keras.Variable:
+        return self.add_weight(shape, initializer, autocast=False, name=name, **kw)
 
     def _prior_scale(self) -> Tensor:
         if self.learn_prior_scale:
@@ -207,21 +194,6 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         scale = self._prior_scale()
         return log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)
 
-    def _draw(self, sample_shape: tuple[int, ...]) -> Draw:
-        if not self.built:
-            raise ValueError(
-                f"{type(self).__name__} is not built: call `build((channels,))` first, or use the "
-                "posterior of a layer."
-            )
-        count, noise = int(np.prod(sample_shape, dtype=int)), Source()
-        shape = (*sample_shape, self.channels)
-        normal = noise.normal(count, (self.channels,), self.dtype, self.seed_generator)
-        component = None
-        if self.components > 1:
-            component = noise.component(self.components, count, self.seed_generator, shared=False)
-            component = ops.reshape(component, sample_shape)
-        return self.transform(ops.reshape(normal, shape), component)
-
     def _fixed_noise(self) -> np.ndarray:
         """Return antithetic pairs of standard normal noise, always the same."""
         half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
@@ -230,8 +202,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
 
 def checked_scale(name: str, value: Any) -> float:
     """Return a positive scale of moderate size, or raise."""
-    checks.positive(name, value)
-    return checks.moderate(name, value)
+    return checks.moderate(name, checks.positive(name, value))
 
 
 def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:

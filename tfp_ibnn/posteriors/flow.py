@@ -11,18 +11,11 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
-from tfp_ibnn.posteriors.base import (
-    Posterior,
-    checked_component,
-    checked_scale,
-    diagonal_normal,
-    equal_mixture,
-    log_normal,
-)
+from tfp_ibnn.posteriors import base
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class FlowPosterior(Posterior):
+class FlowPosterior(base.Posterior):
     """A normalizing flow on standard normal noise: z = loc + scale * NF(eps).
 
     log q(z) = log N(eps; 0, 1) - sum_i log|det J_i| - sum_c log scale_c. Without flows this is a
@@ -67,29 +60,27 @@ class FlowPosterior(Posterior):
     ) -> None:
         super().__init__(**kwargs)
         if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
-            raise ValueError(
-                f"`flows` must be a list of flows such as [ibnn.flows.Planar()]; got {flows!r}."
-            )
+            wanted = "a list of flows such as [ibnn.flows.Planar()]"
+            raise ValueError(f"`flows` must be {wanted}; got {flows!r}.")
         for flow in flows:
             if flow.condition_size is not None or flow.event_ndims != 1:
                 raise ValueError(
-                    "`flows` of a posterior must have condition_size=None and event_ndims=1, since "
-                    f"z is a vector without a condition; got {type(flow).__name__} with "
-                    f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}."
+                    "`flows` of a posterior must have condition_size=None and event_ndims=1; got "
+                    f"{type(flow).__name__} with condition_size={flow.condition_size} and "
+                    f"event_ndims={flow.event_ndims}."
                 )
-        self.flows = [_copy_flow(flow, position, self.dtype) for position, flow in enumerate(flows)]
+        self.flows = []
+        for position, flow in enumerate(flows):
+            name = f"{type(flow).__name__.lower()}_{position}"
+            config = {**flow.get_config(), "dtype": self.dtype, "name": name}
+            self.flows.append(type(flow).from_config(config))
         self.initial_scale = initial_scale
         self.order = checks.one_of("affine", affine, ("last", "first"))
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
         self.shared_components = bool(shared_components)
-        self.affine = Affine(
-            initial_shift=self.prior_loc,
-            initial_scale=self.prior_scale
-            if initial_scale is None
-            else checked_scale("initial_scale", initial_scale),
-            dtype=self.dtype,
-            name="affine",
-        )
+        scale = self.prior_scale if initial_scale is None else initial_scale
+        scale = base.checked_scale("initial_scale", scale)
+        self.affine = Affine(self.prior_loc, scale, dtype=self.dtype, name="affine")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the flows and the base distribution."""
@@ -98,15 +89,11 @@ class FlowPosterior(Posterior):
             flow.build(input_shape)
         if self.components > 1:
             # Components of variance 1 - spread^2 around means of variance spread^2: 1 in all.
-            spread = 0.5
-            shape = (self.components, self.channels)
-            raw = constraints.inverse_scale((1 - spread**2) ** 0.5)
-            self.base_loc = self._add_parameter(
-                "base_loc", shape, keras.initializers.RandomNormal(stddev=spread)
-            )
-            self.base_raw_scale = self._add_parameter(
-                "base_raw_scale", shape, keras.initializers.Constant(raw)
-            )
+            spread, shape = 0.5, (self.components, self.channels)
+            around = keras.initializers.RandomNormal(stddev=spread)
+            raw = keras.initializers.Constant(constraints.inverse_scale((1 - spread**2) ** 0.5))
+            self.base_loc = self._add_parameter("base_loc", shape, around)
+            self.base_raw_scale = self._add_parameter("base_raw_scale", shape, raw)
 
     def distribution(self) -> tfd.TransformedDistribution:
         """Return q(z), with event shape (channels,)."""
@@ -120,9 +107,8 @@ class FlowPosterior(Posterior):
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
-            affine = self.affine.bijector()
-            z, _ = affine.forward_and_log_det(noise)
-            return Draw(z, *self._gaussian(affine.shift, affine.scale))
+            loc, scale = self.loc_and_scale()
+            return Draw(loc + scale * noise, *self._gaussian(loc, scale))
         z, log_q = self._from_base(noise, component)
         for flow in self._chain():
             z, log_det = flow.forward_and_log_det(z, training=training)
@@ -151,11 +137,9 @@ class FlowPosterior(Posterior):
         return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
 
     def fixed_noise(self, training: bool = False) -> np.ndarray | None:
-        """Return the noise whose draws `mean` averages, if it does so, over one component.
-
-        Flows with their own `forward_and_log_det` may look at all draws of a training step
-        together; then there must be no others among them.
-        """
+        """Return the noise whose draws `mean` averages, if it does so, over one component."""
+        # Flows with their own `forward_and_log_det` may look at all draws of a training step
+        # together; then there must be no others among them.
         joint = Flow.forward_and_log_det
         alone = not training or all(type(f).forward_and_log_det is joint for f in self.flows)
         is_closed = all(flow.is_linear for flow in self.flows)
@@ -181,10 +165,8 @@ class FlowPosterior(Posterior):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "FlowPosterior":
         """Return a posterior from what `get_config` gave."""
-        flows = [
-            flow if isinstance(flow, Flow) else keras.saving.deserialize_keras_object(flow)
-            for flow in config["flows"]
-        ]
+        load = keras.saving.deserialize_keras_object
+        flows = [flow if isinstance(flow, Flow) else load(flow) for flow in config["flows"]]
         return cls(**{**config, "flows": flows})
 
     def copy(self, **changes: Any) -> "FlowPosterior":
@@ -209,22 +191,17 @@ class FlowPosterior(Posterior):
     def _base(self) -> tfd.Distribution:
         if self.components == 1:
             zeros = ops.zeros((self.channels,), dtype=self.dtype)
-            return diagonal_normal(zeros, ops.ones_like(zeros))
-        loc, scale = ops.convert_to_tensor(self.base_loc), constraints.scale(self.base_raw_scale)
-        return equal_mixture(loc, scale)
+            return base.diagonal_normal(zeros, ops.ones_like(zeros))
+        loc = ops.convert_to_tensor(self.base_loc)
+        return base.equal_mixture(loc, constraints.scale(self.base_raw_scale))
 
     def _from_base(self, noise: Tensor, component: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return draws of the base distribution and their log-density."""
         if self.components == 1:
-            return noise, log_normal(noise)
-        component = checked_component(component)
+            return noise, base.log_normal(noise)
+        component = base.checked_component(component)
         loc = ops.take(self.base_loc, component, axis=0)
         scale = ops.take(constraints.scale(self.base_raw_scale), component, axis=0)
         z = loc + scale * noise
-        q = diagonal_normal(loc, scale) if self.shared_components else self._base()
+        q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
         return z, q.log_prob(z)
-
-
-def _copy_flow(flow: Flow, position: int, dtype: str) -> Flow:
-    name = f"{type(flow).__name__.lower()}_{position}"
-    return type(flow).from_config({**flow.get_config(), "dtype": dtype, "name": name})

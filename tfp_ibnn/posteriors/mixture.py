@@ -57,11 +57,9 @@ class MixturePosterior(Posterior):
     ) -> None:
         super().__init__(**kwargs)
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
-        for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
-            checks.non_negative(name, spread)
-        self.mean_spread = checks.moderate("mean_spread", mean_spread)
         self.initial_scale = checked_scale("initial_scale", initial_scale)
-        self.scale_spread = checks.moderate("scale_spread", scale_spread)
+        for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
+            setattr(self, name, checks.moderate(name, checks.non_negative(name, spread)))
         self.kl = checks.one_of("kl", kl, ("bound", "averaged"))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

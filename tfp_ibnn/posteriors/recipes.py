@@ -4,20 +4,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tfp_ibnn import flows
 from tfp_ibnn._core import checks
-from tfp_ibnn.flows import (
-    GlowStep,
-    InverseAutoregressive,
-    InvertibleConv1x1,
-    Planar,
-    Radial,
-    Sylvester,
-)
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
 
 _MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
-
 
 Recipe = Callable[..., FlowPosterior]
 
@@ -50,45 +42,42 @@ def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
 @_recipe
 def NormalPlanar1d(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` planar flows."""
-    return FlowPosterior([Planar() for _ in _steps(depth)], **kwargs)
+    return FlowPosterior([flows.Planar() for _ in _steps(depth)], **kwargs)
 
 
 @_recipe
 def NormalInvConv(depth: int = 3, planar: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `planar` planar flows, `depth` 1x1 convolutions, `planar` planar."""
-    around = checks.positive_integer("planar", planar, _MOST_FLOWS)
-    flows = [
-        *(Planar() for _ in range(around)),
-        *(InvertibleConv1x1() for _ in _steps(depth)),
-        *(Planar() for _ in range(around)),
-    ]
-    return FlowPosterior(flows, **kwargs)
+    around = [flows.Planar] * checks.positive_integer("planar", planar, _MOST_FLOWS)
+    kinds = [*around, *(flows.InvertibleConv1x1 for _ in _steps(depth)), *around]
+    return FlowPosterior([kind() for kind in kinds], **kwargs)
 
 
 @_recipe
 def NormalGlowStep(depth: int = 3, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` Glow steps, which move either half in turn."""
-    flows = [GlowStep(hidden, swap=step % 2 == 1) for step in _steps(depth)]
-    return FlowPosterior(flows, **kwargs)
+    steps = [flows.GlowStep(hidden, swap=step % 2 == 1) for step in _steps(depth)]
+    return FlowPosterior(steps, **kwargs)
 
 
 @_recipe
 def NormalRadial(depth: int = 2, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` radial flows."""
-    return FlowPosterior([Radial() for _ in _steps(depth)], **kwargs)
+    return FlowPosterior([flows.Radial() for _ in _steps(depth)], **kwargs)
 
 
 @_recipe
 def NormalSylvester(depth: int = 2, units: int = 8, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` Sylvester flows of `units` hidden units."""
-    return FlowPosterior([Sylvester(units) for _ in _steps(depth)], **kwargs)
+    return FlowPosterior([flows.Sylvester(units) for _ in _steps(depth)], **kwargs)
 
 
 @_recipe
 def NormalIAF(depth: int = 2, hidden: int = 32, **kwargs: Any) -> FlowPosterior:  # noqa: N802
     """Return a Gaussian under `depth` inverse autoregressive flows, in alternating order."""
-    flows = [InverseAutoregressive(hidden, reverse=step % 2 == 1) for step in _steps(depth)]
-    return FlowPosterior(flows, **kwargs)
+    iaf = flows.InverseAutoregressive
+    steps = [iaf(hidden, reverse=step % 2 == 1) for step in _steps(depth)]
+    return FlowPosterior(steps, **kwargs)
 
 
 def _steps(depth: int) -> range:

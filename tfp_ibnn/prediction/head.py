@@ -9,7 +9,7 @@ from keras import layers, losses
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point, Predictive
 
@@ -58,12 +58,9 @@ class PredictionWrapper:
 
 
 class ScaledModel(PredictionWrapper):
-    """A classifier whose outputs are those of `inner`, each passed through `scale`.
+    """A classifier whose outputs are those of `inner`, each passed through `scale`."""
 
-    `returns_logits` is None if it is not known before the model has run.
-    """
-
-    returns_logits: bool | None
+    returns_logits: bool | None  # None if it is not known before the model has run
     scale: Callable[[Any], Any]
 
 
@@ -80,30 +77,42 @@ def innermost(model: keras.Model) -> keras.Model:
     return model.network if isinstance(model, WeightPosterior) else model
 
 
+def check_model(model: Any, dropout: bool) -> keras.Model:
+    """Return the network that is averaged, or raise for a model that cannot be."""
+    network = model.network if isinstance(model, WeightPosterior) else model
+    if not isinstance(network, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if not network.built or not all(layer.built for layer in stochastic_layers(network)):
+        raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
+    graph = functional_graph(unscaled(network))
+    if graph is not None and len(graph.outputs) != 1:
+        count, each = len(graph.outputs), "keras.Model(model.inputs, model.outputs[i])"
+        raise ValueError(f"{network.name!r} has {count} outputs; MonteCarlo takes one: {each}.")
+    if dropout and graph is None:
+        kind = f"{network.name!r}, a {type(network).__name__}"
+        raise ValueError(f"`dropout` is for Functional and Sequential models, not for {kind}.")
+    return network
+
+
 def predictive_of(
     model: keras.Model,
     head: str | None = None,
     from_logits: bool | None = None,
     remedy: str = _REMEDY,
 ) -> Predictive:
-    """Return what a model's output predicts, from what is said, its last layer and its loss.
+    """Return what a model's one output predicts: from what is given, its last layer, its loss.
 
-    Args:
-        model: a Keras model with one output.
-        head: "softmax", "sigmoid", "gaussian" or "point", where that is known.
-        from_logits: whether the output is logits, where that is known.
-        remedy: what to write where nothing tells, for the error.
+    `remedy` says what to write where these are not enough.
     """
     if head is not None:
         checks.one_of("head", head, _HEADS)
+    contradiction = f"`from_logits` is {from_logits}, but model {model.name!r}"
     if isinstance(model, ScaledModel) and model.returns_logits is not None:
         if from_logits not in (None, model.returns_logits):
-            raise ValueError(
-                f"`from_logits` is {from_logits}, but {model.name!r} returns "
-                f"{'logits' if model.returns_logits else 'probabilities'}: leave it out."
-            )
+            kind = "logits" if model.returns_logits else "probabilities"
+            raise ValueError(f"{contradiction} returns {kind}: leave it out.")
         from_logits = model.returns_logits
-    said, activation = head, activation_of(model)
+    given, activation = head, activation_of(model)
     graph = functional_graph(unscaled(model))
     width = None if graph is None else graph.outputs[0].shape[-1]
     # The loss of one output may stand in a list or a dict.
@@ -118,48 +127,35 @@ def predictive_of(
     if head is None and from_logits is not None:
         head = "sigmoid" if width == 1 else "softmax"
     if head is None:
-        name = (
-            repr(loss) if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        )
+        kind = repr(loss) if isinstance(loss, str) else type(loss).__name__
+        name = getattr(loss, "__name__", kind)
         cause = "it is not compiled" if loss is None else f"its loss is {name}"
         raise ValueError(
             f"It is unknown what the output of model {model.name!r} means: its last layer "
             f"({activation or 'unknown'}) has no softmax or sigmoid, and {cause}. {remedy}"
         )
     if head in ("gaussian", "point"):
-        if from_logits is not None and said is None:
-            raise ValueError(
-                f"`from_logits` is {from_logits}, but model {model.name!r} ends like a regression, "
-                "or is compiled with the loss of one. Say `head` too: 'softmax' or 'sigmoid'."
-            )
+        if from_logits is not None and given is None:
+            raise ValueError(f"{contradiction} is for regression: say head='softmax' or 'sigmoid'.")
         if head == "gaussian" and width is not None and width % 2:
-            raise ValueError(
-                "`head` is 'gaussian', which has as many standard deviations as means; the output "
-                f"of model {model.name!r} has {width} entries."
-            )
+            raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return Gaussian() if head == "gaussian" else Point()
     if activation in ("softmax", "sigmoid"):
         if from_logits:
-            raise ValueError(
-                f"`from_logits` is True, but the last layer of model {model.name!r} ends in a "
-                f"{activation}: its output is probabilities."
-            )
+            raise ValueError(f"{contradiction} ends in a {activation}: leave it out.")
         from_logits = False
     elif from_logits is None:
         from_logits = loss_logits
         if not from_logits and activation == "linear":
-            raise ValueError(
-                f"The last layer of model {model.name!r} is linear, but nothing says that its "
-                "output is logits. Say from_logits=True, or compile the model with such a loss."
-            )
+            remedy = "Say from_logits=True, or compile the model with such a loss."
+            raise ValueError(f"The output of {model.name!r} is linear: is it logits? {remedy}")
     return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
 
 
 def activation_of(model: keras.Model) -> str | None:
-    """Return the name of the activation behind a model's one output, or None if it is unknown.
+    """Return the activation behind a model's one output, "gaussian" for a `GaussianHead`, or None.
 
-    It is "gaussian" for a `GaussianHead`. A cast to float32 by a linear `Activation`, as it ends
-    half-precision models, is looked through, as reshaping is.
+    A linear `Activation`, the cast that ends half-precision models, is looked through.
     """
     graph = functional_graph(model)
     if graph is None or len(graph.outputs) != 1:
@@ -176,10 +172,8 @@ def activation_of(model: keras.Model) -> str | None:
     if isinstance(layer, GaussianHead):
         return "gaussian"
     kind = type(layer).__name__  # the operations of keras.ops have no public classes
-    if kind == "Softmax":
-        return "softmax" if layer.axis == -1 else "softmax over another axis"
-    if kind == "Sigmoid":
-        return "sigmoid"
+    if kind in ("Softmax", "Sigmoid"):
+        return kind.lower() + " over another axis" * (getattr(layer, "axis", -1) != -1)
     return getattr(getattr(layer, "activation", None), "__name__", None)
 
 

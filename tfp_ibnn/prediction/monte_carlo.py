@@ -16,10 +16,11 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
-from tfp_ibnn.prediction import inputs as given
-from tfp_ibnn.prediction.head import PredictionWrapper, predictive_of
+from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
+
+_NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then say from_logits=True)"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -99,14 +100,21 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         if isinstance(model, MonteCarlo):
             raise ValueError(f"`model` is a MonteCarlo already: {model.name!r}.")
-        network = given.check_model(model, dropout)
+        network = check_model(model, dropout)
         samples = checks.positive_integer("samples", samples)
         checks.one_of("sampling", sampling, noise.SAMPLINGS)
         if chunk_size is not None:
             chunk_size = checks.positive_integer("chunk_size", chunk_size)
         if seed is not None:
             seed = checks.whole("seed", seed)
-        given.check_options(samples, sampling, interval, standard_error)
+        if interval is not None and not 0 < checks.finite("interval", interval) < 1:
+            raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {interval!r}.")
+        if standard_error and sampling == "qmc":
+            raise ValueError("Quasi-random draws have no `standard_error`: use 'antithetic' ones.")
+        paired = sampling == "antithetic"
+        if standard_error and (samples < (4 if paired else 2) or (paired and samples % 2)):
+            needed = "4 `samples` at least, and an even number" if paired else "2 `samples`"
+            raise ValueError(f"A `standard_error` needs {needed}; got {samples}.")
         predictive = predictive_of(network, head, from_logits)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
@@ -150,14 +158,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Do as a call does, but without state; `stream` chooses among `independent` draws."""
         first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         key = ops.stack([first + ops.cast(stream, "int32"), second])
-        return self._predictive.average(
-            self._sampler.chunks(inputs, key),
-            self.samples,
-            sampling=self.sampling,
-            return_samples=self.return_samples,
-            interval=self.interval,
-            standard_error=self.standard_error,
-        )
+        return self._predictive.average(self._sampler.chunks(inputs, key), self)
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
         """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
@@ -180,15 +181,15 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         """Compile for `evaluate` and `predict`; the arguments are Keras's.
 
-        The metrics come on top of the scores there are. XLA is used where it pays, if `jit_compile`
-        is None. `optimizer`, `loss` and the like are not used.
+        The metrics are added to the scores. `jit_compile=None` uses XLA where it pays. `optimizer`,
+        `loss` and the like are not used.
         """
-        unused = ("optimizer", "loss", "loss_weights", "auto_scale_loss")
-        kwargs = {name: value for name, value in kwargs.items() if name not in unused}
+        for unused in ("optimizer", "loss", "loss_weights", "auto_scale_loss"):
+            kwargs.pop(unused, None)
         self._jit_is_open = jit_compile is None
         jit = jit_pays() and not run_eagerly if self._jit_is_open else jit_compile
-        kwargs.update(metrics=metrics, run_eagerly=run_eagerly, jit_compile=jit)
-        super().compile(optimizer=None, **kwargs)
+        options = {"metrics": metrics, "run_eagerly": run_eagerly, "jit_compile": jit, **kwargs}
+        super().compile(optimizer=None, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given; another backend may choose otherwise."""
@@ -202,7 +203,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     @contextlib.contextmanager
     def _checked(self, x: Any, y: Any = None) -> Iterator[bool]:
         """Check the input, and draw new networks; give whether there are examples."""
-        has_examples = given.check_input(x, y)
+        has_examples = _check_input(x, y)
         self.resample()
         with keras_internals.values_kept(self.variables):
             yield has_examples
@@ -212,13 +213,13 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         with self._checked(x) as has_examples:
             if not has_examples:  # of which Keras makes no batch
                 return self.predict_on_batch(x)
-            return given.checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
+            return _checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes, for one batch."""
         with self._checked(x) as has_examples:
             if has_examples:
-                return given.checked_prediction(self.inner.name, super().predict_on_batch(x))
+                return _checked_prediction(self.inner.name, super().predict_on_batch(x))
             # Not every layer takes an empty batch; of a made-up example no row is returned.
             prediction = super().predict_on_batch(keras.tree.map_structure(_example_like, x))
             return {key: np.asarray(value)[:0] for key, value in prediction.items()}
@@ -229,13 +230,13 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             if not has_examples:
                 raise ValueError("`x` holds no example, so there is nothing to score.")
             scores = super().evaluate(x, *args, **kwargs)
-            return scores if allow_nan else given.checked_scores(self.inner.name, scores)
+            return scores if allow_nan else _checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Score the averaged prediction of one batch."""
         with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().test_on_batch(x, *args, **kwargs)
-            return given.checked_scores(self.inner.name, scores)
+            return _checked_scores(self.inner.name, scores)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         """Refuse: it is the model inside that is trained."""
@@ -248,10 +249,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> None:
         """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes too."""
         if format != "tf_saved_model":
-            raise ValueError(
-                f"`format` must be 'tf_saved_model'; got {format!r}. For another one, without the "
-                f"uncertainty: ibnn.to_deterministic(model).export(path, format={format!r})."
-            )
+            other = f"Without uncertainty: ibnn.to_deterministic(model).export(path, {format!r})."
+            raise ValueError(f"`format` must be 'tf_saved_model'; got {format!r}. {other}")
         path = export(self, filepath, **options)
         if verbose is None or verbose:
             print(f"Saved the signatures serve, sample, deterministic at {path}.")
@@ -292,20 +291,20 @@ def export(
 ) -> Path:
     """Write a TensorFlow SavedModel that gives the averaged prediction and its uncertainty.
 
-    TensorFlow alone loads it, and TensorFlow Serving serves it. Its signatures take the model's
-    inputs by name, in batches of any size:
+    TensorFlow Serving serves it, and TensorFlow alone loads it, for an input "features" by
+    `tf.saved_model.load(path).signatures["serve"](features=x)["epistemic"]`. Its signatures take
+    the model's inputs by name, in batches of any size:
 
     - `serve`, also the default: all that `MonteCarlo.predict` returns;
     - `sample`: `mean` and `aleatoric` of one sampled network, which the further input `seed`, a
       whole number, chooses. The seeds 0 to `samples` - 1 are the networks that `serve` averages;
     - `deterministic`: `mean` and `aleatoric` of the network at the posterior mean, without noise.
 
-    The sampled networks are those of the seed, fixed in the file: one question has always one
-    answer. (Of a `MonteCarlo` with `independent` draws it depends on the place in the batch. An
-    input that was made for one batch size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all
-    signatures give the scaled average.) `assets.extra/tfp_ibnn.json` in the folder has versions,
-    seed, signatures, and the SHA-256 of each file. The backend must be TensorFlow;
-    `scripts/export.py` exports `.keras` files that were written on JAX.
+    The sampled networks are those of the seed, fixed in the file: equal inputs have equal outputs.
+    (With `independent` draws these depend on the place in the batch. An input made for one batch
+    size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all signatures give the scaled
+    average.) `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
+    The backend must be TensorFlow; `scripts/export.py` exports `.keras` files written on JAX.
 
     Args:
         model: a `MonteCarlo`, or a model that `MonteCarlo` can average.
@@ -323,21 +322,15 @@ def export(
         >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
         >>> if keras.backend.backend() == "tensorflow":
         ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
-
-        And where only TensorFlow is:
-
-            served = tf.saved_model.load("saved_model/1")
-            served.signatures["serve"](features=tf.ones((5, 3)))["epistemic"]
     """
-    options = {"samples": samples, "seed": seed}
-    options = {name: value for name, value in options.items() if value is not None}
-    kind = MonteCarlo
+    kind, options = MonteCarlo, {}
     if isinstance(model, MonteCarlo):
-        kind, model, options = type(model), model.inner, {**model.options(), **options}
-    if options.get("seed") is None:
-        options["seed"] = counter.random_seed()
-    served = kind(model, **options)
-    return write_saved_model(served, path, input_signature, overwrite)
+        kind, model, options = type(model), model.inner, model.options()
+    if samples is not None:
+        options["samples"] = samples
+    if seed is not None or options.get("seed") is None:
+        options["seed"] = counter.random_seed() if seed is None else seed
+    return write_saved_model(kind(model, **options), path, input_signature, overwrite)
 
 
 def _example_like(part: Any) -> np.ndarray:
@@ -345,3 +338,54 @@ def _example_like(part: Any) -> np.ndarray:
     part = np.asarray(part)
     dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
     return np.zeros((1, *part.shape[1:]), dtype)
+
+
+def _check_input(x: Any, y: Any = None) -> bool:
+    """Raise for NaN, which ReLU may turn into a number; return whether there are examples."""
+    parts = keras.tree.flatten(x)
+    if all(part is None for part in parts):
+        raise ValueError("`x` is missing: give arrays, or a dataset.")
+    floatx = keras.config.floatx()
+    for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
+        part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
+        if not isinstance(part, np.ndarray):
+            continue
+        if part.dtype.kind == "c":
+            raise ValueError(f"`{name}` holds complex numbers; give real ones.")
+        if not part.ndim:
+            raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
+        if name == "x" and part.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                bad = _not_finite(part.astype(floatx, copy=False))
+            if bad.any():
+                where = f"{bad.sum()} of {len(part)} examples; the first is number {bad.argmax()}"
+                raise ValueError(f"`x` holds NaN or infinity, or is beyond {floatx}, in {where}.")
+    return any(tuple(getattr(part, "shape", ()))[:1] != (0,) for part in parts)
+
+
+def _checked_scores(name: str, scores: Any) -> Any:
+    """Return the scores of the model of a name, or raise if they are not finite."""
+    if not np.all(np.isfinite(keras.tree.flatten(scores))):
+        raise ValueError(
+            f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
+            f"{_NOT_PROBABILITIES}, or there are labels outside its classes."
+        )
+    return scores
+
+
+def _checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
+    prediction = {key: np.asarray(value) for key, value in prediction.items()}
+    bad = np.any([_not_finite(value) for value in prediction.values()], axis=0)
+    if bad.any():
+        raise ValueError(
+            f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
+            f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
+            f"has a standard deviation below 0, or its outputs are {_NOT_PROBABILITIES}."
+        )
+    return prediction
+
+
+def _not_finite(values: np.ndarray) -> np.ndarray:
+    """Return which examples hold a number that is NaN or infinite."""
+    return ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))

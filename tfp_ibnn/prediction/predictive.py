@@ -64,29 +64,21 @@ class Predictive:
         # A replica may have no example.
         return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
 
-    def average(
-        self,
-        chunks: Chunks,
-        samples: int,
-        *,
-        sampling: str,
-        return_samples: bool,
-        interval: float | None,
-        standard_error: bool,
-    ) -> dict[str, Tensor]:
-        """Return what `MonteCarlo` does of one batch; the arguments are those of it."""
-        paired = standard_error and sampling == "antithetic" and samples > 1
-        if return_samples or interval is not None or paired:
+    def average(self, chunks: Chunks, options: Any) -> dict[str, Tensor]:
+        """Return the prediction of one batch; the options are the attributes of a `MonteCarlo`."""
+        samples = options.samples
+        paired = options.standard_error and options.sampling == "antithetic" and samples > 1
+        if options.return_samples or options.interval is not None or paired:
             draws, within = self.draws(_all_outputs(chunks, samples))
             summary = self.summarize(draws, within, ops.ones((samples,), draws.dtype))
         else:
             summary = self._streamed(chunks, samples)
         result = self.statistics(summary)
-        if return_samples:
+        if options.return_samples:
             result["samples"] = ops.moveaxis(self.public(draws), 0, 1)
-        if interval is not None:
-            result["lower"], result["upper"] = self.interval(draws, within, interval)
-        if standard_error:
+        if options.interval is not None:
+            result["lower"], result["upper"] = self.interval(draws, within, options.interval)
+        if options.standard_error:
             squares, count = summary.squares, samples
             if paired:
                 pairs, count = (draws[::2] + draws[1::2]) / 2, samples // 2
@@ -262,18 +254,12 @@ class Gaussian(Point):
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means and the variances."""
         if outputs.shape[-1] % 2:
-            raise ValueError(
-                "A gaussian head has as many standard deviations as means; the output has "
-                f"{outputs.shape[-1]} entries."
-            )
+            raise ValueError(f"A gaussian output has an even size; got {outputs.shape[-1]}.")
         loc, scale = ops.split(outputs, 2, axis=-1)
         return loc, ops.square(_or_nan(scale, scale >= 0))
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
-        """Return the bounds of the interval that holds new observations with that probability.
-
-        They are quantiles of the mixture of all draws' Gaussians, found by bisection.
-        """
+        """Return the bounds for new observations: quantiles of the draws' mixture, by bisection."""
         scale = ops.sqrt(within)
         # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
         start = ops.min(draws - 8 * scale, axis=0), ops.max(draws + 8 * scale, axis=0)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras import ops
+from keras import layers, ops
 
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals
@@ -14,18 +14,17 @@ from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
 from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.noise.counter import SOBOL_BITS
-from tfp_ibnn.prediction.dropout import DROPOUTS, drop
 from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, unscaled
 
 _CHUNK_ELEMENTS = 2**22
 """How many numbers the largest tensor of a chunk may have."""
 
+_SPATIAL = (layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
+_DROPOUTS = (layers.AlphaDropout, layers.Dropout, layers.GaussianDropout, *_SPATIAL)
+
 
 class NoiseSampler(Sampler):
-    """A model with many draws of its noise, or with one if all would be alike.
-
-    The arguments are those of `MonteCarlo`; `portable` is that of `noise.Source`.
-    """
+    """Many draws of a model's noise, or one if all are alike; `MonteCarlo` has its arguments."""
 
     def __init__(
         self,
@@ -52,20 +51,22 @@ class NoiseSampler(Sampler):
         self._layers = [x for x in stochastic_layers(self._model) if id(x) not in quiet]
         self.is_random = self._graph.is_noisy and bool(dropout or self._layers)
         self.samples = samples if self.is_random else 1
-        hidden = self._hidden_dropout() if dropout else []
+        reached = {id(layer) for layer in self._graph.layers}
+        hidden = [
+            layer.name
+            for layer in (nested(self._model) if dropout else [])
+            if getattr(layer, "dropout", 0)
+            or getattr(layer, "recurrent_dropout", 0)
+            or (isinstance(layer, _DROPOUTS) and id(layer) not in reached)
+        ]
         if hidden:
-            warnings.warn(
-                f"The dropout inside of {', '.join(hidden)} stays off: only dropout layers of the "
-                "graph can be left on.",
-                stacklevel=3,
-            )
+            message = "stays off: only dropout layers of the graph can be left on."
+            warnings.warn(f"The dropout inside of {', '.join(hidden)} {message}", stacklevel=3)
         # What is scaled needs no noise, unless it was asked for.
         if self.samples < samples and (dropout or not isinstance(model, ScaledModel)):
-            warnings.warn(
-                f"Model {model.name!r} has no stochastic layer{' and no dropout' * dropout}: all "
-                "samples are alike, so one is enough, and one is drawn.",
-                stacklevel=3,
-            )
+            missing = f"no stochastic layer{' and no dropout' * dropout}"
+            message = f"Model {model.name!r} has {missing}: all samples are alike, one is enough."
+            warnings.warn(message, stacklevel=3)
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the networks that a key gives for a batch."""
@@ -98,16 +99,19 @@ class NoiseSampler(Sampler):
     def _runner(
         self, inputs: Any, key: Tensor, numbers: Tensor, size: int | Tensor
     ) -> Callable[[int | Tensor], Tensor]:
-        """Return what runs `size` of the networks with the given numbers, from a position on.
-
-        What comes before the first noisy layer runs here, once for each example.
-        """
+        """Return what runs `size` of the networks, from a position on; the prefix runs here."""
         batch = _batch_of(inputs)
         values = self._graph.prefix(inputs, _call)
         # What all draws have in common pays if there are several.
         first = self._first if numbers.shape[0] != 1 else {}
         shared = {layer: layer.shared(values[number]) for layer, number in first.items()}
-        ahead, used = self._draw_ahead(key, numbers)
+        ahead, used = {}, 0
+        if not self._independent:
+            # Latents for each position may be large; only the others are drawn for all chunks.
+            count = ops.shape(numbers)[0]
+            drawn = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=numbers)
+            ahead = {x: x.draw(drawn, count).z for x in self._layers if x.draws_ahead}
+            used = drawn.source.used
 
         def run(start: int | Tensor) -> Tensor:
             places = start + ops.arange(size, dtype="int32")
@@ -127,7 +131,7 @@ class NoiseSampler(Sampler):
                 def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
                     if layer in shared:
                         return shared[layer](options["draws"][layer])
-                    if self._dropout and isinstance(layer, DROPOUTS):
+                    if self._dropout and isinstance(layer, _DROPOUTS):
                         return drop(layer, args[0] if args else kwargs["inputs"], forward_pass)
                     return _call(layer, *args, **kwargs)
 
@@ -136,38 +140,14 @@ class NoiseSampler(Sampler):
 
         return run
 
-    def _draw_ahead(self, key: Tensor, sample: Tensor) -> tuple[dict[Any, Tensor], int]:
-        """Draw the latents that need no input; return them, and how many numbers that took.
-
-        They are small. With noise for each position they may not be, so those are drawn chunk by
-        chunk.
-        """
-        if self._independent:
-            return {}, 0
-        count = ops.shape(sample)[0]
-        drawn = noise.Pass(groups=count, seed=key, sampling=self._sampling, sample=sample)
-        layers = [layer for layer in self._layers if layer.draws_ahead]
-        return {layer: layer.draw(drawn, count).z for layer in layers}, drawn.source.used
-
     def _checked(self, outputs: Any) -> Tensor:
         outputs = _one_output(self._model, outputs)
         return outputs if self._scaled is None else self._scaled.scale(outputs)
 
     def _is_noisy(self, layer: Any) -> bool:
-        if self._dropout and isinstance(layer, DROPOUTS):
+        if self._dropout and isinstance(layer, _DROPOUTS):
             return True
-        return isinstance(layer, keras.layers.Layer) and bool(stochastic_layers(layer))
-
-    def _hidden_dropout(self) -> list[str]:
-        """Return the names of the layers whose dropout is out of reach."""
-        reached = {id(layer) for layer in self._graph.layers}
-        return [
-            layer.name
-            for layer in keras_internals.nested_layers(self._model)
-            if getattr(layer, "dropout", 0)
-            or getattr(layer, "recurrent_dropout", 0)
-            or (isinstance(layer, DROPOUTS) and id(layer) not in reached)
-        ]
+        return isinstance(layer, layers.Layer) and bool(stochastic_layers(layer))
 
 
 class WeightSampler(Sampler):
@@ -213,20 +193,49 @@ class WeightSampler(Sampler):
 def _one_output(model: keras.Model, outputs: Any) -> Tensor:
     """Return a network's output in full precision, or raise if there are several."""
     if not ops.is_tensor(outputs):
-        raise ValueError(
-            f"Model {model.name!r} returns {type(outputs).__name__}; MonteCarlo needs one output, "
-            "a tensor, not several outputs."
-        )
+        kind = type(outputs).__name__
+        raise ValueError(f"Model {model.name!r} has outputs in a {kind}; MonteCarlo needs one.")
     dtype = keras.backend.standardize_dtype(outputs.dtype)
     return ops.cast(outputs, checks.full_precision(dtype))
 
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a layer as in inference."""
-    if isinstance(layer, keras.layers.Layer):
+    if isinstance(layer, layers.Layer):
         kwargs["training"] = False
     return layer(*args, **kwargs)
 
 
 def _batch_of(inputs: Any) -> int | Tensor:
     return ops.shape(keras.tree.flatten(inputs)[0])[0]
+
+
+def drop(layer: keras.layers.Layer, inputs: Tensor, forward_pass: noise.Pass) -> Tensor:
+    """Do as a dropout layer does in training; the examples of a draw share the mask."""
+    rate, sizes = layer.rate, ops.shape(inputs)
+    if not rate:
+        return inputs
+    shape = (getattr(layer, "noise_shape", None) or (None,) * len(sizes))[1:]
+    shape = tuple(y if x is None else x for x, y in zip(shape, sizes[1:], strict=True))
+    if isinstance(layer, _SPATIAL):
+        ones = (1,) * (len(shape) - 1)
+        is_first = getattr(layer, "data_format", None) == "channels_first"
+        shape = (shape[0], *ones) if is_first else (*ones, shape[-1])
+    count = sizes[0] if forward_pass.groups is None else forward_pass.groups
+    blocks = ops.reshape(inputs, (count, sizes[0] // count, *sizes[1:]))
+    # In float32 whatever the input: a rate has few digits in half precision.
+    if isinstance(layer, layers.GaussianDropout):
+        noise_scale = (rate / (1 - rate)) ** 0.5
+        factor = 1 + noise_scale * forward_pass.source.normal(count, shape, "float32", None)
+    else:
+        kept = forward_pass.source.uniform(count, shape, "float32") >= rate
+        factor = ops.cast(kept, "float32") / (1 - rate)
+    if isinstance(layer, layers.AlphaDropout):
+        # What is dropped goes to the value SELU saturates at; an affine map then restores mean
+        # and variance (Klambauer et al., Self-Normalizing Neural Networks, arXiv 1706.02515).
+        floor = -1.0507009873554805 * 1.6732632423543772
+        scale = ((1 - rate) * (1 + rate * floor**2)) ** -0.5
+        dropped = scale * ops.where(kept[:, None], blocks, floor) - scale * floor * rate
+    else:
+        dropped = blocks * ops.cast(factor, inputs.dtype)[:, None]
+    return ops.reshape(dropped, sizes)

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -22,9 +22,7 @@ MANIFEST = "assets.extra/tfp_ibnn.json"
 """Where an exported folder says what it holds."""
 
 
-class _Inputs(NamedTuple):
-    specs: dict[str, tuple[tuple[int | None, ...], str]]  # (shape, dtype) by name
-    pack: Callable[[dict[str, Any]], Any]  # tensors by name to what the model is called with
+_Spec = tuple[tuple[int | None, ...], str]  # shape and dtype
 
 
 def write_saved_model(
@@ -41,12 +39,10 @@ def write_saved_model(
             raise ValueError(f"{path} holds no SavedModel: it is not overwritten.")
     network = innermost(served)
     specs, pack = _inputs(network, input_signature)
+    with_seed = {**specs, "seed": ((), "int32")}
     functions = {
         "serve": (lambda **named: served.average(pack(named)), specs),
-        "sample": (
-            lambda seed, **named: served.draw(pack(named), seed),
-            {**specs, "seed": ((), "int32")},
-        ),
+        "sample": (lambda seed, **named: served.draw(pack(named), seed), with_seed),
         "deterministic": (lambda **named: served.at_mean(pack(named)), specs),
     }
     packages = ("tfp_ibnn", "keras", "tensorflow")
@@ -59,10 +55,7 @@ def write_saved_model(
             "samples": served.samples,
             "sampling": served.sampling,
             "seed": served.seed,
-            "inputs": {
-                name: {"shape": list(shape), "dtype": dtype}
-                for name, (shape, dtype) in specs.items()
-            },
+            "inputs": {x: {"shape": list(s), "dtype": dtype} for x, (s, dtype) in specs.items()},
             "signatures": list(functions),
             "versions": {name: importlib.metadata.version(name) for name in packages},
             "sha256": {
@@ -76,13 +69,12 @@ def write_saved_model(
     return path
 
 
-def _inputs(model: keras.Model, signature: Any) -> _Inputs:
+def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Callable[..., Any]]:
+    """Return the inputs by name, and what makes of such tensors what the model is called with."""
     graph = functional_graph(model)
     if signature is None and graph is None:
-        raise ValueError(
-            f"The inputs of model {model.name!r} are unknown, since its `call` is its own: say "
-            "input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}, for example."
-        )
+        like = "input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}"
+        raise ValueError(f"The inputs of model {model.name!r} are unknown: say them, like {like}.")
     structure = graph.input if signature is None else signature
     if isinstance(structure, (list, tuple)) and len(structure) == 1 and signature is not None:
         structure = structure[0]  # Keras lists the arguments of `call`, of which there is one
@@ -101,10 +93,10 @@ def _inputs(model: keras.Model, signature: Any) -> _Inputs:
     if isinstance(signature, Mapping) and len(signature) == 1:  # a name, not a key
         structure = tensors[0]
     pack = keras.tree.pack_sequence_as
-    return _Inputs(specs, lambda named: pack(structure, [named[name] for name in names]))
+    return specs, lambda named: pack(structure, [named[name] for name in names])
 
 
-def _spec(given: Any) -> tuple[tuple[int | None, ...], str]:
+def _spec(given: Any) -> _Spec:
     """Return shape and dtype; the first axis, that of the examples, stays open in an array's."""
     if getattr(given, "shape", None) is None:
         raise ValueError(f"An input needs an InputSpec with a shape, or an array; got {given!r}.")

@@ -19,8 +19,7 @@ from tfp_ibnn.metrics._base import Examples, checked
 from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
-BOUNDS = (0.01, 100.0)
-"""Between which a temperature is sought."""
+BOUNDS = (0.01, 100.0)  # between which a temperature is sought
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -29,8 +28,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
     returns probabilities p (each at least the smallest normal float). The predicted class stays the
-    same; T > 1 makes it less confident. T is 1 until `fit` is called; it is not trainable, and is
-    saved with the model.
+    same; T > 1 makes it less confident. T is 1 until `fit` is called, and saved with the model.
 
     A classifier that returns a dictionary is taken at its "mean", as probabilities: so the
     prediction of a `MonteCarlo` is scaled. `MonteCarlo` of a scaled model averages scaled draws.
@@ -103,10 +101,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
         batch_size: int | None = None,
         steps: int | None = None,
     ) -> "TemperatureScaling":
-        """Find the temperature of the least negative log-likelihood, and return the model.
-
-        The likelihood is concave in 1 / T, so there is one such temperature. The classifier stays
-        as it is.
+        """Find the one temperature of the least negative log-likelihood, and return the model.
 
         Args:
             x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
@@ -124,9 +119,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
                 raise ValueError("`x` must hold one example at least; got none.")
             outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
         elif y is not None or sample_weight is not None:
-            raise ValueError(
-                "`y` and `sample_weight` must come from `x` if it is a dataset: leave them out."
-            )
+            raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
         else:
             outputs, y, sample_weight = self._predict_dataset(x, steps)
         outputs, from_logits = self._read(outputs)
@@ -149,9 +142,14 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """Export as Keras does, where the model was never called, too."""
+
+        def spec(x: Any) -> keras.InputSpec:
+            name = keras_internals.origin(x)[0].name
+            return keras.InputSpec(shape=x.shape, dtype=x.dtype, name=name)
+
         graph = functional_graph(innermost(self))
         if len(args) < 3 and graph is not None:
-            kwargs.setdefault("input_signature", [keras.tree.map_structure(_spec, graph.input)])
+            kwargs.setdefault("input_signature", [keras.tree.map_structure(spec, graph.input)])
         super().export(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -177,20 +175,14 @@ class TemperatureScaling(ScaledModel, keras.Model):
             outputs = outputs["mean"]
             from_logits = bool(from_logits)
         if not hasattr(outputs, "shape"):
-            raise ValueError(
-                "`model` must return one tensor, or a dictionary with the key 'mean'; got "
-                f"{keras.tree.map_structure(type, outputs)}."
-            )
+            kinds = keras.tree.map_structure(type, outputs)
+            raise ValueError(f"`model` must return one tensor, or a dict with 'mean'; got {kinds}.")
         if from_logits is None:
-            raise ValueError(
-                f"The last layer of `model`, {self.model.name!r}, does not tell logits from "
-                "probabilities. Give from_logits=True or from_logits=False."
-            )
+            unknown = f"It is unknown whether `model`, {self.model.name!r}, returns logits."
+            raise ValueError(f"{unknown} Give from_logits=True or from_logits=False.")
         if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
-            raise ValueError(
-                f"`model`, {self.model.name!r}, answers yes or no to several labels; temperature "
-                "scaling is for one label, or for classes."
-            )
+            several = f"`model`, {self.model.name!r}, answers yes or no to several labels"
+            raise ValueError(f"{several}; temperature scaling is for one label, or for classes.")
         return outputs, from_logits
 
     def _predict_dataset(self, dataset: Any, steps: int | None) -> tuple[Any, Any, Any]:
@@ -247,25 +239,15 @@ def average(predictions: Sequence[np.ndarray]) -> np.ndarray:
     """Return the mean of the class probabilities (examples, classes) of an ensemble's members."""
     shapes = {np.shape(prediction) for prediction in predictions}
     if len(shapes) != 1:
-        raise ValueError(
-            "`predictions` must hold arrays of one shape, (examples, classes); got the shapes "
-            f"{sorted(shapes)}."
-        )
+        raise ValueError(f"`predictions` must be arrays of one shape; got {sorted(shapes)}.")
     return np.mean(predictions, axis=0)
-
-
-def _spec(tensor: Any) -> keras.InputSpec:
-    name = keras_internals.origin(tensor)[0].name
-    return keras.InputSpec(shape=tensor.shape, dtype=tensor.dtype, name=name)
 
 
 def _best_temperature(examples: Examples) -> float:
     """Return the temperature at which the derivative of the negative log-likelihood is 0."""
     if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
         only = np.argmax(examples.targets[0])
-        raise ValueError(
-            f"`y` must hold two classes at least to fit a temperature; got only {only}."
-        )
+        raise ValueError(f"`y` must hold two classes at least to fit to; got only {only}.")
     log_p = examples.log_probabilities
     if log_p is None:
         p = examples.probabilities
@@ -278,7 +260,7 @@ def _best_temperature(examples: Examples) -> float:
         expected = np.sum(softmax(np.exp(log_inverse) * log_p, axis=-1) * log_p, axis=-1)
         return float(np.average(expected - observed, weights=examples.weight))
 
-    hot, cold = -np.log(BOUNDS[1]), -np.log(BOUNDS[0])
+    cold, hot = -np.log(BOUNDS)
     if slope(cold) <= 0:
         temperature, reason = BOUNDS[0], "every prediction is right: the colder, the better"
     elif slope(hot) >= 0:

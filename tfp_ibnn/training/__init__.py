@@ -4,10 +4,11 @@ from tfp_ibnn.training.callbacks import (
     Interrupts,
     KLAnnealing,
     MonteCarloEvaluation,
+    NonFiniteError,
     PosteriorLog,
+    TerminateOnNonFinite,
 )
 from tfp_ibnn.training.checkpoint import Checkpoint, CheckpointError
-from tfp_ibnn.training.nonfinite import NonFiniteError, TerminateOnNonFinite
 from tfp_ibnn.training.optimizers import TwoSpeed, two_speed
 from tfp_ibnn.training.scan import can_scan, scan
 

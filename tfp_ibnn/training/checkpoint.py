@@ -25,11 +25,10 @@ class Checkpoint(Configured, keras.callbacks.Callback):
     """Save all that a run needs to resume, at the end of every epoch.
 
     That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
-    epoch and the history of the logs. Keras's own files leave out the random states, so a resumed
-    run would replay its noise. A run that is killed while it writes leaves the epoch before.
-    Resuming is exact, to float tolerance, if the order of the data is a function of the epoch too:
-    see `ibnn.data.ShuffledBatches`. Callbacks with a state of their own, such as ReduceLROnPlateau,
-    begin anew.
+    epoch and the logs. Keras's own files leave out the random states, so a resumed run would replay
+    its noise. A run that is killed while it writes leaves the epoch before. Resuming is exact, to
+    float tolerance, if the order of the data is a function of the epoch too: see
+    `ibnn.data.ShuffledBatches`. Callbacks with a state, such as ReduceLROnPlateau, begin anew.
 
     Args:
         path: of the file, ending in `.npz`. Its folder must exist.
@@ -76,43 +75,33 @@ class Checkpoint(Configured, keras.callbacks.Callback):
             if record.pop("sha256", None) not in (None, _digest(record, saved)):
                 raise ValueError("its SHA-256 is another")
         except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
-            reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{self.path} is not a whole checkpoint ({type(error).__name__}: {reason}). Delete "
-                "it to begin again."
-            ) from error
-        pairs = []
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            message = f"{self.path} is not a whole checkpoint ({reason}). Delete it to begin again."
+            raise CheckpointError(message) from error
+        pairs, other = [], f"{self.path} belongs to another run: "
         for part, variables in own.items():
             shapes = [tuple(variable.shape) for variable in variables]
             if shapes != [value.shape for value in saved[part]]:
-                raise CheckpointError(
-                    f"{self.path} belongs to another run: its {part} has {len(saved[part])} "
-                    f"variables of other shapes than the {len(shapes)} here."
-                )
+                counts = f"{len(saved[part])} variables of other shapes than the {len(shapes)} here"
+                raise CheckpointError(f"{other}its {part} has {counts}.")
             pairs += zip(variables, saved[part], strict=True)
         for variable, value in pairs:
             dtype = keras.backend.standardize_dtype(variable.dtype)
             if not fits(value, dtype):
-                raise CheckpointError(
-                    f"{self.path} belongs to another run: {variable.path} is {dtype}, and saved as "
-                    f"{value.dtype}."
-                )
+                types = f"is {dtype}, and saved as {value.dtype}"
+                raise CheckpointError(f"{other}{variable.path} {types}.")
         self.logs = logs
         return epochs, pairs
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Write the file."""
         # JSON has no NaN: what is not finite is left out.
-        numbers = {key: float(value) for key, value in (logs or {}).items()}
-        finite = {key: value for key, value in numbers.items() if math.isfinite(value)}
+        finite = {key: float(x) for key, x in (logs or {}).items() if math.isfinite(x)}
         self.logs = [*self.logs[:epoch], finite]
         parts = {part: list(map(_array, own)) for part, own in _parts(self.model).items()}
-        counts = {part: len(values) for part, values in parts.items()}
-        record = {"epochs": epoch + 1, "logs": self.logs, **counts}
+        record = {"epochs": epoch + 1, "logs": self.logs, **{p: len(x) for p, x in parts.items()}}
         record["sha256"] = _digest(record, parts)
-        arrays = {
-            f"{p}/{i}": value for p, values in parts.items() for i, value in enumerate(values)
-        }
+        arrays = {f"{p}/{i}": x for p, values in parts.items() for i, x in enumerate(values)}
         with files.replacing(self.path) as temporary:
             np.savez(temporary, record=np.array(json.dumps(record)), **arrays)
 

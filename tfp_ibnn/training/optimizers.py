@@ -133,10 +133,10 @@ def two_speed(
             optimizer = keras.optimizers.get(optimizer)
     many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
-        raise ValueError(
-            "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3), or its "
-            f"name such as 'adam'; got {optimizer!r}."
+        want = (
+            "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, such as 'adam'"
         )
+        raise ValueError(f"`optimizer` must be {want}; got {optimizer!r}.")
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:
         config["weight_decay"] = 0.0
@@ -147,10 +147,8 @@ def two_speed(
         if isinstance(own, Schedule):
             start = float(ops.convert_to_numpy(own(0)))
             if start == 0:
-                raise ValueError(
-                    "The optimizer's learning-rate schedule starts at 0, so a `stochastic_lr` of "
-                    f"{rate!r} cannot scale it. Give `stochastic_lr` as a schedule too."
-                )
+                cause = f"starts at 0, so a `stochastic_lr` of {rate!r} cannot scale it"
+                raise ValueError(f"The optimizer's schedule {cause}: give a schedule there too.")
             rate = ScaledSchedule(own, rate / start)
     config["learning_rate"] = rate
     config["name"] = f"{config['name']}_stochastic"

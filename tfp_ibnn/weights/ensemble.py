@@ -58,10 +58,8 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         """Return what runs the networks; noise has nothing to do here."""
         for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
             if options.get(name, value) != value:
-                raise ValueError(
-                    f"`{name}` must be {value!r} for a {type(self).__name__}; got "
-                    f"{options[name]!r}. Leave it out."
-                )
+                got = f"{type(self).__name__}; got {options[name]!r}"
+                raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
         return WeightSampler(self, samples, options.get("chunk_size"))
 
     def get_config(self) -> dict[str, Any]:
@@ -106,14 +104,11 @@ def _checked(models: Any) -> Sequence[keras.Model]:
         raise ValueError(f"`models` must be a list of built Keras models; got {models!r}.")
     for number, model in enumerate(models):
         if not isinstance(model, keras.Model):
-            raise ValueError(f"`models[{number}]` must be a Keras model; got {model!r}.")
-        if not model.built:
+            problem = f"must be a Keras model; got {model!r}."
+        elif not model.built:
             problem = "is not built: call it on data, or build it, first."
         elif stochastic_layers(model):
-            problem = (
-                "has stochastic layers. An ensemble is of plain models: use "
-                "ibnn.to_deterministic(model), or average ibnn.MonteCarlo(model).predict(x)."
-            )
+            problem = "has stochastic layers: give plain models, or ibnn.to_deterministic(model)."
         elif _architecture(model) != _architecture(models[0]):
             problem = "is of another architecture than `models[0]`. Make both by one function."
         else:

@@ -7,16 +7,14 @@ TensorFlow has to be helped with on CPUs. `tensorflow.py` and `jax.py` have the 
 
 import keras
 
-from tfp_ibnn._core.backend.shared import REPLICA_STRIDE, Tensor
+from tfp_ibnn._core.backend.shared import NAMES, REPLICA_STRIDE, Tensor
 
 NAME = keras.backend.backend()
 """The active backend, "tensorflow" or "jax"."""
 
 if NAME == "tensorflow":
-    from tfp_ibnn._core.backend import tensorflow as _active
     from tfp_ibnn._core.backend.tensorflow import *  # noqa: F403
 elif NAME == "jax":
-    from tfp_ibnn._core.backend import jax as _active
     from tfp_ibnn._core.backend.jax import *  # noqa: F403
 else:
     raise ImportError(
@@ -24,4 +22,4 @@ else:
         f"{NAME!r}. Set the environment variable KERAS_BACKEND before Keras is imported."
     )
 
-__all__ = ["NAME", "REPLICA_STRIDE", "Tensor", *_active.__all__]
+__all__ = ["NAME", "REPLICA_STRIDE", "Tensor", *NAMES]

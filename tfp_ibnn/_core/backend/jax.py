@@ -9,30 +9,9 @@ import jax.numpy as jnp
 import keras
 from tensorflow_probability.substrates import jax as tfp
 
-from tfp_ibnn._core.backend.shared import Tensor
+from tfp_ibnn._core.backend.shared import NAMES, Tensor
 
-__all__ = [
-    "SCANS_EPOCHS",
-    "SeedGenerator",
-    "accelerators",
-    "checked",
-    "epoch_in_one_call",
-    "fori_loop",
-    "gradient",
-    "is_eager",
-    "jit_pays",
-    "matmul",
-    "mean",
-    "normal",
-    "replica_count",
-    "replica_id",
-    "save_functions",
-    "tanh",
-    "tfb",
-    "tfd",
-    "tfp",
-    "times",
-]
+__all__ = NAMES
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 
@@ -50,7 +29,6 @@ times = keras.ops.multiply
 
 def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
     """Return x: JAX knows all sizes while it traces, when they are checked already."""
-    del condition, message
     return x
 
 
@@ -59,9 +37,7 @@ def gradient(
 ) -> Callable[..., Tensor]:
     """Return the compiled gradient of a scalar function with respect to its first argument.
 
-    Args:
-        function: of arrays; it may assign to `variables`, which need not take effect.
-        variables: those that it reads; their values are read at each call.
+    The function may read `variables` at each call, and assign to them, which need not take effect.
     """
 
     @jax.jit
@@ -104,12 +80,9 @@ SeedGenerator = keras.random.SeedGenerator
 
 
 def normal(
-    shape: tuple[int | Tensor, ...],
-    dtype: str,
-    seed: keras.random.SeedGenerator | Tensor,
-    stddev: float | Tensor = 1.0,
+    shape: tuple[int | Tensor, ...], dtype: str, seed: Any, stddev: float | Tensor = 1.0
 ) -> Tensor:
-    """Like `keras.random.normal`; the seed may be a tensor of two integers."""
+    """Like `keras.random.normal`; the seed is a generator, or a tensor of two integers."""
     seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
     return stddev * jax.random.normal(jnp.asarray(seed, "uint32"), shape, dtype)
 

@@ -2,10 +2,32 @@
 
 from typing import Any
 
-__all__ = ["REPLICA_STRIDE", "Tensor"]
-
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
 
 REPLICA_STRIDE = 0x5851F42D
 """Distance between the seeds of two replicas: seeds that users and layers choose lie close."""
+
+NAMES = [
+    "SCANS_EPOCHS",
+    "SeedGenerator",
+    "accelerators",
+    "checked",
+    "epoch_in_one_call",
+    "fori_loop",
+    "gradient",
+    "is_eager",
+    "jit_pays",
+    "matmul",
+    "mean",
+    "normal",
+    "replica_count",
+    "replica_id",
+    "save_functions",
+    "tanh",
+    "tfb",
+    "tfd",
+    "tfp",
+    "times",
+]
+"""What the file of each backend defines."""

@@ -8,30 +8,9 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_ibnn._core.backend.shared import REPLICA_STRIDE, Tensor
+from tfp_ibnn._core.backend.shared import NAMES, REPLICA_STRIDE, Tensor
 
-__all__ = [
-    "SCANS_EPOCHS",
-    "SeedGenerator",
-    "accelerators",
-    "checked",
-    "epoch_in_one_call",
-    "fori_loop",
-    "gradient",
-    "is_eager",
-    "jit_pays",
-    "matmul",
-    "mean",
-    "normal",
-    "replica_count",
-    "replica_id",
-    "save_functions",
-    "tanh",
-    "tfb",
-    "tfd",
-    "tfp",
-    "times",
-]
+__all__ = NAMES
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 
@@ -63,13 +42,10 @@ def gradient(
 ) -> Callable[..., Tensor]:
     """Return the compiled gradient of a scalar function with respect to its first argument.
 
-    Args:
-        function: of arrays; it may assign to `variables`, which need not take effect.
-        variables: those that it reads; their values are read at each call.
+    The function may read `variables` at each call, and assign to them, which need not take effect.
     """
-    del variables  # TensorFlow's functions find them by themselves
 
-    @tf.function
+    @tf.function  # which finds the variables by itself
     def compiled(x: Tensor, *others: Tensor) -> Tensor:
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -81,10 +57,6 @@ def gradient(
 
 def jit_pays() -> bool:
     """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
-    return _has_gpu()
-
-
-def _has_gpu() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -112,10 +84,7 @@ def replica_id() -> int | Tensor:
 
 
 def normal(
-    shape: tuple[int | Tensor, ...],
-    dtype: str,
-    seed: keras.random.SeedGenerator | Tensor,
-    stddev: float | Tensor = 1.0,
+    shape: tuple[int | Tensor, ...], dtype: str, seed: Any, stddev: float | Tensor = 1.0
 ) -> Tensor:
     """Like `keras.random.normal`; the seed may be a tensor of two integers.
 
@@ -144,7 +113,7 @@ def times(x: Tensor, z: Tensor) -> Tensor:
     *_, width, channels = (1, 1, *x.shape)
     is_short = channels is not None and channels <= 16 and width not in (1, None)
     same_rank = 2 < len(x.shape) == len(z.shape)
-    if _has_gpu() or not is_short or not same_rank or tuple(z.shape[-2:]) != (1, channels):
+    if jit_pays() or not is_short or not same_rank or tuple(z.shape[-2:]) != (1, channels):
         return x * z
     repeated = tf.tile(z[..., 0, :], (*(1,) * (len(z.shape) - 2), width))
     rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)
@@ -157,7 +126,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
     rotation is then no rotation, and the KL of a posterior that equals its prior is not 0.
     """
-    if not _has_gpu() or x.dtype != tf.float32:
+    if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)
     product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
     return tf.cast(product, tf.float32)
@@ -195,13 +164,10 @@ def epoch_in_one_call(*_: Any) -> None:
 def save_functions(
     path: str, functions: Mapping[str, tuple[Callable[..., Any], Specs]], tables: Sequence[Any]
 ) -> None:
-    """Write a SavedModel whose signatures are functions that take tensors by name.
+    """Write a SavedModel: functions by signature, each with (shape, dtype) of its inputs by name.
 
-    Args:
-        path: of a folder.
-        functions: by signature, each with (shape, dtype) of its inputs by name. The first is the
-            default of TensorFlow Serving too.
-        tables: what the functions read that is not a variable.
+    The first is the default of TensorFlow Serving too. `tables` are what the functions read that is
+    not a variable.
     """
     signatures = {}
     for name, (function, specs) in functions.items():
@@ -212,8 +178,7 @@ def save_functions(
     signatures[tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY] = first
     module = tf.Module()
     # What the functions read; the optimizer and the metrics stay behind.
-    module.read = list(
-        {v.ref(): v for function in signatures.values() for v in function.graph.variables}.values()
-    )
+    read = [v for function in signatures.values() for v in function.graph.variables]
+    module.read = list({v.ref(): v for v in read}.values())
     module.tables = tables
     tf.saved_model.save(module, path, signatures=signatures)

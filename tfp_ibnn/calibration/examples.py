@@ -9,8 +9,6 @@ import numpy as np
 
 from tfp_ibnn.calibration.outputs import Output
 
-__all__ = ["Examples", "Training", "Validation", "folds_of", "prepare", "read"]
-
 FOLDS = 5
 CROSS_FIT_BELOW = 1000
 FEWEST = 50

@@ -11,8 +11,6 @@ from tfp_ibnn import metrics
 from tfp_ibnn.layers import GaussianNLL
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 
-__all__ = ["Classes", "Numbers", "Output", "ece_floor", "output_of"]
-
 _SIMULATIONS = 50
 _losses = keras.losses
 
@@ -132,11 +130,8 @@ class Classes(Output):
 class Numbers(Output):
     """A regression; the parameter is the standard deviation of each output, or a factor for it.
 
-    The prediction is a Gaussian with the mean of the draws and their total variance, (N, 2, D).
-
-    Args:
-        width: of the network's output.
-        has_scales: whether its second half is standard deviations, those of a `GaussianHead`.
+    The prediction is a Gaussian with the mean of the draws and their total variance, (N, 2, D). A
+    network that `has_scales` returns standard deviations, those of a `GaussianHead`, too.
     """
 
     def __init__(self, width: int, has_scales: bool) -> None:
@@ -237,14 +232,7 @@ def _best(loss: Any, start: float, *args: Any) -> float:
 
 
 def ece_floor(probabilities: np.ndarray, seed: int) -> float:
-    """Return the mean ECE of a perfectly calibrated model with the same probabilities.
-
-    Its labels are drawn from the probabilities, fifty times.
-
-    Args:
-        probabilities: (examples, classes).
-        seed: of the labels.
-    """
+    """Return the mean ECE of a perfectly calibrated model with these (examples, classes)."""
     random = np.random.default_rng(seed)
     edges = np.cumsum(probabilities, axis=1)[:, :-1]
     errors = [
@@ -257,12 +245,7 @@ def ece_floor(probabilities: np.ndarray, seed: int) -> float:
 
 
 def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
-    """Return what a model's output predicts, by its loss, and that loss.
-
-    Args:
-        model: a Keras model with one output.
-        loss: a loss that Keras knows; None takes the one the model is compiled with.
-    """
+    """Return what a model's output predicts, by a loss or the model's own, and that loss."""
     given = model.loss if loss is None and model.compiled else loss
     if isinstance(given, dict):
         given = list(given.values())

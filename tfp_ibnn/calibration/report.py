@@ -18,8 +18,6 @@ from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Trial
 from tfp_ibnn.prediction import MonteCarlo
 
-__all__ = ["Candidate", "Report", "Table", "choose"]
-
 _BLOCK = 2**23
 """So many numbers of raw outputs are held at once."""
 

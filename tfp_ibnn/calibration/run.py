@@ -22,8 +22,6 @@ from tfp_ibnn.calibration.trials import (
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 
-__all__ = ["calibrate"]
-
 _MOST_NUMBERS = 2**25
 """A temperature is fitted to no more outputs than that."""
 

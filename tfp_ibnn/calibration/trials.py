@@ -22,8 +22,6 @@ from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.training import Interrupts, two_speed
 
-__all__ = ["METHODS", "WATCHED", "Setting", "Trial", "fine_tune", "fine_tuning_optimizer"]
-
 PATIENCE = 2
 WATCHED = 2048
 """So many examples of A watch over the training."""
@@ -37,16 +35,7 @@ State = list[np.ndarray]
 
 
 class Engine:
-    """A network that trials of one structure use in turn, so that it is compiled once.
-
-    Args:
-        make: makes the network.
-        samples: number of draws in a prediction.
-        dropout: whether dropout stays on in prediction.
-        optimizer: for the training; None if there is none.
-        loss: for the training.
-        seed: of the draws.
-    """
+    """A network, made by `make`, that trials use in turn: it is compiled once."""
 
     def __init__(
         self,
@@ -103,13 +92,7 @@ class Engine:
 
 @dataclasses.dataclass(eq=False)
 class Trial:
-    """A network to compare.
-
-    Args:
-        name: of the method.
-        engine: runs it.
-        trained: whether it is fine-tuned.
-    """
+    """A network to compare: a state of an engine."""
 
     name: str
     engine: Engine
@@ -255,15 +238,10 @@ def fine_tune(
     minutes: float | None,
     say: Callable[[str], None],
 ) -> None:
-    """Train all trials epoch by epoch, dropping the worse half of those that draw.
+    """Train all trials epoch by epoch; those that draw and are dropped get a `fate`.
 
-    Args:
-        trials: those that are dropped get a `fate`.
-        training: the data.
-        watch: scores a trial after an epoch.
-        epochs: for those that stay; None trains until nothing gets better.
-        minutes: after which no further epoch starts.
-        say: takes a line of progress.
+    `watch` scores a trial, `say` prints a line. Without `epochs` and `minutes` the training ends
+    when nothing gets better.
     """
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     running, round_time = list(trials), 0.0

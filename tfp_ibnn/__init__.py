@@ -6,6 +6,7 @@ sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
 """
 
 from tfp_ibnn import data, flows, layers, metrics, models, noise
+from tfp_ibnn.calibration import calibrate
 from tfp_ibnn.conversion import to_deterministic, to_stochastic
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.layers import (
@@ -86,6 +87,7 @@ __all__ = [
     "TemperatureScaling",
     "TerminateOnNonFinite",
     "TwoSpeed",
+    "calibrate",
     "data",
     "export",
     "flows",

@@ -1,0 +1,78 @@
+"""The library from a shell: `python -m tfp_ibnn calibrate --help`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from tfp_ibnn.calibration import calibrate
+
+EXAMPLES = """data.npz holds the arrays x_train, y_train, x_val, y_val and, to score candidates on
+test data, x_test, y_test. Without x_val, a fifth of the training examples is taken.
+
+example:
+  python -m tfp_ibnn calibrate model.keras data.npz --output calibrated --minutes 10
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tfp_ibnn", description=__doc__)
+    command = parser.add_subparsers(dest="command", required=True).add_parser(
+        "calibrate",
+        help="make a trained model's probabilities calibrated",
+        description="Make a trained model's probabilities calibrated, by the cheapest means that "
+        "suffices, and write the model, the table of candidates, a figure and a model card.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("model", help="a .keras file")
+    command.add_argument("data", help="an .npz file")
+    command.add_argument("--output", required=True, metavar="FOLDER", help="where to write to")
+    command.add_argument("--epochs", type=int, help="of training for each candidate that stays")
+    command.add_argument("--minutes", type=float, help="after which no further epoch starts")
+    command.add_argument("--loss", help="of a model that is saved without one")
+    command.add_argument("--samples", type=int, default=32, help="draws of a prediction (32)")
+    command.add_argument("--batch-size", type=int, default=32, help="of the training (32)")
+    command.add_argument("--seed", type=int, default=0)
+    options = vars(parser.parse_args(arguments))
+    model, data, folder = (options.pop(name) for name in ("model", "data", "output"))
+    del options["command"]
+    try:
+        _run(model, data, folder, options)
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(model: str, data: str, folder: str, options: dict) -> None:
+    with np.load(data) as file:
+        arrays = {name: file[name] for name in file.files}
+    pairs = {part: (f"x_{part}", f"y_{part}") for part in ("train", "val", "test")}
+    found = {part: tuple(map(arrays.get, names)) for part, names in pairs.items()}
+    for part, (x, y) in found.items():
+        if (x is None) != (y is None) or (part == "train" and x is None):
+            names = " and ".join(pairs[part])
+            raise ValueError(
+                f"{data} must hold {names}; it holds {', '.join(arrays) or 'nothing'}."
+            )
+    validation, test = (None if found[part][0] is None else found[part] for part in ("val", "test"))
+    report = calibrate(keras.models.load_model(model), found["train"], validation, **options)
+    print(f"\n{report.table()}\n")
+    report.save(folder)
+    if test is not None:
+        table = str(report.evaluate(test))
+        print(f"{table}\n")
+        (Path(folder) / "test.md").write_text(f"{table}\n")
+    print(f"Written to {folder}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

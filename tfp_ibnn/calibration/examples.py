@@ -1,0 +1,171 @@
+"""Training and validation data: read, checked and split."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfp_ibnn.calibration.outputs import Output
+
+FOLDS = 5
+CROSS_FIT_BELOW = 1000
+FEWEST = 50
+"""Validation examples; with fewer, all differences drown in noise."""
+
+
+class Examples(NamedTuple):
+    """Inputs, any structure of arrays, and targets in the form of `Output.targets`."""
+
+    x: Any
+    y: np.ndarray
+
+    def take(self, index: Any) -> "Examples":
+        """Return some of the examples."""
+        return Examples(*keras.tree.map_structure(lambda part: part[index], (self.x, self.y)))
+
+    def thinned(self, output: Output, most: int, seed: int) -> "Examples":
+        """Return `most` of the examples or fewer, an even choice."""
+        parts = -(-len(self.y) // most)
+        return self.take(folds_of(output.strata(self.y), parts, seed) == 0) if parts > 1 else self
+
+
+class Validation(NamedTuple):
+    """What candidates are fitted to and scored on.
+
+    Attributes:
+        fit: for early stopping and parameters (A), or all examples.
+        score: for the selection (B), or all examples.
+        folds: of each example, where both are all examples; else None.
+    """
+
+    fit: Examples
+    score: Examples
+    folds: np.ndarray | None
+
+
+class Training(NamedTuple):
+    """What candidates are trained on: arrays (x, y) or (x, y, weight), or a dataset."""
+
+    data: Any
+    size: int
+    steps: int
+    batch_size: int | None
+    seed: int
+
+    def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
+        """Train a network for one epoch; the order of arrays follows from seed and epoch."""
+        if not isinstance(self.data, tuple):
+            shuffle = isinstance(self.data, keras.utils.PyDataset)  # tf.data has its own order
+            network.fit(self.data, shuffle=shuffle, verbose=0, callbacks=[callback])
+            return
+        order = np.random.default_rng((self.seed, number)).permutation(self.size)
+        arrays = keras.tree.map_structure(lambda part: part[order], self.data)
+        x, y, weight = (*arrays, None)[:3]
+        options = {"batch_size": self.batch_size, "shuffle": False, "sample_weight": weight}
+        network.fit(x, y, verbose=0, callbacks=[callback], **options)
+
+
+def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
+    """Return the fold of each example; each stratum is spread evenly over all folds."""
+    order = np.random.default_rng(seed).permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    folds = np.empty(len(order), int)
+    folds[order] = np.arange(len(order)) % number
+    return folds
+
+
+def read(data: Any, output: Output, name: str) -> Examples:
+    """Return arrays or all batches of a dataset as checked examples; weights are not used."""
+    batches = [_checked(batch, output, name) for batch in _batches(data, name)]
+    if not batches:
+        raise ValueError(f"`{name}` holds no examples.")
+    return Examples(*keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches))
+
+
+def prepare(
+    train: Any, validation: Any, output: Output, batch_size: int | None, seed: int
+) -> tuple[Training, Validation]:
+    """Check the data, and split what has to be split."""
+    arrays = _arrays(train)
+    # One batch at a time: training data may be larger than the memory.
+    sizes = [len(_checked(batch, output, "train").y) for batch in _batches(train, "train")]
+    size, steps = sum(sizes), len(sizes)
+    if not size:
+        raise ValueError("`train` holds no examples.")
+    if validation is None:
+        if arrays is None or size < FOLDS * FEWEST:
+            what = "a dataset" if arrays is None else f"{size} examples, too few to split"
+            raise ValueError(
+                f"`validation` is missing, and `train` is {what}. Give validation=(x, y), examples "
+                "that the model was not trained on."
+            )
+        held = folds_of(output.strata(_checked(arrays, output, "train").y), FOLDS, seed) == 0
+        warnings.warn(
+            f"No `validation` was given: {held.sum()} of the {size} training examples are taken "
+            "for it. If the model was trained on them, its confidence there is too high, and so "
+            "is that of what is chosen: give validation=(x, y) that it has not seen.",
+            stacklevel=3,
+        )
+        validation = keras.tree.map_structure(lambda part: part[held], arrays)
+        arrays = keras.tree.map_structure(lambda part: part[~held], arrays)
+        size -= int(held.sum())
+    examples = read(validation, output, "validation")
+    count = len(examples.y)
+    if count < FEWEST:
+        raise ValueError(f"`validation` must hold at least {FEWEST} examples; got {count}.")
+    strata = output.strata(examples.y)
+    if count < CROSS_FIT_BELOW:
+        parts = Validation(examples, examples, folds_of(strata, FOLDS, seed))
+    else:
+        half = folds_of(strata, 2, seed)
+        parts = Validation(examples.take(half == 0), examples.take(half == 1), None)
+    if arrays is not None:
+        train, steps = arrays, -(-size // (batch_size or 32))
+    return Training(train, size, steps, batch_size, seed), parts
+
+
+def _arrays(data: Any) -> tuple[Any, ...] | None:
+    """Return (x, y) or (x, y, weight) as numpy arrays; None if the data is a dataset."""
+    if not isinstance(data, (tuple, list)) or not data:
+        return None
+    x, *others = data
+    return keras.tree.map_structure(np.asarray, x), *map(np.asarray, others)
+
+
+def _batches(data: Any, name: str) -> Iterator[Any]:
+    arrays = _arrays(data)
+    if arrays is not None:
+        return iter([arrays])
+    if isinstance(data, keras.utils.PyDataset):
+        count = data.num_batches
+        infinite, batches = count is None, (data[i] for i in range(count or 0))
+    elif hasattr(data, "cardinality"):
+        infinite, batches = int(data.cardinality()) == -1, iter(data)
+    else:
+        raise ValueError(
+            f"`{name}` must be arrays (x, y), a tf.data.Dataset or a PyDataset; got "
+            f"{type(data).__name__}."
+        )
+    if infinite:
+        raise ValueError(f"`{name}` never ends: give a dataset of one pass over the examples.")
+    return batches
+
+
+def _checked(batch: Any, output: Output, name: str) -> Examples:
+    """Return inputs and targets, or raise for what cannot be used."""
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
+    x, y, *_ = _arrays(batch)
+    y = output.targets(y, name)
+    for part in keras.tree.flatten(x):
+        if len(part) != len(y):
+            raise ValueError(f"`{name}` has {len(part)} inputs for {len(y)} targets.")
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
+            raise ValueError(
+                f"The inputs of `{name}` hold NaN or infinity in {bad.sum()} of {len(part)} "
+                f"examples; the first is number {bad.argmax()}."
+            )
+    return Examples(x, y)

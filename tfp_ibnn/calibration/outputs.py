@@ -1,0 +1,286 @@
+"""What a model's output predicts: its one free parameter, its scores, and the model it becomes."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import logsumexp, ndtr, softmax
+
+from tfp_ibnn import metrics
+from tfp_ibnn.layers import GaussianNLL
+from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
+
+_SIMULATIONS = 50
+_losses = keras.losses
+
+
+class Output:
+    """What a kind of output predicts; the base of both kinds.
+
+    `raw` is what sampled networks return, (examples, draws, width). With a parameter, `predict`
+    makes of it a prediction, an array with a row per example; `fit` finds the parameter of the
+    least NLL, and `wrap` returns the model that predicts the same. `targets` checks labels, and
+    `strata` groups those that are spread evenly over all parts of the data.
+    """
+
+    variants: dict[str, bool]
+    """What is added to a candidate's name, and whether its parameter is fitted."""
+
+    def parameter(self, raw: np.ndarray, y: np.ndarray, fitted: bool) -> Any:
+        """Return the parameter of one of the variants."""
+        return self.fit(raw, y) if fitted else 1.0
+
+    def best_nll(self, raw: np.ndarray, y: np.ndarray) -> float:
+        """Return the mean NLL with the parameter fitted to these examples."""
+        return float(np.mean(self.nll(self.predict(raw, self.fit(raw, y)), y)))
+
+    def loss_scale(self, parameter: Any) -> float:
+        """Return the loss divided by the NLL, by which the KL must be multiplied."""
+        return 1.0
+
+
+class Classes(Output):
+    """A classifier; the parameter is a temperature that divides the logits of every draw."""
+
+    variants = {"": False, " + temperature": True}
+
+    def __init__(self, width: int, from_logits: bool) -> None:
+        self.width, self.from_logits = width, from_logits
+        self.classes = max(width, 2)
+
+    def targets(self, y: Any, name: str) -> np.ndarray:
+        """Return classes (N,) of integers or one-hot rows."""
+        y = np.asarray(y)
+        if y.ndim == 2 and y.shape[1] == self.classes:
+            if not (np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()):
+                raise ValueError(f"`{name}` has rows of labels that are not one-hot.")
+            return y.argmax(axis=1)
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if y.ndim != 1:
+            raise ValueError(
+                f"The labels of `{name}` must have the shape (N,), (N, 1) or (N, {self.classes}); "
+                f"got {y.shape}."
+            )
+        bad = ~np.isin(y, np.arange(self.classes))
+        if bad.any():
+            raise ValueError(
+                f"The labels of `{name}` must be whole numbers from 0 to {self.classes - 1}, the "
+                f"classes of the model; got {y[bad][0]!r} at example {bad.argmax()}."
+            )
+        return y.astype(int)
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Return the classes."""
+        return y
+
+    def _log_p(self, raw: np.ndarray) -> np.ndarray:
+        """Return log-probabilities up to a constant, (examples, draws, classes)."""
+        if self.from_logits:
+            return np.concatenate([np.zeros_like(raw), raw], -1) if self.width == 1 else raw
+        if raw.min() < 0 or raw.max() > 1.001:
+            raise ValueError(
+                "The outputs of `model` are not probabilities, as its loss expects: end the model "
+                "in a softmax or sigmoid, or compile it with a loss that has from_logits=True."
+            )
+        p = np.concatenate([1 - raw, raw], axis=-1) if self.width == 1 else raw
+        return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
+
+    def fit(self, raw: np.ndarray, y: np.ndarray) -> float:
+        """Return the temperature, between 0.05 and 20."""
+        log_p, label = self._log_p(raw), y[:, None, None]
+
+        def loss(log_temperature: float) -> float:
+            scaled = log_p * np.float32(np.exp(-log_temperature))
+            chosen = np.take_along_axis(scaled, label, axis=-1)[..., 0] - logsumexp(scaled, axis=-1)
+            return -float(np.mean(logsumexp(chosen.astype("float64"), axis=1)))
+
+        ends = (-np.log(20), np.log(20))
+        found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-3})
+        return float(np.exp(found.x))
+
+    def predict(self, raw: np.ndarray, parameter: float) -> np.ndarray:
+        """Return class probabilities (N, classes)."""
+        return np.mean(softmax(self._log_p(raw) / np.float32(parameter), axis=-1), axis=1)
+
+    def nll(self, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return minus the log-probabilities of the labels."""
+        chosen = np.take_along_axis(prediction, y[:, None], axis=1)[:, 0]
+        return -np.log(np.maximum(chosen, np.finfo("float32").tiny)).astype("float64")
+
+    def scores(self, prediction: np.ndarray, y: np.ndarray, seed: int) -> dict[str, float]:
+        """Return accuracy, NLL, Brier score, and ECE with its floor."""
+        prediction = prediction / prediction.sum(axis=1, keepdims=True)
+        return {
+            "accuracy": float(np.mean(prediction.argmax(axis=1) == y)),
+            "NLL": float(np.mean(self.nll(prediction, y))),
+            "Brier": metrics.brier_score(prediction, y),
+            "ECE": metrics.expected_calibration_error(prediction, y),
+            "ECE floor": ece_floor(prediction, seed),
+        }
+
+    def wrap(self, network: keras.Model, parameter: float, **options: Any) -> MonteCarlo:
+        """Return the average of scaled draws."""
+        scaled = TemperatureScaling(network, from_logits=self.from_logits)
+        scaled.temperature.assign(parameter)
+        return MonteCarlo(scaled, head="sigmoid" if self.width == 1 else "softmax", **options)
+
+
+class Numbers(Output):
+    """A regression; the parameter is the standard deviation of each output, or a factor for it.
+
+    The prediction is a Gaussian with the mean of the draws and their total variance, (N, 2, D). A
+    network that `has_scales` returns standard deviations, those of a `GaussianHead`, too.
+    """
+
+    def __init__(self, width: int, has_scales: bool) -> None:
+        self.width, self.has_scales = width, has_scales
+        self.size = width // 2 if has_scales else width
+        self.variants = {"": False, " + scale": True} if has_scales else {"": True}
+
+    def targets(self, y: Any, name: str) -> np.ndarray:
+        """Return finite numbers (N, D)."""
+        y = np.asarray(y, dtype="float64")
+        y = y[:, None] if y.ndim == 1 and self.size == 1 else y
+        if y.ndim != 2 or y.shape[1] != self.size:
+            shape = f"(N, {self.size})"
+            raise ValueError(f"The targets of `{name}` must have the shape {shape}; got {y.shape}.")
+        if not np.isfinite(y).all():
+            raise ValueError(f"The targets of `{name}` hold NaN or infinity.")
+        return y
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Return blocks of ten examples of like first targets."""
+        return np.argsort(np.argsort(y[:, 0])) // 10
+
+    def _variances(self, raw: np.ndarray, parameter: Any) -> np.ndarray:
+        raw = raw.astype("float64")
+        of_draws = np.var(raw[..., : self.size], axis=1)
+        if self.has_scales:
+            return of_draws + parameter**2 * np.mean(raw[..., self.size :] ** 2, axis=1)
+        return of_draws + np.square(parameter)
+
+    def fit(self, raw: np.ndarray, y: np.ndarray) -> Any:
+        """Return the factor of the scales, or the scale of each output."""
+        if self.has_scales:
+            return _best(lambda c: np.mean(self.nll(self.predict(raw, c), y)), 1.0)
+        mean = np.mean(raw, axis=1, dtype="float64")
+        error, spread = np.square(y - mean), self._variances(raw, 0.0)
+
+        def loss(scale: float, column: int) -> float:
+            variance = scale**2 + spread[:, column]
+            return np.mean(np.log(variance) + error[:, column] / variance)
+
+        start = np.sqrt(np.maximum(np.mean(error, axis=0), 1e-12))
+        return np.array([_best(loss, start[i], i) for i in range(self.size)])
+
+    def predict(self, raw: np.ndarray, parameter: Any) -> np.ndarray:
+        """Return means and variances (N, 2, D)."""
+        mean = np.mean(raw[..., : self.size], axis=1, dtype="float64")
+        return np.stack([mean, self._variances(raw, parameter)], axis=1)
+
+    def nll(self, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return minus the log-density, summed over the outputs."""
+        mean, variance = prediction[:, 0], prediction[:, 1]
+        distance = np.square(y - mean) / variance
+        return np.sum(np.log(2 * np.pi * variance) + distance, axis=1) / 2
+
+    def scores(self, prediction: np.ndarray, y: np.ndarray, seed: int) -> dict[str, float]:
+        """Return RMSE, NLL, CRPS, and the coverage of 90 % intervals."""
+        scale = np.sqrt(prediction[:, 1])
+        z = (y - prediction[:, 0]) / scale
+        density = np.exp(-np.square(z) / 2) / np.sqrt(2 * np.pi)
+        crps = scale * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))
+        return {
+            "RMSE": float(np.sqrt(np.mean(np.square(y - prediction[:, 0])))),
+            "NLL": float(np.mean(self.nll(prediction, y))),
+            "CRPS": float(np.mean(crps)),
+            "90 % coverage": float(self.coverage(prediction, y, np.array([0.9]))[0]),
+        }
+
+    def coverage(self, prediction: np.ndarray, y: np.ndarray, levels: np.ndarray) -> np.ndarray:
+        """Return the share of targets in central intervals of each probability."""
+        z = np.abs(y - prediction[:, 0]) / np.sqrt(prediction[:, 1])
+        return np.mean(2 * ndtr(z.ravel()) - 1 <= levels[:, None], axis=1)
+
+    def wrap(self, network: keras.Model, parameter: Any, **options: Any) -> MonteCarlo:
+        """Return the same network with the scale in its output."""
+        layers, output = keras.layers, network.outputs[0]
+        # In full precision, and of Keras's own layers: the file needs no class for it.
+        if self.has_scales:
+            factors = np.repeat([1.0, float(parameter)], self.size)
+            output = layers.Rescaling(factors.tolist(), dtype="float32")(output)
+        else:
+            scale = layers.Rescaling(0.0, np.asarray(parameter).tolist(), dtype="float32")(output)
+            output = layers.Concatenate(dtype="float32")([output, scale])
+        return MonteCarlo(keras.Model(network.input, output), head="gaussian", **options)
+
+    def loss_scale(self, parameter: Any) -> float:
+        """Return what makes of the mean squared error the NLL of a Gaussian of that scale."""
+        return 1.0 if self.has_scales else 2 * float(np.mean(np.square(parameter))) / self.size
+
+
+def _best(loss: Any, start: float, *args: Any) -> float:
+    """Return the positive number of the least loss, around a start."""
+    ends = np.log(start) + np.array([-7.0, 5.0])
+    options = {"xatol": 1e-6}
+    found = minimize_scalar(
+        lambda t: loss(np.exp(t), *args), bounds=ends, method="bounded", options=options
+    )
+    return float(np.exp(found.x))
+
+
+def ece_floor(probabilities: np.ndarray, seed: int) -> float:
+    """Return the mean ECE of a perfectly calibrated model with these (examples, classes)."""
+    random = np.random.default_rng(seed)
+    edges = np.cumsum(probabilities, axis=1)[:, :-1]
+    errors = [
+        metrics.expected_calibration_error(
+            probabilities, np.sum(random.random((len(edges), 1)) > edges, axis=1)
+        )
+        for _ in range(_SIMULATIONS)
+    ]
+    return float(np.mean(errors))
+
+
+def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
+    """Return what a model's output predicts, by a loss or the model's own, and that loss."""
+    given = model.loss if loss is None and model.compiled else loss
+    if isinstance(given, dict):
+        given = list(given.values())
+    given = given[0] if isinstance(given, (list, tuple)) and len(given) == 1 else given
+    if given is None:
+        raise ValueError(
+            "`model` is not compiled with a loss: compile it, or give one, such as "
+            "loss='sparse_categorical_crossentropy' or loss='mse'."
+        )
+    shape = getattr(model, "output_shape", None)
+    if not isinstance(shape, tuple) or len(shape) != 2 or shape[-1] is None:
+        raise ValueError(
+            "`model` must be a built Functional or Sequential model with one output of shape "
+            f"(N, width); got {shape}."
+        )
+    width = shape[-1]
+    known = keras.losses.get(given)
+    from_logits = bool(getattr(known, "from_logits", False))
+    if _is(known, _losses.CategoricalCrossentropy, _losses.SparseCategoricalCrossentropy):
+        if width > 1:
+            return Classes(width, from_logits), given
+    elif _is(known, _losses.BinaryCrossentropy):
+        if width == 1:
+            return Classes(1, from_logits), given
+    elif _is(known, GaussianNLL) and width % 2 == 0:
+        return Numbers(width, has_scales=True), given
+    elif _is(known, _losses.MeanSquaredError):
+        return Numbers(width, has_scales=False), given
+    name = getattr(known, "__name__", type(known).__name__)
+    raise ValueError(
+        f"The loss {name} with {width} outputs cannot be calibrated. These can: a categorical "
+        "crossentropy with several outputs, a binary crossentropy with one, ibnn.layers."
+        "GaussianNLL, the mean squared error. Give one of them as `loss`."
+    )
+
+
+def _is(loss: Any, *kinds: type) -> bool:
+    return any(isinstance(loss, kind) or getattr(kind(), "fn", None) is loss for kind in kinds)

@@ -1,0 +1,297 @@
+"""The evidence: every candidate's scores, the one that was chosen, and why."""
+
+import dataclasses
+import importlib.metadata
+import itertools
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn._core.extras import needs
+from tfp_ibnn.calibration.examples import Examples, read
+from tfp_ibnn.calibration.outputs import Classes, Output
+from tfp_ibnn.calibration.trials import Trial
+from tfp_ibnn.prediction import MonteCarlo
+
+_BLOCK = 2**23
+"""So many numbers of raw outputs are held at once."""
+
+_CARD = """# Model card
+
+{why}
+
+`model.keras` is a `tfp_ibnn.MonteCarlo`: `predict` returns the averaged prediction and its
+uncertainty.
+
+## Candidates
+
+{table}
+
+The choice was made on these examples: expect slightly worse scores on a test set. Differences
+between ECEs near their floor mean nothing.
+
+Dropped on the way, and why:
+
+{dropped}
+
+## Run
+
+{run}
+"""
+
+
+@dataclasses.dataclass(eq=False)
+class Candidate:
+    """A row of the table.
+
+    Attributes:
+        name: of the method.
+        trial: its network, and how it draws.
+        parameter: the temperature; of a regression the scale of each output, or their factor.
+        seconds: spent on it.
+        prediction: for the validation examples it was scored on, (examples, ...).
+        nll: of each of them.
+    """
+
+    name: str
+    trial: Trial = dataclasses.field(repr=False)
+    parameter: Any
+    seconds: float
+    prediction: np.ndarray = dataclasses.field(repr=False)
+    nll: np.ndarray = dataclasses.field(repr=False)
+
+    @property
+    def cost(self) -> tuple[int, bool]:
+        """Draws, then whether it was trained; a fitted parameter costs nothing."""
+        return self.trial.engine.samples, self.trial.trained
+
+
+def choose(nll: np.ndarray, costs: Sequence[Any]) -> int:
+    """Return the best of all that cost no more than the cheapest within one standard error.
+
+    The standard error is that of the mean difference from the best, example by example. It is small
+    for what resembles the best: the cheapest within it may be worse than an equally cheap one.
+
+    Args:
+        nll: (candidates, examples).
+        costs: of the candidates, anything that can be ordered.
+    """
+    difference, error = behind(nll)
+    cheapest = min(costs[i] for i in np.flatnonzero(difference <= error))
+    return int(min(np.flatnonzero([x == cheapest for x in costs]), key=lambda i: difference[i]))
+
+
+def behind(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean distance (candidates,) from the best candidate, and its standard error."""
+    difference = nll - nll[np.argmin(np.mean(nll, axis=1))]
+    return difference.mean(axis=1), difference.std(axis=1, ddof=1) / np.sqrt(nll.shape[1])
+
+
+@dataclasses.dataclass
+class Table:
+    """Scores of all candidates: prints as Markdown; `table[name]` is a row, a dict.
+
+    Attributes:
+        caption: what data it is.
+        rows: of each candidate by its name.
+        chosen: the name of the one that was chosen.
+    """
+
+    caption: str
+    rows: dict[str, dict[str, Any]]
+    chosen: str
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self.rows[name]
+
+    def __str__(self) -> str:
+        header = ["candidate", *next(iter(self.rows.values()))]
+        lines = [header] + [
+            [f"**{name}**" if name == self.chosen else name, *map(_text, row.values())]
+            for name, row in self.rows.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+        return f"{self.caption}\n\n" + "\n".join(
+            f"| {first.ljust(widths[0])} | "
+            + " | ".join(cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True))
+            + " |"
+            for first, *cells in lines
+        )
+
+    _repr_markdown_ = __str__
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if abs(value) < 100 else f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Report:
+    """What `calibrate` returns.
+
+    Attributes:
+        candidates: all that were compared; the first is the model as it is.
+        dropped: the names of those that were dropped on the way, and why.
+        output: what the model predicts.
+        y: targets of the validation examples that candidates were scored on.
+        notes: of the run, for the model card.
+        seed: of the simulation behind the ECE's floor.
+        chosen: the candidate that was chosen.
+        model: its `MonteCarlo`.
+    """
+
+    candidates: list[Candidate]
+    dropped: dict[str, str]
+    output: Output
+    y: np.ndarray
+    notes: dict[str, Any]
+    seed: int
+    chosen: Candidate = dataclasses.field(init=False)
+    model: MonteCarlo = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        costs = [candidate.cost for candidate in self.candidates]
+        self.chosen = self.candidates[choose(self._nll(), costs)]
+        self.model = self.model_of(self.chosen.name)
+
+    def _nll(self) -> np.ndarray:
+        return np.stack([candidate.nll for candidate in self.candidates])
+
+    def model_of(self, name: str) -> MonteCarlo:
+        """Return the model of any candidate."""
+        candidate = next((x for x in self.candidates if x.name == name), None)
+        if candidate is None:
+            names = ", ".join(repr(x.name) for x in self.candidates)
+            raise ValueError(f"`name` must be one of {names}; got {name!r}.")
+        engine = candidate.trial.engine
+        network = engine.copy(candidate.trial.best)
+        return self.output.wrap(network, candidate.parameter, **engine.options)
+
+    def table(self) -> Table:
+        """Return the scores on the validation examples that the selection has used."""
+        caption = f"{len(self.y):,} validation examples, on which the choice was made"
+        predictions = [candidate.prediction for candidate in self.candidates]
+        return self._table(caption, predictions, self.y)
+
+    def evaluate(self, test: Any) -> Table:
+        """Return the scores of all candidates on examples that nothing was fitted to.
+
+        Args:
+            test: arrays (x, y), or a dataset.
+        """
+        examples = read(test, self.output, "test")
+        predictions = [
+            prediction
+            for trial, own in itertools.groupby(self.candidates, key=lambda x: x.trial)
+            for prediction in predict(trial, self.output, examples, [x.parameter for x in own])
+        ]
+        return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
+
+    def why(self) -> str:
+        """Return the reason for the choice, in a sentence or two."""
+        nll = self._nll()
+        best = self.candidates[int(np.argmin(nll.mean(axis=1)))]
+        chosen = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
+        if best is self.chosen:
+            return (
+                f"{chosen}: the best of {len(nll)}, and none within one standard error is cheaper."
+            )
+        difference, error = (x[self.candidates.index(self.chosen)] for x in behind(nll))
+        return (
+            f"{chosen}: the best at the lowest cost that comes within one standard error of the "
+            f"best of all {len(nll)}, {best.name}, NLL {best.nll.mean():.4f} (difference "
+            f"{difference:.4f}, standard error {error:.4f})."
+        )
+
+    def plot(self) -> Any:
+        """Return a figure of the calibration before and after: accuracy against confidence.
+
+        Of a regression, it is the coverage of central intervals against their probability.
+        """
+        with needs("plots"):
+            import matplotlib.pyplot as plt
+
+            from tfp_ibnn import plots
+
+        pair = [("before: ", self.candidates[0]), ("after: ", self.chosen)]
+        if isinstance(self.output, Classes):
+            figure, axes = plt.subplots(1, 2, figsize=(8, 4.2), layout="constrained")
+            for ax, (when, x) in zip(axes, pair, strict=True):
+                total = x.prediction.sum(axis=1, keepdims=True)
+                plots.reliability_diagram(x.prediction / total, self.y, title=when + x.name, ax=ax)
+            return figure
+        figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
+        levels = np.linspace(0.02, 0.98, 49)
+        ax.plot([0, 1], [0, 1], color="0.6", lw=1)
+        for (when, x), color, style in zip(pair, plots.COLORS, ("--", "-"), strict=False):
+            coverage = self.output.coverage(x.prediction, self.y, levels)
+            ax.plot(levels, coverage, style, color=color, label=when + x.name)
+        ax.set(xlabel="probability of the interval", ylabel="share of targets inside")
+        ax.legend(frameon=False)
+        return figure
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, `calibration.png`.
+
+        To load the model, `import tfp_ibnn` first: `keras.models.load_model(".../model.keras")`.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.model.save(folder / "model.keras")
+        (folder / "table.md").write_text(f"{self.table()}\n")
+        (folder / "model_card.md").write_text(self.card())
+        try:
+            self.plot().savefig(folder / "calibration.png", dpi=120)
+        except ImportError as error:  # the rest is worth having without it
+            print(f"No figure was written. {error}")
+        return folder
+
+    def card(self) -> str:
+        """Return the model card, in Markdown."""
+        notes = {**self.notes, "fitted temperature or scale": self.chosen.parameter, **_versions()}
+        dropped, run = (
+            "\n".join(f"- {name}: {value}" for name, value in part.items()) or "- none"
+            for part in (self.dropped, notes)
+        )
+        return _CARD.format(why=self.why(), table=self.table(), dropped=dropped, run=run)
+
+    def _table(self, caption: str, predictions: Sequence[np.ndarray], y: np.ndarray) -> Table:
+        nll = np.stack([self.output.nll(x, y) for x in predictions])
+        rows = {}
+        for x, prediction, gap, error in zip(
+            self.candidates, predictions, *behind(nll), strict=True
+        ):
+            rows[x.name] = {
+                **self.output.scores(prediction, y, self.seed),
+                "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
+                "draws": x.trial.engine.samples,
+                "seconds": round(x.seconds),
+                "parameters": x.trial.engine.network.count_params(),
+            }
+        return Table(caption, rows, self.chosen.name)
+
+
+def predict(
+    trial: Trial, output: Output, examples: Examples, parameters: Sequence[Any]
+) -> list[np.ndarray]:
+    """Return a trial's predictions with each of the parameters, a block of examples at a time."""
+    size = max(1, _BLOCK // (trial.engine.samples * output.width))
+    blocks = []
+    for first in range(0, len(examples.y), size):
+        raw = trial.draw(examples.take(slice(first, first + size)).x)
+        blocks.append([output.predict(raw, parameter) for parameter in parameters])
+    return [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("keras", "tfp_ibnn")}
+    machine = f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
+    return {**packages, "backend": keras.config.backend(), "machine": machine}

@@ -1,0 +1,211 @@
+"""From a trained model to a calibrated one, in one call."""
+
+import math
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn._core import checks
+from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
+from tfp_ibnn.calibration.outputs import Output, output_of
+from tfp_ibnn.calibration.report import Candidate, Report, predict
+from tfp_ibnn.calibration.trials import (
+    METHODS,
+    WATCHED,
+    Setting,
+    Trial,
+    fine_tune,
+    fine_tuning_optimizer,
+)
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
+
+_MOST_NUMBERS = 2**25
+"""A temperature is fitted to no more outputs than that."""
+
+
+def calibrate(
+    model: keras.Model,
+    train: Any,
+    validation: Any = None,
+    *,
+    epochs: int | None = None,
+    minutes: float | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    samples: int = 32,
+    batch_size: int | None = None,
+    seed: int = 0,
+    verbose: bool = True,
+) -> Report:
+    """Make a trained model's probabilities calibrated, by the cheapest means that suffices.
+
+    The candidates are the model as it is, MC dropout where it has dropout, the model trained on,
+    and Gaussian posteriors (`NormalAffine`) of two prior scales and three weights of the KL; each
+    also with a temperature. Half of the validation data (A) serves to fit temperatures, to stop the
+    training, and to drop the worse half of the posteriors after each epoch, by their NLL at the
+    fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is within one
+    standard error of the best, where a temperature costs nothing. Below 1,000 validation examples
+    both are done on all of them, by five-fold cross-fitting.
+
+    A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
+    `GaussianHead` gets a factor for its standard deviations.
+
+    The model itself is not changed. Ctrl-C ends the training, not the comparison.
+
+    Args:
+        model: a trained Functional or Sequential model with one output.
+        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
+        validation: the same, of examples that the model was not trained on; None takes a fifth of
+            the training arrays, which is second best. Weights are not used here.
+        epochs: of training for each posterior that is not dropped; the default is 3, or a tenth of
+            what the model was trained for if that is more.
+        minutes: after which no further epoch starts; without `epochs` the only limit.
+        optimizer: for the training; None takes the model's own at a tenth of its rate. The
+            posteriors' rate is five times as high.
+        loss: None takes the one that the model is compiled with.
+        samples: draws of a posterior, or of MC dropout, in a prediction.
+        batch_size: of training arrays.
+        seed: of the splits, the order of the examples and the draws.
+        verbose: print progress.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> random = np.random.default_rng(0)
+        >>> x = random.normal(size=(300, 2)).astype("float32")
+        >>> y = (x[:, 0] + random.normal(size=300) > 0).astype(int)
+        >>> model = keras.Sequential(
+        ...     [keras.Input((2,)), keras.layers.Dense(2, activation="softmax")]
+        ... )
+        >>> model.compile("adam", "sparse_categorical_crossentropy")
+        >>> report = ibnn.calibrate(
+        ...     model, (x[:200], y[:200]), (x[200:], y[200:]), epochs=1, samples=4, verbose=False
+        ... )
+        >>> type(report.model).__name__
+        'MonteCarlo'
+    """
+    samples = checks.positive_integer("samples", samples)
+    if samples < 2:
+        raise ValueError("`samples` must be at least 2; got 1.")
+    epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
+    minutes = None if minutes is None else checks.positive("minutes", minutes)
+    batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
+    seed = checks.whole("seed", seed)
+    _check(model)
+    output, loss = output_of(model, loss)
+    optimizer = fine_tuning_optimizer(model, optimizer)
+    training, data = prepare(train, validation, output, batch_size, seed)
+    most = _MOST_NUMBERS // (samples * output.width)
+    watched = data.fit.thinned(output, max(1, min(WATCHED, most)), seed)
+
+    def watch(trial: Trial) -> float:
+        return trial.watch(watched, data.folds, output)
+
+    def say(line: str) -> None:
+        if verbose:
+            print(line, flush=True)
+
+    how = f"{len(data.fit.y):,}, cross-fitted"
+    if data.folds is None:
+        how = f"{len(data.fit.y):,} to fit, {len(data.score.y):,} to choose"
+    say(f"Training examples: {training.size:,}. Validation examples: {how}.")
+    setting = Setting(model, output, optimizer, loss, training.size, samples, seed)
+    first, *others = METHODS
+    trials = list(first(setting))
+    say(f"{trials[0].name}: NLL {watch(trials[0]):.4f}")
+    if epochs is None and minutes is None:
+        epochs = max(3, round(_steps_so_far(model) / training.steps / 10))
+    interrupted = False
+    try:
+        parameter = output.fit(trials[0].draw(watched.x), watched.y)
+        setting = setting._replace(parameter=parameter)
+        trials += [trial for make in others for trial in make(setting)]
+        for trial in trials[1:]:
+            if not trial.trained:
+                say(f"{trial.name}: NLL {watch(trial):.4f}")
+        fine_tuned = [trial for trial in trials if trial.trained]
+        fine_tune(fine_tuned, training, watch, epochs, minutes, say)
+    except KeyboardInterrupt:
+        interrupted = True
+        say("Interrupted: what is there is compared.")
+    for trial in trials:
+        if math.isinf(trial.nll) and not trial.fate:
+            trial.fate = "there was no time for it"
+    kept = [trial for trial in trials if not trial.fate]
+    candidates = [
+        candidate for trial in kept for candidate in _candidates(trial, output, data, seed)
+    ]
+    notes = {
+        "training examples": training.size,
+        "validation examples": how,
+        "best epochs": ", ".join(f"{x.name}: {x.epochs}" for x in kept if x.trained) or "none",
+        "interrupted": "yes" if interrupted else "no",
+        "draws": samples,
+        "seed": seed,
+    }
+    dropped = {trial.name: trial.fate for trial in trials if trial.fate}
+    report = Report(candidates, dropped, output, data.score.y, notes, seed)
+    say(report.why())
+    return report
+
+
+def _check(model: Any) -> None:
+    if isinstance(model, (MonteCarlo, TemperatureScaling)):
+        raise ValueError(
+            f"`model` is a {type(model).__name__} already: give the network that it is made of."
+        )
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if stochastic_layers(model):
+        raise ValueError(
+            f"`model`, {model.name!r}, is stochastic already: give the deterministic one it was "
+            "made of, or ibnn.to_deterministic(model)."
+        )
+
+
+def _steps_so_far(model: keras.Model) -> float:
+    """Return for how many steps a model was trained, as far as its optimizer knows."""
+    own = getattr(model, "optimizer", None) if model.compiled else None
+    return 0.0 if own is None else float(keras.ops.convert_to_numpy(own.iterations))
+
+
+def _candidates(trial: Trial, output: Output, data: Validation, seed: int) -> list[Candidate]:
+    """Return what a trial gives with and without a fitted parameter."""
+    start, fitted = time.monotonic(), list(output.variants.values())
+    if data.folds is None:
+        most = max(1, _MOST_NUMBERS // (trial.engine.samples * output.width))
+        examples = data.fit.thinned(output, most, seed)
+        raw = trial.draw(examples.x)
+        parameters = [output.parameter(raw, examples.y, fit) for fit in fitted]
+        predictions = predict(trial, output, data.score, parameters)
+    else:
+        raw = trial.watched()
+        parameters = [output.parameter(raw, data.fit.y, fit) for fit in fitted]
+        predictions = [_cross_fitted(trial, output, data, fit) for fit in fitted]
+    seconds = trial.seconds + time.monotonic() - start
+    return [
+        Candidate(
+            trial.name + suffix,
+            trial,
+            parameter,
+            seconds if suffix else trial.seconds,
+            prediction,
+            output.nll(prediction, data.score.y),
+        )
+        for suffix, parameter, prediction in zip(
+            output.variants, parameters, predictions, strict=True
+        )
+    ]
+
+
+def _cross_fitted(trial: Trial, output: Output, data: Validation, fitted: bool) -> np.ndarray:
+    """Return predictions for all examples, by epochs and parameters chosen without their fold."""
+    parts = []
+    for fold in range(FOLDS):
+        raw, others = trial.watched(fold), data.folds != fold
+        parameter = output.parameter(raw[others], data.fit.y[others], fitted)
+        parts.append(output.predict(raw[~others], parameter))
+    order = np.argsort(data.folds, kind="stable")
+    return np.concatenate(parts)[np.argsort(order)]

@@ -583,6 +583,7 @@ def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):
 # Regression
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("has_scales", [False, True])
 def test_regression(has_scales, eagerly, monkeypatch):
     monkeypatch.setattr(trials, "PRIOR_SCALES", (0.1,))
@@ -638,6 +639,7 @@ def test_kl_counts_against_the_likelihood_not_the_squared_error():
 # Data, seeds and bad input
 
 
+@pytest.mark.slow
 def test_seed_repeats_everything(small, monkeypatch):
     def scores(seed):
         keras.utils.set_random_seed(len(found))  # on which nothing depends

@@ -64,6 +64,7 @@ def _run(model: str, data: str, folder: str, options: dict) -> None:
                 f"{data} must hold {names}; it holds {', '.join(arrays) or 'nothing'}."
             )
     validation, test = (None if found[part][0] is None else found[part] for part in ("val", "test"))
+    Path(folder).mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
     report = calibrate(keras.models.load_model(model), found["train"], validation, **options)
     print(f"\n{report.table()}\n")
     report.save(folder)

@@ -157,8 +157,14 @@ def _checked(batch: Any, output: Output, name: str) -> Examples:
     """Return inputs and targets, or raise for what cannot be used."""
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
-    x, y, *_ = _arrays(batch)
+    x, y, *weight = _arrays(batch)
     y = output.targets(y, name)
+    if weight and not (
+        len(weight[0]) == len(y) and np.all((weight[0] >= 0) & (weight[0] < np.inf))
+    ):
+        raise ValueError(
+            f"`{name}` must have one weight, 0 or above, for each of {len(y)} targets."
+        )
     for part in keras.tree.flatten(x):
         if len(part) != len(y):
             raise ValueError(f"`{name}` has {len(part)} inputs for {len(y)} targets.")

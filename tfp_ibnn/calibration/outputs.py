@@ -10,8 +10,11 @@ from scipy.special import logsumexp, ndtr, softmax
 from tfp_ibnn import metrics
 from tfp_ibnn.layers import GaussianNLL
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
+from tfp_ibnn.prediction.head import activation_of
 
 _SIMULATIONS = 50
+_DOUBT = 2.0
+"""What a temperature of e or 1 / e must gain on all examples together, in nats."""
 _losses = keras.losses
 
 
@@ -88,13 +91,18 @@ class Classes(Output):
         return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
 
     def fit(self, raw: np.ndarray, y: np.ndarray) -> float:
-        """Return the temperature, between 0.05 and 20."""
+        """Return the temperature, between 0.05 and 20.
+
+        It is not quite that of the least NLL: where every prediction is right, that would be 0. The
+        square of log T costs two nats in all, which few examples feel and thousands do not.
+        """
         log_p, label = self._log_p(raw), y[:, None, None]
 
         def loss(log_temperature: float) -> float:
             scaled = log_p * np.float32(np.exp(-log_temperature))
             chosen = np.take_along_axis(scaled, label, axis=-1)[..., 0] - logsumexp(scaled, axis=-1)
-            return -float(np.mean(logsumexp(chosen.astype("float64"), axis=1)))
+            fit = -float(np.mean(logsumexp(chosen.astype("float64"), axis=1)))
+            return fit + _DOUBT * log_temperature**2 / len(y)
 
         ends = (-np.log(20), np.log(20))
         found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-3})
@@ -264,6 +272,11 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     width = shape[-1]
     known = keras.losses.get(given)
     from_logits = bool(getattr(known, "from_logits", False))
+    if from_logits and activation_of(model) in ("softmax", "sigmoid"):
+        raise ValueError(
+            f"`model` ends in a {activation_of(model)}, but its loss has from_logits=True: give a "
+            "`loss` without that, such as loss='sparse_categorical_crossentropy'."
+        )
     if _is(known, _losses.CategoricalCrossentropy, _losses.SparseCategoricalCrossentropy):
         if width > 1:
             return Classes(width, from_logits), given

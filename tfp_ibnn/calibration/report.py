@@ -109,6 +109,9 @@ class Table:
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self.rows[name]
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         header = ["candidate", *next(iter(self.rows.values()))]
         lines = [header] + [
@@ -195,6 +198,9 @@ class Report:
         ]
         return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
 
+    def __str__(self) -> str:
+        return f"{self.why()}\n\n{self.table()}"
+
     def why(self) -> str:
         """Return the reason for the choice, in a sentence or two."""
         nll = self._nll()
@@ -204,11 +210,15 @@ class Report:
             return (
                 f"{chosen}: the best of {len(nll)}, and none within one standard error is cheaper."
             )
-        difference, error = (x[self.candidates.index(self.chosen)] for x in behind(nll))
+        difference, error = behind(nll)
+        near = [i for i in np.flatnonzero(difference <= error)]
+        near = [i for i in near if self.candidates[i].cost == self.chosen.cost]
+        i = min(near, key=lambda i: difference[i])
         return (
             f"{chosen}: the best at the lowest cost that comes within one standard error of the "
-            f"best of all {len(nll)}, {best.name}, NLL {best.nll.mean():.4f} (difference "
-            f"{difference:.4f}, standard error {error:.4f})."
+            f"best of all {len(nll)}, {best.name}, NLL {best.nll.mean():.4f} (by "
+            f"{self.candidates[i].name}: difference {difference[i]:.4f}, standard error "
+            f"{error[i]:.4f})."
         )
 
     def plot(self) -> Any:

@@ -253,7 +253,12 @@ def fine_tune(
             for trial in running:
                 if time.monotonic() > end:
                     return
-                _one_epoch(trial, training, epoch, watch, interrupts, say)
+                try:
+                    _one_epoch(trial, training, epoch, watch, interrupts, say)
+                except Exception:
+                    if interrupts.came:  # and TensorFlow has raised something of its own
+                        raise KeyboardInterrupt from None
+                    raise
             round_time = time.monotonic() - start
             _drop_worse_half([x for x in trials if x.engine.samples > 1 and not x.fate], epoch, say)
             running = [x for x in running if not x.fate and not x.stopped]

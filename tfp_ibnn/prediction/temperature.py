@@ -188,8 +188,9 @@ class TemperatureScaling(ScaledModel, keras.Model):
     def _predict_dataset(self, dataset: Any, steps: int | None) -> tuple[Any, Any, Any]:
         """Return outputs, labels and weights of a dataset: in one pass, as it may be shuffled."""
         if isinstance(dataset, keras.utils.PyDataset):
-            steps = dataset.num_batches if steps is None else steps
-            dataset = map(dataset.__getitem__, itertools.count())
+            number = dataset.num_batches
+            numbers = itertools.count() if number is None else range(number)
+            dataset = map(dataset.__getitem__, numbers)
         parts = []
         for batch in itertools.islice(dataset, steps):
             inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)

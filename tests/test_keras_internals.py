@@ -409,6 +409,7 @@ def used(nodes):
 OF_OTHERS = {
     ("_exit", "os"),
     ("_replace", "results"),
+    ("_replace", "setting"),
     ("_replace", "plan"),
     ("_replace", "plan.parts[name]"),
 }

@@ -211,7 +211,7 @@ class Report:
                 f"{chosen}: the best of {len(nll)}, and none within one standard error is cheaper."
             )
         difference, error = behind(nll)
-        near = [i for i in np.flatnonzero(difference <= error)]
+        near = np.flatnonzero(difference <= error)
         near = [i for i in near if self.candidates[i].cost == self.chosen.cost]
         i = min(near, key=lambda i: difference[i])
         return (

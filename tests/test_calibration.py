@@ -100,7 +100,7 @@ def test_chosen_is_clearly_better_than_untreated_on_test_data(report, overfitted
     untreated, chosen = test["as it is"], test[report.chosen.name]
     assert report.chosen.name != "as it is"
     assert chosen["NLL"] < 0.9 * untreated["NLL"]
-    assert chosen["ECE"] < 0.7 * untreated["ECE"]
+    assert chosen["ECE"] < 0.75 * untreated["ECE"]
     assert chosen["accuracy"] > untreated["accuracy"] - 0.02
 
 

@@ -75,7 +75,7 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
 def known_keywords(
     owner: str, given: Iterable[str], takers: Iterable[Callable[..., Any]], but: Sequence[str] = ()
 ) -> None:
-    """Raise if a keyword given to `owner` is no argument of `takers`, or one of `but`."""
+    """Raise if a keyword given to `owner` is not an argument of `takers`, or is one of `but`."""
     parameters = [p for taker in takers for p in inspect.signature(taker).parameters.values()]
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes = dict.fromkeys(x for x in (*named, "name", "dtype", "trainable") if x not in but)

@@ -100,7 +100,7 @@ def fgsm_direction(
             found = ops.convert_to_numpy(found)
             bad = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
             if bad.any():
-                why = "its label is no class of `model`, or the output is NaN"
+                why = "its label is not a class of `model`, or the output is NaN"
                 raise ValueError(f"The gradient at image {part[bad][0]} is not finite: {why}.")
             result[part] = np.sign(found)
     finally:

@@ -624,7 +624,7 @@ def test_other_epsilons_are_refused(epsilon):
         ({"labels": [[1, 0, 0], [0, 1, 0], [0, 0, 1]]}, r"`labels`.*\(3, 3\)"),
         ({"labels": [0.0, 1.0, 2.0]}, "`labels`.*float64"),
         ({"labels": [0, -1, 2]}, "`labels`.*-1"),
-        ({"labels": [0, 3, 2]}, "image 1 is not finite.*no class"),
+        ({"labels": [0, 3, 2]}, "image 1 is not finite.*not a class"),
         ({"images": np.full((3, *SHAPE), 256.0)}, "between 0 and 255.*256"),
         ({"images": np.full((3, *SHAPE), np.nan)}, "between 0 and 255.*nan"),
         ({"images": np.zeros(3)}, r"`images`.*\(3,\)"),

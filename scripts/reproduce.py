@@ -7,8 +7,8 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
              epochs, with corrupted and foreign images; long, 300 epochs; report, the report's
              budget; half, with half of the classes held out; ablations, one change at a time;
              draws, one model with several numbers of draws
-    defaults Gaussian posteriors by prior, scale at the start and beta, on shallow and deep networks,
-             from scratch and after training: by what the defaults were chosen; it takes a GPU
+    defaults Gaussian posteriors by prior, scale at the start and beta, on shallow and deep
+             networks, from scratch and after training: what defaults learn; it takes a GPU
     all      toy2d, frozen and lenet, which need none
 
 Everything that an experiment needs is trained; experiments/plan.py has the settings. Runs have

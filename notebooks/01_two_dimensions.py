@@ -153,7 +153,10 @@ SAMPLES = 8 if FAST else 128
 
 def migrate(model, length):
     """Return a trained stochastic copy of a network, and the history of its training."""
-    posterior = ibnn.NormalPlanar1d(depth=length) if length else ibnn.NormalAffine()
+    options = {"prior_scale": 0.5, "initial_scale": None, "beta": 1.0}  # as in the original report
+    posterior = ibnn.NormalAffine(**options)
+    if length:
+        posterior = ibnn.NormalPlanar1d(depth=length, **options)
     keras.utils.set_random_seed(0)
     stochastic = ibnn.to_stochastic(model, posterior, train_size=len(x), seed=0)
     optimizer = ibnn.two_speed(keras.optimizers.Adam(0.02), stochastic_lr=0.02)

@@ -149,6 +149,7 @@ FLOWS = {
         for i in range(1 if FAST else 4)
     ],
 }
+STANDARD = {"prior_loc": 0.0, "prior_scale": 1.0, "initial_scale": None}
 EPOCHS = 2 if FAST else 60
 NOISE = np.random.default_rng(0).standard_normal((8192, 2)).astype("float32")
 
@@ -156,7 +157,7 @@ fitted, final = {}, {}
 for target, log_density in TARGETS.items():
     for name, flows in FLOWS.items():
         keras.utils.set_random_seed(0)
-        posterior = ibnn.FlowPosterior(flows(), prior_loc=0.0, prior_scale=1.0)
+        posterior = ibnn.FlowPosterior(flows(), **STANDARD)
         losses = fit(ToDensity(posterior, log_density), NOISE, EPOCHS)
         fitted[target, name], final[target, name] = posterior, losses[-1]
 
@@ -269,7 +270,7 @@ def maximum_likelihood(**options):
     flows = [
         ibnn.flows.AffineCoupling(hidden=32, swap=bool(i % 2)) for i in range(1 if FAST else 6)
     ]
-    posterior = ibnn.FlowPosterior(flows, prior_loc=0.0, prior_scale=1.0, **options)
+    posterior = ibnn.FlowPosterior(flows, **STANDARD, **options)
     return posterior, fit(ToSamples(posterior), moons, EPOCHS)[-1]
 
 
@@ -320,10 +321,11 @@ def train(posterior):
     return model, np.mean(history["loss"][-10:])
 
 
+EXACT = {"prior_scale": 0.5, "initial_scale": None, "beta": 1.0}  # from the prior, by the ELBO
 POSTERIORS = {
-    "Gaussian": ibnn.NormalAffine(),
-    "planar flows": ibnn.NormalPlanar1d(depth=1 if FAST else 4),
-    "mixture base": ibnn.FlowPosterior([ibnn.flows.Planar()], components=2),
+    "Gaussian": ibnn.NormalAffine(**EXACT),
+    "planar flows": ibnn.NormalPlanar1d(depth=1 if FAST else 4, **EXACT),
+    "mixture base": ibnn.FlowPosterior([ibnn.flows.Planar()], components=2, **EXACT),
 }
 networks = {name: train(posterior) for name, posterior in POSTERIORS.items()}
 print("negative ELBO, mean of the last ten epochs")
@@ -381,7 +383,7 @@ def train_signs(posterior):
     return layer, np.mean(history["loss"][-20:])
 
 
-PRIOR = {"prior_loc": 0.0, "prior_scale": 1.5}
+PRIOR = {"prior_loc": 0.0, "prior_scale": 1.5, "initial_scale": None, "beta": 1.0}
 signs = {
     "Gaussian": train_signs(ibnn.NormalAffine(**PRIOR)),
     "mixture base, 8": train_signs(ibnn.FlowPosterior(components=8, **PRIOR)),

@@ -167,8 +167,8 @@ def fine_tune(posterior):
 
 
 models = {
-    "Gaussian posterior": fine_tune(ibnn.NormalAffine(initial_scale=0.1)),
-    "flow posterior": fine_tune(ibnn.NormalIAF(initial_scale=0.1)),
+    "Gaussian posterior": fine_tune(ibnn.NormalAffine(prior_scale=0.5)),
+    "flow posterior": fine_tune(ibnn.NormalIAF(prior_scale=0.5)),
 }
 
 # %% [markdown]

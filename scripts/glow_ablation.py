@@ -39,6 +39,7 @@ else:
     from tensorflow_probability import bijectors as tfb
 
 UNBOUNDED = 1e6
+PRIOR = {"prior_scale": 0.5, "initial_scale": None, "beta": 1.0}
 """A limit so wide that `limit * tanh(x / limit)` is x."""
 
 
@@ -165,7 +166,7 @@ class AblatedStep(Flow):
 
 def posterior(variant):
     steps = [AblatedStep(variant, swap=i % 2 == 1) for i in range(3)]
-    return ibnn.FlowPosterior(steps, affine=variant.affine)
+    return ibnn.FlowPosterior(steps, affine=variant.affine, **PRIOR)
 
 
 def whiten(layer):
@@ -184,7 +185,7 @@ def run(start, variant, data, options):
     x_train, x_test, y_train, y_test = data
     glow = posterior(variant)
     model = ibnn.to_stochastic(
-        start, {"conv2|fc1": glow, ".*": ibnn.NormalAffine()}, train_size=TRAIN_SIZE
+        start, {"conv2|fc1": glow, ".*": ibnn.NormalAffine(**PRIOR)}, train_size=TRAIN_SIZE
     )
     layers = [model.get_layer(name) for name in ("conv2", "fc1")]
     if variant.whiten:

@@ -33,6 +33,8 @@ from experiments import provenance
 from tfp_ibnn import metrics, plots
 
 TRAIN_SIZE = 600
+# The ELBO, from the prior of the original report.
+PRIOR = {"prior_scale": 0.5, "initial_scale": None, "beta": 1.0}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -114,11 +116,11 @@ def network():
 
 def posteriors():
     return {
-        "Gaussian posterior": ibnn.NormalAffine(),
+        "Gaussian posterior": ibnn.NormalAffine(**PRIOR),
         "flow posterior": {
-            "conv2": ibnn.NormalInvConv(),
-            "fc1": ibnn.NormalPlanar1d(),
-            ".*": ibnn.NormalAffine(),
+            "conv2": ibnn.NormalInvConv(**PRIOR),
+            "fc1": ibnn.NormalPlanar1d(**PRIOR),
+            ".*": ibnn.NormalAffine(**PRIOR),
         },
     }
 

@@ -123,5 +123,5 @@ def make_posterior(name, channels=3, seed=None, size=1.0, **kwargs):
     posterior.build((None, channels))
     if seed is not None:
         perturb(posterior, seed, size)
-        posterior.beta.assign(posterior.initial_beta)
+        posterior.beta.assign(posterior.initial_beta or 1.0)
     return posterior

@@ -27,7 +27,7 @@ def read_posteriors(path, defaults=None):
         }
 
     The path may be what the file would hold; `defaults` are arguments for posteriors that do not
-    state them. A ValueError names the key that is not as above.
+    state them, which start at their prior. A ValueError names the key that is not as above.
     """
     try:
         inline = str(path).startswith("{")
@@ -76,6 +76,8 @@ def _made(where, entry, key, known, defaults=None):
             _made(f"{where}, flow {place}", flow, "flow", _FLOWS)
             for place, flow in enumerate(arguments["flows"], start=1)
         ]
+    if key == "posterior" and name != "MixturePosterior":
+        arguments.setdefault("initial_scale", None)
     try:
         return known[name](**{**(defaults or {}), **arguments})
     except (TypeError, ValueError) as error:

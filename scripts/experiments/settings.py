@@ -125,11 +125,13 @@ class Settings(checks.Checked):
                 there = f"or the path of a JSON file; there is no file {self.posterior!r}"
                 raise ValueError(f"`posterior` must be {known}, {there}.")
             return read_posteriors(self.posterior, common)
-        more = {"initial_scale": self.initial_scale, "deterministic": self.deterministic_layers}
+        more = {"deterministic": self.deterministic_layers}
         if self.posterior == "mixture":
             more |= {"components": self.components, "mean_spread": self.mean_spread}
+            more["initial_scale"] = self.initial_scale
         else:
             more["affine"] = self.affine
+            common["initial_scale"] = self.initial_scale  # None is the prior's
         if self.posterior == "flow":
             more |= {"layers": self.flow_layers, "depth": self.flow_depth}
         if self.base_components > 1:

@@ -22,7 +22,7 @@ class BiasNoise(PosteriorTemplate, keras.layers.Layer):
     def bind(self, layers):
         self.bound_to = [layer.name for layer in layers]
 
-    def copy_for_layer(self, dtype, seed=None):
+    def copy_for_layer(self, dtype, seed=None, train_size=1):
         return type(self)(self.start, dtype=dtype, name="posterior")
 
     def build(self, input_shape):

@@ -65,7 +65,8 @@ class StochasticLayer(keras.layers.Wrapper):
                 f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine."
             )
         self.train_size = check_train_size(train_size)
-        self.posterior = posterior.copy_for_layer(checks.full_precision(self.dtype_policy), seed)
+        dtype = checks.full_precision(self.dtype_policy)
+        self.posterior = posterior.copy_for_layer(dtype, seed, self.train_size)
         self.supports_masking = True
         self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters
 

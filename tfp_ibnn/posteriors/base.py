@@ -28,7 +28,8 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         prior_scale: standard deviation of the prior.
         prior_loc: mean of the prior.
         learn_prior_scale: train the prior's scale along with the posterior, one per layer.
-        beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
+        beta: weight of the KL in the loss, kept in a variable of that name; 1 is the ELBO. None is
+            `default_beta(train_size)` in a layer, and 1 outside of one.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
             one a seed derived from it, so that layers of one template draw different noise.
@@ -45,10 +46,10 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
     def __init__(
         self,
         *,
-        prior_scale: float = 0.5,
+        prior_scale: float = 0.3,
         prior_loc: float = 1.0,
         learn_prior_scale: bool = False,
-        beta: float = 1.0,
+        beta: float | None = None,
         gamma: float = 0.0,
         seed: int | None = None,
         **kwargs: Any,
@@ -58,7 +59,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         self.prior_scale = checked_scale("prior_scale", prior_scale)
         self.prior_loc = checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
-        self.initial_beta = checks.non_negative("beta", beta)
+        self.initial_beta = None if beta is None else checks.non_negative("beta", beta)
         self.gamma = checks.non_negative("gamma", gamma)
         self.seed = seed
         self.seed_generator = SeedGenerator(seed)
@@ -69,7 +70,8 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         """Add beta and the prior's scale; call this first."""
         self.channels = checks.channels_of(type(self).__name__, input_shape)
         constant = keras.initializers.Constant
-        self.beta = self._add_parameter("beta", (), constant(self.initial_beta), trainable=False)
+        beta = constant(1.0 if self.initial_beta is None else self.initial_beta)
+        self.beta = self._add_parameter("beta", (), beta, trainable=False)
         if self.learn_prior_scale:
             raw = constant(constraints.inverse_scale(self.prior_scale))
             self.raw_prior_scale = self._add_parameter("raw_prior_scale", (), raw)
@@ -146,7 +148,9 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         """Return an unbuilt posterior of the same configuration, but for the changes."""
         return type(self).from_config({**self.get_config(), **changes})
 
-    def copy_for_layer(self, dtype: str, seed: int | None = None) -> "Posterior":
+    def copy_for_layer(
+        self, dtype: str, seed: int | None = None, train_size: int = 1
+    ) -> "Posterior":
         """Return the unbuilt copy that a layer takes, by default with this template's next seed."""
         if seed is None and self.seed is not None:
             seed = self.seed
@@ -154,7 +158,8 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
                 words = np.random.SeedSequence((seed % 2**64, self._layers_served))
                 seed = int(words.generate_state(1)[0] >> 1)
             self._layers_served += 1
-        copy = self.copy(name="posterior", dtype=dtype, seed=seed)
+        beta = default_beta(train_size) if self.initial_beta is None else self.initial_beta
+        copy = self.copy(name="posterior", dtype=dtype, seed=seed, beta=beta)
         copy._layers_served = 1  # by its own layer, should it become a template in turn
         return copy
 
@@ -198,6 +203,15 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         """Return antithetic pairs of standard normal noise, always the same."""
         half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
         return np.stack([half, -half], axis=1).reshape(-1, self.channels).astype(self.dtype)
+
+
+def default_beta(train_size: int) -> float:
+    """Return the weight of the KL that posteriors have in a layer if none is given: N / 500, or 1.
+
+    It is 1, the ELBO, for up to 500 examples. With more, the posterior of the ELBO contracts until
+    little of its noise is left, and the network is overconfident again (docs/choosing.md).
+    """
+    return max(1.0, train_size / 500)
 
 
 def checked_scale(name: str, value: Any) -> float:

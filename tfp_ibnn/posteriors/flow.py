@@ -27,8 +27,8 @@ class FlowPosterior(base.Posterior):
 
     Args:
         flows: flows, applied in order; an empty sequence gives a Gaussian. They are copied.
-        initial_scale: scale of z at the start; None takes `prior_scale`. A small one keeps a
-            trained network's accuracy when it is converted.
+        initial_scale: scale of z at the start; None takes `prior_scale`. At a small one deep
+            networks learn, and trained ones keep their accuracy when they are converted.
         affine: "last", or "first" for z = NF(loc + scale * eps), the order of the original report.
         components: number of Gaussians in the base distribution. Above 1, eps is drawn from an
             equally weighted mixture with learned means and scales, so that z can have many modes.
@@ -39,7 +39,8 @@ class FlowPosterior(base.Posterior):
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.FlowPosterior([ibnn.flows.Planar(), ibnn.flows.Planar()])
+        >>> planar = [ibnn.flows.Planar(), ibnn.flows.Planar()]
+        >>> posterior = ibnn.FlowPosterior(planar, initial_scale=None)
         >>> posterior.build((3,))
         >>> z, kl = posterior.sample_and_kl((1000,))
         >>> bool(abs(keras.ops.mean(kl)) < 1e-4)
@@ -52,7 +53,7 @@ class FlowPosterior(base.Posterior):
         self,
         flows: Sequence[Flow] = (),
         *,
-        initial_scale: float | None = None,
+        initial_scale: float | None = 0.1,
         affine: str = "last",
         components: int = 1,
         shared_components: bool = False,

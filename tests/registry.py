@@ -82,22 +82,28 @@ def perturb(layer, seed, size=1.0):
         weight.assign(new.astype(old.dtype))
 
 
+# The ELBO, and a posterior that starts at its prior: KL 0.
+ELBO = {"prior_scale": 0.5, "beta": 1.0}
+AT_PRIOR = {**ELBO, "initial_scale": None}
+
+
 def over(*names, **fixed):
     """A function that makes a FlowPosterior over flows of the registry."""
-    return lambda **kwargs: ibnn.FlowPosterior([FLOWS[n]() for n in names], **fixed, **kwargs)
+    fixed = {**AT_PRIOR, **fixed}
+    return lambda **kwargs: ibnn.FlowPosterior([FLOWS[n]() for n in names], **fixed | kwargs)
 
 
 # The named recipes; the same kind of function as in FLOWS, and tests of posteriors cover them all.
 RECIPES = {
-    "NormalAffine": ibnn.NormalAffine,
-    "NormalPlanar1d": ibnn.NormalPlanar1d,
-    "NormalInvConv": ibnn.NormalInvConv,
-    "NormalGlowStep": partial(ibnn.NormalGlowStep, hidden=8),
-    "NormalRadial": ibnn.NormalRadial,
-    "NormalSylvester": partial(ibnn.NormalSylvester, units=2),
-    "NormalIAF": partial(ibnn.NormalIAF, hidden=8),
-    "MixturePosterior-bound": partial(ibnn.MixturePosterior, 3),
-    "MixturePosterior-averaged": partial(ibnn.MixturePosterior, 3, kl="averaged"),
+    "NormalAffine": partial(ibnn.NormalAffine, **AT_PRIOR),
+    "NormalPlanar1d": partial(ibnn.NormalPlanar1d, **AT_PRIOR),
+    "NormalInvConv": partial(ibnn.NormalInvConv, **AT_PRIOR),
+    "NormalGlowStep": partial(ibnn.NormalGlowStep, hidden=8, **AT_PRIOR),
+    "NormalRadial": partial(ibnn.NormalRadial, **AT_PRIOR),
+    "NormalSylvester": partial(ibnn.NormalSylvester, units=2, **AT_PRIOR),
+    "NormalIAF": partial(ibnn.NormalIAF, hidden=8, **AT_PRIOR),
+    "MixturePosterior-bound": partial(ibnn.MixturePosterior, 3, **ELBO),
+    "MixturePosterior-averaged": partial(ibnn.MixturePosterior, 3, kl="averaged", **ELBO),
 }
 
 POSTERIORS = {
@@ -123,5 +129,5 @@ def make_posterior(name, channels=3, seed=None, size=1.0, **kwargs):
     posterior.build((None, channels))
     if seed is not None:
         perturb(posterior, seed, size)
-        posterior.beta.assign(posterior.initial_beta or 1.0)
+        posterior.beta.assign(posterior.initial_beta)
     return posterior

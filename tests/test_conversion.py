@@ -249,7 +249,7 @@ def test_copy_without_noise_computes_what_the_original_does(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layer_counts_its_kl_once(name):
     model, x, count = MODELS[name]()
-    copy = to_stochastic(model, ibnn.NormalAffine(initial_scale=0.1))
+    copy = to_stochastic(model, ibnn.NormalAffine(prior_scale=0.5, beta=1.0))
     copy(x)
     assert len(copy.losses) == count
     channels = sum(layer.posterior.channels for layer in ibnn.stochastic_layers(copy))

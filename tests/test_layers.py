@@ -212,7 +212,8 @@ def kl_of(layer, x):
     ],
 )
 def test_kl_over_positions(noise, reduction, times):
-    layer = identity(ibnn.NormalAffine(initial_scale=0.2), noise=noise, kl_reduction=reduction)
+    posterior = ibnn.NormalAffine(initial_scale=0.2, prior_scale=0.5, beta=1.0)
+    layer = identity(posterior, noise=noise, kl_reduction=reduction)
     ratio = 0.2 / 0.5
     one = 2 * (-np.log(ratio) + (ratio**2 - 1) / 2)
     np.testing.assert_allclose(kl_of(layer, data(3, 4, 5, 2)), times * one, rtol=1e-4)

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 
 import tfp_ibnn as ibnn
 from tests import autodiff
+from tests.registry import AT_PRIOR, ELBO
 from tfp_ibnn._core import backend
 
 STORED = Path(__file__).parent / "files" / f"loss_curve_{backend.NAME}.json"
@@ -35,10 +36,10 @@ def curve():
         ]
     )
     templates = {
-        "second": ibnn.NormalInvConv(depth=1),
-        "third": ibnn.NormalPlanar1d(),
-        "fourth": ibnn.MixturePosterior(components=2),
-        "first": ibnn.NormalAffine(),
+        "second": ibnn.NormalInvConv(depth=1, **AT_PRIOR),
+        "third": ibnn.NormalPlanar1d(**AT_PRIOR),
+        "fourth": ibnn.MixturePosterior(components=2, **ELBO),
+        "first": ibnn.NormalAffine(**AT_PRIOR),
     }
     model = ibnn.to_stochastic(det, templates, train_size=len(x), noise="position", seed=1)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)

@@ -292,7 +292,7 @@ def test_batchnorm_starts_at_zero_up_to_its_sampling_error():
 
 
 def test_initial_scale_is_that_of_z():
-    posterior = ibnn.NormalPlanar1d(initial_scale=0.01)
+    posterior = ibnn.NormalPlanar1d(initial_scale=0.01, prior_scale=0.5)
     posterior.build((3,))
     z, kl = draw(posterior, 4000)
     np.testing.assert_allclose(z.std(axis=0), 0.01, rtol=0.1)
@@ -609,3 +609,26 @@ def test_a_prior_of_its_own_is_the_one_of_the_kl(flows):
         q = tfd.Independent(tfd.Normal(*posterior.loc_and_scale()), reinterpreted_batch_ndims=1)
         expected = tfd.kl_divergence(q, posterior.prior())
     np.testing.assert_allclose(draw.kl, expected, rtol=1e-9)
+
+
+def test_defaults_learn_and_the_prior_is_wider_than_the_start():
+    posterior = ibnn.NormalPlanar1d()
+    posterior.build((None, 3))
+    loc, scale = numpy(posterior.affine.shift.value), float(posterior.affine.bijector().scale[0])
+    assert (posterior.prior_scale, posterior.prior_loc) == (0.3, 1.0)
+    np.testing.assert_allclose([*loc, scale], [1.0, 1.0, 1.0, 0.1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("train_size", "beta"), [(3, 1.0), (500, 1.0), (5000, 10.0)])
+def test_a_layer_gives_beta_by_the_number_of_examples(train_size, beta):
+    template = ibnn.NormalAffine()
+    layer = ibnn.StochasticDense(2, posterior=template, train_size=train_size)
+    layer.build((None, 3))
+    assert float(layer.posterior.beta.value) == layer.posterior.initial_beta == beta
+    assert layer.posterior.get_config()["beta"] == beta
+    assert template.get_config()["beta"] is None
+    assert (
+        float(ibnn.NormalAffine(beta=2.0).copy_for_layer("float32", None, 5000).initial_beta) == 2
+    )
+    template.build((None, 3))
+    assert float(template.beta.value) == 1.0

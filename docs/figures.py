@@ -1,6 +1,6 @@
 """Draw the figures of the README and of `how_it_works.md` into `docs/images/`.
 
-    python docs/figures.py [NAME ...]
+python docs/figures.py [NAME ...]
 """
 
 import json

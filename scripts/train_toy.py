@@ -47,6 +47,8 @@ EARLY = 5
 def main(argv=None):
     options, settings = parse(argv)
     output = Path(options.output)
+    if options.quick:
+        print("A smoke test: the numbers mean nothing.")
     with tempfile.TemporaryDirectory() as runs:
         records = study.study(toy2d(**settings), runs, options.seeds, log=show).records
         print()
@@ -71,7 +73,7 @@ def parse(argv):
     add("--epochs", type=int, help=f"of a stochastic network (default {FULL['epochs']})")
     add("--samples", type=int, help=f"draws at test time (default {FULL['samples']})")
     add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one or more (default 0)")
-    add("--quick", action="store_true", help="a run of seconds, whose numbers mean nothing")
+    add("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
     add("--output", default="outputs/toy2d", help="folder for figures and numbers")
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):

@@ -302,7 +302,7 @@ def test_nothing_can_be_reached(name, small, clients, data_dir):
     made = small(name)
     message = failure(name, data_dir)
     first, *tried, last = message.splitlines()
-    assert first == f"{name} could not be had. What was tried:"
+    assert first == f"{name} could not be loaded. What was tried:"
     assert tried[0].endswith(f"raw/{name}: no such folder")
     assert tried[1].startswith("  TensorFlow Datasets, prepared: ")
     assert tried[2] == "  TensorFlow Datasets, download: not in a test"

@@ -94,7 +94,7 @@ class StochasticLayer(keras.layers.Wrapper):
         raise NotImplementedError(f"{type(self).__name__} must define `apply`.")
 
     def mean_latent(self) -> Tensor:
-        """Return the one latent that stands for the posterior where there is no noise."""
+        """Return the one latent that stands for the posterior without noise."""
         raise NotImplementedError(f"{type(self).__name__} must define `mean_latent`.")
 
     def fold(self) -> keras.layers.Layer:

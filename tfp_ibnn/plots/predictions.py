@@ -118,7 +118,7 @@ def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
             raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
         return found
     if x is None:
-        raise ValueError(f"`limits` must be given where there is no `x`: {wanted}.")
+        raise ValueError(f"`limits` must be given without `x`: {wanted}.")
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.1 * (high - low), 1.0)
     return np.stack([low - margin, high + margin], axis=-1)

@@ -50,7 +50,7 @@ def training_panel(
 ) -> Figure:
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
-    Colours and markers tell runs apart; line styles training, validation, and its mean over draws.
+    Colours and markers distinguish runs; line styles training, validation, and its mean over draws.
 
     Args:
         histories: run name to `History.history`.

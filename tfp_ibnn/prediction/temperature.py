@@ -158,7 +158,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     @property
     def returns_logits(self) -> bool | None:
-        """Whether the output is logits; None if that cannot be told before the model has run."""
+        """Whether the output is logits; None if that is unknown before the model has run."""
         if self.from_logits is not None:
             return self.from_logits
         if isinstance(self.model, TemperatureScaling):

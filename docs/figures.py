@@ -1,7 +1,4 @@
-"""Draw the figures of the README and of `how_it_works.md` into `docs/images/`.
-
-python docs/figures.py [NAME ...]
-"""
+"""Draw figures of README and pages into `docs/images/`: python docs/figures.py [NAME ...]."""
 
 import json
 import os

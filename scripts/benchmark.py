@@ -11,8 +11,8 @@ r"""Measure what the noise costs, and print it beside the targets.
     growth        exponents of cost against samples, batch, channels and depth
     gpu           a step of VGG16 on a GPU; by itself, and the only group with KERAS_BACKEND=jax
 
-Every number is the minimum over repeats that take turns, all in one run; docs/performance.md has the
-details. A target that is missed is shown. The exit status is 1 where a ratio is worse than the
+Every number is the minimum over repeats that take turns, all in one run; docs/performance.md has
+the details. A target that is missed is shown. The exit status is 1 where a ratio is worse than the
 stored one by more than the noise of the two runs; with --short, where it is more than twice as
 large. A run that is stored takes the place of the old one, and exits with 0.
 

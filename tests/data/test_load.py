@@ -647,7 +647,7 @@ def test_broken_cache_says_so_and_stays(how, cached):
         load("mnist", cached.parent)
     message = str(caught.value)
     assert message.startswith(f"{cached} is broken (")
-    assert message.endswith("); delete it, and the next load makes it again.")
+    assert message.endswith("); delete it, and the next load replaces it.")
     assert "\n" not in message
     assert cached.read_bytes() == before
     cached.unlink()

@@ -71,7 +71,7 @@ def seed_generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerato
 
 
 def lookup_tables(model: keras.layers.Layer) -> list[Any]:
-    """Return TensorFlow's tables behind the lookup layers of a model, which are no variables."""
+    """Return TensorFlow's tables behind the lookup layers of a model, which are not variables."""
     return [x.lookup_table for x in nested_layers(model) if hasattr(x, "lookup_table")]
 
 

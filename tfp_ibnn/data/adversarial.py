@@ -1,4 +1,4 @@
-"""Images changed against a model, a little at each pixel, so that it errs."""
+"""Adversarial images: small changes of every pixel that make a model err."""
 
 from collections.abc import Callable
 from typing import Any

@@ -125,5 +125,5 @@ def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
         raise
     except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
         broken = f"{path} is broken ({_sources.one_line(error)})"
-        raise DataError(f"{broken}; delete it, and the next load makes it again.") from None
+        raise DataError(f"{broken}; delete it, and the next load replaces it.") from None
     return splits

@@ -116,7 +116,7 @@ def entropy_histograms(
 def risk_coverage(
     curves: Mapping[str, Any], *, label: str = "risk", ax: Axes | None = None
 ) -> Axes:
-    """Draw the mean loss of the examples kept against the share that is kept, surest first.
+    """Draw the mean loss of the examples kept against the share that is kept, most certain first.
 
     The better the uncertainty, the lower the curve and the area under it (AURC, in the legend).
 

@@ -138,7 +138,7 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         mean = np.concatenate([1 - mean, mean], axis=1)
     mean = _inputs.probabilities("predict(points)", mean, "points")
     if len(mean) != len(grid):
-        raise ValueError(f"`predict` must return one row a point, {len(grid)}; got {mean.shape}.")
+        raise ValueError(f"`predict` must return one row per point, {len(grid)}; got {mean.shape}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
     return mean, _inputs.vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))

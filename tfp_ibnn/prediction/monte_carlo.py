@@ -99,7 +99,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         **kwargs: Any,
     ) -> None:
         if isinstance(model, MonteCarlo):
-            raise ValueError(f"`model` is a MonteCarlo already: {model.name!r}.")
+            raise ValueError(f"`model` is already a MonteCarlo: {model.name!r}.")
         network = check_model(model, dropout)
         samples = checks.positive_integer("samples", samples)
         checks.one_of("sampling", sampling, noise.SAMPLINGS)

@@ -177,7 +177,7 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
 
 
 class Interrupts(keras.callbacks.Callback):
-    """Raises an interruption that has got lost again, at the end of its batch.
+    """Raise an interrupt that Keras has swallowed, at the end of its batch.
 
     Keras waits for the logs of a batch inside of a bare `except: pass`. On JAX that is where most
     of the time passes, and with it Ctrl-C. Used as a context around `fit` and as a callback; a

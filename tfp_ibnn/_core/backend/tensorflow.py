@@ -134,7 +134,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 class SeedGenerator(keras.random.SeedGenerator):
-    """A generator whose replicas under `tf.distribute` draw apart.
+    """A generator whose replicas under `tf.distribute` draw different noise.
 
     Each replica has a copy of the state, and all copies count alike: Keras's generators give
     every replica the same noise. Here the seed depends on the replica, the state does not. The

@@ -125,7 +125,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Like `keras.ops.matmul`, in full precision on GPUs too.
 
     TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
-    rotation is then no rotation, and the KL of a posterior that equals its prior is not 0.
+    rotation is then not exact, and the KL of a posterior that equals its prior is not 0.
     """
     if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)

@@ -10,6 +10,7 @@ import pytest
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the pages are built and run on TensorFlow", allow_module_level=True)
 pytest.importorskip("mkdocs")
+pytest.importorskip("material")
 
 from mkdocs.commands.build import build
 from mkdocs.config import load_config

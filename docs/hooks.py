@@ -12,20 +12,29 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+RESULTS = sorted(ROOT.glob("results/**/README.md"), key=lambda path: (len(path.parts), path))
 
 # What pymdownx.arithmatex leaves of $...$ and of $$...$$.
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
 
+def on_config(config: Any) -> None:
+    """Add the notebooks and the results to the navigation, before the reference."""
+    config.nav[-1:-1] = [
+        {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
+        {"Results": [path.relative_to(ROOT).as_posix() for path in RESULTS]},
+    ]
+
+
 def on_files(files: Files, config: Any) -> None:
-    """Add the notebooks, with their outputs, and the tables and figures of results/."""
-    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+    """Add the notebooks, with their outputs, and the results, with their figures and numbers."""
+    for path in NOTEBOOKS:
         for name, content in _notebook(path):
             files.append(File.generated(config, f"notebooks/{name}", content=content))
-    for path in sorted(ROOT.glob("results/**/*")):
-        if path.suffix in (".md", ".png", ".json"):
-            name = path.relative_to(ROOT).as_posix()
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+    for path in (*RESULTS, *ROOT.glob("results/**/*.png"), *ROOT.glob("results/**/*.json")):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
 
 
 def _notebook(path: Path) -> Iterator[tuple[str, str | bytes]]:

@@ -33,7 +33,7 @@ OPTIONS = Path(__file__).with_name("experiments") / "settings.toml"
 TYPES = {"count": int, "whole": int, "seed": int, "text": str, "pattern": str, "flag": bool}
 # Of --help; options that no other group has are in the third.
 GROUPS = {
-    "data and network": "dataset classes train_size limit augment model dropout",
+    "data and network": "dataset classes train_size limit augment model dropout dropout_layers",
     "posterior": "posterior noise kl_reduction affine deterministic_layers flow_layers flow_depth "
     "base_components components mean_spread prior_scale learn_prior_scale initial_scale beta gamma",
     "training": "",

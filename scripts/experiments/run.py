@@ -180,8 +180,28 @@ def _network(settings, images):
         shifts = {"augment": settings.augments, "padding": padding, "seed": settings.seed}
         options["preprocessing"] = ibnn.data.preprocessing(images, **shifts)
     classes = settings.classes or len(DATASETS[settings.dataset].classes)
-    build = getattr(ibnn.models, name)
-    return build(images.shape[1:], classes, dropout=settings.dropout, **options)
+    build, channels = getattr(ibnn.models, name), settings.dropout_layers
+    rate = settings.dropout if channels is None else 0.0
+    model = build(images.shape[1:], classes, dropout=rate, **options)
+    return model if channels is None else _channel_dropout(model, settings.dropout, channels)
+
+
+def _channel_dropout(model, rate, pattern):
+    """Return an untrained copy with dropout of whole channels on the inputs of some layers."""
+    dropped = []
+
+    def call(layer, *args, **kwargs):
+        if re.fullmatch(pattern, layer.name):
+            x, *args = args
+            kinds = {4: keras.layers.SpatialDropout2D, 2: keras.layers.Dropout}
+            dropped.append(kinds[len(x.shape)](rate, name=f"{layer.name}_dropout"))
+            args = dropped[-1](x), *args
+        return layer(*args, **kwargs)
+
+    model = keras.models.clone_model(model, call_function=call)
+    if not dropped:
+        raise ValueError(f"`dropout_layers` {pattern!r} matches no layer of {model.name}.")
+    return model
 
 
 def _stochastic(model, settings, train_size):

@@ -65,6 +65,8 @@ class Settings(checks.Checked):
             yield f"`freeze_network` trains only the posteriors of a trained network: {good}."
         if read and (self.dropout or self.augment is not None):
             yield "The `pretrained` network has its own `dropout` and `augment`."
+        if self.dropout_layers is not None and not self.dropout:
+            yield "`dropout_layers` need a rate, `dropout`, above 0."
         for stage in self.stages():
             if self.warmup_epochs >= stage.epochs:
                 good = f"be below the {stage.epochs} epochs of {stage.name}"

@@ -356,6 +356,16 @@ def test_dropout_without_a_posterior_is_mc_dropout(run, tmp_path):
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
+def test_dropout_of_the_inputs_of_some_layers(run, tmp_path):
+    chosen = Settings(**SMALL | {"dropout": 0.5, "dropout_layers": "fc1"})
+    metrics = run(chosen, tmp_path / "run")
+    assert (metrics["method"], metrics["samples"]) == ("mc_dropout", 3)
+    saved = keras.saving.load_model(tmp_path / "run" / "model.keras")
+    assert [x.name for x in saved.layers if isinstance(x, keras.layers.Dropout)] == ["fc1_dropout"]
+    with np.load(tmp_path / "run" / "probabilities.npz") as file:
+        assert (file["epistemic"] > 0).any()
+
+
 @pytest.mark.slow
 def test_float16_with_a_posterior(run, tmp_path):
     before = keras.config.dtype_policy()

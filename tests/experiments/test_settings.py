@@ -120,6 +120,7 @@ def test_a_whole_number_is_kept_as_one():
     [
         {"pretrained": "a.keras", "pretrain_epochs": 1},
         {"pretrained": "a.keras", "dropout": 0.1},
+        {"dropout_layers": "fc1"},
         {"limit": 10, "validation": 10},
         {"dataset": "digits", "model": "mlp", "validation": 1297},
     ],
@@ -189,9 +190,10 @@ def test_a_record_of_the_first_runs_stays_valid():
         "classes": 5,
         "train_size": 100,
         "elbo_passes": 2,
+        "dropout_layers": "fc.*",
     }
     assert not set(later) & set(Settings().as_dict())
-    assert set(later) <= set(Settings(**later, pretrain_epochs=2).as_dict())
+    assert set(later) <= set(Settings(**later, pretrain_epochs=2, dropout=0.1).as_dict())
 
 
 def script():
@@ -268,6 +270,7 @@ FIELDS = {
     "limit": st.none() | st.integers(10, 10**5),
     "train_size": st.none() | st.integers(100, 1000),
     "elbo_passes": st.integers(0, 9),
+    "dropout_layers": st.sampled_from([None, "conv2|fc.*"]),
 }
 
 
@@ -289,6 +292,8 @@ def test_the_command_gives_the_settings_back(options):
         options = {name: value for name, value in options.items() if name not in OF_FLOWS}
     if not options.get("pretrain_epochs") or options.get("posterior") == "none":
         options = {name: value for name, value in options.items() if name != "freeze_network"}
+    if not options.get("dropout"):
+        options = {name: value for name, value in options.items() if name != "dropout_layers"}
     chosen = Settings(**options)
     assert parsed(chosen.command()) == chosen
 

@@ -23,6 +23,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 SEEDS = [3, 4, 5]
 IMAGES = 400
 VGG16, LENET = PLANS["vgg16"], PLANS["lenet"]
+WITHOUT_POSTERIOR = ("deterministic", "deterministic_continued", "mc_dropout", "channel_dropout")
 DRAWS = list(VGG16.parts["draws"].evaluations)
 
 
@@ -68,7 +69,7 @@ def rows_of(results, *budgets):
 
 
 def test_trials_do_not_see_what_they_are_scored_on():
-    for method in ("deterministic", "mc_dropout", "gaussian"):
+    for method in VGG16.trials:
         found = VGG16.trial_runs(0, [method])
         assert len(found) == len(set(found.values())) >= 2
         assert {settings.validation for settings in found.values()} == {5000}
@@ -114,11 +115,34 @@ def test_every_method_can_be_built(chosen, method):
     settings = small(equal(chosen)[method])
     (images, _), _ = made_images("cifar10")
     layers = ibnn.stochastic_layers(_stochastic(_network(settings, images), settings, 100))
-    expected = {"deterministic": 0, "mc_dropout": 0, "gaussian_inner": 4, "fixed_inner": 4}
+    expected = dict.fromkeys(WITHOUT_POSTERIOR, 0) | {"gaussian_inner": 4, "fixed_inner": 4}
     assert len(layers) == expected.get(method, 5)
     assert any(getattr(layer.posterior, "flows", ()) for layer in layers) == ("flow" in method)
     several = {"mixture_4": 4, "flow_over_mixture": 4, "mixture_16": 16, "mixture_16_ibnn": 16}
     assert {layer.posterior.components for layer in layers} <= {several.get(method, 1)}
+
+
+def test_channels_are_dropped_on_the_input_of_every_layer_but_the_first(chosen):
+    settings = small(equal(chosen)["channel_dropout"])
+    (images, _), _ = made_images("cifar10")
+    model = _network(settings, images)
+    dropped = [layer for layer in model.layers if layer.name.endswith("_dropout")]
+    kinds = ["SpatialDropout2D", *["Dropout"] * 3]
+    assert [type(layer).__name__ for layer in dropped] == kinds
+    assert [layer.output.shape[-1] for layer in dropped] == [6, 256, 120, 84]
+    for layer in dropped:
+        before = model.get_layer(layer.name.removesuffix("_dropout"))
+        assert (layer.rate, before.input is layer.output) == (settings.dropout, True)
+    plain = small(dataclasses.replace(settings, dropout=0.0, dropout_layers=None))
+    plain = _network(plain, images)
+    assert plain.count_params() == model.count_params()
+    for one, other in zip(plain.non_trainable_weights, model.non_trainable_weights, strict=True):
+        assert (one.path, one.shape) == (other.path, other.shape)
+    model.set_weights(plain.get_weights())
+    same = (np.asarray(one(images[:2] * 1.0)) for one in (plain, model))
+    np.testing.assert_allclose(*same, atol=1e-5)
+    with pytest.raises(ValueError, match="`dropout_layers` 'conv9' matches no layer of lenet"):
+        _network(dataclasses.replace(settings, dropout_layers="conv9"), images)
 
 
 def test_an_ablation_changes_what_it_says():
@@ -263,7 +287,7 @@ def test_finished_runs_are_gathered(results):
     assert {row["budget"] for row in shifted} == {"equal", "half"}
     assert {row["seed"] for row in shifted} == set(SEEDS)
     for row in rows_of(results):
-        stochastic = row["method"] not in ("deterministic", "deterministic_continued", "mc_dropout")
+        stochastic = row["method"] not in WITHOUT_POSTERIOR
         assert ("train_kl" in row) == stochastic
         assert row.get("z_std") == ({"conv1": 0.5, "conv2": 0.5} if stochastic else None)
         assert row["train_nll"] == 0.5

@@ -73,7 +73,11 @@ def parse(argv):
     add("--epochs", type=int, help=f"of a stochastic network (default {FULL['epochs']})")
     add("--samples", type=int, help=f"draws at test time (default {FULL['samples']})")
     add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one or more (default 0)")
-    add("--quick", action="store_true", help="a smoke test of seconds, whose numbers mean nothing")
+    add(
+        "--quick",
+        action="store_true",
+        help="a smoke test, under a minute; its numbers mean nothing",
+    )
     add("--output", default="outputs/toy2d", help="folder for figures and numbers")
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):

@@ -17,7 +17,8 @@ def test_the_example_works_when_pasted(capsys):
     assert readme_example.run()["prediction"]["mean"].shape == (797, 10)
     lines = capsys.readouterr().out.splitlines()
     rows = [line.strip("| ").split("|") for line in lines if line.startswith("| ")]
-    nll = {row[0].strip(" *"): float(row[2]) for row in rows[2:]}
+    column = [title.strip() for title in rows[0]].index("NLL")
+    nll = {row[0].strip(" *"): float(row[column]) for row in rows[2:]}
     assert nll.keys() >= {"as it is", "as it is + temperature", "fine-tuned + temperature"}
     (chosen,) = (row[0].strip(" *") for row in rows if "**" in row[0])
     assert nll[chosen] < 0.9 * nll["as it is"]

@@ -47,7 +47,7 @@ class Copy(keras.callbacks.Callback):
             self.to.write_bytes(self.path.read_bytes())
 
 
-def train(model, path, *callbacks):
+def train(model, path, *callbacks, epochs=EPOCHS):
     """Go on from the checkpoint, if there is one; return all logs."""
     batches = ibnn.data.ShuffledBatches(IMAGES, LABELS, BATCH, seed=0)
     checkpoint = ibnn.Checkpoint(path)
@@ -55,7 +55,7 @@ def train(model, path, *callbacks):
     model.fit(
         batches,
         shuffle=False,
-        epochs=EPOCHS,
+        epochs=epochs,
         initial_epoch=checkpoint.restore(model),
         callbacks=[*own, *callbacks],
         verbose=0,
@@ -282,9 +282,9 @@ def test_a_run_in_half_precision_is_resumed_too(eagerly, policy, tmp_path):
     """With float16 comes an optimizer that scales the loss, and has a state of its own."""
     policy("mixed_float16")
     whole, path = network(0, posteriors=ibnn.NormalAffine()), tmp_path / "run.npz"
-    logs = train(whole, path, Copy(path, tmp_path / "half.npz"))
+    logs = train(whole, path, Copy(path, tmp_path / "half.npz"), epochs=3)
     resumed = network(7, posteriors=ibnn.NormalAffine())
-    resumed_logs = train(resumed, tmp_path / "half.npz")
+    resumed_logs = train(resumed, tmp_path / "half.npz", epochs=3)
     assert_same(state(whole), state(resumed), rtol=1e-3, atol=1e-4)
     assert [row["loss"] for row in resumed_logs] == pytest.approx(
         [row["loss"] for row in logs], rel=1e-3

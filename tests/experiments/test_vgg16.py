@@ -20,7 +20,7 @@ from tfp_ibnn import data
 pytestmark = pytest.mark.once
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
-SEEDS = [3, 4, 5]
+SEEDS = [3, 4]
 IMAGES = 400
 VGG16, LENET = PLANS["vgg16"], PLANS["lenet"]
 DRAWS = list(VGG16.parts["draws"].evaluations)
@@ -336,7 +336,7 @@ def test_new_runs_join_those_that_are_kept(results, runs, tmp_path):
     """Runs of all kinds are taken away, and come back from folders that hold nothing else."""
     taken = [f"long/cifar10/{method}/seed{SEEDS[1]}" for method in ("deterministic", "flow_last")]
     taken += [f"ablations/cifar10/epochs=120/seed{SEEDS[0]}"]
-    taken += [f"equal/cifar10/gaussian/seed{SEEDS[2]}"]
+    taken += [f"equal/cifar10/gaussian/seed{SEEDS[1]}"]
     missing = [f"{name}: not run" for name in taken[:3]] + [f"{taken[3]}: diverged: too fast"]
     kept = without(results.records, taken), missing
     for name in taken[:3]:

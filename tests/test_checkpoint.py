@@ -31,7 +31,7 @@ def network(seed, hidden=7, activation="tanh", compiled=True, posteriors=None):
         schedule = keras.optimizers.schedules.CosineDecay(0.05, EPOCHS * 3)
         optimizer = ibnn.two_speed(keras.optimizers.SGD(schedule, 0.9, weight_decay=1e-3), 0.1)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss, metrics=["accuracy"])
+        model.compile(optimizer, loss)
     return model
 
 
@@ -52,11 +52,14 @@ def train(model, path, *callbacks, epochs=EPOCHS):
     batches = ibnn.data.ShuffledBatches(IMAGES, LABELS, BATCH, seed=0)
     checkpoint = ibnn.Checkpoint(path)
     own = [batches.follow(), ibnn.KLAnnealing(3), ibnn.PosteriorLog(), checkpoint]
+    done = checkpoint.restore(model)
+    if not model.optimizer.built:  # TensorFlow would trace the first step twice
+        model.optimizer.build(model.trainable_variables)
     model.fit(
         batches,
         shuffle=False,
         epochs=epochs,
-        initial_epoch=checkpoint.restore(model),
+        initial_epoch=done,
         callbacks=[*own, *callbacks],
         verbose=0,
     )

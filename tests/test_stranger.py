@@ -66,6 +66,7 @@ def test_a_flow(tmp_path):
     np.testing.assert_allclose(log_det, expected, rtol=1e-6)
 
     model = compiled(ibnn.to_stochastic(network(), ibnn.FlowPosterior([Sinh()]), train_size=64))
+    model.optimizer.build(model.trainable_variables)  # else the first step is traced twice
     model.fit(X, Y, epochs=2, verbose=0)
     use(model, tmp_path)
 
@@ -79,6 +80,7 @@ def test_a_posterior_with_a_layer_of_its_own(tmp_path):
     log = keras.callbacks.History()
     optimizer = ibnn.two_speed("adam", stochastic_lr=0.1)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.build(model.trainable_variables)
     model.fit(X, Y, epochs=2, verbose=0, callbacks=[ibnn.KLAnnealing(4), ibnn.PosteriorLog(), log])
     assert log.history["beta"] == pytest.approx([0.0, 0.25])
     assert log.history["hidden/kl"][-1] == pytest.approx(

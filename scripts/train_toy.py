@@ -39,8 +39,8 @@ logging.getLogger("tensorflow").setLevel(logging.ERROR)
 SCORES = ("accuracy", "nll", "brier", "ece")
 FULL = {"points": 1_000, "test_points": 100_000, "lengths": (0, 3, 6, 9, 12, 15)}
 FULL |= {"flow_length": 12, "epochs": 50, "converged_epochs": 300, "samples": 128}
-QUICK = {"points": 200, "test_points": 2_000, "lengths": (0, 2), "flow_length": 2, "samples": 8}
-QUICK |= {"epochs": 5, "converged_epochs": 20}
+QUICK = {"points": 60, "test_points": 500, "lengths": (0, 1), "flow_length": 1, "samples": 4}
+QUICK |= {"epochs": 2, "converged_epochs": 4}
 EARLY = 5
 
 

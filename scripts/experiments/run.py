@@ -230,8 +230,10 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
         optimizer = _optimizer(model, settings, stage, stage.epochs * len(batches))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=devices.jit_compile)
-        # TensorFlow would trace the first step twice for an optimizer without variables.
+        # TensorFlow would trace the first step twice for an optimizer or metrics without variables.
         model.optimizer.build(model.trainable_variables)
+        if devices.count == 1:
+            model.compute_metrics(None, train[1][:1], keras.ops.zeros((1, *model.output_shape[1:])))
 
     def due(epoch):  # counted from 0, at its end
         return (epoch + 1) % settings.log_every == 0 or epoch + 1 == stage.epochs

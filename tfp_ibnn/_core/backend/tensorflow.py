@@ -1,5 +1,6 @@
 """What differs on TensorFlow; `jax.py` has the same names."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -131,6 +132,24 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         return keras.ops.matmul(x, y)
     product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
     return tf.cast(product, tf.float32)
+
+
+def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    """Let an elementwise function be traced once for tensors of all shapes, which broadcast.
+
+    Inside another function that is traced, its operations then count as one.
+    """
+    compiled = tf.function(function, autograph=False)
+
+    def call(*tensors: Tensor) -> Sequence[Tensor]:
+        specs = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
+        results = compiled.get_concrete_function(*specs)(*tensors)
+        shape = functools.reduce(tf.broadcast_static_shape, (tensor.shape for tensor in tensors))
+        for result in results:
+            result.set_shape(shape)
+        return results
+
+    return call
 
 
 class SeedGenerator(keras.random.SeedGenerator):

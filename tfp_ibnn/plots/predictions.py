@@ -47,7 +47,7 @@ def decision_boundary(
         style: "size" for a grid of points, "shade" for a continuous surface.
         limits: ((left, right), (bottom, top)); by default those of `x` and a margin.
         resolution: grid points along each axis; 36 for "size", 120 for "shade".
-        maximum: the uncertainty at which dots are largest, or shades palest. By default log(classes)
+        maximum: the uncertainty of the largest dots, or the palest shade; by default log(classes)
             for the entropy, else the largest of the grid. Give one number to compare models.
         legend: whether to draw one, right of the axis.
         ax: where to draw; a new figure by default.

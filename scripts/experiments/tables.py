@@ -88,8 +88,8 @@ def margins(groups):
     """Return for each method by how much its distance from the first one's mean is uncertain.
 
     That is half of a 95 % interval for the difference of two means. The variance is estimated from
-    all methods if they are `alike`: a few seeds of two methods say little of it. Otherwise each
-    pair with two seeds or more has Welch's interval.
+    all methods: a few seeds of two methods say little of it. If they are not `alike`, a pair whose
+    Welch interval is wider has that; a narrower one would rest on spreads that are small by chance.
     """
     freedom = sum(len(values) - 1 for values in groups.values())
     if not freedom:
@@ -102,7 +102,7 @@ def margins(groups):
         pair = [(np.var(v, ddof=1) / len(v), len(v) - 1) for v in (values, first) if len(v) > 1]
         if len(pair) == 2 and (variance := sum(part for part, _ in pair)):
             freedom = variance**2 / sum(part**2 / count for part, count in pair)
-            found[name] = variance**0.5 * stats.t.ppf(0.975, freedom)
+            found[name] = max(found[name], variance**0.5 * stats.t.ppf(0.975, freedom))
     return {name: float(margin) for name, margin in found.items()}
 
 

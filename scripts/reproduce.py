@@ -7,6 +7,8 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
              epochs, with corrupted and foreign images; long, 300 epochs; report, the report's
              budget; half, with half of the classes held out; ablations, one change at a time;
              draws, one model with several numbers of draws
+    defaults Gaussian posteriors by prior, scale at the start and beta, on shallow and deep
+             networks, from scratch and after training: what defaults learn; it takes a GPU
     all      toy2d, frozen and lenet, which need none
 
 Everything that an experiment needs is trained; experiments/plan.py has the settings. Runs have
@@ -198,7 +200,7 @@ METHODS = {
     )
     for name in ("lenet", "vgg16")
 }
-PARTS = tuple(PLAN["vgg16"]["parts"])
+IN_PARTS = ("vgg16", "defaults")  # what can be run in parts, and added to
 
 
 def parse(argv):
@@ -218,28 +220,32 @@ def parse(argv):
     )
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")
-    add("--finished", action="store_true", help="of vgg16: train nothing, show what is finished")
-    add("--parts", nargs="+", choices=PARTS, help="of vgg16 (default: all)")
+    where = " and ".join(IN_PARTS)
+    add("--finished", action="store_true", help=f"of {where}: train nothing, show what is finished")
+    add("--parts", nargs="+", help=f"of {where} (default: all)")
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
-    add("--add", action="store_true", help="of vgg16: add to the results that are there")
+    add("--add", action="store_true", help=f"of {where}: add to the results that are there")
     add("--force", action="store_true", help="replace results of other seeds, methods and the like")
     add("--runs", help="folder of the runs (default outputs/reproduce, or outputs/quick/runs)")
     add("--results", help="folder of the results (default results, or outputs/quick/results)")
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
-    is_vgg16 = options.experiment == "vgg16"
+    in_parts, is_vgg16 = options.experiment in IN_PARTS, options.experiment == "vgg16"
     for name, wrong in (
-        ("--finished", options.finished and not is_vgg16),
-        ("--parts", options.parts and not is_vgg16),
-        ("--add", options.add and not is_vgg16),
+        ("--finished", options.finished and not in_parts),
+        ("--parts", options.parts and not in_parts),
+        ("--add", options.add and not in_parts),
         ("--datasets", options.datasets and options.experiment not in ("lenet", "all")),
         ("--methods", options.methods and options.experiment not in (*METHODS, "all")),
     ):
         if wrong:
             parser.error(f"{name} is not of {options.experiment}")
+    parts = PLAN[options.experiment]["parts"] if in_parts else ()
+    if unknown := set(options.parts or ()) - set(parts):
+        parser.error(f"--parts must be some of {', '.join(parts)}; got {', '.join(unknown)}")
     known = METHODS["vgg16" if is_vgg16 else "lenet"]
     if unknown := set(options.methods or ()) - set(known):
         parser.error(f"--methods must be some of {', '.join(known)}; got {', '.join(unknown)}")

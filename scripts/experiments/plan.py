@@ -28,6 +28,7 @@ class Part(NamedTuple):
     narrowed: bool = True
     first_seed: bool = False
     evaluations: dict = {}
+    datasets: tuple = ()
 
 
 class Plan(NamedTuple):
@@ -39,6 +40,7 @@ class Plan(NamedTuple):
     base: dict = {}
     trials: dict = {}
     probabilities: bool = False
+    scaled: bool = False
     last: int = 1
     keep_models: bool = False
 
@@ -63,7 +65,7 @@ class Plan(NamedTuple):
         """Return the runs of a part, by name; `chosen` has settings by dataset and method."""
         part, found = self.parts[name], {}
         seeds = seeds[:1] if part.first_seed else seeds
-        for dataset, seed in itertools.product(datasets or self.datasets, seeds):
+        for dataset, seed in itertools.product(datasets or part.datasets or self.datasets, seeds):
             for method, change in part.runs.items():
                 wanted = method.removesuffix("_continued") in (methods or self.methods)
                 base, of = part.base, method if method in self.trials else "gaussian"
@@ -111,7 +113,10 @@ def key(name, settings):
 def _plan(seeds, parts, **options):
     made = {}
     for name, part in parts.items():
-        runs = part.pop("runs", None) or {label(change): change for change in part.pop("list")}
+        runs = part.pop("runs", None)
+        if isinstance(runs, str):
+            runs = made[runs].runs
+        runs = runs or {label(change): change for change in part.pop("list")}
         shifts = part.pop("evaluations", {})
         shifts = {which: robustness.Settings(**shift) for which, shift in shifts.items()}
         made[name] = Part(runs, **part, evaluations=shifts)

@@ -86,7 +86,7 @@ def study(
     stay = frozenset(records)
     for name, measured in found.items():
         records[name] = _record(wanted, Path(folder), name, runs[name], measured)
-        if wanted.probabilities and name.startswith("equal/"):
+        if wanted.scaled or (wanted.probabilities and name.startswith("equal/")):
             trial = held_out.get(tuple(name.split("/")[1:3]))
             records[name]["scaled"] = _scaled(Path(folder) / name, trial)
     budgets = ["trials", *wanted.parts]

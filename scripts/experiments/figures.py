@@ -82,7 +82,7 @@ def _means(ax, xlabel, methods, values, shift=0, **style):
             ax.plot(found, [place] * len(found), "o", ms=4, color=color, alpha=0.5)
     ax.set_ylim(len(methods) - 0.5, -0.5)
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
-    ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.label_outer(remove_inner_ticks=True)
     ax.tick_params(bottom=True, labelbottom=True)
     ax.set_xlabel(xlabel, visible=True)
@@ -209,7 +209,7 @@ def reliability(rows, folder):
         ax.set_xscale("log")
 
     methods = [(method,) for method in methods_of(rows)]
-    columns = min(4, len(methods))
+    columns = min(4 if len(methods) > 6 else 3, len(methods))
     methods += [None] * (-len(methods) % columns)
     grid = [methods[i : i + columns] for i in range(0, len(methods), columns)]
     size = 0.5 + 2.9 * columns, 0.4 + 2.2 * len(grid)

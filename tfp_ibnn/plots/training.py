@@ -85,9 +85,13 @@ def training_panel(
             ax.set_xlabel("epoch")
         tidy(ax, "both")
     handles = [Line2D([], [], label=name, **dots(i)) for i, name in enumerate(histories)]
-    for phase, (name, ls) in _PHASES.items():
-        if any(phase + key in history for key in keys for history in histories.values()):
-            handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
+    logged = [
+        look
+        for phase, look in _PHASES.items()
+        if any(phase + key in history for key in keys for history in histories.values())
+    ]
+    for name, ls in logged if logged != [_PHASES[""]] else ():  # of training alone, no need to say
+        handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
     # One legend for all axes: in a free cell, else below them.
     place = {"loc": "outside lower center", "ncols": 4}
     for ax in grid.flat[len(keys) :][::-1]:

@@ -219,7 +219,9 @@ def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> Temperatur
     """
     inputs = keras.Input(np.shape(probabilities)[1:])
     identity = keras.Model(inputs, keras.layers.Identity()(inputs))
-    return TemperatureScaling(identity, from_logits=False).fit(probabilities, labels)
+    scaling = TemperatureScaling(identity, from_logits=False)
+    scaling.temperature.assign(_best_temperature(checked(probabilities, labels)))
+    return scaling
 
 
 def cross_fit(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, list[float]]:

@@ -161,7 +161,7 @@ def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     folder, failed = Path(folder), 0
     folder.mkdir(parents=True, exist_ok=True)
     done = {(record["pair"], record["seed"]) for record in read(folder)}
-    left = [(name, seed) for name in names for seed in seeds if (name, seed) not in done]
+    left = [(name, seed) for seed in seeds for name in names if (name, seed) not in done]
     print(f"{len(left)} runs to do, {len(names) * len(seeds) - len(left)} are there", flush=True)
     with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(apart, run, *task, quick, data_dir): task for task in left}

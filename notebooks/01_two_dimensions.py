@@ -197,9 +197,9 @@ for name, history in histories.items():
 # %% [markdown]
 # ## What the networks believe
 #
-# The colour is the class, the size of the dots the certainty (dots shrink as the entropy grows), and
-# the black line the decision boundary. The network that was stopped early is unsure nearly everywhere
-# (small dots). The converged one is sure nearly everywhere, and its boundary bends around single
+# The colour is the class, the size of the dots the uncertainty (dots grow with the entropy), and the
+# black line the decision boundary. The network that was stopped early is unsure nearly everywhere
+# (large dots). The converged one is sure nearly everywhere, and its boundary bends around single
 # points. The stochastic copies lie between the two: a smoother boundary with a wider band of doubt.
 
 # %%
@@ -228,6 +228,7 @@ for ax, (name, predict) in zip(axes.flat, models.items(), strict=True):
         title=name,
         legend=ax is axes[0, 1],
     )
+    ax.label_outer()
 plt.show()
 
 # %% [markdown]
@@ -252,6 +253,7 @@ for ax, name in zip(axes, list(models)[2:], strict=True):
         title=name,
         legend=ax is axes[-1],
     )
+    ax.label_outer()
 plt.show()
 
 # %% [markdown]

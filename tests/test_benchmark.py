@@ -1,14 +1,17 @@
+import contextlib
 import importlib.util
 import json
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 
 from experiments import benchmark
-from experiments.benchmark import figures, gpu, networks, record, timing
+from experiments.benchmark import cases, figures, gpu, networks, record, timing
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmark"
@@ -95,6 +98,8 @@ def test_a_line_has_target_and_measured_number():
     found = record.line(made_row(1.234, 0.02)).split()
     assert found[-6:] == ["<=", "1.4", "1.234", "±", "0.020", "met"]
     assert record.line(made_row(1.5)).endswith("missed")
+    for ratio in (1.35, 1.4, 1.45):
+        assert record.line(made_row(ratio, 0.06)).endswith("unresolved")
 
 
 def test_records_come_back_as_they_were(tmp_path):
@@ -126,6 +131,23 @@ def test_the_page_shows_the_stored_runs():
     assert record.fill(text, RESULTS) == text
     place = text.index("| met |")
     assert record.fill(text[:place] + "| missed |" + text[place + 7 :], RESULTS) == text
+
+
+@pytest.mark.once
+def test_tables_show_milliseconds(tmp_path):
+    rows = [
+        made_row(),
+        record.row("training.other", "other", {"ratio": 1, "median": 1, "noise": 0}),
+    ]
+    rows[0]["seconds"]["deterministic"] = 0.008
+    record.write(tmp_path / "cpu.json", rows, {})
+    text = "<!-- benchmark: cpu training -->\n<!-- end -->"
+    _, head, _, first, second, _ = record.fill(text, tmp_path).splitlines()
+    place = head.split(" | ").index("ms / reference")
+    assert first.split(" | ")[place] == "10 / 8"
+    assert second.split(" | ")[place] == ""
+    record.write(tmp_path / "cpu.json", rows[1:], {})
+    assert "ms" not in record.fill(text, tmp_path).splitlines()[1]
 
 
 @pytest.mark.once
@@ -224,10 +246,68 @@ def test_a_step_is_timed_by_plain_fit():
 
 
 @pytest.mark.once
-def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TFP's layers are for it")
+def test_tfp_layers_draw_in_one_loop_at_the_batch_that_suits_them(monkeypatch):
+    ran = []
+
+    def noisy(batch):  # all that is asked of a network
+        ran.append(len(batch))
+        return batch + keras.random.normal(batch.shape, seed=generator)
+
+    generator = keras.random.SeedGenerator(0)
+    inputs = keras.Input((10,))
+    plain = keras.Model(inputs, keras.layers.Dense(10)(inputs))
+    monkeypatch.setattr(cases, "BATCHES", (8, 16))
+    monkeypatch.setattr(networks, "images", lambda count, seed: (np.ones((count, 10), "f"), None))
+    described = {"prediction.tfp_noisy": ("noisy", None)}
+    noisy = {"prediction.tfp_noisy": noisy}
+    (row,), times = cases.prediction_rows({}, described, plain, 2, 0, noisy)
+    assert row["own_batch"] in (8, 16)
+    assert row["best_batch"] in (8, 16)
+    ratio = min(times["prediction.tfp_noisy"]) / min(times[None])
+    assert row["ratio"] == pytest.approx(ratio, rel=1e-3)
+    assert ran.count(8) == ran.count(16) == 1  # traced once, whatever the number of draws
+    mean = networks.looped(*noisy.values(), np.zeros((4, 10), "f"), 3)
+    assert 0 < mean() < 60
+
+
+@pytest.fixture
+def few_cases(monkeypatch):
     monkeypatch.setattr(gpu, "BATCHES", (4,))
     monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
     monkeypatch.setattr(gpu, "TARGETS", {"gaussian": 1.1})
+
+
+class Inline:
+    """A process that is none: it has a kind of network, and a time for its steps."""
+
+    steps = []  # of all of them, in order
+
+    def submit(self, function, *arguments):
+        future = Future()
+        if function is gpu._begin:
+            assert (arguments[0], *arguments[2:]) == ("lenet", "float32", 4, 2, 0)
+            self.kind = arguments[1]
+            future.set_result(None)
+        else:
+            self.steps.append(self.kind)
+            future.set_result({"none": 0.5, "gaussian": 0.6}[self.kind])
+        return future
+
+
+def test_steps_take_turns_and_are_compared(few_cases, monkeypatch):
+    monkeypatch.setattr(Inline, "steps", [])
+    monkeypatch.setattr(gpu, "process", lambda: contextlib.nullcontext(Inline()))
+    (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", steps=2)
+    assert row["id"] == "gpu.float32.4.gaussian"
+    assert row["seconds"] == {"step": 0.6, "deterministic": 0.5}
+    assert (row["ratio"], row["target"]) == (pytest.approx(1.2), 1.1)
+    assert Inline.steps == 2 * ["none", "gaussian", "gaussian", "none"]
+
+
+@pytest.mark.once
+@pytest.mark.slow  # two processes; the tests before and after this one have none and one
+def test_steps_are_timed_in_processes_that_take_turns(few_cases):
     (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", steps=2)
     assert row["id"] == "gpu.float32.4.gaussian"
     times = row["seconds"]
@@ -235,10 +315,8 @@ def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
 
 
 @pytest.mark.once
-def test_a_process_that_fails_says_why(monkeypatch):
+def test_a_process_that_fails_says_why(few_cases, monkeypatch):
     monkeypatch.setattr(gpu, "TARGETS", {})
-    monkeypatch.setattr(gpu, "BATCHES", (4,))
-    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
     with pytest.raises(RuntimeError, match="no_network none float32 4 .* failed: .*no_network"):
         list(gpu.gpu_steps(benchmark.Settings(rounds=2), "no_network", steps=2))
 

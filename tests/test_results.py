@@ -98,7 +98,13 @@ def test_every_number_of_the_first_form_is_in_the_new_one():
             ]
         for row in old.get("shifts", ()):
             assert rest(row) in by_run[of(row)]["evaluations"]["robustness"]
-        assert summary.get("averaged", []) == old.get("averaged", [])
+        averaged = {(row["budget"], row["method"]): row for row in summary.get("averaged", ())}
+        for row in old.get("averaged", ()):
+            # Sums may differ in the last digit from one machine to another.
+            found = averaged[row["budget"], row["method"]]
+            for name, value in row.items():
+                exact = isinstance(value, str)
+                assert found[name] == (value if exact else pytest.approx(value, rel=1e-12))
         assert summary.get("evaluations", {}) == old.get("evaluations", {})
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from experiments import files
@@ -81,7 +82,7 @@ def _means(ax, xlabel, methods, values, shift=0, **style):
             ax.plot(found, [place] * len(found), "o", ms=4, color=color, alpha=0.5)
     ax.set_ylim(len(methods) - 0.5, -0.5)
     ax.set_yticks(range(len(methods)), [NAMES[method] for method in methods])
-    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     ax.label_outer(remove_inner_ticks=True)
     ax.tick_params(bottom=True, labelbottom=True)
     ax.set_xlabel(xlabel, visible=True)
@@ -105,7 +106,7 @@ def vgg16(records, runs, folder):
     posterior = equal[equal["method"].isin(_POSTERIORS)]
     figures = {}
     if len(equal):
-        figures["scores.png"] = scores(equal)
+        figures["scores.png"] = scores(equal, METHODS["zoomed"])
         figures["robustness.png"] = robustness(shifted[shifted["budget"] == "equal"])
     if len(drawn):
         figures["reliability.png"] = reliability(drawn, folder)
@@ -148,15 +149,36 @@ def curves(rows, runs):
     return facets(grid, draw, (10.5, 0.5 + 3.0 * len(grid)), legend=5)
 
 
-def scores(rows):
-    """Draw accuracy, NLL and ECE of every method: a point per seed, mean and standard error."""
-    parts = dict(list(rows.groupby(["dataset", "budget"], sort=False)))
+def scores(rows, zoomed=()):
+    """Draw accuracy, NLL and ECE of every method: a point per seed, mean and standard error.
+
+    The `zoomed` methods, which lie close together, are drawn once more. A dotted line is the ECE
+    that perfect calibration with the first one's confidences has on so many images, if it is known.
+    """
+    parts = {
+        (f"{_TITLES[dataset]}, budget: {budget}", key): part
+        for (dataset, budget), part in rows.groupby(["dataset", "budget"], sort=False)
+        for key in ("all", "zoomed")
+        if key == "all" or part["method"].isin(zoomed).any()
+    }
+    for (title, key), part in parts.items():
+        if key == "zoomed":
+            parts[title, key] = part[part["method"].isin(zoomed)]
 
     def draw(ax, of, key):
-        part = parts[of].set_index("method")[key]
-        _means(ax, SCORES[key], methods_of(parts[of]), lambda method: part[[method]])
+        part = parts[of]
+        values = part.set_index("method")[key]
+        _means(ax, SCORES[key], methods_of(part), lambda method: values[[method]])
+        floors = part.get("ece_floor", pd.Series(dtype="object")).dropna()
+        if key == "ece" and len(floors):
+            first = part.loc[floors.index, "method"].isin(zoomed or methods_of(part)[:1])
+            floor = np.mean([found["as it is"] for found in floors[first]])
+            ax.axvline(floor, color="0.3", ls=":", lw=1.2, zorder=0)
+            at = {"xy": (floor, 1), "xycoords": ("data", "axes fraction"), "fontsize": 8}
+            ax.annotate("floor", xytext=(3, 2), textcoords="offset points", **at)
         if key == "accuracy":
-            ax.set_title(f"{_TITLES[of[0]]}, budget: {of[1]}", loc="left", fontsize=10)
+            zoom = ", without those far from the Gaussian" if of[1] == "zoomed" else ""
+            ax.set_title(of[0] + zoom, loc="left", fontsize=10)
 
     heights = [0.8 + 0.28 * len(methods_of(part)) for part in parts.values()]
     grid = [[(of, key) for key in SCORES] for of in parts]
@@ -187,7 +209,7 @@ def reliability(rows, folder):
         ax.set_xscale("log")
 
     methods = [(method,) for method in methods_of(rows)]
-    columns = min(3, len(methods))
+    columns = min(4 if len(methods) > 6 else 3, len(methods))
     methods += [None] * (-len(methods) % columns)
     grid = [methods[i : i + columns] for i in range(0, len(methods), columns)]
     size = 0.5 + 2.9 * columns, 0.4 + 2.2 * len(grid)
@@ -224,10 +246,11 @@ def posteriors(rows):
         for method in methods_of(rows):
             values = pd.DataFrame(rows["z_std"][rows["method"] == method].to_list()).mean()
             ax.plot(values.index, values, **look(method))
-        ax.set(ylabel="standard deviation of z", ylim=(0, None))
+        ax.axhline(METHODS["prior_scale"], color="0.3", ls=":", lw=1.2, zorder=1, label="prior")
+        ax.set(xlabel="layer", ylabel="standard deviation of z", ylim=(0, None))
         ax.tick_params(axis="x", rotation=45)
 
-    return facets([[()]], draw, (8, 3.6), legend=3)
+    return facets([[()]], draw, (8, 3.9), legend=3)
 
 
 def robustness(rows):
@@ -259,19 +282,19 @@ def ood(rows):
         ax.set_title(name.replace("_", "-"), fontsize=10)
         found = rows[rows["name"] == name]
         for place, kind in enumerate(UNCERTAINTIES):
-            style = {
-                "fmt": MARKERS[place],
-                "ms": 4,
-                "mew": 1,
-                "color": COLORS[place],
-                "label": kind,
-            }
-            style["shift"] = 0.14 * (2 * place - 1)
+            style = {"fmt": MARKERS[place], "ms": 5, "mew": 1, "shift": 0.14 * (2 * place - 1)}
+            style["mfc"] = "white" if place else None
             values = found.assign(value=found[f"{kind}_auroc"].astype("float64"))
             _means(ax, "AUROC", methods, lambda m, v=values: v["value"][v["method"] == m], **style)
 
     grid, size = [[(name,) for name in names]], (1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods))
-    return facets(grid, draw, size, legend=2, sharey=True, grid_lines="x")
+    figure = facets(grid, draw, size, sharey=True, grid_lines="x")
+    marks = [
+        Line2D([], [], color="0.3", ls="", marker=MARKERS[place], mfc=fill, label=kind)
+        for place, (kind, fill) in enumerate(zip(UNCERTAINTIES, ("0.3", "white"), strict=True))
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=2, fontsize=9)
+    return figure
 
 
 def frozen(records, runs, folder):
@@ -319,6 +342,7 @@ def toy2d(records, runs, folder):
         style = {"limits": ((-5.0, 5.0), (-4.0, 5.0)), "resolution": 30, "title": title, "ax": ax}
         style["legend"] = (budget, method, title) == grid[0][2]
         plots.decision_boundary(lambda points: scorer.score(points, None).mean, x, y, **style)
+        ax.label_outer()
 
     def calibration(ax, budget, method, title):
         found = predictions(Path(runs) / first.loc[budget, method]["name"])

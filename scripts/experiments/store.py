@@ -2,7 +2,9 @@
 
 A record has `key`, `name` (part/dataset/method/seed), what these say, the scores, the command that
 trains the same with seed 0, and what it takes to repeat it; some have `scaled`, the scores at a
-temperature, and `evaluations` on shifted images, rows by name.
+temperature, `ece_floor`, the ECE that perfectly calibrated predictions with the same confidences
+have in the mean over test sets, as they are and scaled, and `evaluations` on shifted images, rows
+by name.
 """
 
 import contextlib
@@ -18,18 +20,20 @@ from pathlib import Path
 import keras
 import numpy as np
 import pandas as pd
+from scipy.special import softmax
 
 import tfp_ibnn as ibnn
 from experiments import files
 from experiments.folder import RunError
 from experiments.scoring import SCORES, Scores
-from tfp_ibnn.prediction import average
+from tfp_ibnn.calibration.outputs import ece_floor
+from tfp_ibnn.prediction import average, cross_fit
 
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
 # How tables and figures show methods and shifts.
 METHODS = tomllib.loads(Path(__file__).with_name("methods.toml").read_text(encoding="utf-8"))
 KEYS = ["dataset", "model", "method", "budget", "epochs", "samples"]
-_OF_RUNS = {"key", "name", "seed", "scaled", "evaluations", *SCORES}
+_OF_RUNS = {"key", "name", "seed", "scaled", "ece_floor", "evaluations", *SCORES}
 # The least above 0 in float16: the NLL of a probability of 0 is none.
 _LEAST = float(np.finfo("float16").smallest_subnormal)
 
@@ -80,7 +84,8 @@ def write_results(folder, records, options, missing=(), runs=None, kept=(), **mo
 
     With the folder of the `runs`, their probabilities are written, too, but for those `kept`, by
     name, that are there: `probabilities/BUDGET-METHOD-seedN.npz`, in float16, with the labels and
-    the epistemic uncertainty. Those of other runs are removed. The summary gets `more`.
+    the epistemic uncertainty. Those of other runs are removed. From them all records get what they
+    lack of `scaled` and `ece_floor`, and the summary the scores of ensembles. It gets `more`.
     """
     folder, shown = Path(folder), [record for record in records if is_shown(record)]
     made = provenance(options)
@@ -89,6 +94,7 @@ def write_results(folder, records, options, missing=(), runs=None, kept=(), **mo
     content["rows"] = rows
     if runs is not None:
         _write_probabilities(folder, shown, Path(runs), kept)
+        records = [_completed(record, folder) for record in records]
         content["averaged"] = _averaged(shown, folder)
     lines = [json.dumps(record, allow_nan=False) for record in records]
     files.write_json(folder / "summary.json", content)
@@ -157,16 +163,38 @@ def _write_probabilities(folder, records, runs, kept):
                     np.savez_compressed(temporary, **{**found, "probabilities": small})
 
 
+def cross_fitted(mean, labels):
+    """Return the scores of predictions at a temperature that is fitted to every other example."""
+    scaled, temperatures = cross_fit(mean, labels)
+    about = {"temperature": float(np.mean(temperatures)), "crosswise": True}
+    return {**about, **Scores(scaled, None, labels, 1).scores()}
+
+
+def _completed(record, folder):
+    if not is_shown(record) or record.keys() >= {"scaled", "ece_floor"}:
+        return record
+    mean, labels = stored(record, folder)
+    scaled = record.get("scaled") or cross_fitted(mean, labels)
+    return {**record, "scaled": scaled, "ece_floor": _floors(mean, scaled["temperature"])}
+
+
+def _floors(mean, temperature):
+    forms = {"as it is": mean, "scaled": softmax(np.log(mean) / temperature, axis=1)}
+    return {name: round(ece_floor(form, seed=0), 6) for name, form in forms.items()}
+
+
 def _averaged(records, folder):
-    """Return the scores of each method's ensemble: the mean prediction of its seeds."""
+    """Return the scores of each method's ensemble, the mean prediction of its seeds."""
     groups, found = {}, []
     for record in records:
-        if record["budget"] in ("equal", "long"):
-            groups.setdefault((record["budget"], record["method"]), []).append(record)
+        groups.setdefault((record["budget"], record["method"]), []).append(record)
     for (budget, method), group in groups.items():
         if len(group) > 1:
             each = [stored(record, folder) for record in group]
-            scores = Scores(average([mean for mean, _ in each]), None, each[0][1], 1).scores()
-            seeds = [record["seed"] for record in group]
-            found.append({"budget": budget, "method": method, "seeds": seeds, **scores})
+            mean, labels = average([mean for mean, _ in each]), each[0][1]
+            about = {"budget": budget, "method": method}
+            about["seeds"] = [record["seed"] for record in group]
+            scaled = cross_fitted(mean, labels)
+            more = {"scaled": scaled, "ece_floor": _floors(mean, scaled["temperature"])}
+            found.append({**about, **Scores(mean, None, labels, 1).scores(), **more})
     return found

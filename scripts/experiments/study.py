@@ -12,8 +12,8 @@ from experiments import checks, plan, run_many
 from experiments.folder import RunError
 from experiments.report import history
 from experiments.scoring import SCORES, Scores
-from experiments.store import predictions
-from tfp_ibnn.prediction import cross_fit, fit_temperature
+from experiments.store import cross_fitted, predictions
+from tfp_ibnn.prediction import fit_temperature
 
 _MEASURED = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
 
@@ -147,9 +147,8 @@ def _scaled(folder, held_out):
     """
     mean, labels = predictions(folder)
     if held_out is None:
-        mean, temperatures = cross_fit(mean, labels)
-    else:
-        model = fit_temperature(*predictions(held_out))
-        mean, temperatures = keras.ops.convert_to_numpy(model(mean)), [float(model.temperature)]
-    about = {"temperature": float(np.mean(temperatures)), "crosswise": held_out is None}
+        return cross_fitted(mean, labels)
+    model = fit_temperature(*predictions(held_out))
+    mean = keras.ops.convert_to_numpy(model(mean))
+    about = {"temperature": float(model.temperature), "crosswise": False}
     return {**about, **Scores(mean, None, labels, 1).scores()}

@@ -11,13 +11,14 @@ The kinds of tables:
 - `table`, all scores, means and standard deviations over the seeds; `scores`, without Brier.
 - `paired`: differences between methods over the seeds, with their standard errors.
 - `pooled`: differences from the first method that is named, with 95 % margins from the variance of
-  all that are; `pooled_shifts`, the same on shifted and OOD images.
+  all that are, or of each pair where spreads differ; `pooled_shifts`, the same on shifted images.
 - `cost`: parameters and time.
 - `elbo`: the negative ELBO. `kl`: NLL, ECE, and the KL with which training ends.
 - `ablations` and `draws`: single runs.
 - `shifts`: accuracy, NLL and ECE on shifted images. `ood`: AUROC of the total and of the epistemic
   uncertainty.
-- `post_hoc`: NLL and ECE of predictions as they are, at a temperature, averaged over the seeds.
+- `post_hoc`: NLL and ECE of predictions as they are, at a temperature, averaged over the seeds, and
+  both. `baselines`: the same with a row for each, and the accuracy.
 """
 
 import json
@@ -74,19 +75,35 @@ def paired(rows, first, second, score):
     return {"mean": change.mean(), "error": change.sem(), "seeds": len(change)}
 
 
+def alike(groups):
+    """Whether methods may have one variance: by Bartlett's test, which doubts it below 20 %."""
+    several = [values for values in groups.values() if len(values) > 1]
+    if len(several) < 2:
+        return True
+    with np.errstate(divide="ignore", invalid="ignore"):  # a method whose seeds are all the same
+        return not stats.bartlett(*several).pvalue < 0.2
+
+
 def margins(groups):
     """Return for each method by how much its distance from the first one's mean is uncertain.
 
-    That is half of a 95 % interval for the difference of two means. The variance is taken to be the
-    same for all methods, and estimated from all: a few seeds of two methods say little of it.
+    That is half of a 95 % interval for the difference of two means. The variance is estimated from
+    all methods: a few seeds of two methods say little of it. If they are not `alike`, a pair whose
+    Welch interval is wider has that; a narrower one would rest on spreads that are small by chance.
     """
     freedom = sum(len(values) - 1 for values in groups.values())
     if not freedom:
         raise ValueError("A variance takes at least two seeds of some method.")
     squares = sum(np.var(values) * len(values) for values in groups.values())
     scale = (squares / freedom) ** 0.5 * stats.t.ppf(0.975, freedom)
-    first = len(next(iter(groups.values())))
-    return {name: float(scale * (1 / len(v) + 1 / first) ** 0.5) for name, v in groups.items()}
+    first = next(iter(groups.values()))
+    found = {name: scale * (1 / len(v) + 1 / len(first)) ** 0.5 for name, v in groups.items()}
+    for name, values in groups.items() if not alike(groups) else ():
+        pair = [(np.var(v, ddof=1) / len(v), len(v) - 1) for v in (values, first) if len(v) > 1]
+        if len(pair) == 2 and (variance := sum(part for part, _ in pair)):
+            freedom = variance**2 / sum(part**2 / count for part, count in pair)
+            found[name] = max(found[name], variance**0.5 * stats.t.ppf(0.975, freedom))
+    return {name: float(margin) for name, margin in found.items()}
 
 
 def fill(text, results):
@@ -106,7 +123,8 @@ def fill(text, results):
             if absent := set(values) - known:
                 raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
             rows = rows[rows[key].astype(str).isin(values)]
-        more = {"wanted": wanted, "folder": folder} if make in (_pooled, _post_hoc) else {}
+        of_folder = (_pooled, _post_hoc, _baselines)
+        more = {"wanted": wanted, "folder": folder} if make in of_folder else {}
         return f"{begin}{markdown_table(make(rows, **more))}\n{end}"
 
     filled, count = _TABLE.subn(table, text)
@@ -197,6 +215,7 @@ def _pooled(rows, wanted, folder):
         values = chosen.groupby(["method", "seed"])[score].mean()
         groups = {method: values[method].to_list() for method in wanted["method"]}
         mean, margin = np.mean(groups[first]), margins(groups)
+        title += "" if alike(groups) else " (Welch)"
         table[title] = [f"{mean:.{digits}f}"] + [
             f"{np.mean(groups[method]) - mean:+.{digits}f} ± {margin[method]:.{digits}f}"
             for method in others
@@ -249,27 +268,55 @@ def _ood(rows):
     return table
 
 
+def _variants(rows, folder):
+    """Return frames of runs and of averages over the seeds, each as they are and scaled."""
+    averaged = pd.DataFrame(json.loads((folder / "summary.json").read_text())["averaged"])
+    if len(averaged):
+        of_rows = averaged["budget"].isin(rows["budget"]) & averaged["method"].isin(rows["method"])
+        averaged = averaged[of_rows]
+    found = []
+    for part in (rows, averaged):
+        records = part.to_dict("records")
+        both = [r for r in records if isinstance(r.get("scaled"), dict)]
+        scaled = [{"method": r["method"], **r["scaled"], "ece_floor": r["ece_floor"]} for r in both]
+        for form, runs in {"as it is": records, "scaled": scaled}.items():
+            floors = [r["ece_floor"][form] if both else None for r in runs]
+            found.append(pd.DataFrame(runs).assign(ece_floor=floors))
+    return found
+
+
 def _post_hoc(rows, wanted, folder):
     def means(part):
         return _joined(part, ["nll", "ece"], _mean())
 
     table = _by_method(rows, seeds=("seed", "size"))
-    scaled = rows.reindex(columns=["method", "scaled"]).dropna()
-    scaled = pd.DataFrame(
-        [{"method": m, **s} for m, s in zip(scaled["method"], scaled["scaled"], strict=True)]
-    )
-    averaged = pd.DataFrame(json.loads((folder / "summary.json").read_text())["averaged"])
-    if len(averaged):
-        averaged = averaged[averaged["budget"].isin(rows["budget"])]
-    table["as it is"] = table["method"].map(means(rows))
+    single, scaled, averaged, both = _variants(rows, folder)
+    table["as it is"] = table["method"].map(means(single))
     if len(scaled):
         cross = scaled.groupby("method")["crosswise"].any().map({True: ", cross-fitted", False: ""})
         found = scaled.groupby("method")["temperature"].agg(_mean(".2f")) + cross
         table["temperature"] = table["method"].map(found).fillna("-")
     table["at the temperature"] = table["method"].map(means(scaled))
     table["seeds averaged"] = table["method"].map(means(averaged))
+    if len(both):
+        hot = both.set_index("method")["temperature"].map("{:.2f}".format)
+        table["their temperature"] = table["method"].map(hot)
+    table["averaged, at the temperature"] = table["method"].map(means(both))
     table = table.astype(object).fillna("-")
     return table.loc[:, (table != "-").any()]
+
+
+def _baselines(rows, wanted, folder):
+    names = ("{}", "{} + temperature", "{} x {}", "{} x {} + temperature")
+    variants, lines = list(zip(names, _variants(rows, folder), strict=True)), []
+    for method in rows["method"].unique():
+        for name, part in variants:
+            chosen = part[part["method"] == method] if len(part) else part
+            if len(chosen):
+                cells = [_spread()(chosen[key]) for key in _MAIN]
+                count = (rows["method"] == method).sum()
+                lines.append([name.format(method, count), *cells, _mean()(chosen["ece_floor"])])
+    return pd.DataFrame(lines, columns=["", *_MAIN.values(), "ECE floor"])
 
 
 _KINDS = {
@@ -286,4 +333,5 @@ _KINDS = {
     "shifts": (_shifted, _shifts),
     "ood": (_shifted, _ood),
     "post_hoc": (_runs, _post_hoc),
+    "baselines": (_runs, _baselines),
 }

@@ -51,7 +51,9 @@ def test_only_public_names_are_used(path):
     text = path.read_text()
     assert private(text) == []
     first = {name.split(".")[1] for name in used(text) if "." in name}
-    assert first - {*ibnn.__all__, "__version__", "__all__"} <= {"plots", "prediction", "training"}
+    assert first - {*ibnn.__all__, "__version__", "__all__"} <= {
+        *("calibration", "plots", "prediction", "training"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,32 @@ def test_lenet_has_as_many_weights_as_by_hand(shape, expected):
     assert models.lenet(shape).count_params() == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "is_plain"),
+    [((28, 28, 1), True), ((28, 44, 2), True), ((32, 32, 3), False), ((28, 32, 1), False)],
+)
+def test_lenet_pools_as_the_adaptive_layer_does(shape, is_plain):
+    model = models.lenet(shape)
+    assert isinstance(model.get_layer("pool2"), keras.layers.AveragePooling2D) == is_plain
+
+    def adaptive(layer):
+        if layer.name == "pool2":
+            return keras.layers.AdaptiveAveragePooling2D(4, name="pool2")
+        return layer.__class__.from_config(layer.get_config())
+
+    other = keras.models.clone_model(model, clone_function=adaptive)
+    other.set_weights(model.get_weights())
+    x = np.random.default_rng(0).normal(size=(3, *shape)).astype("float32")
+    y = np.array([1, 2, 3])
+    for each in (model, other):
+        each.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=False)
+        each.fit(x, np.eye(10)[y], epochs=2, batch_size=3, verbose=0)
+    np.testing.assert_allclose(numpy(model(x)), numpy(other(x)), rtol=1e-4, atol=1e-5)
+    # What was saved before holds the adaptive layer, and keeps it.
+    again = keras.Model.from_config(other.get_config())
+    assert isinstance(again.get_layer("pool2"), keras.layers.AdaptiveAveragePooling2D)
+
+
 @pytest.mark.once
 def test_vgg16_has_as_many_weights_as_by_hand():
     channels = [3, 64, 64, 128, 128, *[256] * 3, *[512] * 6]

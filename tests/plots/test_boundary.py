@@ -51,20 +51,20 @@ def test_each_grid_point_has_the_marker_of_its_class():
     assert len({dots.get_paths()[0].vertices.tobytes() for dots in ax.collections[:3]}) == 3
 
 
-def test_dots_shrink_with_the_entropy():
+def test_dots_grow_with_the_entropy():
     ax = plots.decision_boundary(sigmoid, limits=LIMITS, resolution=12)
     where, size, _ = dots(ax, 2)
     p = sigmoid(where)[:, 0]
     entropy = -p * np.log(p) - (1 - p) * np.log(1 - p)
     share = size / size.max()
-    expected = 1 - 0.97 * entropy / np.log(2)
+    expected = 0.03 + 0.97 * entropy / np.log(2)
     np.testing.assert_allclose(share, expected / expected.max(), rtol=1e-4)
 
 
-def test_dots_shrink_with_the_part_that_is_named():
+def test_dots_grow_with_the_part_that_is_named():
     ax = plots.decision_boundary(parts, limits=LIMITS, uncertainty="epistemic", maximum=6.0)
     where, size, _ = dots(ax, 2)
-    expected = 1 - 0.97 * np.abs(where[:, 1]) / 6
+    expected = 0.03 + 0.97 * np.abs(where[:, 1]) / 6
     np.testing.assert_allclose(size / size.max(), expected / expected.max(), rtol=1e-4)
 
 
@@ -134,6 +134,9 @@ def test_the_legend_gives_the_scale_of_the_uncertainty():
     ax = plots.decision_boundary(parts, limits=LIMITS, uncertainty="epistemic", maximum=6.0)
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
     assert texts == ["class 0", "class 1", "p = 0.5", "epistemic (size)", "0", "3", "6"]
+    sizes = [line.get_markersize() for line in ax.get_legend().get_lines()[-3:]]
+    assert sizes == sorted(sizes)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("$x_1$", "$x_2$")
     assert plots.decision_boundary(sigmoid, limits=LIMITS, legend=False).get_legend() is None
 
 
@@ -181,7 +184,7 @@ X = np.zeros((3, 2))
         ({"predict": lambda p: {"entropy": p[:, 0]}, "limits": LIMITS}, "the key 'mean'"),
         ({"predict": lambda p: np.nan * p, "limits": LIMITS}, "must be finite"),
         ({"predict": lambda p: 3 + p[:, :1], "limits": LIMITS}, "must be probabilities"),
-        ({"predict": lambda p: sigmoid(p)[:5], "limits": LIMITS}, "one row a point"),
+        ({"predict": lambda p: sigmoid(p)[:5], "limits": LIMITS}, "one row per point"),
     ],
 )
 def test_bad_input_is_refused(arguments, words):

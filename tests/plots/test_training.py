@@ -103,6 +103,11 @@ def test_one_legend_names_runs_and_phases(keys):
     assert [text.get_text() for text in legend.get_texts()] == expected
 
 
+def test_a_legend_without_validation_names_the_runs_alone():
+    (legend,) = plots.training_panel({"a": {"loss": [1.0]}, "b": {"loss": [2.0]}}).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+
+
 def test_any_other_entry_can_be_asked_for():
     figure = plots.training_panel({"a": {"dense/kl": [1.0, 2.0]}}, ["dense/kl"])
     assert list(panels(figure)) == ["dense/kl"]
@@ -128,6 +133,6 @@ def test_bad_input_is_refused():
         plots.training_panel({"a": run()}, [])
     with pytest.raises(ValueError, match="`mc_every` must be a whole number"):
         plots.training_panel({"a": run()}, mc_every=0)
-    with pytest.raises(ValueError, match=r"one number an epoch; got the shape \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"one number per epoch; got the shape \(1, 2\)"):
         plots.training_curves({"a": {"loss": [[1.0, 2.0]]}}, "loss")
     assert plt.get_fignums() == []

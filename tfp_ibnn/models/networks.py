@@ -79,7 +79,11 @@ def lenet(
     x = layers.MaxPooling2D(2, name="pool1")(x)
     x = _dropped(x, dropout, "conv2")
     x = layers.Conv2D(16, 5, activation="relu", name="conv2")(x)
-    x = layers.AdaptiveAveragePooling2D(4, name="pool2")(x)
+    # The adaptive layer takes four times as long; where 4 divides the size, the two are the same.
+    height, width = x.shape[1:3]
+    even = height % 4 == width % 4 == 0
+    pool = layers.AveragePooling2D((height // 4, width // 4), name="pool2") if even else None
+    x = (pool or layers.AdaptiveAveragePooling2D(4, name="pool2"))(x)
     x = _dropped(layers.Flatten(name="flatten")(x), dropout, "fc1")
     x = _dropped(layers.Dense(120, "relu", name="fc1")(x), dropout, "fc2")
     x = _dropped(layers.Dense(84, "relu", name="fc2")(x), dropout, "fc3")
@@ -125,7 +129,7 @@ def wide_resnet(
     preprocessing: Preprocessing = (),
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Return a wide residual network, WRN-28-10 unless told otherwise.
+    """Return a wide residual network, by default WRN-28-10.
 
     Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
     `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.

@@ -14,8 +14,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.plots import _inputs
 from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
-# Grid points along each axis, and the ink left at the largest uncertainty, to see the class.
-_STYLES = {"size": (36, 0.03), "shade": (120, 0.1)}
+# Grid points along each axis; size, or shade, at the least and the largest uncertainty.
+_STYLES = {"size": (36, (0.03, 1.0)), "shade": (120, (1.0, 0.1))}
 _FINE = 300  # points along each axis of the grid on which the boundary is found, at least
 
 
@@ -35,7 +35,8 @@ def decision_boundary(
 ) -> Axes:
     """Draw the predicted class over the plane as colour, its uncertainty as size or shade.
 
-    Where the model is uncertain, the ink thins out. On the black line two classes are even.
+    Where the model is uncertain, dots are large, and shades pale. On the black line two classes are
+    even.
 
     Args:
         predict: maps float32 points (M, 2) to probabilities (M, classes), or (M, 1) for class 1 of
@@ -46,8 +47,8 @@ def decision_boundary(
         style: "size" for a grid of points, "shade" for a continuous surface.
         limits: ((left, right), (bottom, top)); by default those of `x` and a margin.
         resolution: grid points along each axis; 36 for "size", 120 for "shade".
-        maximum: the uncertainty at which the ink is least. By default log(classes) for the entropy,
-            else the largest of the grid. Give one number to compare models.
+        maximum: the uncertainty of the largest dots, or the palest shade; by default log(classes)
+            for the entropy, else the largest of the grid. Give one number to compare models.
         legend: whether to draw one, right of the axis.
         ax: where to draw; a new figure by default.
         title: of the axis.
@@ -76,7 +77,7 @@ def decision_boundary(
     maximum = checks.positive("maximum", float(maximum))
     ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
     looks = [dots(k) for k in range(classes)]
-    ink = 1 - (1 - _STYLES[style][1]) * np.clip(doubt / maximum, 0, 1)
+    ink = np.interp(doubt / maximum, (0, 1), _STYLES[style][1])
     winner = mean.argmax(axis=-1)
     if style == "size":
         box = ax.get_window_extent()
@@ -103,7 +104,7 @@ def decision_boundary(
             ax.scatter(*x[labels == k].T, **looks[k], **edge)
     elif x is not None:
         ax.scatter(*x.T, color="white", marker="o", **edge)
-    ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title)
+    ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title, xlabel="$x_1$", ylabel="$x_2$")
     if legend:
         _draw_legend(ax, style, classes, uncertainty, maximum)
     return ax
@@ -118,7 +119,7 @@ def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
             raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
         return found
     if x is None:
-        raise ValueError(f"`limits` must be given where there is no `x`: {wanted}.")
+        raise ValueError(f"`limits` must be given without `x`: {wanted}.")
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.1 * (high - low), 1.0)
     return np.stack([low - margin, high + margin], axis=-1)
@@ -138,7 +139,7 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         mean = np.concatenate([1 - mean, mean], axis=1)
     mean = _inputs.probabilities("predict(points)", mean, "points")
     if len(mean) != len(grid):
-        raise ValueError(f"`predict` must return one row a point, {len(grid)}; got {mean.shape}.")
+        raise ValueError(f"`predict` must return one row per point, {len(grid)}; got {mean.shape}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
     return mean, _inputs.vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))
@@ -151,7 +152,7 @@ def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: 
         Patch(fill=False, lw=0, label=f"{uncertainty} ({style})"),
     ]
     for share in (0.0, 0.5, 1.0):
-        ink, label = 1 - (1 - _STYLES[style][1]) * share, f"{share * maximum:.2g}"
+        ink, label = np.interp(share, (0, 1), _STYLES[style][1]), f"{share * maximum:.2g}"
         if style == "size":
             look = {"marker": "o", "markersize": 9 * ink**0.5, "markeredgewidth": 0}
             handles.append(Line2D([], [], ls="", color="0.4", label=label, **look))

@@ -50,7 +50,7 @@ def training_panel(
 ) -> Figure:
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
-    Colours and markers tell runs apart; line styles training, validation, and its mean over draws.
+    Colours and markers distinguish runs; line styles training, validation, and its mean over draws.
 
     Args:
         histories: run name to `History.history`.
@@ -85,9 +85,13 @@ def training_panel(
             ax.set_xlabel("epoch")
         tidy(ax, "both")
     handles = [Line2D([], [], label=name, **dots(i)) for i, name in enumerate(histories)]
-    for phase, (name, ls) in _PHASES.items():
-        if any(phase + key in history for key in keys for history in histories.values()):
-            handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
+    logged = [
+        look
+        for phase, look in _PHASES.items()
+        if any(phase + key in history for key in keys for history in histories.values())
+    ]
+    for name, ls in logged if logged != [_PHASES[""]] else ():  # of training alone, no need to say
+        handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
     # One legend for all axes: in a free cell, else below them.
     place = {"loc": "outside lower center", "ncols": 4}
     for ax in grid.flat[len(keys) :][::-1]:
@@ -119,7 +123,7 @@ def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[s
     for name, values in (entry for history in runs for entry in history.items()):
         if np.ndim(values) != 1:
             got = f"the shape {np.shape(values)} under {name!r}"
-            raise ValueError(f"`histories` must hold one number an epoch; got {got}.")
+            raise ValueError(f"`histories` must hold one number per epoch; got {got}.")
     logged = sorted(set().union(*runs))
     if keys is None:
         keys = [k for k in _USUAL if any(phase + k in logged for phase in phases)] or _USUAL

@@ -35,9 +35,9 @@ def _parts(group, settings):
 def _others(group, action, settings, dropout):
     if settings.short:
         return {}
-    members = [action(ibnn.models.lenet()) for _ in range(ENSEMBLE)]
+    members = [action(nets.plain()) for _ in range(ENSEMBLE)]
     ensemble = {f"{group}.ensemble": lambda: sum(member() for member in members)}
-    return {f"{group}.dropout": action(dropout(ibnn.models.lenet(dropout=0.1))), **ensemble}
+    return {f"{group}.dropout": action(dropout(nets.plain(dropout=0.1))), **ensemble}
 
 
 def lenet_steps(settings):
@@ -47,7 +47,7 @@ def lenet_steps(settings):
     def action(model):
         return nets.stepper(model, BATCH, 4 if settings.short else STEPS, settings.seed)
 
-    actions, described = {"deterministic": action(ibnn.models.lenet())}, {}
+    actions, described = {"deterministic": action(nets.plain())}, {}
     for found, kind, label, name, target, options in _parts("steps", settings):
         described[f"training.{found}"] = (f"LeNet step, {name}, {label}", target)
         actions[f"training.{found}"] = action(nets.stochastic("lenet", kind, **options))
@@ -62,7 +62,7 @@ def lenet_steps(settings):
 def vgg16_steps(settings):
     keras.utils.set_random_seed(settings.seed)
     actions, described = {}, {}
-    actions["deterministic"] = nets.stepper(ibnn.models.vgg16(), 32, 2, settings.seed)
+    actions["deterministic"] = nets.stepper(nets.plain("vgg16"), 32, 2, settings.seed)
     for kind, target in (("gaussian", 1.05), ("flow", 1.15)):
         described[f"vgg16.all.{kind}"] = (f"VGG16 step, {nets.KINDS[kind]}, all layers", target)
         model = nets.stochastic("vgg16", kind)
@@ -104,7 +104,7 @@ def predictions(settings):
     )
     labels = "LeNet, 128 samples, MC dropout", "LeNet, deep ensemble of 4 (four passes)"
     described |= {name: (label, None) for name, label in zip(others, labels, strict=False)}
-    rounds, plain = max(4, settings.rounds // 2), ibnn.models.lenet()
+    rounds, plain = max(4, settings.rounds // 2), nets.plain()
     rows, times = prediction_rows(actions | others, described, plain, rounds, settings.seed)
     yield from rows
     for kind, name in nets.KINDS.items() if others else ():
@@ -123,25 +123,33 @@ def _average(model, samples=SAMPLES, **options):
     return ibnn.MonteCarlo(model, samples, from_logits=True, **options)
 
 
-def prediction_rows(actions, described, plain, rounds, seed):
+def prediction_rows(actions, described, plain, rounds, seed, networks=None):
     """Return rows of predictions, and all times; the reference is 128 deterministic passes.
 
-    These are over 100 images at the best batch size, found from an eighth of them.
+    These are over 100 images at the best batch size, found from an eighth of them. So are those of
+    `networks`, by name, each of whose passes is a draw, in one compiled loop.
     """
     needed = IMAGES * SAMPLES
 
-    def passes(batch):
+    def passes(model, batch, run):
         repeats = max(1, needed // (8 * batch))
-        run = nets.compiled(plain, nets.images(batch, seed)[0], repeats)
+        run = run(model, nets.images(batch, seed)[0], repeats)
         return lambda: run() * needed / (repeats * batch)
 
-    times = timing.interleave(actions | {batch: passes(batch) for batch in BATCHES}, rounds)
-    best = min(BATCHES, key=lambda batch: min(times[batch]))
+    networks = {None: (plain, nets.compiled)} | {
+        name: (model, nets.looped) for name, model in (networks or {}).items()
+    }
+    sizes = {(name, batch): (*networks[name], batch) for name in networks for batch in BATCHES}
+    sized = {case: passes(model, batch, run) for case, (model, run, batch) in sizes.items()}
+    times = timing.interleave(actions | sized, rounds)
+    best = {name: min(BATCHES, key=lambda b, n=name: min(times[n, b])) for name in networks}
+    times |= {name: times[name, batch] for name, batch in best.items()}
     rows = []
     for found, (label, target) in described.items():
-        seconds = {"prediction": min(times[found]), "deterministic": min(times[best])}
-        measured = timing.ratio(times[found], times[best])
-        rows.append(row(found, label, measured, target, seconds=seconds, best_batch=best))
+        seconds = {"prediction": min(times[found]), "deterministic": min(times[None])}
+        measured = timing.ratio(times[found], times[None])
+        about = {"best_batch": best[None]} | ({"own_batch": best[found]} if found in best else {})
+        rows.append(row(found, label, measured, target, seconds=seconds, **about))
     return rows, times
 
 

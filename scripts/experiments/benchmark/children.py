@@ -52,9 +52,8 @@ def tfp_layers(group, rounds, seed):
             for name, model in {"deterministic": _lenet(), **networks}.items()
         }
         return list(cases.step_rows(actions, described, rounds))
-    x, _ = nets.images(cases.IMAGES, seed)
-    actions = {name: nets.compiled(model, x, cases.SAMPLES) for name, model in networks.items()}
-    return list(cases.prediction_rows(actions, described, _lenet(), max(4, rounds // 2), seed)[0])
+    rounds = max(4, rounds // 2)
+    return cases.prediction_rows({}, described, _lenet(), rounds, seed, networks)[0]
 
 
 def _lenet(kind=None):
@@ -69,10 +68,8 @@ def _lenet(kind=None):
         divergence = tfp.distributions.kl_divergence
         options["kernel_divergence_fn"] = lambda q, p, _: divergence(q, p) / nets.TRAIN_SIZE
     relu = {"activation": "relu", **options}
-    # What adaptive pooling from 10x10 to 4x4 costs; its windows lie a little otherwise.
-    pooling = layers.AveragePooling2D(3, 2)
-    images = [tf_keras.Input((32, 32, 3)), conv(6, 5, **relu), layers.MaxPooling2D(2)]
-    images += [conv(16, 5, **relu), pooling, layers.Flatten()]
+    images = [tf_keras.Input(nets.SHAPES["lenet"]), conv(6, 5, **relu), layers.MaxPooling2D(2)]
+    images += [conv(16, 5, **relu), layers.AveragePooling2D(2), layers.Flatten()]
     return tf_keras.Sequential(
         [*images, dense(120, **relu), dense(84, **relu), dense(10, **options)]
     )

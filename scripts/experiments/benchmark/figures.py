@@ -4,21 +4,24 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from experiments.benchmark.networks import CASES
+from experiments.benchmark.record import verdict
 from experiments.figures import facets
 from tfp_ibnn.plots.style import COLORS, marked
 
-_TICKS = [0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 20]
+_TICKS = [0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 10, 20]
+_VERDICTS = {"": ("0.45", "s"), "met": (COLORS[0], "o"), "missed": (COLORS[1], "D")}
+_VERDICTS["unresolved"] = (COLORS[3], "^")
 _PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def ratios(rows):
     """Draw each ratio and its target; return None if there is nothing to draw.
 
-    A target is a black bar. What meets it is a blue dot, what misses it an orange diamond; other
-    methods are hollow squares.
+    A target is a black bar. What meets it is a blue dot, what misses it an orange diamond, and what
+    is as near to it as the noise a triangle; other methods are hollow squares.
     """
-    # A cost far below 1, and one that is told in words, would only squeeze the others.
-    rows = [row for row in rows if row["ratio"] > 0.3 and "to_ensemble" not in row["id"]]
+    # Those to the ensemble have another reference.
+    rows = [row for row in rows if "to_ensemble" not in row["id"]]
     cells = []
     for title, (groups, repeated) in CASES["panels"].items():
         if shown := [row for row in rows if row["group"] in groups]:
@@ -26,16 +29,10 @@ def ratios(rows):
     if not cells:
         return None
     heights = [len(shown) + 1.4 for *_, shown in cells]
-    values = [row["ratio"] for *_, shown in cells for row in shown]
-    options = {"grid_lines": "x", "height_ratios": heights, "sharex": True}
-    size = 8.4, 0.27 * sum(heights) + 0.6
+    size = 8.4, 0.27 * sum(heights) + 0.3 * len(cells)
+    options = {"grid_lines": "x", "height_ratios": heights}
     figure = facets([[cell] for cell in cells], _panel, size, **options)
-    ax = figure.axes[-1]
-    limits = 0.93 * min(0.95, *values), 1.15 * max(2.5, *values)
-    ax.set(xscale="log", xlim=limits, xlabel="ratio, logarithmic; 1 costs nothing extra")
-    ax.xaxis.set_major_locator(FixedLocator(_TICKS))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(_PLAIN)
+    figure.axes[-1].set_xlabel("ratio, logarithmic; 1 costs nothing extra")
     return figure
 
 
@@ -43,12 +40,11 @@ def _panel(ax, title, repeated, rows):
     for place, row in enumerate(rows):
         target, ratio = row["target"], row["ratio"]
         ours = target is not None
-        met = ours and ratio <= target
-        color = "0.45" if not ours else COLORS[0] if met else COLORS[1]
+        color, mark = _VERDICTS[verdict(row)]
         if ours:
             ax.plot([target] * 2, [place - 0.36, place + 0.36], color="0.15", lw=2.2, zorder=2)
         ax.plot([1, ratio], [place] * 2, color=color, lw=1.2, alpha=0.5, zorder=1)
-        style = {"fmt": "o" if met else "D" if ours else "s", "mfc": color if ours else "white"}
+        style = {"fmt": mark, "mfc": color if ours else "white"}
         noise = min(row["noise"], 0.9 * ratio)
         ax.errorbar(ratio, place, xerr=noise, color=color, ms=6, lw=1.2, zorder=3, **style)
         edge = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": 9}
@@ -59,6 +55,11 @@ def _panel(ax, title, repeated, rows):
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_title(title, loc="left", fontsize=10)
     ax.tick_params(axis="y", length=0)
+    values = [row["ratio"] for row in rows]
+    ax.set(xscale="log", xlim=(0.9 * min(0.95, *values), 1.2 * max(2.5, *values)))
+    ax.xaxis.set_major_locator(FixedLocator(_TICKS))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(_PLAIN)
 
 
 def growths(rows):
@@ -78,10 +79,10 @@ def _curves(ax, axis, rows):
     sizes = growth["sizes"]
     label = own if axis == "depth" else f"{own}: {growth['own_exponent']:.2f}"
     ax.loglog(sizes, [1000 * t for t in growth["own"]], color="0.5", ls=":", lw=2, label=label)
-    for place, row in enumerate(rows):
-        name = row["id"].rpartition(".")[2]
-        label = f"{CASES['curves'].get(name, name)}: {row['ratio']:.2f}"
-        ax.loglog(sizes, [1000 * t for t in row["growth"]["seconds"]], **marked(place), label=label)
+    for row in rows:
+        name, number = CASES["curves"][row["id"].rpartition(".")[2]]
+        look = {**marked(number), "label": f"{name}: {row['ratio']:.2f}"}
+        ax.loglog(sizes, [1000 * t for t in row["growth"]["seconds"]], **look)
     ax.set(xlabel=below, ylabel="milliseconds")
     ax.set_title(title, loc="left", fontsize=10)
     ax.set_xticks(sizes, [str(size) for size in sizes])

@@ -17,15 +17,21 @@ import tfp_ibnn as ibnn
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}  # what is timed, and what tables call it
 CASES = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
 TRAIN_SIZE, CLASSES, EPOCHS = 50_000, 10, 3
+# Images of LeNet: of this size its pooling is plain, and the same in Keras 2.
+SHAPES = {"lenet": (28, 28, 3), "vgg16": (32, 32, 3)}
+
+
+def plain(network="lenet", **options):
+    return getattr(ibnn.models, network)(SHAPES[network], **options)
 
 
 def stochastic(network, kind, *, noise="channel", first=True):
     """Return a network of `ibnn.models` with the posteriors of `posterior_map`."""
-    plain = getattr(ibnn.models, network)()
+    model = plain(network)
     if kind == "none":
-        return plain
+        return model
     posteriors = ibnn.models.posterior_map(network, kind, deterministic=None if first else "conv1")
-    return ibnn.to_stochastic(plain, posteriors, TRAIN_SIZE, noise=noise)
+    return ibnn.to_stochastic(model, posteriors, TRAIN_SIZE, noise=noise)
 
 
 @contextlib.contextmanager
@@ -36,7 +42,7 @@ def a_few_images():
         yield
 
 
-def images(count, seed, shape=(32, 32, 3)):
+def images(count, seed, shape=SHAPES["lenet"]):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, *shape)).astype("float32")
     return x, rng.integers(0, CLASSES, count).astype("int32")
@@ -94,6 +100,31 @@ def compiled(model, x, repeats=1):
         for _ in range(repeats):
             outputs = function(x)
         keras.tree.map_structure(lambda part: part.numpy(), outputs)
+        return time.perf_counter() - began
+
+    return action
+
+
+def looped(model, x, repeats):
+    """Return an action that averages the probabilities of several calls in one compiled loop.
+
+    The calls must differ, as those of a network with random weights do.
+    """
+    import tensorflow as tf
+
+    x = tf.constant(x)
+
+    @tf.function
+    def mean(batch):
+        def step(count, total):
+            return count + 1, total + tf.nn.softmax(model(batch))
+
+        start = tf.constant(0), tf.zeros((len(x), CLASSES))
+        return tf.while_loop(lambda count, total: count < repeats, step, start)[1] / repeats
+
+    def action():
+        began = time.perf_counter()
+        mean(x).numpy()
         return time.perf_counter() - began
 
     return action

@@ -37,19 +37,26 @@ def row(name, label, measured, target=None, unit="x", seconds=None, **more):
 
 def line(found):
     """Return a row for the terminal, target and measured number side by side."""
-    target, measured, noise, _, verdict = _cells(found)
+    target, measured, noise, _, _, verdict = _cells(found)
     return f"{found['label']:66}{target:>10}{measured:>10} {noise:10}{verdict}"
 
 
 def _cells(found):
-    """Return target, ratio, noise and median as texts, and whether the target is met."""
+    """Return target, ratio, noise, median and milliseconds as texts, and the verdict."""
     noise = f"± {_number(found['noise'], found)}" if found["noise"] else ""
     ratio, median = (_number(found[key], found) for key in ("ratio", "median"))
+    times = [f"{1000 * seconds:.3g}" for seconds in list(found["seconds"].values())[:2]]
+    target = "" if found["target"] is None else f"<= {found['target']:g}{UNITS[found['unit']]}"
+    return target, ratio, noise, median, " / ".join(times), verdict(found)
+
+
+def verdict(found):
+    """Return whether a row's target is "met", "missed" or, within the noise, "unresolved"."""
     if found["target"] is None:
-        return "", ratio, noise, median, ""
-    target = f"<= {found['target']:g}{UNITS[found['unit']]}"
-    verdict = "met" if found["ratio"] <= found["target"] else "missed"
-    return target, ratio, noise, median, verdict
+        return ""
+    if abs(found["ratio"] - found["target"]) < found["noise"]:
+        return "unresolved"
+    return "met" if found["ratio"] <= found["target"] else "missed"
 
 
 def _number(value, found):
@@ -134,8 +141,11 @@ def fill(text, results):
         ]
         if not chosen:
             raise ValueError(f"{name}.json has no rows of the group {group!r}.")
-        shown = pd.DataFrame(chosen, columns=["", "target", "measured", "noise", "median", " "])
+        names = ["", "target", "measured", "noise", "median", "ms / reference", " "]
+        shown = pd.DataFrame(chosen, columns=names)
         shown["measured"] = (shown["measured"] + " " + shown.pop("noise")).str.strip()
+        if not shown["ms / reference"].any():
+            del shown["ms / reference"]
         return f"{begin}{markdown_table(shown.rename(columns=str.strip))}\n{end}"
 
     return _TABLE.sub(table, text)

@@ -319,6 +319,22 @@ def _baselines(rows, wanted, folder):
     return pd.DataFrame(lines, columns=["", *_MAIN.values(), "ECE floor"])
 
 
+def _grid(rows):
+    """NLL and accuracy of each method, in a row for each part and data set."""
+
+    def shown(scores):
+        nll, accuracy = pd.DataFrame(list(scores))[["nll", "accuracy"]].mean()
+        return f"{nll:.3f} / {accuracy:.3f}"
+
+    cells = {}
+    for (part, dataset, method), group in rows.groupby(["budget", "dataset", "method"], sort=False):
+        cell = cells.setdefault((part, dataset), {"part": part, "data": dataset})
+        cell[method.replace("_", " ")] = shown(group[["nll", "accuracy"]].to_dict("records"))
+        if method == "deterministic":
+            cell["deterministic + temperature"] = shown(group["scaled"])
+    return pd.DataFrame(list(cells.values())).fillna("-")
+
+
 _KINDS = {
     "table": (_runs, _summary(SCORES, "epochs", "runs")),
     "scores": (_runs, _summary(_MAIN)),
@@ -334,4 +350,5 @@ _KINDS = {
     "ood": (_shifted, _ood),
     "post_hoc": (_runs, _post_hoc),
     "baselines": (_runs, _baselines),
+    "grid": (_runs, _grid),
 }

@@ -185,8 +185,8 @@ plt.show()
 
 # %% [markdown]
 # One number for each length, the mean of the last ten epochs, is easier to compare. The report found
-# length 12 best and 0 worst. Here 0 is worst too, by little. The other lengths differ by a few
-# thousandths and in no order, which one seed cannot tell from chance.
+# length 12 best and 0 worst. Here the lengths differ by a few thousandths and in no order, which one
+# seed cannot tell from chance.
 
 # %%
 print("           negative ELBO   log-likelihood   KL")
@@ -286,15 +286,15 @@ show(scores)
 # - **The report's step is reproduced, and it is mostly not the posterior's doing.** From the network
 #   that was stopped early to its stochastic copies the ECE falls several times over, as in the
 #   report. But the same network, trained on for the same epochs without any noise, gets there as
-#   well ("stopped early, continued"), with an NLL as good. A baseline that is not yet trained is an
-#   easy one to beat.
+#   well ("stopped early, continued"), with an NLL at least as good. A baseline that is not yet
+#   trained is an easy one to beat.
 # - **Against the converged network the posterior does help.** That one has overfitted the 200 points.
-#   Its stochastic copies have a better accuracy, NLL and ECE.
+#   Its stochastic copies have a better NLL and ECE, at about the same accuracy.
 # - **Stopping at the right time does as much.** The continued network has a better NLL than the
 #   copies of the converged one. A posterior is a way to get there without having to find that time.
-# - **Flows do not matter much here.** A flow of any length has a slightly better ELBO than none; on the
-#   test points the lengths cannot be told apart, and from the converged network the Gaussian is
-#   the better one. With two inputs and 16 hidden units there is little for a flow to describe.
+# - **Flows do not matter much here.** The lengths differ by a few thousandths in ELBO; on the test
+#   points they cannot be told apart, and from the converged network the Gaussian is the better
+#   one. With two inputs and 16 hidden units there is little for a flow to describe.
 #
 # One data set of 200 points and one seed: an example, not evidence. (The clusters, their number of
 # points and the epochs were chosen by the deterministic network's scores.) The differences are:

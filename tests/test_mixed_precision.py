@@ -48,7 +48,7 @@ def make():
 
 
 def scores(model, data):
-    mc = ibnn.MonteCarlo(model, samples=16, seed=0)
+    mc = ibnn.MonteCarlo(model, samples=32, seed=0)
     return mc.evaluate(*data, batch_size=400, verbose=0, return_dict=True)
 
 

@@ -268,7 +268,11 @@ class Report:
         (folder / "table.md").write_text(f"{self.table()}\n")
         (folder / "model_card.md").write_text(self.card())
         try:
-            self.plot().savefig(folder / "calibration.png", dpi=120)
+            figure = self.plot()
+            figure.savefig(folder / "calibration.png", dpi=120)
+            import matplotlib.pyplot as plt
+
+            plt.close(figure)  # which notebooks would show once more
         except ImportError as error:  # the rest is worth having without it
             print(f"No figure was written. {error}")
         return folder

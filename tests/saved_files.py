@@ -14,25 +14,25 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from tests import autodiff
-from tests.registry import perturb
+from tests.registry import AT_PRIOR, ELBO, perturb
 
 FOLDER = Path(__file__).parent / "files"
 
 RECIPES = {
-    "affine": ibnn.NormalAffine,
-    "planar": ibnn.NormalPlanar1d,
-    "inv_conv": lambda: ibnn.NormalInvConv(depth=1, planar=1),
-    "glow": lambda: ibnn.NormalGlowStep(depth=1, hidden=4),
-    "radial": lambda: ibnn.NormalRadial(depth=1),
-    "sylvester": lambda: ibnn.NormalSylvester(depth=1, units=2),
-    "iaf": lambda: ibnn.NormalIAF(depth=1, hidden=4),
+    "affine": lambda: ibnn.NormalAffine(**AT_PRIOR),
+    "planar": lambda: ibnn.NormalPlanar1d(**AT_PRIOR),
+    "inv_conv": lambda: ibnn.NormalInvConv(depth=1, planar=1, **AT_PRIOR),
+    "glow": lambda: ibnn.NormalGlowStep(depth=1, hidden=4, **AT_PRIOR),
+    "radial": lambda: ibnn.NormalRadial(depth=1, **AT_PRIOR),
+    "sylvester": lambda: ibnn.NormalSylvester(depth=1, units=2, **AT_PRIOR),
+    "iaf": lambda: ibnn.NormalIAF(depth=1, hidden=4, **AT_PRIOR),
     "normalised": lambda: ibnn.FlowPosterior(
-        [ibnn.flows.ActNorm(), ibnn.flows.BatchNorm()], learn_prior_scale=True
+        [ibnn.flows.ActNorm(), ibnn.flows.BatchNorm()], learn_prior_scale=True, **AT_PRIOR
     ),
-    "mixture": lambda: ibnn.MixturePosterior(components=3),
-    "mixture_averaged": lambda: ibnn.MixturePosterior(components=2, kl="averaged"),
+    "mixture": lambda: ibnn.MixturePosterior(components=3, **ELBO),
+    "mixture_averaged": lambda: ibnn.MixturePosterior(components=2, kl="averaged", **ELBO),
     "flow_of_mixture": lambda: ibnn.FlowPosterior(
-        [ibnn.flows.Planar()], components=2, shared_components=True, affine="first"
+        [ibnn.flows.Planar()], components=2, shared_components=True, affine="first", **AT_PRIOR
     ),
 }
 

@@ -252,7 +252,7 @@ def test_estimated_term_is_the_mean_over_draws(float64, kind):
 @pytest.mark.once
 def test_report_of_nll_and_kl_adds_up_to_the_loss():
     inputs = keras.Input((1,))
-    layer = linear(ibnn.NormalAffine(initial_scale=0.1), N, 1)
+    layer = linear(ibnn.NormalAffine(prior_scale=0.5), N, 1)
     model = ibnn.StochasticModel(inputs, layer(inputs), train_samples=3)
     compiled(model, SIGMA, 1e-3, 10)
     x, y = conjugate_data()

@@ -20,7 +20,7 @@ JIT = ON_JAX  # XLA compiles slowly, and JAX cannot do without
 
 def bare(channels=3, posterior=None, **kwargs):
     """A layer whose output for ones is z; by default z is the standard normal noise itself."""
-    posterior = posterior or ibnn.NormalAffine(prior_loc=0.0, prior_scale=1.0)
+    posterior = posterior or ibnn.NormalAffine(prior_loc=0.0, initial_scale=1.0)
     kwargs.setdefault("train_size", 10)
     layer = ibnn.Stochastic(keras.layers.Identity(), posterior, **kwargs)
     layer.build((None, channels))
@@ -282,7 +282,7 @@ def indexed(shared=True, components=3):
     posterior = (
         ibnn.MixturePosterior(components, initial_scale=0.01, scale_spread=0.0)
         if shared
-        else ibnn.FlowPosterior(components=components)
+        else ibnn.FlowPosterior(components=components, initial_scale=0.5)
     )
     layer = bare(2, posterior)
     loc = 100.0 * np.arange(components)[:, None] * np.ones((1, 2))
@@ -438,7 +438,8 @@ def two_layers():
 
 def gaussian_kl(layer):
     s = layer.posterior.initial_scale
-    return 3 * (np.log(0.5 / s) + s**2 / (2 * 0.25) - 0.5)
+    p = layer.posterior.prior_scale
+    return 3 * (np.log(p / s) + s**2 / (2 * p**2) - 0.5)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from keras import layers, ops
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy, posterior_weights, stir
+from tests.registry import AT_PRIOR
 from tfp_ibnn.training.callbacks import posterior_statistics
 from tfp_ibnn.training.optimizers import ScaledSchedule
 
@@ -456,7 +457,7 @@ def test_statistics():
     layer = ibnn.StochasticDense(2, posterior=ibnn.NormalAffine(initial_scale=0.2), train_size=N)
     layer.build((None, 3))
     found = posterior_statistics(layer)
-    ratio = 0.2 / 0.5
+    ratio = 0.2 / 0.3
     assert found["kl"] == pytest.approx(3 * (-np.log(ratio) + (ratio**2 - 1) / 2), rel=1e-4)
     assert found["entropy"] == pytest.approx(3 * np.log(0.2 * np.sqrt(2 * np.pi * np.e)), rel=1e-4)
     assert found["z_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -568,7 +569,7 @@ def test_samples_average_the_log_likelihoods(eagerly):
 
 def test_samples_have_their_own_noise_and_examples_stay_with_their_targets(eagerly):
     inputs = keras.Input((1,))
-    layer = ibnn.Stochastic(layers.Identity(), ibnn.NormalAffine(seed=1), train_size=N)
+    layer = ibnn.Stochastic(layers.Identity(), ibnn.NormalAffine(**AT_PRIOR, seed=1), train_size=N)
     model = ibnn.StochasticModel(inputs, layer(inputs), train_samples=500)
 
     # With the inputs as targets, z is the ratio of the two.

@@ -121,7 +121,7 @@ def extremes(rng):
 
 
 def posterior(rng):
-    built = ibnn.MixturePosterior(components=3)
+    built = ibnn.MixturePosterior(components=3, prior_scale=0.5)
     built.build((7,))
     built.loc.assign(1 + 0.5 * rng.normal(size=(3, 7)))
     built.raw_scale.assign(rng.uniform(-3, -1, size=(3, 7)))

@@ -83,7 +83,7 @@ format: $(TF) ## Fix what can be fixed, then format
 	$(VENV)/bin/ruff format .
 
 docs: $(TF) ## Build the documentation into site/
-	$(VENV)/bin/mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 
 notebooks: $(TF) ## Execute the notebooks, keeping their figures
 	$(ONE_THREAD) $(VENV)/bin/python scripts/run_notebooks.py $(ARGS)

@@ -1,6 +1,8 @@
-"""Draw the figures of `how_it_works.md` into `docs/images/`: python docs/figures.py."""
+"""Draw figures of README and pages into `docs/images/`: python docs/figures.py [NAME ...]."""
 
+import json
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,19 +18,74 @@ from matplotlib.patches import Circle, FancyBboxPatch
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.plots import COLORS
+from tfp_ibnn.prediction import cross_fit
 
 BLUE, ORANGE, GREEN = COLORS[:3]
 IMAGES = Path(__file__).parent / "images"
+VGG16 = Path(__file__).parents[1] / "results" / "vgg16"
 
 
 def main() -> None:
-    """Draw all figures."""
+    """Draw all figures, or those that are named."""
     plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
-    for draw in (layer, change_of_variables, flows, affine_order, uncertainty):
+    figures = (reliability, layer, change_of_variables, flows, affine_order, uncertainty)
+    for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
         figure.savefig(IMAGES / f"{draw.__name__}.png", dpi=130)
         plt.close(figure)
+
+
+def reliability() -> Figure:
+    """Draw accuracy minus confidence of VGG16 on CIFAR-10, from the stored test probabilities.
+
+    Twelve bins of as many images, all seeds together; bars are standard errors.
+    """
+    lines = (VGG16 / "runs.jsonl").read_text().splitlines()
+    runs = {(r["budget"], r["method"], r["seed"]): r for r in map(json.loads, lines) if "seed" in r}
+
+    def stored(method: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        found = (np.load(VGG16 / f"probabilities/equal-{method}-seed{i}.npz") for i in range(3))
+        return [(f["probabilities"].astype("float64"), f["labels"]) for f in found]
+
+    def at_its_temperature(seed: int, mean: np.ndarray) -> np.ndarray:
+        powers = mean ** (1 / runs["equal", "deterministic", seed]["scaled"]["temperature"])
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    plain = stored("deterministic")
+    labels = plain[0][1]
+    averaged = cross_fit(np.mean([mean for mean, _ in plain], axis=0), labels)[0]
+    scaled = [(at_its_temperature(seed, mean), y) for seed, (mean, y) in enumerate(plain)]
+    panels = {
+        "deterministic": (plain, BLUE),
+        "+ temperature": (scaled, BLUE),
+        "3 networks + temperature": ([(averaged, labels)], BLUE),
+        "fixed noise": (stored("fixed_inner"), COLORS[6]),
+        "Gaussian posterior": (stored("gaussian"), GREEN),
+    }
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(11, 2.7), layout="constrained", sharex=True, sharey=True
+    )
+    for ax, (title, (predictions, color)) in zip(axes, panels.items(), strict=True):
+        mean, y = (np.concatenate(part) for part in zip(*predictions, strict=True))
+        doubt = np.sort(mean, axis=1)[:, :-1].sum(axis=1)  # 1 - confidence, with all its digits
+        wrong = (mean.argmax(axis=1) != y).astype("float64")
+        bins = np.array_split(np.argsort(-doubt), 12)
+        gap = [doubt[part].mean() - wrong[part].mean() for part in bins]
+        images = len(y) / len(predictions) / len(bins)  # the seeds share their test images
+        error = [max(wrong[part].std(), 1e-3) / images**0.5 for part in bins]
+        x = [max(doubt[part].mean(), 1e-4) for part in bins]
+        ax.axhline(0, color="0.6", lw=1)
+        ax.errorbar(x, gap, error, color=color, marker="o", ms=3, lw=1.2, capsize=2)
+        ax.set_title(title, fontsize=9)
+        ax.set_xscale("log")
+        ax.grid(color="0.92")
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_xaxis()
+    axes[0].set_ylabel("accuracy - confidence")
+    figure.supxlabel("1 - confidence (more certain to the right)", fontsize=10)
+    return figure
 
 
 def layer() -> Figure:

@@ -1,15 +1,61 @@
-"""What MkDocs does besides: formulas become MathML, and the colours of code become a stylesheet."""
+"""Extend MkDocs: formulas become MathML; notebooks and results become pages."""
 
+import base64
 import html
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
-from pygments.formatters import HtmlFormatter
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+RESULTS = sorted(ROOT.glob("results/**/README.md"), key=lambda path: (len(path.parts), path))
 
 # What pymdownx.arithmatex leaves of $...$ and of $$...$$.
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_config(config: Any) -> None:
+    """Add the notebooks and the results to the navigation, before the reference."""
+    config.nav[-1:-1] = [
+        {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
+        {"Results": [path.relative_to(ROOT).as_posix() for path in RESULTS]},
+    ]
+
+
+def on_files(files: Files, config: Any) -> None:
+    """Add the notebooks, with their outputs, and the results, with their figures and numbers."""
+    for path in NOTEBOOKS:
+        for name, content in _notebook(path):
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
+    for path in (*RESULTS, *ROOT.glob("results/**/*.png"), *ROOT.glob("results/**/*.json")):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+
+
+def _notebook(path: Path) -> Iterator[tuple[str, str | bytes]]:
+    """Yield the names and contents of a notebook's figures, then of its page."""
+    text, figures = [], 0
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"]).strip()
+        if cell["cell_type"] == "markdown":
+            text.append(source)
+        elif source:
+            text.append(f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                figures += 1
+                name = f"{path.stem}_{figures}.png"
+                yield name, base64.b64decode("".join(data["image/png"]))
+                text.append(f"![Figure {figures}]({name})")
+            elif printed := "".join(output.get("text") or data.get("text/plain", ())):
+                text.append(f"```{{.text .printed}}\n{printed.rstrip()}\n```")
+    yield f"{path.stem}.md", "\n\n".join(text)
 
 
 def on_page_content(content: str, **_: Any) -> str:
@@ -20,9 +66,3 @@ def on_page_content(content: str, **_: Any) -> str:
         return convert(html.unescape(match[2]).strip(), display=display)
 
     return _FORMULA.sub(mathml, content)
-
-
-def on_post_build(config: Any) -> None:
-    """Append the colours of code to the stylesheet."""
-    with (Path(config.site_dir) / "style.css").open("a") as file:
-        file.write(HtmlFormatter(style="xcode").get_style_defs(".highlight"))

@@ -11,10 +11,10 @@ r"""Measure what the noise costs, and print it beside the targets.
     growth        exponents of cost against samples, batch, channels and depth
     gpu           a step of VGG16 on a GPU; by itself, and the only group with KERAS_BACKEND=jax
 
-Every number is the minimum over repeats that take turns, all in one run; docs/performance.md says
-how. A target that is missed is shown. The exit status is 1 where a ratio is worse than the stored
-one by more than the noise of the two runs; with --short, where it is more than twice as large. A
-run that is stored takes the place of the old one, and exits with 0.
+Every number is the minimum over repeats that take turns, all in one run; docs/performance.md has
+the details. A target that is missed is shown. The exit status is 1 where a ratio is worse than the
+stored one by more than the noise of the two runs; with --short, where it is more than twice as
+large. A run that is stored takes the place of the old one, and exits with 0.
 
 Examples:
     python scripts/benchmark.py
@@ -108,7 +108,7 @@ def parse(argv, on_jax=False):
         choices=(*CPU, "gpu"),
         help="some of the groups above (default: all of this backend's)",
     )
-    add("--short", action="store_true", help="a few cases, under a minute")
+    add("--short", action="store_true", help="a smoke test: a few cases, under a minute")
     add("--rounds", type=int, help="repeats of each case (default 24, or 4 with --short)")
     add("--seed", type=int, default=0, help="of weights, images and noise (default 0)")
     add("--output", default="outputs/benchmark", help="folder (default outputs/benchmark)")
@@ -162,7 +162,7 @@ def run(groups, settings, record, keep):
 def compare(rows, stored, short, record):
     """Print what is worse than it was, and return it."""
     if stored is None:
-        print("There is no stored run to compare with.")
+        print("No stored run to compare with.")
         return []
     if differs := record.other_machine(stored):
         print(f"Another machine: {differs}. Ratios are compared, seconds are not.")

@@ -200,7 +200,7 @@ def parse(argv):
     )
     add = parser.add_argument
     add("--epochs", type=int, default=3, help="of each run (default 3)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of all runs (default 0)")
     add("--full", action="store_true", help="only VGG16 with the Gaussian, at full length")
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--only", nargs="+", metavar="PART", help="runs whose names have one of these parts")

@@ -4,7 +4,7 @@ r"""Measure how a saved model does on images unlike those that it was trained on
     corruptions    noise, blur, light and compression, in five severities
     rotations      turned images
     fgsm           images changed against the model, in steps of the gradient's sign
-    foreign        another dataset: can the uncertainty tell that it is foreign?
+    foreign        another dataset: does the uncertainty detect out-of-distribution (OOD) images?
 
 The model is a model.keras of train_cifar.py, with a posterior, with dropout or with neither, from
 either backend. The output folder receives robustness.json (all numbers, and what it takes to repeat
@@ -58,7 +58,7 @@ def main(argv=None):
 
 
 def beside(model, dataset):
-    """Return what settings.json beside a model says of its data, if it is of this dataset."""
+    """Return the data in settings.json beside a model, if it is of this dataset."""
     from experiments import RunError
     from experiments.scoring import trained_on
 
@@ -77,12 +77,15 @@ def parse(argv):
     )
     add = parser.add_argument
     add("model", help="a .keras file")
-    add("--dataset", help="of the model (default: what settings.json beside the model says)")
+    add = parser.add_argument_group("model").add_argument
+    add("--dataset", help="of the model (default: that in settings.json beside the model)")
     add(
         "--classes",
         type=int,
-        help="the first so many that it knows, if not all (default: what settings.json says)",
+        help="how many of the first classes it knows, if not all (default: as in settings.json)",
     )
+    add("--samples", type=int, help="draws, where the model has any (default 64)")
+    add = parser.add_argument_group("shifts").add_argument
     add("--shifts", nargs="+", metavar="SHIFT", help="some of those above (default: all)")
     add("--corruptions", nargs="+", metavar="NAME", help="such as gaussian_noise (default: all)")
     add("--severities", nargs="+", type=int, metavar="N", help="1 to 5 (default: all)")
@@ -95,7 +98,7 @@ def parse(argv):
         help="cifar10, fashion_mnist, mnist or digits (default: fashion_mnist, for fashion_mnist "
         "mnist, for digits none)",
     )
-    add("--samples", type=int, help="draws, where the model has any (default 64)")
+    add = parser.add_argument_group("run and output").add_argument
     add("--limit", type=int, metavar="N", help="use only so many test images")
     add("--seed", type=int, help="of draws and corruptions (default 0)")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")

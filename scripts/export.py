@@ -2,7 +2,7 @@ r"""Export a saved model as a SavedModel, which TensorFlow runs without this lib
 
 The model is a .keras file, from either backend: a stochastic model, such as the model.keras of
 train_cifar.py, or a MonteCarlo, whose settings are kept. The folder answers with the averaged
-prediction and its uncertainty; docs/serving.md tells how to ask it, scripts/serve.py serves it.
+prediction and its uncertainty; docs/serving.md shows how to query it, scripts/serve.py serves it.
 
 Examples:
     python scripts/export.py outputs/lenet/model.keras saved_model/1

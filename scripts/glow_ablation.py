@@ -313,13 +313,15 @@ def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=2e-4, help="of the weights")
-    parser.add_argument("--stochastic-lr", type=float, default=2e-3, help="of the posteriors")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", default="outputs/glow")
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT")
+    add = parser.add_argument
+    add("--steps", type=int, default=1000, help="of training (default 1000)")
+    add("--batch-size", type=int, default=128, help="examples in a step (default 128)")
+    add("--lr", type=float, default=2e-4, help="of the weights (default 2e-4)")
+    add("--stochastic-lr", type=float, default=2e-3, help="of the posteriors (default 2e-3)")
+    add("--seed", type=int, default=0, help="of weights, noise and order (default 0)")
+    add("--output", default="outputs/glow", help="folder (default outputs/glow)")
+    known = ", ".join(VARIANTS)
+    add("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=f"some of: {known}")
     return parser.parse_args()
 
 

@@ -1,10 +1,10 @@
-r"""Repeat the original report's experiments, with seeds, and write their tables and figures.
+r"""Run the original report's experiments, with seeds, and write their tables and figures.
 
     toy2d    four clusters in the plane: flows of several lengths (figures 3 and 4)
     frozen   digits: flows against a Gaussian, where the network is trained as well and where not
     lenet    LeNet on Fashion-MNIST and CIFAR-10 (figure 5), at the report's budget and equal ones
     vgg16    VGG16 on CIFAR-10 (figure 6); it takes a GPU. Its parts: equal, all methods for 100
-             epochs, with corrupted and foreign images; long, 300 epochs; report, the report's
+             epochs, with corrupted and OOD images; long, 300 epochs; report, the report's
              budget; half, with half of the classes held out; ablations, one change at a time;
              draws, one model with several numbers of draws
     defaults Gaussian posteriors by prior, scale at the start and beta, on shallow and deep
@@ -14,11 +14,11 @@ r"""Repeat the original report's experiments, with seeds, and write their tables
 Everything that an experiment needs is trained; experiments/plan.py has the settings. Runs have
 folders below --runs, and what is there already is not trained again: the same command resumes after
 an interruption, and with more --seeds it adds those; another backend, or another first seed of
-lenet and vgg16, needs another --runs. If a run fails, the others go on, and the command exits with
-1 at the end. The results go to results/EXPERIMENT/: summary.json (mean and standard deviation over
-the seeds), runs.jsonl (every run, keyed by the hash of its settings) and figures, of vgg16 also the
-test probabilities of every run. With --add vgg16 trains only what its results do not hold, though
-the folders of those runs be gone, and adds it to them.
+lenet and vgg16, needs another --runs. If a run fails, the others continue, and the command exits
+with 1 at the end. The results go to results/EXPERIMENT/: summary.json (mean and standard deviation
+over the seeds), runs.jsonl (every run, keyed by the hash of its settings) and figures, and for
+vgg16 the test probabilities of every run. With --add vgg16 trains only what its results do not
+hold, even if the folders of those runs are gone, and adds it to them.
 
 Examples:
     python scripts/reproduce.py toy2d
@@ -65,6 +65,8 @@ def main(argv=None):
     errors = (experiments.RunError, data.DataError, OSError, BrokenProcessPool)
     names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
     given, code = options.seeds, 0
+    if options.quick:
+        print("A smoke test: the numbers mean nothing.")
     for name in names:
         options.seeds = given or ([0] if options.quick else list(PLANS[name].seeds))
         began = time.perf_counter()
@@ -72,7 +74,7 @@ def main(argv=None):
         if (lost := what_is_lost(folder, options)) and not options.force:
             code = fail(
                 f"{folder} holds results of other {lost}, which these would replace: choose "
-                "another --results, or say --force."
+                "another --results, or give --force."
             )
             continue
         missing = {}
@@ -211,21 +213,27 @@ def parse(argv):
     add = parser.add_argument
     add("experiment", choices=(*EXPERIMENTS, "all"))
     add(
-        "--seeds", type=int, nargs="+", help="default: those of the kept results, or 0 with --quick"
+        "--seeds",
+        type=int,
+        nargs="+",
+        help="default: those of the stored results, or 0 with --quick",
     )
     add(
         "--quick",
         action="store_true",
-        help="a try, with numbers that mean nothing: minutes; of vgg16 an hour or more",
+        help="a smoke test, whose numbers mean nothing: minutes; an hour or more for vgg16",
     )
+    add = parser.add_argument_group("a part of an experiment").add_argument
     add("--datasets", nargs="+", choices=("fashion_mnist", "cifar10"), help="of lenet")
     add("--methods", nargs="+", metavar="METHOD", help="of lenet and vgg16, see below")
     where = " and ".join(IN_PARTS)
     add("--finished", action="store_true", help=f"of {where}: train nothing, show what is finished")
     add("--parts", nargs="+", help=f"of {where} (default: all)")
+    add = parser.add_argument_group("how it runs").add_argument
     add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add = parser.add_argument_group("what it writes").add_argument
     add("--add", action="store_true", help=f"of {where}: add to the results that are there")
     add("--force", action="store_true", help="replace results of other seeds, methods and the like")
     add("--runs", help="folder of the runs (default outputs/reproduce, or outputs/quick/runs)")

@@ -174,7 +174,8 @@ class Connection(H11Protocol):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    style = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     for name, field in Options.model_fields.items():
         flag = name if field.is_required() else f"--{name.replace('_', '-')}"
         parser.add_argument(flag, default=field.default, help=field.description)

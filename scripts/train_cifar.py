@@ -31,6 +31,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The settings of a run, which cannot be imported before the backend is chosen.
 OPTIONS = Path(__file__).with_name("experiments") / "settings.toml"
 TYPES = {"count": int, "whole": int, "seed": int, "text": str, "pattern": str, "flag": bool}
+# Of --help; options that no other group has are in the third.
+GROUPS = {
+    "data and network": "dataset classes train_size limit augment model dropout dropout_layers",
+    "posterior": "posterior noise kl_reduction affine deterministic_layers flow_layers flow_depth "
+    "base_components components mean_spread prior_scale learn_prior_scale initial_scale beta gamma",
+    "training": "",
+    "evaluation and logs": "samples validation evaluate_every evaluation_samples log_every "
+    "elbo_passes",
+}
 
 
 def main(argv=None):
@@ -78,16 +87,19 @@ def parse(argv):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--output", required=True, help="folder of the run, new or to be gone on with")
+    add("--output", required=True, help="folder of the run, new or to be resumed")
     options = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))["train"]
     del options["precision"]  # --mixed-precision
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
     for name, option in options.items():
+        group = next((t for t, names in GROUPS.items() if name in names.split()), "training")
         kind = TYPES.get(option["kind"] if isinstance(option["kind"], str) else "text", float)
         more = {"type": kind, "default": option.get("default")}
         if kind is bool:
             no = argparse.BooleanOptionalAction
             more = {"action": no if "default" not in option else "store_true"}
-        add(f"--{name.replace('_', '-')}", **more, help=option["help"])
+        groups[group].add_argument(f"--{name.replace('_', '-')}", **more, help=option["help"])
+    add = parser.add_argument_group("backend and devices").add_argument
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add(
         "--mixed-precision",
@@ -106,7 +118,7 @@ def parse(argv):
     add(
         "--distributed",
         action="store_true",
-        help="with other processes, as KERAS_DISTRIBUTION_... say (JAX; docs/distributed.md)",
+        help="with other processes, set by KERAS_DISTRIBUTION_... (JAX; docs/distributed.md)",
     )
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
     return parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Train on scikit-learn's digits: a deterministic network, a Gaussian and a flow posterior.
 
 A small convolutional network is trained on 600 images. Half way through it is copied three times:
-one copy goes on as it is, one gets a Gaussian posterior, one a normalizing-flow posterior, and each
+one copy stays as it is, one gets a Gaussian posterior, one a normalizing-flow posterior, and each
 is trained for the other half. Then all three are tested on the remaining 1,197 images.
 
 Examples:

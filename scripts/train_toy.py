@@ -39,14 +39,16 @@ logging.getLogger("tensorflow").setLevel(logging.ERROR)
 SCORES = ("accuracy", "nll", "brier", "ece")
 FULL = {"points": 1_000, "test_points": 100_000, "lengths": (0, 3, 6, 9, 12, 15)}
 FULL |= {"flow_length": 12, "epochs": 50, "converged_epochs": 300, "samples": 128}
-QUICK = {"points": 200, "test_points": 2_000, "lengths": (0, 2), "flow_length": 2, "samples": 8}
-QUICK |= {"epochs": 5, "converged_epochs": 20}
+QUICK = {"points": 60, "test_points": 500, "lengths": (0, 1), "flow_length": 1, "samples": 4}
+QUICK |= {"epochs": 2, "converged_epochs": 4}
 EARLY = 5
 
 
 def main(argv=None):
     options, settings = parse(argv)
     output = Path(options.output)
+    if options.quick:
+        print("A smoke test: the numbers mean nothing.")
     with tempfile.TemporaryDirectory() as runs:
         records = study.study(toy2d(**settings), runs, options.seeds, log=show).records
         print()
@@ -71,7 +73,11 @@ def parse(argv):
     add("--epochs", type=int, help=f"of a stochastic network (default {FULL['epochs']})")
     add("--samples", type=int, help=f"draws at test time (default {FULL['samples']})")
     add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one or more (default 0)")
-    add("--quick", action="store_true", help="a run of seconds, whose numbers mean nothing")
+    add(
+        "--quick",
+        action="store_true",
+        help="a smoke test, under a minute; its numbers mean nothing",
+    )
     add("--output", default="outputs/toy2d", help="folder for figures and numbers")
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):

@@ -6,6 +6,7 @@ from keras import ops
 
 __all__ = [
     "enable_float64",
+    "end_datasets_at_once",
     "gradient",
     "jacobian",
     "jit",
@@ -19,6 +20,12 @@ if keras.backend.backend() == "tensorflow":
 
     def enable_float64():
         """Let float64 arrays be float64: TensorFlow always does."""
+
+    def end_datasets_at_once():
+        """Let no dataset tune itself: its end waits for that, the longer the more it has run."""
+        options, iterate = tf.data.Options(), tf.data.Dataset.__iter__
+        options.autotune.enabled = False
+        tf.data.Dataset.__iter__ = lambda self: iterate(self.with_options(options))
 
     def run_eagerly(on):
         """Switch whether TensorFlow runs its functions step by step and compiles none."""
@@ -65,6 +72,9 @@ else:
     def enable_float64():
         """Let float64 arrays be float64; float32 arrays stay as they are."""
         jax.config.update("jax_enable_x64", True)
+
+    def end_datasets_at_once():
+        """Leave all as it is: JAX has no datasets of its own."""
 
     def run_eagerly(on):
         """Leave all as it is: JAX is quicker when it compiles."""

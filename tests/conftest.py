@@ -10,7 +10,7 @@ from tfp_ibnn._core import backend
 # For the whole session: JAX cannot switch once arrays exist. Keras makes its own arrays in floatx,
 # so what a test does in float32 stays in float32.
 autodiff.enable_float64()
-
+autodiff.end_datasets_at_once()
 
 # On a GPU, as far as it has one, float32 products are coarser than a CPU's.
 precision.follow_hardware()

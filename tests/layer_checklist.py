@@ -92,6 +92,8 @@ def _check_fit(layer, x, output_shape):
     stir(model)  # at their start, some weights of a flow have no gradient
     before = {weight.path: numpy(weight.value).copy() for weight in layer.weights}
     model.compile(keras.optimizers.SGD(0.1), "mse")
+    # TensorFlow would trace the first step twice for an optimizer without variables.
+    model.optimizer.build(model.trainable_variables)
     history = model.fit(x, np.ones((4, *output_shape), "float32"), batch_size=4, verbose=0)
     assert np.all(np.isfinite(history.history["loss"]))
     for weight in layer.trainable_weights:

@@ -48,6 +48,23 @@ def test_probability_library_speaks_the_backend():
     assert backend.tfd is backend.tfp.distributions
 
 
+def test_an_elementwise_function_is_traced_once_for_tensors_of_all_shapes():
+    calls = []
+
+    @backend.traced_once
+    def sum_and_product(x, y):
+        calls.append(x)
+        return x + y, x * y
+
+    for shape in ((), (3,), (2, 3)):
+        x, y = np.full(shape, 2, "uint32"), np.array([[3], [4]], "uint32")
+        found = sum_and_product(*map(ops.convert_to_tensor, (x, y)))
+        for one, other in zip(found, (x + y, x * y), strict=True):
+            assert tuple(one.shape) == other.shape
+            np.testing.assert_array_equal(ops.convert_to_numpy(one), other)
+    assert len(calls) == (1 if backend.NAME == "tensorflow" else 3)
+
+
 def test_one_replica_without_a_strategy():
     assert keras.backend.backend() in ("tensorflow", "jax")
     assert backend.replica_count() == 1

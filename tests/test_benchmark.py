@@ -1,7 +1,9 @@
+import contextlib
 import importlib.util
 import json
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import keras
@@ -269,11 +271,43 @@ def test_tfp_layers_draw_in_one_loop_at_the_batch_that_suits_them(monkeypatch):
     assert 0 < mean() < 60
 
 
-@pytest.mark.once
-def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
+@pytest.fixture
+def few_cases(monkeypatch):
     monkeypatch.setattr(gpu, "BATCHES", (4,))
     monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
     monkeypatch.setattr(gpu, "TARGETS", {"gaussian": 1.1})
+
+
+class Inline:
+    """A process that is none: it has a kind of network, and a time for its steps."""
+
+    steps = []  # of all of them, in order
+
+    def submit(self, function, *arguments):
+        future = Future()
+        if function is gpu._begin:
+            assert (arguments[0], *arguments[2:]) == ("lenet", "float32", 4, 2, 0)
+            self.kind = arguments[1]
+            future.set_result(None)
+        else:
+            self.steps.append(self.kind)
+            future.set_result({"none": 0.5, "gaussian": 0.6}[self.kind])
+        return future
+
+
+def test_steps_take_turns_and_are_compared(few_cases, monkeypatch):
+    monkeypatch.setattr(Inline, "steps", [])
+    monkeypatch.setattr(gpu, "process", lambda: contextlib.nullcontext(Inline()))
+    (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", steps=2)
+    assert row["id"] == "gpu.float32.4.gaussian"
+    assert row["seconds"] == {"step": 0.6, "deterministic": 0.5}
+    assert (row["ratio"], row["target"]) == (pytest.approx(1.2), 1.1)
+    assert Inline.steps == 2 * ["none", "gaussian", "gaussian", "none"]
+
+
+@pytest.mark.once
+@pytest.mark.slow  # two processes; the tests before and after this one have none and one
+def test_steps_are_timed_in_processes_that_take_turns(few_cases):
     (row,) = gpu.gpu_steps(benchmark.Settings(rounds=2), "lenet", steps=2)
     assert row["id"] == "gpu.float32.4.gaussian"
     times = row["seconds"]
@@ -281,10 +315,8 @@ def test_steps_are_timed_in_processes_that_take_turns(monkeypatch):
 
 
 @pytest.mark.once
-def test_a_process_that_fails_says_why(monkeypatch):
+def test_a_process_that_fails_says_why(few_cases, monkeypatch):
     monkeypatch.setattr(gpu, "TARGETS", {})
-    monkeypatch.setattr(gpu, "BATCHES", (4,))
-    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": "float32"})
     with pytest.raises(RuntimeError, match="no_network none float32 4 .* failed: .*no_network"):
         list(gpu.gpu_steps(benchmark.Settings(rounds=2), "no_network", steps=2))
 

@@ -1,5 +1,6 @@
 """`calibrate`: on real digits, and its parts against closed forms and hand-made cases."""
 
+import dataclasses
 import math
 import os
 import re
@@ -89,6 +90,9 @@ def small(deterministic_only, eagerly):
         return ibnn.calibrate(model, train, validation, **options)
 
     small.model, small.x, small.y = model, x, y
+    small.setting = trials.Setting(
+        model, Classes(3, False), keras.optimizers.SGD(0.1), model.loss, 160, 4, 0
+    )
     return small
 
 
@@ -144,7 +148,7 @@ def test_few_right_answers_do_not_make_a_model_certain():
 def test_models_predict_what_the_table_scored(report, overfitted):
     x, y = overfitted[2]
     part = folds_of(y, 2, 3) == 1
-    for candidate in report.candidates[1::4]:
+    for candidate in report.candidates[5::4]:
         model = report.model_of(candidate.name)
         assert isinstance(model, ibnn.MonteCarlo)
         mean = model.predict(x[part], verbose=0)["mean"]
@@ -161,9 +165,11 @@ def test_table(report):
     assert f"**{report.chosen.name}**" in marked
     row = table["as it is"]
     assert list(row) == [
-        *("accuracy", "NLL", "Brier", "ECE", "ECE floor"),
+        *("accuracy", "NLL", "Brier", "ECE", "ECE floor", "T"),
         *("behind best", "draws", "seconds", "parameters"),
     ]
+    assert row["T"] == 1
+    assert table["as it is + temperature"]["T"] == report.candidates[1].parameter
     assert row["draws"] == 1
     assert row["parameters"] == 64 * 64 + 64 + 64 * 10 + 10
     assert row["NLL"] == pytest.approx(report.candidates[0].nll.mean())
@@ -187,6 +193,17 @@ def test_figure_shows_before_and_after(report):
     left, right = report.plot().axes
     assert left.get_title().startswith("before: as it is")
     assert right.get_title().startswith(f"after: {report.chosen.name}")
+    for ax in (left, right):
+        (whiskers,) = (x.lines[2][0] for x in ax.containers if hasattr(x, "lines"))
+        lengths = [np.ptp(line[:, 1]) for line in whiskers.get_segments() if len(line)]
+        assert lengths
+        assert min(lengths) > 0
+
+
+def test_figure_has_one_panel_if_nothing_was_changed(report):
+    kept = dataclasses.replace(report, candidates=report.candidates[:1])
+    (ax,) = kept.plot().axes
+    assert ax.get_title().startswith("before and after: as it is")
 
 
 def test_unknown_candidate(report):
@@ -338,7 +355,9 @@ def test_folds_are_stratified_and_seeded():
 def test_cross_fit_below_a_thousand(count):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(count, 1)), rng.integers(0, 3, count)
-    training, validation = prepare((x, y), (x, y), Classes(3, False), None, 0)
+    training, validation = prepare(
+        (x, y), (x, y), mlp(outputs=3, features=1), Classes(3, False), None, 0
+    )
     assert training.size == count
     if count < 1000:
         assert len(validation.fit.y) == len(validation.score.y) == 999
@@ -404,7 +423,7 @@ def test_cross_fitted_prediction_knows_nothing_of_its_own_labels():
 
 def scripted(name, nlls, samples=4):
     """A trial that reaches given NLLs, epoch by epoch."""
-    engine = types.SimpleNamespace(samples=samples, read=list)
+    engine = types.SimpleNamespace(samples=samples, read=list, warm_up=lambda *args: None)
     trial = trials.Trial(name, engine, trained=True)
     trial.script, trial.seen = list(nlls), 0
 
@@ -456,14 +475,15 @@ def test_nan_ends_a_training_but_not_what_came_before():
     assert fine.seen == 2
 
 
-def test_divergence_costs_one_candidate_only(small, monkeypatch):
+def test_divergence_costs_one_candidate_only(small, monkeypatch, capsys):
     def diverge(training, network, *args):
         network.set_weights([np.full_like(x, np.nan) for x in network.get_weights()])
 
     monkeypatch.setattr(Training, "epoch", diverge)
-    report = small()
+    report = small(verbose=True)
     assert len(report.candidates) == 2
     assert "not finite" in report.dropped["fine-tuned"]
+    assert "at the temperature that suits it best" in capsys.readouterr().out
 
 
 def test_time_runs_out(monkeypatch):
@@ -528,6 +548,37 @@ def test_ctrl_c_keeps_what_was_trained(small, monkeypatch):
     assert report.notes["best epochs"] == "fine-tuned: 1"
     assert report.notes["interrupted"] == "yes"
     assert np.isfinite(report.model.predict(small.x, verbose=0)["mean"]).all()
+
+
+def test_sizes_are_the_same_in_every_batch():
+    # Or JAX would compile once more.
+    seen = []
+    network = types.SimpleNamespace(fit=lambda x, y, **options: seen.append((x[:, 0], options)))
+    x = np.arange(70.0)[:, None]
+    training = Training((x, x), 70, 3, 32, 0)
+    training.epoch(network, 1, None)
+    training.first_batch(network)
+    (epoch, options), (first, _) = seen
+    assert (len(epoch), len(first), options["batch_size"]) == (96, 32, 32)
+    assert set(epoch) == set(range(70))
+    assert np.unique(epoch, return_counts=True)[1].max() == 2
+    Training((x, x), 70, 1, 100, 0).epoch(network, 1, None)
+    assert len(seen[-1][0]) == seen[-1][1]["batch_size"] == 70
+
+
+def test_compilation_is_not_billed_to_a_trial(small):
+    trial = next(trials.deterministic(small.setting))
+    training = Training((small.x, small.y), 160, 5, 32, 0)
+    before, calls = trial.engine.read(), []
+    first = Training.first_batch
+    fake = types.SimpleNamespace(first_batch=lambda x: calls.append(x) or first(training, x))
+    for _ in range(2):
+        trial.engine.warm_up(trial.state, fake)
+    assert len(calls) == 1
+    again = trial.engine.draw(trial.state, small.x)  # which loads the state
+    for a, b in zip(before, trial.engine.read(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert again.shape == (160, 1, 3)
 
 
 def test_one_network_trains_several_trials_apart(overfitted):
@@ -612,9 +663,9 @@ def test_regression(has_scales, eagerly, monkeypatch):
     else:
         model = mlp(8, 1, features=10)
         model.compile(keras.optimizers.Adam(1e-2), "mse")
-    model.fit(x[:200], y[:200], epochs=30, batch_size=100, verbose=0)
+    model.fit(x[:200], y[:200], epochs=30, batch_size=200, verbose=0)
     train, validation, test = ((x[i], y[i]) for i in np.split(np.arange(442), [200, 342]))
-    options = {"epochs": 1, "samples": 8, "batch_size": 100, "verbose": False}
+    options = {"epochs": 1, "samples": 4, "batch_size": 200, "verbose": False}
     report = ibnn.calibrate(model, train, validation, **options)
     table = report.evaluate(test)
     row = table["as it is"]
@@ -632,7 +683,10 @@ def test_regression(has_scales, eagerly, monkeypatch):
         for key in ("rmse", "nll"):
             expected = table[candidate.name][key.upper()]
             assert scored[key] == pytest.approx(expected, rel=2e-3, abs=2e-3)
-    assert len(report.plot().axes) == 1
+    (ax,) = report.plot().axes
+    drawn = [line for line in ax.lines if len(line.get_xdata()) > 2]
+    assert len(drawn) == 1 + (report.chosen is not report.candidates[0])
+    assert list(table["as it is"])[4] == ("factor" if has_scales else "scale")
 
 
 def test_kl_counts_against_the_likelihood_not_the_squared_error():
@@ -734,10 +788,17 @@ def test_method_joins_by_one_line(small, monkeypatch):
 
 def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
     monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.gaussian))
-    model = keras.Sequential([keras.Input((2,)), layers.Reshape((2, 1)), layers.LSTM(3)])
+    parts = [keras.Input((2,)), layers.Reshape((2, 1)), layers.LSTM(3)]
+    model = keras.Sequential(parts)
     model.compile("sgd", LOGITS)
     with pytest.warns(UserWarning, match="Gaussian posteriors are left out"):
         assert len(small(model).candidates) == 4
+    model = keras.Sequential([*parts, layers.Dense(3)])
+    model.compile("sgd", LOGITS)
+    monkeypatch.setattr(trials, "BETAS", (1,))
+    with pytest.warns(UserWarning, match="stay deterministic") as caught:
+        assert len(small(model).candidates) == 8
+    assert sum("stay deterministic" in str(x.message) for x in caught) == 1
 
 
 def compiled(loss, outputs=3, **options):
@@ -806,14 +867,38 @@ BAD_DATA = {
     "hold NaN or infinity in 1 of 160 examples; the first is number 0": lambda x, y: {
         "train": (np.where(np.arange(320).reshape(160, 2) == 0, np.nan, x), y)
     },
-    "labels of `validation` must be whole numbers from 0 to 2, .* got .*7.* at example 9": (
+    "labels of `validation` must be whole numbers from 0 to 2, .* got 7 at example 9": (
         lambda x, y: {"validation": (x, np.where(np.arange(160) == 9, 7, y))}
     ),
     "labels of `train` must be whole numbers": lambda x, y: {"train": (x, y - 1)},
-    "rows of labels that are not one-hot": lambda x, y: {"train": (x, np.full((160, 3), 1 / 3))},
-    r"must have the shape \(N,\), \(N, 1\) or \(N, 3\); got \(160, 2\)": lambda x, y: {
+    "labels of `train` must be whole numbers .* got nan at example 3": lambda x, y: {
+        "train": (x, np.where(np.arange(160) == 3, np.nan, y))
+    },
+    "labels of `train` must be whole numbers .* got 'cat' at example 0": lambda x, y: {
+        "train": (x, np.where(y == 0, "dog", "cat"))
+    },
+    r"those of `train` have the shape \(160, 3\): give y.argmax\(axis=1\)": lambda x, y: {
+        "train": (x, np.eye(3)[y.astype(int)])
+    },
+    r"labels of shape \(N,\), .* those of `train` have the shape \(160, 2\)": lambda x, y: {
         "train": (x, x)
     },
+    r"those of `validation` have the shape \(160, 3\): give": lambda x, y: {
+        "validation": (x, np.eye(3)[y.astype(int)])
+    },
+    r"inputs of `train` have the shape \(160, 4\); `model` takes \(N, 2\)": lambda x, y: {
+        "train": (np.tile(x, 2), y)
+    },
+    r"inputs of `validation` have the shape \(160,\); `model` takes \(N, 2\)": lambda x, y: {
+        "validation": (x[:, 0], y)
+    },
+    "inputs of `train` are 2 arrays; `model` takes 1": lambda x, y: {"train": ((x, x), y)},
+    "inputs of `train` are a; `model` takes ": lambda x, y: {"train": ({"a": x}, y)},
+    r"inputs of `train` are objects: give x.astype\('float32'\)": lambda x, y: {
+        "train": (x.astype(object), y)
+    },
+    "All labels of `validation` are 1": lambda x, y: {"validation": (x, 0 * y + 1)},
+    "All labels of `train` are 2": lambda x, y: {"train": (x, 0 * y + 2)},
     "`train` has 160 inputs for 100 targets": lambda x, y: {"train": (x, y[:100])},
     r"`train` must give \(x, y\)": lambda x, y: {"train": (x,)},
     "`train` must be arrays": lambda x, y: {"train": {"x": x}},
@@ -830,6 +915,47 @@ def test_bad_data(small, message):
     with pytest.raises(ValueError, match=message) as caught:
         small(**BAD_DATA[message](small.x, small.y))
     assert "\n" not in str(caught.value)
+
+
+def test_labels_that_do_not_suit_the_loss():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2)), rng.integers(0, 2, 60)
+    one_hot, binary, two = (
+        compiled("categorical_crossentropy", activation="softmax"),
+        compiled("binary_crossentropy", 1, activation="sigmoid"),
+        compiled("mse", 2),
+    )
+    cases = [
+        (one_hot, y, r"one-hot labels of shape \(N, 3\); .* `train` have the shape \(60,\): give"),
+        (
+            one_hot,
+            np.full((60, 3), 1 / 3),
+            r"of `train` must be one-hot; got \[0.33.* at example 0",
+        ),
+        (binary, np.eye(2)[y], r"of `train` have the shape \(60, 2\): give y.argmax\(axis=1\)"),
+        (two, np.where(x > 2, np.nan, x), r"targets of `train` must be finite numbers; got \["),
+        (two, x.astype(str), "targets of `train` must be finite numbers; got"),
+        (two, x[:, 0], r"must have the shape \(N, 2\); got \(60,\)"),
+    ]
+    for model, labels, message in cases:
+        with pytest.raises(ValueError, match=message) as caught:
+            ibnn.calibrate(model, (x, labels), (x, labels), verbose=False)
+        assert "\n" not in str(caught.value)
+        assert "np." not in str(caught.value)
+
+
+def test_few_training_examples_are_said(small):
+    with pytest.warns(UserWarning, match="`train` holds 20 examples only: at least 50 would"):
+        small(train=(small.x[:20], small.y[:20]))
+
+
+def test_last_axis_of_one_may_be_left_out():
+    inputs = keras.Input((2, 2, 1))
+    model = keras.Model(inputs, layers.Flatten()(inputs))
+    output, rng = Classes(4, True), np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 2, 2)), rng.integers(0, 4, 60)
+    for one in (x, x[..., None], x[..., None, None]):
+        assert prepare((one, y), (one, y), model, output, None, 0)[0].size == 60
 
 
 def test_loss_of_a_function_or_a_list():

@@ -615,7 +615,7 @@ def test_unbuilt_sequential():
 def test_stochastic_already():
     model, _, _ = sequential()
     copy = to_stochastic(model)
-    with pytest.raises(ValueError, match=r"stochastic already.*to_deterministic"):
+    with pytest.raises(ValueError, match=r"already stochastic.*to_deterministic"):
         to_stochastic(copy)
 
 

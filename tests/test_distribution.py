@@ -143,7 +143,7 @@ def off_and_on(model):
     model.set_weights(start)
     for layer in ibnn.layers.stochastic_layers(model):
         layer.layer.kernel.assign(ops.zeros_like(layer.layer.kernel))
-    on = fit(model, size=N)
+    on = fit(model, steps_per_epoch=1)
     moved = [
         ops.convert_to_numpy(v.value).tolist() for v in model.trainable_variables
         if "posterior" in v.path

@@ -10,6 +10,7 @@ import pytest
 if keras.backend.backend() != "tensorflow":
     pytest.skip("the pages are built and run on TensorFlow", allow_module_level=True)
 pytest.importorskip("mkdocs")
+pytest.importorskip("material")
 
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
@@ -52,6 +53,13 @@ def pages(site):
 
 def test_every_page_is_built(site):
     assert [name for name in PAGES if not (site / name).with_suffix(".html").is_file()] == []
+
+
+def test_notebooks_and_results_are_pages(site, pages):
+    names = [f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.ipynb")]
+    assert len(names) >= 4
+    for name in (*names, "results/index.html"):
+        assert any(load.endswith(".png") for load in pages[site / name].loads), name
 
 
 def test_links_lead_to_pages_and_their_headings(site, pages):

@@ -41,6 +41,8 @@ def compiled(model, sigma, rate, steps):
     ibnn.freeze(model, "deterministic")
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps, alpha=1e-3)
     model.compile(keras.optimizers.Adam(schedule), NegativeLogLikelihood(sigma), jit_compile=JIT)
+    # TensorFlow would trace the first step twice for an optimizer without variables.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 

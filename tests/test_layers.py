@@ -771,7 +771,7 @@ def test_bad_arguments(kwargs, argument, value):
 
 
 def test_stochastic_layers_are_not_wrapped_again():
-    with pytest.raises(ValueError, match="`layer` is stochastic already: 'mine'"):
+    with pytest.raises(ValueError, match="`layer` is already stochastic: 'mine'"):
         ibnn.Stochastic(ibnn.StochasticDense(3, train_size=N, name="mine"), train_size=N)
 
 

@@ -1139,7 +1139,7 @@ def test_models_that_cannot_be_averaged_are_refused():
         (Own(), "not built"),
         (dense(3), "must be a Keras model"),
         (None, "must be a Keras model"),
-        (averaged(shallow(), 2), "MonteCarlo already"),
+        (averaged(shallow(), 2), "already a MonteCarlo"),
         (shallow(None), "It is unknown what"),
         (own(), "It is unknown what"),
     ]

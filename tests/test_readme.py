@@ -4,29 +4,54 @@ from pathlib import Path
 
 import pytest
 
+from tests import readme_example
+
 pytestmark = pytest.mark.once
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 
 
 def test_the_example_works_when_pasted(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    assert 12 <= len(code.splitlines()) <= 18
-    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
-    error = float(re.search(r"'ece': ([0-9.]+)", capsys.readouterr().out)[1])
-    assert error < 0.1
+    assert len(readme_example.code().splitlines()) <= 16
+    assert readme_example.run()["prediction"]["mean"].shape == (797, 10)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("| ").split("|") for line in lines if line.startswith("| ")]
+    column = [title.strip() for title in rows[0]].index("NLL")
+    nll = {row[0].strip(" *"): float(row[column]) for row in rows[2:]}
+    assert nll.keys() >= {"as it is", "as it is + temperature", "fine-tuned + temperature"}
+    (chosen,) = (row[0].strip(" *") for row in rows if "**" in row[0])
+    assert nll[chosen] < 0.9 * nll["as it is"]
 
 
 def test_the_table_is_that_of_the_recorded_run():
-    recorded = README.parent / "results" / "digits" / "metrics.json"
-    text = README.read_text()
+    text, record = README.read_text(), json.loads(readme_example.RECORD.read_text())
+    assert readme_example.filled(text, record) == text
+    assert f"| **{record['chosen']}** |" in text
+    changed = {**record, "test": {**record["test"], "as it is": {**record["test"]["as it is"]}}}
+    changed["test"]["as it is"]["NLL"] += 1
+    assert readme_example.filled(text, changed) != text
+
+
+def test_the_table_of_make_train_is_that_of_the_recorded_run():
+    recorded = ROOT / "results" / "digits" / "metrics.json"
+    text = (ROOT / "docs" / "real_data.md").read_text()
     for name, row in json.loads(recorded.read_text())["results"].items():
         numbers = [f"{row[key]:.4f}" for key in ("accuracy", "nll", "ece")]
         cells = " | ".join([name, *numbers, f"{row['parameters']:,}"])
         assert f"| {cells} |" in text
 
 
-def test_links_lead_to_files():
-    targets = re.findall(r"\]\(([^)#:]+)\)", README.read_text())
-    assert targets
-    assert [name for name in targets if not (README.parent / name).exists()] == []
+def test_it_is_short():
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def test_links_lead_to_files_and_their_headings():
+    targets = re.findall(r"\]\(([^):]+)\)", README.read_text())
+    assert len(targets) > 10
+    for target in targets:
+        name, _, heading = target.partition("#")
+        assert (ROOT / name).exists(), target
+        if heading:
+            found = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(), flags=re.MULTILINE)
+            assert heading in {re.sub(r"\W+", "-", title.lower()) for title in found}, target

@@ -42,8 +42,8 @@ def use(model, tmp_path):
     assert prediction["epistemic"].mean() > 0
     assert np.isfinite(mc.evaluate(X, Y, verbose=0)).all()
     mc.save(tmp_path / "mc.keras")
-    again = keras.models.load_model(tmp_path / "mc.keras").predict(X, verbose=0)
-    np.testing.assert_allclose(again["mean"], prediction["mean"], atol=1e-5)
+    again = ops.convert_to_numpy(keras.models.load_model(tmp_path / "mc.keras")(X)["mean"])
+    np.testing.assert_allclose(again, prediction["mean"], atol=1e-5)
     if not JAX:
         import tensorflow as tf
 
@@ -66,6 +66,7 @@ def test_a_flow(tmp_path):
     np.testing.assert_allclose(log_det, expected, rtol=1e-6)
 
     model = compiled(ibnn.to_stochastic(network(), ibnn.FlowPosterior([Sinh()]), train_size=64))
+    model.optimizer.build(model.trainable_variables)  # else the first step is traced twice
     model.fit(X, Y, epochs=2, verbose=0)
     use(model, tmp_path)
 
@@ -79,6 +80,7 @@ def test_a_posterior_with_a_layer_of_its_own(tmp_path):
     log = keras.callbacks.History()
     optimizer = ibnn.two_speed("adam", stochastic_lr=0.1)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.build(model.trainable_variables)
     model.fit(X, Y, epochs=2, verbose=0, callbacks=[ibnn.KLAnnealing(4), ibnn.PosteriorLog(), log])
     assert log.history["beta"] == pytest.approx([0.0, 0.25])
     assert log.history["hidden/kl"][-1] == pytest.approx(
@@ -97,13 +99,10 @@ def test_a_posterior_with_a_layer_of_its_own(tmp_path):
 
 def test_a_posterior_over_weights(tmp_path):
     model = network()
-    wide, narrow = (
-        use(Jitter(model, width), tmp_path / str(width))["epistemic"].mean()
-        for width in (0.2, 0.02)
-        if (tmp_path / str(width)).mkdir() is None
-    )
+    wide = use(Jitter(model, 0.2), tmp_path)["epistemic"].mean()
+    mc = ibnn.MonteCarlo(Jitter(model, 0.02), samples=8, seed=0)
+    narrow = ops.convert_to_numpy(mc(X)["epistemic"]).mean()
     assert wide > 10 * narrow
-    mc = ibnn.MonteCarlo(Jitter(model, 0.2), samples=4, seed=1)
     expected = ops.convert_to_numpy(ops.softmax(model(X)))
     np.testing.assert_allclose(
         ops.convert_to_numpy(mc.at_mean(X)["mean"]), expected, rtol=1e-5, atol=1e-6

@@ -49,6 +49,8 @@ def plain_network(**kwargs):
 
 
 def fit(model, epochs=1, callbacks=(), **kwargs):
+    if model.built and not model.optimizer.built:  # TensorFlow would trace the first step twice
+        model.optimizer.build(model.trainable_variables)
     return model.fit(
         X, Y, batch_size=8, epochs=epochs, callbacks=list(callbacks), verbose=0, **kwargs
     ).history
@@ -649,6 +651,7 @@ def unlike(train_size, *args, samples=1, compiled=None, **kwargs):
     outputs = ibnn.StochasticDense(2, train_size=train_size)(inputs)
     model = ibnn.StochasticModel(inputs, outputs, train_samples=samples)
     model.compile("sgd", "mse", **(compiled or {}))
+    model.optimizer.build(model.trainable_variables)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):

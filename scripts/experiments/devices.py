@@ -1,6 +1,6 @@
 """Where a run trains: on one device, on several, or in several processes.
 
-    devices = devices_for(4)                    # 4 GPUs, or 4 logical CPUs where there is no GPU
+    devices = devices_for(4)                    # 4 GPUs, or 4 logical CPUs without a GPU
     devices = devices_for(distributed=True)     # this process's part of a larger whole (JAX)
     run(settings, "outputs/vgg", devices=devices)
 
@@ -145,7 +145,7 @@ class _Parallel(Devices):
                 raise
             raise RunError(
                 "Training in common has broken off, most likely because another process has ended: "
-                "see what that one says. Started again, all go on from the last checkpoint."
+                "see its output. Started again, all resume from the last checkpoint."
             ) from error
 
     @contextlib.contextmanager

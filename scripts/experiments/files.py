@@ -1,32 +1,16 @@
 """Files that are written whole or not at all, and locks."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import uuid
-from pathlib import Path
+
+from tfp_ibnn.training import replacing
 
 try:
     import fcntl
 except ImportError:  # on Windows, where nothing is locked
     fcntl = None
-
-
-@contextlib.contextmanager
-def replacing(path):
-    """Give a temporary path beside `path`; what is written there takes its place at the end."""
-    path = Path(path)
-    # The suffix stays: writers such as Keras's and numpy's go by it.
-    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path, text):

@@ -98,7 +98,7 @@ def _evaluate(scorer, settings, folder, data_dir, model, log):
         others = {HELD_OUT: unknown.astype("float32")} if wanted else {}
     test = tuple(part[: settings.limit] for part in test)
     if wanted and not (settings.foreign or others):
-        log(f"No OOD data: there is no usual one for {settings.dataset}, name some.")
+        log(f"No OOD data: {settings.dataset} has no usual one, name some.")
     for name in settings.foreign if wanted else ():
         _, (images, _) = data.load(name, data_dir)
         others[name] = data.ood.convert_images(images[: len(test[0])], name, settings.dataset)
@@ -198,7 +198,7 @@ def _line(row):
 
 def _check_export(export, output):
     if (backend := keras.backend.backend()) != "tensorflow":
-        raise RunError(f"A SavedModel takes TensorFlow, not {backend}: say --backend tensorflow.")
+        raise RunError(f"A SavedModel takes TensorFlow, not {backend}: give --backend tensorflow.")
     if export.exists() and (not export.is_dir() or any(export.iterdir())):
         raise RunError(f"{export} holds something already: choose another folder to export to.")
     if output.resolve().is_relative_to(export.resolve()):

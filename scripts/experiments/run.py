@@ -34,8 +34,8 @@ def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=
     there is a finished one, nothing is done.
 
     Of several processes that train together (see `devices_for`) the first one writes, tests and
-    logs; the others return an empty dict. RunError says that the folder belongs to something else,
-    its checkpoint is damaged, or training diverged, DataError that the data cannot be had.
+    logs; the others return an empty dict. RunError is raised if the folder belongs to
+    something else, its checkpoint is damaged or training diverged, DataError without data.
     """
     devices = devices or Devices()
     log = log if devices.is_first else lambda line: None
@@ -168,7 +168,7 @@ def _network(settings, images):
         if ibnn.stochastic_layers(model):
             raise RunError(f"{path} has a posterior: give a deterministic network.")
         if settings.posterior in ibnn.models.POSTERIORS and model.name != settings.network()[0]:
-            wrong = f"{path} is {model.name!r}, not {settings.model!r}: say which `model` it is"
+            wrong = f"{path} is {model.name!r}, not {settings.model!r}: give the `model` that it is"
             raise RunError(f"{wrong}, or give the posteriors of its layers in a file.")
         if settings.precision not in {layer.dtype_policy.name for layer in model.layers}:
             raise RunError(f"{path} does not compute in {settings.precision}.")
@@ -230,8 +230,10 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
         optimizer = _optimizer(model, settings, stage, stage.epochs * len(batches))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=devices.jit_compile)
-        # TensorFlow would trace the first step twice for an optimizer without variables.
+        # TensorFlow would trace the first step twice for an optimizer or metrics without variables.
         model.optimizer.build(model.trainable_variables)
+        if devices.count == 1:
+            model.compute_metrics(None, train[1][:1], keras.ops.zeros((1, *model.output_shape[1:])))
 
     def due(epoch):  # counted from 0, at its end
         return (epoch + 1) % settings.log_every == 0 or epoch + 1 == stage.epochs

@@ -48,7 +48,7 @@ class Scores:
         return entr(self.mean).sum(axis=-1)
 
     def arrays(self):
-        """Return probabilities and labels in a small form, from which any score can be had."""
+        """Return probabilities and labels in a small form, from which any score can be computed."""
         small = {"epistemic": self.epistemic.astype("float16")}
         small["probabilities"] = self.mean.astype("float32")
         return {**small, "labels": self.labels.astype("uint8")}
@@ -121,8 +121,10 @@ def trained_on(model):
     if not Path(model).exists():
         raise RunError(f"The model {model} does not exist.")
     if not path.exists():
-        raise RunError(f"There is no {path} that names the dataset of the model: say --dataset.")
+        raise RunError(f"No {path} names the dataset of the model: give --dataset.")
     record = read_record(path)
     if record.get("dataset") not in DATASETS:
-        raise RunError(f"{path} names no known dataset ({record.get('dataset')!r}): say --dataset.")
+        raise RunError(
+            f"{path} names no known dataset ({record.get('dataset')!r}): give --dataset."
+        )
     return {key: record[key] for key in ("dataset", "classes") if record.get(key) is not None}

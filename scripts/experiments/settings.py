@@ -122,7 +122,7 @@ class Settings(checks.Checked):
         if self.posterior not in models.POSTERIORS:
             if not (self.posterior.startswith("{") or os.path.exists(self.posterior)):
                 known = ", ".join(repr(name) for name in ("none", *models.POSTERIORS))
-                there = f"or the path of a JSON file; there is no file {self.posterior!r}"
+                there = f"or the path of a JSON file; no file {self.posterior!r} exists"
                 raise ValueError(f"`posterior` must be {known}, {there}.")
             return read_posteriors(self.posterior, common)
         more = {"initial_scale": self.initial_scale, "deterministic": self.deterministic_layers}

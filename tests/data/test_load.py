@@ -302,7 +302,7 @@ def test_nothing_can_be_reached(name, small, clients, data_dir):
     made = small(name)
     message = failure(name, data_dir)
     first, *tried, last = message.splitlines()
-    assert first == f"{name} could not be had. What was tried:"
+    assert first == f"{name} could not be loaded. What was tried:"
     assert tried[0].endswith(f"raw/{name}: no such folder")
     assert tried[1].startswith("  TensorFlow Datasets, prepared: ")
     assert tried[2] == "  TensorFlow Datasets, download: not in a test"
@@ -647,7 +647,7 @@ def test_broken_cache_says_so_and_stays(how, cached):
         load("mnist", cached.parent)
     message = str(caught.value)
     assert message.startswith(f"{cached} is broken (")
-    assert message.endswith("); delete it, and the next load makes it again.")
+    assert message.endswith("); delete it, and the next load replaces it.")
     assert "\n" not in message
     assert cached.read_bytes() == before
     cached.unlink()

@@ -38,7 +38,7 @@ def test_posteriors_start_alike():
         assert (posterior.prior_scale, posterior.initial_scale) == (0.5, 0.1)
 
 
-def test_the_elbo_is_estimated(tmp_path, monkeypatch):
+def test_the_elbo_is_estimated(eagerly, tmp_path):
     """At the start, log 10 nats for each of 100 images, and the KL of a narrow posterior."""
     small = {"train_size": 100, "model": "mlp_8", "epochs": 1, "pretrain_epochs": 1, "samples": 4}
     settings = dataclasses.replace(planned("frozen", "gaussian"), **small, elbo_passes=2)

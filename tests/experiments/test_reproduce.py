@@ -181,12 +181,12 @@ def test_a_quick_look_does_not_touch_the_results(script):
 
 def test_data_that_cannot_be_had_is_an_error_in_one_line(script, tmp_path, monkeypatch, capsys):
     def missing(name, data_dir=None):
-        raise data.DataError(f"{name} could not be had.")
+        raise data.DataError(f"{name} could not be loaded.")
 
     monkeypatch.setattr(data, "load", missing)
     folders = ["--runs", str(tmp_path / "a"), "--results", str(tmp_path / "b")]
     assert script.main(["lenet", "--quick", *folders]) == 1
-    assert "could not be had" in capsys.readouterr().err
+    assert "could not be loaded" in capsys.readouterr().err
 
 
 @pytest.mark.slow

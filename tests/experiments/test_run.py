@@ -321,7 +321,7 @@ def test_a_deterministic_run_serves_what_it_predicts(run, tmp_path, data_dir):
 
 
 @pytest.mark.once
-def test_a_run_of_some_classes_knows_no_others(run, tmp_path, data_dir):
+def test_a_run_of_some_classes_knows_no_others(eagerly, run, tmp_path, data_dir):
     small = {**SMALL, "classes": 4, "limit": None}
     metrics = run(Settings(**small), tmp_path / "run", keep_models=False)
     (_, labels), (_, tested) = ibnn.data.load("digits", data_dir)
@@ -342,7 +342,7 @@ def test_layers_that_are_to_stay_deterministic_must_exist(run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_dropout_without_a_posterior_is_mc_dropout(run, tmp_path):
+def test_dropout_without_a_posterior_is_mc_dropout(eagerly, run, tmp_path):
     chosen = Settings(**SMALL | {"dropout": 0.3, "validation": 50})
     metrics = run(chosen, tmp_path / "run", keep_models=False)
     assert (metrics["method"], metrics["samples"]) == ("mc_dropout", 3)
@@ -378,7 +378,7 @@ def test_float16_with_a_posterior(run, tmp_path):
 # What goes wrong.
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(run, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_last_good_checkpoint(eagerly, run, tmp_path, monkeypatch):
     chosen = Settings(**SMALL | {"epochs": 3})
     savez, calls = np.savez, []
 
@@ -424,7 +424,7 @@ def test_a_broken_checkpoint_is_an_error_and_stays(run, script, tmp_path, capsys
     ],
     ids=["evaluated", "posterior", "in the last step"],
 )
-def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
+def test_a_run_that_diverges_says_so_each_time(eagerly, run, tmp_path, options):
     chosen = Settings(**SMALL | {"epochs": 3, "learning_rate": 1e25, "optimizer": "sgd"} | options)
     for _ in range(2):
         lines = []
@@ -436,7 +436,7 @@ def test_a_run_that_diverges_says_so_each_time(run, tmp_path, options):
 
 
 @pytest.mark.once
-def test_a_frozen_network_stays_as_it_is(run, tmp_path, monkeypatch):
+def test_a_frozen_network_stays_as_it_is(eagerly, run, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.Scorer, "export", lambda *arguments, **options: None)
     network = ibnn.models.mlp((8, 8, 1), hidden=(8,))
     network.save(tmp_path / "network.keras")

@@ -196,14 +196,18 @@ def test_a_record_of_the_first_runs_stays_valid():
     assert set(later) <= set(Settings(**later, pretrain_epochs=2, dropout=0.1).as_dict())
 
 
+def script():
+    spec = importlib.util.spec_from_file_location("train_cifar", SCRIPTS / "train_cifar.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def parsed(command):
     """Return the settings that the script makes of a command line."""
-    spec = importlib.util.spec_from_file_location("train_cifar", SCRIPTS / "train_cifar.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     python, name, *arguments = shlex.split(command)
     assert (python, name) == ("python", "scripts/train_cifar.py")
-    options = vars(script.parse([*arguments, "--output", "x"]))
+    options = vars(script().parse([*arguments, "--output", "x"]))
     precision = options.pop("mixed_precision")
     for other in ("output", "data_dir", "backend", "devices", "distributed", "jit"):
         options.pop(other)
@@ -216,6 +220,12 @@ def test_the_options_know_all_there_is():
     assert evaluate["dataset"]["kind"] == evaluate["foreign"]["each"] == list(data.DATASETS)
     assert evaluate["corruptions"]["each"] == evaluate["corruptions"]["default"]
     assert evaluate["corruptions"]["each"] == list(data.CORRUPTIONS)
+
+
+def test_the_groups_of_the_help_hold_known_options():
+    grouped = " ".join(script().GROUPS.values()).split()
+    assert len(set(grouped)) == len(grouped)
+    assert set(grouped) < set(checks.OPTIONS["train"])
 
 
 def test_the_parser_and_the_settings_have_the_same_defaults():

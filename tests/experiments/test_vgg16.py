@@ -20,7 +20,7 @@ from tfp_ibnn import data
 pytestmark = pytest.mark.once
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
-SEEDS = [3, 4, 5]
+SEEDS = [3, 4]
 IMAGES = 400
 VGG16, LENET = PLANS["vgg16"], PLANS["lenet"]
 WITHOUT_POSTERIOR = ("deterministic", "deterministic_continued", "mc_dropout", "channel_dropout")
@@ -360,7 +360,7 @@ def test_new_runs_join_those_that_are_kept(results, runs, tmp_path):
     """Runs of all kinds are taken away, and come back from folders that hold nothing else."""
     taken = [f"long/cifar10/{method}/seed{SEEDS[1]}" for method in ("deterministic", "flow_last")]
     taken += [f"ablations/cifar10/epochs=120/seed{SEEDS[0]}"]
-    taken += [f"equal/cifar10/gaussian/seed{SEEDS[2]}"]
+    taken += [f"equal/cifar10/gaussian/seed{SEEDS[1]}"]
     missing = [f"{name}: not run" for name in taken[:3]] + [f"{taken[3]}: diverged: too fast"]
     kept = without(results.records, taken), missing
     for name in taken[:3]:
@@ -448,7 +448,7 @@ def test_settings_of_the_least_held_out_nll_are_trained(results):
 def test_results_hold_what_any_score_needs(results, runs, tmp_path):
     table = write(tmp_path, results.records, {}, runs=runs)
     assert check(tmp_path) == json.loads(json.dumps(table))
-    assert all(len(row["seeds"]) == 3 for row in table)
+    assert all(row["seeds"] == SEEDS for row in table)
     for row in rows_of(results):
         name = f"{row['budget']}-{row['method']}-seed{row['seed']}.npz"
         with np.load(tmp_path / "probabilities" / name) as found:

@@ -286,7 +286,7 @@ def test_functions_need_an_example():
         (np.zeros((0, 2)), [], None),
         ([[0.5, 0.5]], [0], [0.0]),
     ):
-        with pytest.raises(ValueError, match="`probabilities` must hold one example at least"):
+        with pytest.raises(ValueError, match="`probabilities` must hold at least one example"):
             metrics.reliability(probabilities, labels, sample_weight=weights)
 
 

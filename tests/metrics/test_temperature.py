@@ -294,12 +294,12 @@ def test_predictions_worse_than_chance_stop_at_the_bound():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (LOGITS[:0], LABELS[:0], "`x` must hold one example"),
-        (iter(()), None, "`x` must hold one example"),
+        (LOGITS[:0], LABELS[:0], "`x` must hold at least one example"),
+        (iter(()), None, "`x` must hold at least one example"),
         (LOGITS, None, "`y` must hold the labels"),
         (Batches(), LABELS, "`y` and `sample_weight` must come from `x`"),
         (iter([(LOGITS,)]), None, "batches .x, y. with labels"),
-        (LOGITS, np.ones(120, int), "`y` must hold two classes .*; got only 1"),
+        (LOGITS, np.ones(120, int), "`y` must hold at least two classes .*; got only 1"),
         (LOGITS, LABELS + 1, "`y` must be whole numbers from 0 to 2.*got .3."),
         (LOGITS, LABELS[:7], r"`y` must have the shape \(120,\)"),
         (np.full((2, 3), np.nan), [0, 1], r"`model\(x\)` must be logits"),

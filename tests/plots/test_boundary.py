@@ -184,7 +184,7 @@ X = np.zeros((3, 2))
         ({"predict": lambda p: {"entropy": p[:, 0]}, "limits": LIMITS}, "the key 'mean'"),
         ({"predict": lambda p: np.nan * p, "limits": LIMITS}, "must be finite"),
         ({"predict": lambda p: 3 + p[:, :1], "limits": LIMITS}, "must be probabilities"),
-        ({"predict": lambda p: sigmoid(p)[:5], "limits": LIMITS}, "one row a point"),
+        ({"predict": lambda p: sigmoid(p)[:5], "limits": LIMITS}, "one row per point"),
     ],
 )
 def test_bad_input_is_refused(arguments, words):

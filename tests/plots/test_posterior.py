@@ -160,5 +160,5 @@ def test_a_posterior_must_be_built_and_finite():
 
 
 def test_one_channel_has_no_pairs():
-    with pytest.raises(ValueError, match="two channels at least; got .3.*posterior_marginals"):
+    with pytest.raises(ValueError, match="at least two channels; got .3.*posterior_marginals"):
         plots.posterior_pairs(bent(), (3,))

@@ -133,6 +133,6 @@ def test_bad_input_is_refused():
         plots.training_panel({"a": run()}, [])
     with pytest.raises(ValueError, match="`mc_every` must be a whole number"):
         plots.training_panel({"a": run()}, mc_every=0)
-    with pytest.raises(ValueError, match=r"one number an epoch; got the shape \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"one number per epoch; got the shape \(1, 2\)"):
         plots.training_curves({"a": {"loss": [[1.0, 2.0]]}}, "loss")
     assert plt.get_fignums() == []

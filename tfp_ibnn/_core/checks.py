@@ -89,7 +89,7 @@ def known_keywords(
 
 
 def channels_of(owner: str, input_shape: Any) -> int:
-    """Return the size of the last axis of a shape, or raise if there is none to be had."""
+    """Return the size of the last axis of a shape, or raise if it is unknown."""
     is_shape = isinstance(input_shape, (tuple, list)) and all(
         size is None or (isinstance(size, numbers.Integral) and not isinstance(size, bool))
         for size in input_shape

@@ -1,7 +1,7 @@
 """Every private name of Keras that this package uses, each behind a small function.
 
 No other file of the package uses one. Each function has a contract test in
-tests/test_keras_internals.py, which fails and says what to do when Keras changes.
+tests/test_keras_internals.py, which fails when Keras changes, with what to do.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def seed_generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerato
 
 
 def lookup_tables(model: keras.layers.Layer) -> list[Any]:
-    """Return TensorFlow's tables behind the lookup layers of a model, which are no variables."""
+    """Return TensorFlow's tables behind the lookup layers of a model, which are not variables."""
     return [x.lookup_table for x in nested_layers(model) if hasattr(x, "lookup_table")]
 
 

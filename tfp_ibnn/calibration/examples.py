@@ -12,7 +12,7 @@ from tfp_ibnn.calibration.outputs import Output
 FOLDS = 5
 CROSS_FIT_BELOW = 1000
 FEWEST = 50
-"""Validation examples; with fewer, all differences drown in noise."""
+"""Examples; with fewer for validation, all differences drown in noise."""
 
 
 class Examples(NamedTuple):
@@ -61,10 +61,26 @@ class Training(NamedTuple):
             network.fit(self.data, shuffle=shuffle, verbose=0, callbacks=[callback])
             return
         order = np.random.default_rng((self.seed, number)).permutation(self.size)
+        # The last batch is filled up by examples of the first, since JAX would compile the step
+        # once more for a smaller one.
+        self._fit(network, np.resize(order, self.steps * self._full), [callback])
+
+    def first_batch(self, network: keras.Model) -> Any:
+        """Train on one batch of arrays, and return its inputs; None, and no training, if none."""
+        if isinstance(self.data, tuple):
+            return self._fit(network, np.arange(self._full))
+        return None
+
+    @property
+    def _full(self) -> int:
+        return min(self.batch_size or 32, self.size)
+
+    def _fit(self, network: keras.Model, order: np.ndarray, callbacks: Any = None) -> Any:
         arrays = keras.tree.map_structure(lambda part: part[order], self.data)
         x, y, weight = (*arrays, None)[:3]
-        options = {"batch_size": self.batch_size, "shuffle": False, "sample_weight": weight}
-        network.fit(x, y, verbose=0, callbacks=[callback], **options)
+        options = {"batch_size": self._full, "shuffle": False, "sample_weight": weight}
+        network.fit(x, y, verbose=0, callbacks=callbacks, **options)
+        return x
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -76,24 +92,38 @@ def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
     return folds
 
 
-def read(data: Any, output: Output, name: str) -> Examples:
+def read(data: Any, model: keras.Model, output: Output, name: str) -> Examples:
     """Return arrays or all batches of a dataset as checked examples; weights are not used."""
-    batches = [_checked(batch, output, name) for batch in _batches(data, name)]
+    batches = [_checked(batch, model, output, name) for batch in _batches(data, name)]
     if not batches:
         raise ValueError(f"`{name}` holds no examples.")
     return Examples(*keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches))
 
 
 def prepare(
-    train: Any, validation: Any, output: Output, batch_size: int | None, seed: int
+    train: Any,
+    validation: Any,
+    model: keras.Model,
+    output: Output,
+    batch_size: int | None,
+    seed: int,
 ) -> tuple[Training, Validation]:
     """Check the data, and split what has to be split."""
     arrays = _arrays(train)
-    # One batch at a time: training data may be larger than the memory.
-    sizes = [len(_checked(batch, output, "train").y) for batch in _batches(train, "train")]
-    size, steps = sum(sizes), len(sizes)
+    size, steps, values = 0, 0, set()
+    for batch in _batches(train, "train"):  # which may be more than fits into memory
+        y = _checked(batch, model, output, "train").y
+        size, steps = size + len(y), steps + 1
+        values.update(np.unique(y)[:2].tolist())
     if not size:
         raise ValueError("`train` holds no examples.")
+    _check_differ(values, "train")
+    if size < FEWEST:
+        warnings.warn(
+            f"`train` holds {size} examples only: at least {FEWEST} would be better, since what is "
+            "trained on fewer hardly gains.",
+            stacklevel=3,
+        )
     if validation is None:
         if arrays is None or size < FOLDS * FEWEST:
             what = "a dataset" if arrays is None else f"{size} examples, too few to split"
@@ -101,7 +131,8 @@ def prepare(
                 f"`validation` is missing, and `train` is {what}. Give validation=(x, y), examples "
                 "that the model was not trained on."
             )
-        held = folds_of(output.strata(_checked(arrays, output, "train").y), FOLDS, seed) == 0
+        y = output.targets(arrays[1], "train")
+        held = folds_of(output.strata(y), FOLDS, seed) == 0
         warnings.warn(
             f"No `validation` was given: {held.sum()} of the {size} training examples are taken "
             "for it. If the model was trained on them, its confidence there is too high, and so "
@@ -111,10 +142,11 @@ def prepare(
         validation = keras.tree.map_structure(lambda part: part[held], arrays)
         arrays = keras.tree.map_structure(lambda part: part[~held], arrays)
         size -= int(held.sum())
-    examples = read(validation, output, "validation")
+    examples = read(validation, model, output, "validation")
     count = len(examples.y)
     if count < FEWEST:
         raise ValueError(f"`validation` must hold at least {FEWEST} examples; got {count}.")
+    _check_differ(set(np.unique(examples.y)[:2].tolist()), "validation")
     strata = output.strata(examples.y)
     if count < CROSS_FIT_BELOW:
         parts = Validation(examples, examples, folds_of(strata, FOLDS, seed))
@@ -153,7 +185,15 @@ def _batches(data: Any, name: str) -> Iterator[Any]:
     return batches
 
 
-def _checked(batch: Any, output: Output, name: str) -> Examples:
+def _check_differ(values: set[Any], name: str) -> None:
+    if len(values) == 1:
+        raise ValueError(
+            f"All labels of `{name}` are {values.pop()}: give examples of every kind, in their "
+            "natural shares."
+        )
+
+
+def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examples:
     """Return inputs and targets, or raise for what cannot be used."""
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
@@ -165,7 +205,15 @@ def _checked(batch: Any, output: Output, name: str) -> Examples:
         raise ValueError(
             f"`{name}` must have one weight, 0 or above, for each of {len(y)} targets."
         )
-    for part in keras.tree.flatten(x):
+    for part, tensor in _paired(x, model, name):
+        wanted = tuple(tensor.shape[1:])
+        if not _fits(part.shape, wanted):
+            shape = ", ".join(["N", *("any" if size is None else str(size) for size in wanted)])
+            raise ValueError(
+                f"The inputs of `{name}` have the shape {part.shape}; `model` takes ({shape})."
+            )
+        if part.dtype.kind == "O" and tensor.dtype != "string":
+            raise ValueError(f"The inputs of `{name}` are objects: give x.astype('float32').")
         if len(part) != len(y):
             raise ValueError(f"`{name}` has {len(part)} inputs for {len(y)} targets.")
         if part.dtype.kind == "f" and not np.isfinite(part).all():
@@ -175,3 +223,32 @@ def _checked(batch: Any, output: Output, name: str) -> Examples:
                 f"examples; the first is number {bad.argmax()}."
             )
     return Examples(x, y)
+
+
+def _paired(x: Any, model: keras.Model, name: str) -> list[tuple[np.ndarray, Any]]:
+    """Return each input with the symbolic one of the model that it belongs to."""
+    tensors = model.inputs
+    if isinstance(x, dict):
+        own = getattr(model, "input", None)
+        known = own if isinstance(own, dict) else {tensor.name: tensor for tensor in tensors}
+        if known.keys() <= x.keys():
+            return [(x[key], tensor) for key, tensor in known.items()]
+        found, wanted = ", ".join(map(str, x)), ", ".join(known)
+    else:
+        parts = keras.tree.flatten(x)
+        if len(parts) == len(tensors):
+            return list(zip(parts, tensors, strict=True))
+        found, wanted = f"{len(parts)} arrays", f"{len(tensors)}"
+    raise ValueError(f"The inputs of `{name}` are {found}; `model` takes {wanted}.")
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    """Whether an array can be an input; Keras adds or removes a last axis of size 1 by itself."""
+    shape = shape[1:] if shape else (0, 0)
+    if len(shape) == len(wanted) + 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    elif len(shape) == len(wanted) - 1 and wanted[-1] == 1:
+        shape = (*shape, 1)
+    return len(shape) == len(wanted) and all(
+        size in (None, own) for own, size in zip(shape, wanted, strict=True)
+    )

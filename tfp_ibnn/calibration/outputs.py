@@ -29,6 +29,8 @@ class Output:
 
     variants: dict[str, bool]
     """What is added to a candidate's name, and whether its parameter is fitted."""
+    column: str
+    """The heading of the parameter in a table."""
 
     def parameter(self, raw: np.ndarray, y: np.ndarray, fitted: bool) -> Any:
         """Return the parameter of one of the variants."""
@@ -47,31 +49,35 @@ class Classes(Output):
     """A classifier; the parameter is a temperature that divides the logits of every draw."""
 
     variants = {"": False, " + temperature": True}
+    column = "T"
 
-    def __init__(self, width: int, from_logits: bool) -> None:
-        self.width, self.from_logits = width, from_logits
+    def __init__(self, width: int, from_logits: bool, one_hot: bool = False) -> None:
+        self.width, self.from_logits, self.one_hot = width, from_logits, one_hot
         self.classes = max(width, 2)
 
     def targets(self, y: Any, name: str) -> np.ndarray:
-        """Return classes (N,) of integers or one-hot rows."""
-        y = np.asarray(y)
-        if y.ndim == 2 and y.shape[1] == self.classes:
-            if not (np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()):
-                raise ValueError(f"`{name}` has rows of labels that are not one-hot.")
+        """Return classes (N,) of labels in the form that the loss takes."""
+        y, classes = np.asarray(y), self.classes
+        is_number = y.dtype.kind in "biuf"
+        if self.one_hot:
+            if y.shape[1:] != (classes,):
+                raise ValueError(
+                    f"The loss takes one-hot labels of shape (N, {classes}); those of `{name}` "
+                    f"have the shape {y.shape}: give keras.utils.to_categorical(y, {classes})."
+                )
+            good = np.isin(y, (0, 1)).all(axis=1) if is_number else np.zeros(len(y), bool)
+            _check_each(good & ((y == 1).sum(axis=1) == 1), y, f"labels of `{name}`", "one-hot")
             return y.argmax(axis=1)
-        if y.ndim == 2 and y.shape[1] == 1:
-            y = y[:, 0]
+        y = y[:, 0] if y.shape[1:] == (1,) else y
+        want = f"whole numbers from 0 to {classes - 1}, the classes of the model"
         if y.ndim != 1:
+            remedy = ": give y.argmax(axis=1)" if y.shape[1:] == (classes,) else ""
             raise ValueError(
-                f"The labels of `{name}` must have the shape (N,), (N, 1) or (N, {self.classes}); "
-                f"got {y.shape}."
+                f"The loss takes labels of shape (N,), {want}; those of `{name}` have the shape "
+                f"{y.shape}{remedy}."
             )
-        bad = ~np.isin(y, np.arange(self.classes))
-        if bad.any():
-            raise ValueError(
-                f"The labels of `{name}` must be whole numbers from 0 to {self.classes - 1}, the "
-                f"classes of the model; got {y[bad][0]!r} at example {bad.argmax()}."
-            )
+        good = np.isin(y, np.arange(classes)) if is_number else np.zeros(len(y), bool)
+        _check_each(good, y, f"labels of `{name}`", want)
         return y.astype(int)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
@@ -146,17 +152,19 @@ class Numbers(Output):
         self.width, self.has_scales = width, has_scales
         self.size = width // 2 if has_scales else width
         self.variants = {"": False, " + scale": True} if has_scales else {"": True}
+        self.column = "factor" if has_scales else "scale"
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return finite numbers (N, D)."""
-        y = np.asarray(y, dtype="float64")
+        y = np.asarray(y)
         y = y[:, None] if y.ndim == 1 and self.size == 1 else y
         if y.ndim != 2 or y.shape[1] != self.size:
             shape = f"(N, {self.size})"
             raise ValueError(f"The targets of `{name}` must have the shape {shape}; got {y.shape}.")
-        if not np.isfinite(y).all():
-            raise ValueError(f"The targets of `{name}` hold NaN or infinity.")
-        return y
+        is_number = y.dtype.kind in "biuf"
+        good = np.isfinite(y).all(axis=1) if is_number else np.zeros(len(y), bool)
+        _check_each(good, y, f"targets of `{name}`", "finite numbers")
+        return y.astype("float64")
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return blocks of ten examples of like first targets."""
@@ -229,6 +237,13 @@ class Numbers(Output):
         return 1.0 if self.has_scales else 2 * float(np.mean(np.square(parameter))) / self.size
 
 
+def _check_each(good: np.ndarray, y: np.ndarray, what: str, want: str) -> None:
+    """Raise for the first example that is not good."""
+    if not good.all():
+        i = int(good.argmin())
+        raise ValueError(f"The {what} must be {want}; got {y[i].tolist()!r} at example {i}.")
+
+
 def _best(loss: Any, start: float, *args: Any) -> float:
     """Return the positive number of the least loss, around a start."""
     ends = np.log(start) + np.array([-7.0, 5.0])
@@ -277,9 +292,10 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
             f"`model` ends in a {activation_of(model)}, but its loss has from_logits=True: give a "
             "`loss` without that, such as loss='sparse_categorical_crossentropy'."
         )
-    if _is(known, _losses.CategoricalCrossentropy, _losses.SparseCategoricalCrossentropy):
+    one_hot = _is(known, _losses.CategoricalCrossentropy)
+    if one_hot or _is(known, _losses.SparseCategoricalCrossentropy):
         if width > 1:
-            return Classes(width, from_logits), given
+            return Classes(width, from_logits, one_hot), given
     elif _is(known, _losses.BinaryCrossentropy):
         if width == 1:
             return Classes(1, from_logits), given
@@ -295,5 +311,5 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     )
 
 
-def _is(loss: Any, *kinds: type) -> bool:
-    return any(isinstance(loss, kind) or getattr(kind(), "fn", None) is loss for kind in kinds)
+def _is(loss: Any, kind: type) -> bool:
+    return isinstance(loss, kind) or getattr(kind(), "fn", None) is loss

@@ -35,7 +35,7 @@ uncertainty.
 The choice was made on these examples: expect slightly worse scores on a test set. Differences
 between ECEs near their floor mean nothing.
 
-Dropped on the way, and why:
+Dropped on the way, and why (NLLs are at the best temperature or scale of each):
 
 {dropped}
 
@@ -190,7 +190,7 @@ class Report:
         Args:
             test: arrays (x, y), or a dataset.
         """
-        examples = read(test, self.output, "test")
+        examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         predictions = [
             prediction
             for trial, own in itertools.groupby(self.candidates, key=lambda x: x.trial)
@@ -224,28 +224,37 @@ class Report:
     def plot(self) -> Any:
         """Return a figure of the calibration before and after: accuracy against confidence.
 
-        Of a regression, it is the coverage of central intervals against their probability.
+        Of a regression, it is the share of targets in central intervals less the probability of
+        these; the band is twice the standard error of a calibrated model.
         """
         with needs("plots"):
             import matplotlib.pyplot as plt
 
             from tfp_ibnn import plots
 
-        pair = [("before: ", self.candidates[0]), ("after: ", self.chosen)]
+        pair = [("before", self.candidates[0]), ("after", self.chosen)]
+        if self.chosen is self.candidates[0]:
+            pair = [("before and after", self.chosen)]
         if isinstance(self.output, Classes):
-            figure, axes = plt.subplots(1, 2, figsize=(8, 4.2), layout="constrained")
-            for ax, (when, x) in zip(axes, pair, strict=True):
+            size = (4 * len(pair), 4.2)
+            figure, axes = plt.subplots(1, len(pair), figsize=size, layout="constrained")
+            for ax, (when, x) in zip(np.atleast_1d(axes), pair, strict=True):
                 total = x.prediction.sum(axis=1, keepdims=True)
-                plots.reliability_diagram(x.prediction / total, self.y, title=when + x.name, ax=ax)
+                title = f"{when}: {x.name}"
+                plots.reliability_diagram(x.prediction / total, self.y, title=title, ax=ax)
+                ax.title.set_fontsize(9)  # of a long name
             return figure
-        figure, ax = plt.subplots(figsize=(4.5, 4.2), layout="constrained")
-        levels = np.linspace(0.02, 0.98, 49)
-        ax.plot([0, 1], [0, 1], color="0.6", lw=1)
+        figure, ax = plt.subplots(figsize=(5.2, 3.8), layout="constrained")
+        levels = np.linspace(0, 1, 101)
+        error = 2 * np.sqrt(levels * (1 - levels) / self.y.size)
+        ax.axhline(0, color="0.4", lw=1)
+        ax.fill_between(levels, -error, error, color="0.9", label="chance, of a calibrated model")
         for (when, x), color, style in zip(pair, plots.COLORS, ("--", "-"), strict=False):
-            coverage = self.output.coverage(x.prediction, self.y, levels)
-            ax.plot(levels, coverage, style, color=color, label=when + x.name)
-        ax.set(xlabel="probability of the interval", ylabel="share of targets inside")
-        ax.legend(frameon=False)
+            excess = self.output.coverage(x.prediction, self.y, levels) - levels
+            ax.plot(levels, excess, style, color=color, label=f"{when}: {x.name}")
+        ax.set(xlim=(0, 1), xlabel="probability of the interval")
+        ax.set_ylabel("share of targets inside - probability")
+        figure.legend(loc="outside upper center", frameon=False)
         return figure
 
     def save(self, folder: str | os.PathLike) -> Path:
@@ -259,14 +268,18 @@ class Report:
         (folder / "table.md").write_text(f"{self.table()}\n")
         (folder / "model_card.md").write_text(self.card())
         try:
-            self.plot().savefig(folder / "calibration.png", dpi=120)
+            figure = self.plot()
+            figure.savefig(folder / "calibration.png", dpi=120)
+            import matplotlib.pyplot as plt
+
+            plt.close(figure)  # which notebooks would show once more
         except ImportError as error:  # the rest is worth having without it
             print(f"No figure was written. {error}")
         return folder
 
     def card(self) -> str:
         """Return the model card, in Markdown."""
-        notes = {**self.notes, "fitted temperature or scale": self.chosen.parameter, **_versions()}
+        notes = {**self.notes, self.output.column: _parameter(self.chosen), **_versions()}
         dropped, run = (
             "\n".join(f"- {name}: {value}" for name, value in part.items()) or "- none"
             for part in (self.dropped, notes)
@@ -281,12 +294,18 @@ class Report:
         ):
             rows[x.name] = {
                 **self.output.scores(prediction, y, self.seed),
+                self.output.column: _parameter(x),
                 "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
                 "draws": x.trial.engine.samples,
                 "seconds": round(x.seconds),
                 "parameters": x.trial.engine.network.count_params(),
             }
         return Table(caption, rows, self.chosen.name)
+
+
+def _parameter(candidate: Candidate) -> float | str:
+    numbers = np.ravel(candidate.parameter).tolist()
+    return numbers[0] if len(numbers) == 1 else ", ".join(f"{number:.4g}" for number in numbers)
 
 
 def predict(

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
-from tfp_ibnn.calibration.outputs import Output, output_of
+from tfp_ibnn.calibration.outputs import Classes, Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
 from tfp_ibnn.calibration.trials import (
     METHODS,
@@ -96,7 +96,7 @@ def calibrate(
     _check(model)
     output, loss = output_of(model, loss)
     optimizer = fine_tuning_optimizer(model, optimizer)
-    training, data = prepare(train, validation, output, batch_size, seed)
+    training, data = prepare(train, validation, model, output, batch_size, seed)
     most = _MOST_NUMBERS // (samples * output.width)
     watched = data.fit.thinned(output, max(1, min(WATCHED, most)), seed)
 
@@ -111,6 +111,8 @@ def calibrate(
     if data.folds is None:
         how = f"{len(data.fit.y):,} to fit, {len(data.score.y):,} to choose"
     say(f"Training examples: {training.size:,}. Validation examples: {how}.")
+    kind = "temperature" if isinstance(output, Classes) else "scale"
+    say(f"Each NLL is of {len(watched.y):,} validation examples, at the {kind} that suits it best.")
     setting = Setting(model, output, optimizer, loss, training.size, samples, seed)
     first, *others = METHODS
     trials = list(first(setting))
@@ -157,7 +159,8 @@ def _check(model: Any) -> None:
             f"`model` is a {type(model).__name__} already: give the network that it is made of."
         )
     if not isinstance(model, keras.Model):
-        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+        what = repr(model) if isinstance(model, str) else type(model).__name__
+        raise ValueError(f"`model` must be a Keras model; got {what}.")
     if stochastic_layers(model):
         raise ValueError(
             f"`model`, {model.name!r}, is stochastic already: give the deterministic one it was "

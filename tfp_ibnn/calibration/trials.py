@@ -58,6 +58,17 @@ class Engine:
             self.network.optimizer.build(self.network.trainable_variables)
             self._variables += self.network.optimizer.variables
         self._held: State | None = None
+        self._warm = False
+
+    def warm_up(self, state: State, training: Training) -> None:
+        """Compile what trains and draws, which would else count as the first trial's time."""
+        if not self._warm:
+            self._warm, batch = True, []
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an epoch that is one batch
+                self.train(state, lambda network: batch.append(training.first_batch(network)))
+            if batch[0] is not None:
+                self.draw(state, batch[0])
 
     def read(self) -> State:
         """Return weights, random states and the optimizer's variables."""
@@ -67,7 +78,11 @@ class Engine:
     def draw(self, state: State, x: Any) -> np.ndarray:
         """Return the network's outputs (examples, draws, width) in a state."""
         self._load(state)
-        return self._sampler.predict(x, batch_size=_BATCH, verbose=0)["samples"]
+        count = len(keras.tree.flatten(x)[0])
+        if count % _BATCH:  # JAX would compile the prediction again for each size of a last batch
+            index = np.resize(np.arange(count), -(-count // _BATCH) * _BATCH)
+            x = keras.tree.map_structure(lambda part: part[index], x)
+        return self._sampler.predict(x, batch_size=_BATCH, verbose=0)["samples"][:count]
 
     def train(self, state: State, fit: Callable[[keras.Model], None]) -> State:
         """Return the state after some training."""
@@ -78,7 +93,9 @@ class Engine:
 
     def copy(self, state: State) -> keras.Model:
         """Return a network of its own in a state."""
-        network = self._make()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what was said when the first one was made
+            network = self._make()
         for variable, value in zip(network.variables, state, strict=False):
             variable.assign(value)
         return network
@@ -186,10 +203,12 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
         optimizer = _same(setting.optimizer)
         rate = 5 * float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         optimizer = two_speed(optimizer, stochastic_lr=rate)
+        options = {"optimizer": optimizer, "loss": setting.loss, "seed": setting.seed}
         try:
-            engine = Engine(
-                make, setting.samples, optimizer=optimizer, loss=setting.loss, seed=setting.seed
-            )
+            with warnings.catch_warnings():
+                if scale != PRIOR_SCALES[0]:
+                    warnings.simplefilter("ignore")  # the same has been said already
+                engine = Engine(make, setting.samples, **options)
         except ValueError as error:
             warnings.warn(f"Gaussian posteriors are left out: {error}", stacklevel=4)
             return
@@ -272,6 +291,7 @@ def _one_epoch(
     interrupts: Interrupts,
     say: Callable[[str], None],
 ) -> None:
+    trial.engine.warm_up(trial.state, training)
     start, before = time.monotonic(), trial.nll
     trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
     try:

@@ -69,7 +69,7 @@ def to_stochastic(
     checks.positive_integer("train_samples", train_samples)
     graph = _graph_of(model)
     if stochastic_layers(model):
-        raise ValueError(f"{model.name!r} is stochastic already; `to_deterministic` undoes that.")
+        raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
     templates = _checked_templates(posterior)
     converted: list[tuple[str, PosteriorTemplate, StochasticLayer]] = []
     convertible: list[str] = []
@@ -144,7 +144,7 @@ def to_deterministic(model: keras.Model) -> keras.Model:
             return layer.fold()
         if stochastic_layers(layer):
             place = f"layer {layer.name!r} ({type(layer).__name__})"
-            raise ValueError(f"The stochastic layer inside of {place} cannot be folded away.")
+            raise ValueError(f"The stochastic layer inside {place} cannot be folded away.")
         return _copy_layer(layer)
 
     return keras.Model(*_rebuild(graph, convert), name=model.name)

@@ -18,7 +18,7 @@ EXAMPLES = """examples:
 
 
 class Progress:
-    """A line on standard error that is drawn anew; where that is no terminal, a line per step."""
+    """A line on standard error that is drawn anew; a line per step if that is not a terminal."""
 
     def __init__(self, name: str) -> None:
         self._name, self._step, self._width = name, "", 0

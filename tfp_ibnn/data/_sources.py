@@ -58,7 +58,7 @@ def by_hand(dataset: Dataset, raw: Path) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says in one line, or its type if it says nothing."""
+    """Return the message of an error in one line, or its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""Images changed against a model, a little at each pixel, so that it errs."""
+"""Adversarial images: small changes of every pixel that make a model err."""
 
 from collections.abc import Callable
 from typing import Any
@@ -148,7 +148,7 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
             sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
             others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
             log_odds = others - own
-        # NaN where there is no such class. A sum, not a mean: an image's gradient is then its own.
+        # NaN for an unknown class. A sum, not a mean: an image's gradient is then its own.
         return ops.sum(log_odds * ops.where(labels < classes, 1.0, float("nan")))
 
     return gradient(total, model.variables)

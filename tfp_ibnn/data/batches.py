@@ -127,7 +127,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         self._finished = False
 
     def follow(self) -> keras.callbacks.Callback:
-        """Return a callback that tells these batches the epoch."""
+        """Return a callback that sets the epoch of these batches."""
 
         def begin(epoch: int, logs: dict[str, Any] | None = None) -> None:
             self._followed = True

@@ -15,7 +15,7 @@ Report = Callable[[str, int, int], None]
 
 
 class DataError(RuntimeError):
-    """A dataset that cannot be had, is not what it should be, or cannot be stored."""
+    """A dataset that cannot be found, is not what it should be, or cannot be stored."""
 
 
 @dataclass(frozen=True)

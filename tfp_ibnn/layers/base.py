@@ -56,7 +56,7 @@ class StochasticLayer(keras.layers.Wrapper):
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
         if isinstance(layer, StochasticLayer):
-            raise ValueError(f"`layer` is stochastic already: {layer.name!r}.")
+            raise ValueError(f"`layer` is already stochastic: {layer.name!r}.")
         kwargs.setdefault("dtype", layer.dtype_policy)
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):
@@ -94,7 +94,7 @@ class StochasticLayer(keras.layers.Wrapper):
         raise NotImplementedError(f"{type(self).__name__} must define `apply`.")
 
     def mean_latent(self) -> Tensor:
-        """Return the one latent that stands for the posterior where there is no noise."""
+        """Return the one latent that stands for the posterior without noise."""
         raise NotImplementedError(f"{type(self).__name__} must define `mean_latent`.")
 
     def fold(self) -> keras.layers.Layer:

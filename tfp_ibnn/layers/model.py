@@ -154,7 +154,7 @@ class StochasticModel(keras.Model):
         self._first_fault.assign(ops.where(known == 0, ops.cast(place, known.dtype), known))
 
     def clear_fault(self) -> None:
-        """Forget the fault that `fault` tells of."""
+        """Forget the fault that `fault` returns."""
         self._first_fault.assign(0)
 
     @property

@@ -1,4 +1,4 @@
-"""Calibration, proper scores, and detection of the unknown."""
+"""Calibration, proper scores, and out-of-distribution detection."""
 
 from tfp_ibnn.metrics.calibration import (
     AdaptiveCalibrationError,

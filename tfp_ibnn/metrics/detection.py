@@ -1,4 +1,4 @@
-"""What an uncertainty is good for: telling unknown inputs from known ones, and abstaining.
+"""What an uncertainty is for: detecting unknown inputs, and abstaining.
 
 Any uncertainty will do, such as the entropy, if it is higher where the model knows less.
 """
@@ -107,7 +107,7 @@ def _checked(name: str, values: Any) -> np.ndarray:
     """Return finite numbers in float64 along one axis, or raise."""
     flat = np.asarray(values).astype("float64").ravel()
     if not flat.size:
-        raise ValueError(f"`{name}` must hold one number at least; got none.")
+        raise ValueError(f"`{name}` must hold at least one number; got none.")
     bad = np.flatnonzero(~np.isfinite(flat))
     if bad.size:
         raise ValueError(f"`{name}` must be finite; got {flat[bad[0]]} at example {bad[0]}.")

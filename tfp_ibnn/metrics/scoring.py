@@ -1,4 +1,4 @@
-"""Proper scoring rules: a forecaster does best by them who says what he believes."""
+"""Proper scoring rules: the expected score is best for the true probabilities."""
 
 from types import ModuleType
 from typing import Any

@@ -129,7 +129,7 @@ def wide_resnet(
     preprocessing: Preprocessing = (),
     dropout: float = 0.0,
 ) -> keras.Model:
-    """Return a wide residual network, WRN-28-10 unless told otherwise.
+    """Return a wide residual network, by default WRN-28-10.
 
     Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
     `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.

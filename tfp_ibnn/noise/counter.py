@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, traced_once
 
 SOBOL_BITS = 16
 """Sobol points repeat after 2 ** SOBOL_BITS samples."""
@@ -37,9 +37,13 @@ def threefry(key: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     References:
         Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
     """
-    parity = ops.bitwise_xor(ops.bitwise_xor(key[0], key[1]), _word(_PARITY))
-    schedule = (*key, parity)
-    x, y = high + key[0], low + key[1]
+    return _rounds(*key, high, low)
+
+
+@traced_once
+def _rounds(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    schedule = (first, second, ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY)))
+    x, y = x + first, y + second
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             x = x + y

@@ -25,8 +25,8 @@ def reliability_diagram(
 ) -> Axes:
     """Draw accuracy against confidence, with the number of examples at each confidence below.
 
-    Bars that end below the diagonal belong to an overconfident model. The whiskers are binomial
-    standard errors, and bars of fewer than ten examples are pale.
+    Bars that end below the diagonal belong to an overconfident model. The whiskers are Wilson
+    intervals of 68 %, and bars of fewer than ten examples are pale.
 
     Args:
         probabilities: (examples, classes).
@@ -44,9 +44,13 @@ def reliability_diagram(
     center, width, depth = (result.edges[:-1] + result.edges[1:]) / 2, 0.92 / bins, 0.25
     for x, accuracy, count in zip(center, result.accuracy, result.count, strict=True):
         ax.bar(x, accuracy, width, color=COLORS[0], alpha=0.3 if count < 10 else 1.0, zorder=2)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        error = np.sqrt(result.accuracy * (1 - result.accuracy) / result.count)
-    ax.errorbar(center, result.accuracy, error, fmt="none", ecolor="0.15", capsize=2, zorder=4)
+    # By Wilson's score: a bar at 0 or 1 has an uncertainty, too.
+    some = result.count > 0
+    p, n = result.accuracy[some], result.count[some]
+    middle, half = p + 1 / (2 * n), np.sqrt(p * (1 - p) / n + 1 / (4 * n**2))
+    ends = np.array([middle - half, middle + half]) / (1 + 1 / n)
+    whiskers = np.maximum([p - ends[0], ends[1] - p], 0)
+    ax.errorbar(center[some], p, whiskers, fmt="none", ecolor="0.15", capsize=2, zorder=4)
     diagonal = ax.plot([0, 1], [0, 1], color=COLORS[1], lw=1.5, ls="--", zorder=3)[0]
     diagonal.set_path_effects([withStroke(linewidth=3.5, foreground="white")])
     height = np.log1p(result.count) / np.log1p(result.count.sum())
@@ -116,7 +120,7 @@ def entropy_histograms(
 def risk_coverage(
     curves: Mapping[str, Any], *, label: str = "risk", ax: Axes | None = None
 ) -> Axes:
-    """Draw the mean loss of the examples kept against the share that is kept, surest first.
+    """Draw the mean loss of the examples kept against the share that is kept, most certain first.
 
     The better the uncertainty, the lower the curve and the area under it (AURC, in the legend).
 

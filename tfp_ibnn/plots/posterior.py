@@ -75,7 +75,7 @@ def posterior_pairs(
     size = len(drawn)
     if size < 2:
         got = f"{[channel.number for channel in drawn]}. For one, use posterior_marginals"
-        raise ValueError(f"`channels` must name two channels at least; got {got}.")
+        raise ValueError(f"`channels` must name at least two channels; got {got}.")
     look = {"figsize": (1.7 * size + 0.6,) * 2, "sharex": "col", "layout": "constrained"}
     figure, grid = plt.subplots(size, size, **look)
     for row, column in np.ndindex(size, size):

@@ -119,7 +119,7 @@ def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
             raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
         return found
     if x is None:
-        raise ValueError(f"`limits` must be given where there is no `x`: {wanted}.")
+        raise ValueError(f"`limits` must be given without `x`: {wanted}.")
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.1 * (high - low), 1.0)
     return np.stack([low - margin, high + margin], axis=-1)
@@ -139,7 +139,7 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
         mean = np.concatenate([1 - mean, mean], axis=1)
     mean = _inputs.probabilities("predict(points)", mean, "points")
     if len(mean) != len(grid):
-        raise ValueError(f"`predict` must return one row a point, {len(grid)}; got {mean.shape}.")
+        raise ValueError(f"`predict` must return one row per point, {len(grid)}; got {mean.shape}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
     return mean, _inputs.vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))

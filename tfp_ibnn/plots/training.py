@@ -50,7 +50,7 @@ def training_panel(
 ) -> Figure:
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
-    Colours and markers tell runs apart; line styles training, validation, and its mean over draws.
+    Colours and markers distinguish runs; line styles training, validation, and its mean over draws.
 
     Args:
         histories: run name to `History.history`.
@@ -123,7 +123,7 @@ def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[s
     for name, values in (entry for history in runs for entry in history.items()):
         if np.ndim(values) != 1:
             got = f"the shape {np.shape(values)} under {name!r}"
-            raise ValueError(f"`histories` must hold one number an epoch; got {got}.")
+            raise ValueError(f"`histories` must hold one number per epoch; got {got}.")
     logged = sorted(set().union(*runs))
     if keys is None:
         keys = [k for k in _USUAL if any(phase + k in logged for phase in phases)] or _USUAL

@@ -31,7 +31,7 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         beta: weight of the KL in the loss; 1 is the ELBO. Kept in a variable of that name.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
-            one a seed derived from it, so that layers of one template draw different noise.
+            each a seed derived from it, so that layers of one template draw different noise.
     """
 
     arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "gamma", "seed")

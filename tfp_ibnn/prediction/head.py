@@ -102,7 +102,7 @@ def predictive_of(
 ) -> Predictive:
     """Return what a model's one output predicts: from what is given, its last layer, its loss.
 
-    `remedy` says what to write where these are not enough.
+    `remedy` is what to write where these are not enough.
     """
     if head is not None:
         checks.one_of("head", head, _HEADS)
@@ -136,7 +136,9 @@ def predictive_of(
         )
     if head in ("gaussian", "point"):
         if from_logits is not None and given is None:
-            raise ValueError(f"{contradiction} is for regression: say head='softmax' or 'sigmoid'.")
+            raise ValueError(
+                f"{contradiction} is for regression: give head='softmax' or 'sigmoid'."
+            )
         if head == "gaussian" and width is not None and width % 2:
             raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return Gaussian() if head == "gaussian" else Point()

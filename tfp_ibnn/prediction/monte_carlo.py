@@ -20,7 +20,7 @@ from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
 
-_NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then say from_logits=True)"
+_NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then give from_logits=True)"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -32,7 +32,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     - `mean` (N, K): the class probabilities, averaged over the draws;
     - `variance` (N, K): of the draws, and `total_variance` (N,), its sum over the classes;
     - `entropy` (N,): of the mean, in nats, the whole uncertainty: aleatoric + epistemic;
-    - `aleatoric` (N,): the mean entropy of a draw, what no draw of the network can tell;
+    - `aleatoric` (N,): the mean entropy of the draws, which every draw has by itself;
     - `epistemic` (N,): the mean KL divergence of a draw from the mean, what the draws disagree
       about.
 
@@ -99,7 +99,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         **kwargs: Any,
     ) -> None:
         if isinstance(model, MonteCarlo):
-            raise ValueError(f"`model` is a MonteCarlo already: {model.name!r}.")
+            raise ValueError(f"`model` is already a MonteCarlo: {model.name!r}.")
         network = check_model(model, dropout)
         samples = checks.positive_integer("samples", samples)
         checks.one_of("sampling", sampling, noise.SAMPLINGS)
@@ -165,7 +165,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         return self._of_one(self._sampler.draw(inputs, ops.cast(self._key, "int32"), number))
 
     def at_mean(self, inputs: Any) -> dict[str, Tensor]:
-        """Return what the network without noise says, with every z at its posterior mean."""
+        """Return the output of the network without noise, with every z at its posterior mean."""
         return self._of_one(self._sampler.at_mean(inputs))
 
     def _of_one(self, outputs: Tensor) -> dict[str, Tensor]:

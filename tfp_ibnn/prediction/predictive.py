@@ -26,7 +26,7 @@ class Summary(NamedTuple):
 class Predictive:
     """What a kind of output predicts; the base of all kinds.
 
-    A draw is what one sampled network says of an example, in a form that can be averaged. Draws
+    A draw is one sampled network's prediction for an example, in a form that can be averaged. Draws
     have the shape (draws, examples, ...). A kind defines `draws`, which also gives the uncertainty
     within each, `divergence`, `statistics`, `scores`, `pair` (targets and predictions that go
     together) and `loss` (of each example, or of each of its positions).
@@ -143,7 +143,7 @@ class Categorical(Predictive):
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return class probabilities, and their entropies."""
         if outputs.shape[-1] == 1:
-            raise ValueError("One number is not a distribution over classes: say head='sigmoid'.")
+            raise ValueError("One number is not a distribution over classes: give head='sigmoid'.")
         if self.from_logits:
             probabilities = ops.softmax(outputs, axis=-1)
         else:

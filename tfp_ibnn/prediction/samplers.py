@@ -61,7 +61,7 @@ class NoiseSampler(Sampler):
         ]
         if hidden:
             message = "stays off: only dropout layers of the graph can be left on."
-            warnings.warn(f"The dropout inside of {', '.join(hidden)} {message}", stacklevel=3)
+            warnings.warn(f"The dropout inside {', '.join(hidden)} {message}", stacklevel=3)
         # What is scaled needs no noise, unless it was asked for.
         if self.samples < samples and (dropout or not isinstance(model, ScaledModel)):
             missing = f"no stochastic layer{' and no dropout' * dropout}"

@@ -19,7 +19,7 @@ from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.prediction.head import innermost
 
 MANIFEST = "assets.extra/tfp_ibnn.json"
-"""Where an exported folder says what it holds."""
+"""The manifest of an exported folder."""
 
 
 _Spec = tuple[tuple[int | None, ...], str]  # shape and dtype
@@ -28,7 +28,7 @@ _Spec = tuple[tuple[int | None, ...], str]  # shape and dtype
 def write_saved_model(
     served: Any, path: str | os.PathLike, input_signature: Any, overwrite: bool
 ) -> Path:
-    """Write a `MonteCarlo` with a seed into a folder; `tfp_ibnn.export` says what it holds."""
+    """Write a `MonteCarlo` with a seed into a folder; `tfp_ibnn.export` describes it."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise ValueError(f"`path` must be a folder; {path} is a file.")
@@ -74,7 +74,7 @@ def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Calla
     graph = functional_graph(model)
     if signature is None and graph is None:
         like = "input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}"
-        raise ValueError(f"The inputs of model {model.name!r} are unknown: say them, like {like}.")
+        raise ValueError(f"The inputs of model {model.name!r} are unknown: give them, like {like}.")
     structure = graph.input if signature is None else signature
     if isinstance(structure, (list, tuple)) and len(structure) == 1 and signature is not None:
         structure = structure[0]  # Keras lists the arguments of `call`, of which there is one

@@ -116,7 +116,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             if y is None:
                 raise ValueError("`y` must hold the labels when `x` is an array; got None.")
             if not flat[0].shape[0]:
-                raise ValueError("`x` must hold one example at least; got none.")
+                raise ValueError("`x` must hold at least one example; got none.")
             outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
         elif y is not None or sample_weight is not None:
             raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
@@ -158,7 +158,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     @property
     def returns_logits(self) -> bool | None:
-        """Whether the output is logits; None if that cannot be told before the model has run."""
+        """Whether the output is logits; None if that is unknown before the model has run."""
         if self.from_logits is not None:
             return self.from_logits
         if isinstance(self.model, TemperatureScaling):
@@ -199,7 +199,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             weight = np.ones(len(labels)) if weight is None else weight
             parts.append((self.model.predict_on_batch(inputs), labels, weight))
         if not parts:
-            raise ValueError("`x` must hold one example at least; got none.")
+            raise ValueError("`x` must hold at least one example; got none.")
         return keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
 
 
@@ -250,7 +250,7 @@ def _best_temperature(examples: Examples) -> float:
     """Return the temperature at which the derivative of the negative log-likelihood is 0."""
     if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
         only = np.argmax(examples.targets[0])
-        raise ValueError(f"`y` must hold two classes at least to fit to; got only {only}.")
+        raise ValueError(f"`y` must hold at least two classes to fit to; got only {only}.")
     log_p = examples.log_probabilities
     if log_p is None:
         p = examples.probabilities

@@ -1,5 +1,6 @@
-"""What `model.fit` takes: optimizers and callbacks."""
+"""What `model.fit` takes: optimizers and callbacks; files that are written whole or not at all."""
 
+from tfp_ibnn._core.files import replacing
 from tfp_ibnn.training.callbacks import (
     Interrupts,
     KLAnnealing,
@@ -23,6 +24,7 @@ __all__ = [
     "TerminateOnNonFinite",
     "TwoSpeed",
     "can_scan",
+    "replacing",
     "scan",
     "two_speed",
 ]

@@ -177,7 +177,7 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
 
 
 class Interrupts(keras.callbacks.Callback):
-    """Raises an interruption that has got lost again, at the end of its batch.
+    """Raise an interrupt that Keras has swallowed, at the end of its batch.
 
     Keras waits for the logs of a batch inside of a bare `except: pass`. On JAX that is where most
     of the time passes, and with it Ctrl-C. Used as a context around `fit` and as a callback; a
@@ -214,7 +214,7 @@ class NonFiniteError(ArithmeticError):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
-    """Stop when the loss or a weight is NaN or infinite, say why, and go back to good weights.
+    """Stop when the loss or a weight is NaN or infinite, report why, restore good weights.
 
     The message names the layer whose z or KL was the first to become NaN or infinite, or the loss
     if they were finite: the fault then lies in the network or the data. (Of models other than
@@ -263,7 +263,7 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check every so many batches."""
-        # Keras may run several batches at once, and then tells the last one's number.
+        # Keras may run several batches at once, and then gives the last one's number.
         last, self._batches = self._batches, self._before_epoch + batch + 1
         if self.every is not None and last // self.every < self._batches // self.every:
             self._check(logs, f"batch {batch + 1} of epoch {self._epoch + 1}")

@@ -1,4 +1,4 @@
-"""Checkpoints from which a run goes on as if it had never stopped."""
+"""Checkpoints from which a run resumes as if it had never stopped."""
 
 import hashlib
 import itertools

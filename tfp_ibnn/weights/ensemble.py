@@ -43,7 +43,7 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         self.built = True
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return the set of a number; they begin again where they end, whatever the key."""
+        """Return the set of a number; they repeat in order, whatever the key."""
         return [ops.take(stacked, number % self.count, axis=0) for stacked in self._sets]
 
     def mean(self) -> list[Tensor]:
@@ -55,7 +55,7 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         return self
 
     def sampler(self, samples: int, **options: Any) -> WeightSampler:
-        """Return what runs the networks; noise has nothing to do here."""
+        """Return what runs the networks; they have no noise."""
         for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
             if options.get(name, value) != value:
                 got = f"{type(self).__name__}; got {options[name]!r}"

@@ -51,6 +51,11 @@ def gradient(
     return lambda *arrays: compiled([v.value for v in variables], *arrays)
 
 
+def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    """Return the function: JAX traces quickly."""
+    return function
+
+
 def jit_pays() -> bool:
     """Whether just-in-time compilation pays: JAX is slow without."""
     return True

@@ -29,5 +29,6 @@ NAMES = [
     "tfd",
     "tfp",
     "times",
+    "traced_once",
 ]
 """What the file of each backend defines."""

@@ -1,5 +1,6 @@
 """What differs on TensorFlow; `jax.py` has the same names."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -125,7 +126,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Like `keras.ops.matmul`, in full precision on GPUs too.
 
     TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
-    rotation is then no rotation, and the KL of a posterior that equals its prior is not 0.
+    rotation is then not exact, and the KL of a posterior that equals its prior is not 0.
     """
     if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)
@@ -133,8 +134,26 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return tf.cast(product, tf.float32)
 
 
+def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    """Let an elementwise function be traced once for tensors of all shapes, which broadcast.
+
+    Inside another function that is traced, its operations then count as one.
+    """
+    compiled = tf.function(function, autograph=False)
+
+    def call(*tensors: Tensor) -> Sequence[Tensor]:
+        specs = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
+        results = compiled.get_concrete_function(*specs)(*tensors)
+        shape = functools.reduce(tf.broadcast_static_shape, (tensor.shape for tensor in tensors))
+        for result in results:
+            result.set_shape(shape)
+        return results
+
+    return call
+
+
 class SeedGenerator(keras.random.SeedGenerator):
-    """A generator whose replicas under `tf.distribute` draw apart.
+    """A generator whose replicas under `tf.distribute` draw different noise.
 
     Each replica has a copy of the state, and all copies count alike: Keras's generators give
     every replica the same noise. Here the seed depends on the replica, the state does not. The

@@ -209,9 +209,10 @@ def change(values):
 
 def table(records, names):
     """Return a Markdown table of pairs: scores before and after, and paired differences."""
-    lines, scores = [], ("NLL", "accuracy", "ECE")
+    lines, left, scores = [], [], ("NLL", "accuracy", "ECE")
     for name in names:
         if not (runs := [record for record in records if record["pair"] == name]):
+            left.append(PAIRS[name][0])
             continue
         nll, *others = (np.array([_of(record, key) for record in runs]).T for key in scores)
         cells = {"data, network": PAIRS[name][0], "seeds": len(runs)}
@@ -225,7 +226,8 @@ def table(records, names):
         counts = Counter(record["chosen"] for record in runs).most_common()
         cells["what was chosen"] = "; ".join(f"{count} × {key}" for key, count in counts)
         lines.append(cells)
-    return markdown_table(pd.DataFrame(lines)) if lines else "No runs yet."
+    missing = [f"Not run yet: {'; '.join(left)}."] if left else []
+    return "\n\n".join(([markdown_table(pd.DataFrame(lines))] if lines else []) + missing)
 
 
 def fill(text, records):

@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from PIL import Image
 
 from experiments.benchmark.networks import CASES
 from experiments.benchmark.record import verdict
@@ -100,5 +101,7 @@ def _curves(ax, axis, rows):
 
 def save(figure, path):
     if figure is not None:
-        figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
+        figure.savefig(path, dpi=100)
         plt.close(figure)
+        with Image.open(path) as picture:  # a few colours are enough, and a third of the size
+            picture.convert("RGB").quantize(128).save(path, optimize=True)

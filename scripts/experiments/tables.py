@@ -19,6 +19,7 @@ The kinds of tables:
   uncertainty.
 - `post_hoc`: NLL and ECE of predictions as they are, at a temperature, averaged over the seeds, and
   both. `baselines`: the same with a row for each, and the accuracy.
+- `grid`: NLL and accuracy of the settings of `defaults`.
 """
 
 import json
@@ -329,10 +330,13 @@ def _grid(rows):
     cells = {}
     for (part, dataset, method), group in rows.groupby(["budget", "dataset", "method"], sort=False):
         cell = cells.setdefault((part, dataset), {"part": part, "data": dataset})
-        cell[method.replace("_", " ")] = shown(group[["nll", "accuracy"]].to_dict("records"))
+        name = re.sub(r"prior_(\d)_start_(\d)_beta_(\d+)", r"0.\1, 0.\2, \3", method)
+        cell[name] = shown(group[["nll", "accuracy"]].to_dict("records"))
         if method == "deterministic":
-            cell["deterministic + temperature"] = shown(group["scaled"])
-    return pd.DataFrame(list(cells.values())).fillna("-")
+            cell["+ temperature"] = shown(group["scaled"])
+    table = pd.DataFrame(list(cells.values())).fillna("-")
+    first = ["part", "data", "untreated", "deterministic", "+ temperature"]
+    return table[[*first, *(name for name in table if name not in first)]]
 
 
 _KINDS = {

@@ -383,10 +383,10 @@ def train_signs(posterior):
     return layer, np.mean(history["loss"][-20:])
 
 
-PRIOR = {"prior_loc": 0.0, "prior_scale": 1.5, "initial_scale": None, "beta": 1.0}
+PRIOR = {"prior_loc": 0.0, "prior_scale": 1.5, "beta": 1.0}
 signs = {
-    "Gaussian": train_signs(ibnn.NormalAffine(**PRIOR)),
-    "mixture base, 8": train_signs(ibnn.FlowPosterior(components=8, **PRIOR)),
+    "Gaussian": train_signs(ibnn.NormalAffine(initial_scale=1.5, **PRIOR)),
+    "mixture base, 8": train_signs(ibnn.FlowPosterior(components=8, initial_scale=1.5, **PRIOR)),
     "MixturePosterior, 8": train_signs(ibnn.MixturePosterior(components=8, **PRIOR)),
 }
 

@@ -307,7 +307,8 @@ def test_wrapped_layer_keeps_its_training_behaviour():
 
 
 def test_regularizer_of_the_wrapped_layer_stays_in_the_loss():
-    layer = ibnn.StochasticDense(3, kernel_regularizer="l2", train_size=N)
+    posterior = ibnn.NormalAffine(initial_scale=None)
+    layer = ibnn.StochasticDense(3, posterior=posterior, kernel_regularizer="l2", train_size=N)
     layer(data(2, 4))
     kernel = numpy(layer.layer.kernel.value)
     np.testing.assert_allclose(

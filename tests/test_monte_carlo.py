@@ -309,7 +309,8 @@ def test_linear_regression_has_a_known_mean_and_variance(sampling):
 @pytest.fixture(scope="module")
 def known_gaussian():
     """Regression with the mean z * x, z from N(1, 0.5^2), and the standard deviation 0.7."""
-    model = keras.Sequential([keras.Input((1,)), dense(2), GaussianHead()])
+    wide = ibnn.NormalAffine(initial_scale=0.5)
+    model = keras.Sequential([keras.Input((1,)), dense(2, posterior=wide), GaussianHead()])
     layer = model.layers[0]
     layer.layer.kernel.assign([[1.0, 0.0]])
     layer.layer.bias.assign([0.0, np.log(np.expm1(0.699))])

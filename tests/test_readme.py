@@ -12,6 +12,18 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
 
+def test_the_example_works_with_few_epochs_and_draws(capsys):
+    code = readme_example.code()
+    for old, few in (("epochs=50", "epochs=2"), ("seed=0)\n", "seed=0, epochs=1, samples=4)\n")):
+        assert code.count(old) == 1
+        code = code.replace(old, few)
+    names = {}
+    exec(code, names)
+    assert names["prediction"]["mean"].shape == (797, 10)
+    assert "| as it is + temperature " in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_the_example_works_when_pasted(capsys):
     assert len(readme_example.code().splitlines()) <= 16
     assert readme_example.run()["prediction"]["mean"].shape == (797, 10)

@@ -200,6 +200,7 @@ def test_a_client_that_waits_to_be_asked_for_its_body(running, bank):
         assert bank.fault(finish(connection), right) is None
 
 
+@pytest.mark.slow
 def test_its_end_under_load(folder, bank):
     """After SIGTERM all that were connected get an answer, and the process ends well."""
     body, right = bank.question(random.Random(2))

@@ -175,8 +175,15 @@ def cases(tmp_path_factory):
     return get
 
 
+# One for each kind of draws: of noise, of dropout, by position, of components.
+QUICK = ("softmax", "point", "position", "mixture")
+
+
 @on_tensorflow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES],
+)
 def test_the_file_says_what_the_model_says(cases, name):
     case = cases(name)
     for count in (1, 7, 100):

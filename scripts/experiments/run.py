@@ -72,6 +72,7 @@ def identity(settings):
 
 def _run(settings, folder, data_dir, log, keep, devices):
     train, test = _arrays(settings, data_dir)
+    before = _arrays(settings, data_dir, before=True) if settings.transfer else (train, test)
     devices.check_batch(min(settings.batch_size, len(train[0])))
     # Each stage begins from the seed, so that a run that resumes in the second one draws the same.
     keras.utils.set_random_seed(settings.seed)
@@ -89,7 +90,8 @@ def _run(settings, folder, data_dir, log, keep, devices):
             keras.utils.set_random_seed(settings.seed)
             with devices.building():
                 model = _stochastic(model, settings, len(train[0]))
-        times[stage.name] = _fit(model, settings, stage, train, test, folder, log, devices)
+        now = before if stage.name == "pretraining" else (train, test)
+        times[stage.name] = _fit(model, settings, stage, *now, folder, log, devices)
     if devices.is_first:
         model = devices.on_one(model)
     devices.leave()
@@ -141,7 +143,8 @@ def _run(settings, folder, data_dir, log, keep, devices):
     return metrics
 
 
-def _arrays(settings, data_dir):
+def _arrays(settings, data_dir, before=False):
+    """Return training and test arrays; `before`: five times as many of the classes left later."""
     if settings.dataset == "four_clusters":  # of each seed others, but all are tested on the same
         known, sample = DATASETS["four_clusters"], ibnn.data.toy.sample
         train = sample(settings.train_size or known.train_size, [1, settings.seed])
@@ -154,8 +157,11 @@ def _arrays(settings, data_dir):
             parts = np.split(order, [settings.train_size])
             train, test = ([part[rows] for part in every] for rows in parts)
     if settings.classes is not None:
-        train, test = (ibnn.data.ood.split_classes(*x, settings.classes)[0] for x in (train, test))
-    train, test = ([part[: settings.limit] for part in x] for x in (train, test))
+        train, test = (ibnn.data.ood.split_classes(*x, settings.classes) for x in (train, test))
+        later = settings.transfer and not before
+        train, test = ((x, y - later * settings.classes) for x, y in (train[later], test[later]))
+    limit = settings.limit and (5 if before else 1) * settings.limit
+    train, test = ([part[:limit] for part in x] for x in (train, test))
     if not settings.validation:
         return train, test
     # The images held out are the same in all runs, whatever their seed.
@@ -180,10 +186,22 @@ def _network(settings, images):
         shifts = {"augment": settings.augments, "padding": padding, "seed": settings.seed}
         options["preprocessing"] = ibnn.data.preprocessing(images, **shifts)
     classes = settings.classes or len(DATASETS[settings.dataset].classes)
+    if name == "mobilenet_v2":
+        return _mobilenet_v2(images.shape[1:], classes, **options)
     build, channels = getattr(ibnn.models, name), settings.dropout_layers
     rate = settings.dropout if channels is None else 0.0
     model = build(images.shape[1:], classes, dropout=rate, **options)
     return model if channels is None else _channel_dropout(model, settings.dropout, channels)
+
+
+def _mobilenet_v2(shape, classes, preprocessing):
+    """Return Keras' own, without ImageNet's weights."""
+    inputs = x = keras.Input(shape)
+    for layer in preprocessing:
+        x = layer(x)
+    options = {"weights": None, "classes": classes, "classifier_activation": None}
+    model = keras.applications.MobileNetV2(shape, input_tensor=x, **options)
+    return keras.Model(inputs, model.output, name="mobilenet_v2")
 
 
 def _channel_dropout(model, rate, pattern):

@@ -19,8 +19,8 @@ DATASETS = {
 _OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
 _IN_FILES = ("affine", "components", "initial_scale", "mean_spread", "deterministic_layers")
 # Height and width of the smallest images that each network takes.
-_LEAST = {"lenet": 16, "vgg16": 32, "wide_resnet": 8}
-_MODELS = ("lenet", "vgg16", "mlp", "mlp_64_64", "wide_resnet", "wide_resnet_16_4")
+_LEAST = {"lenet": 16, "vgg16": 32, "wide_resnet": 8, "mobilenet_v2": 32}
+_MODELS = ("lenet", "vgg16", "mlp", "mlp_64_64", "wide_resnet", "wide_resnet_16_4", "mobilenet_v2")
 
 
 # A part of a run that has its own optimizer.
@@ -54,6 +54,13 @@ class Settings(checks.Checked):
         if self.classes is not None and not 2 <= self.classes < len(known.classes):
             good = f"be at least 2 and leave some of {self.dataset}'s {len(known.classes)}"
             yield f"`classes` must {good}; got {self.classes!r}."
+        if self.transfer and (
+            2 * (self.classes or 0) != len(known.classes) or not self.pretrain_epochs
+        ):
+            good = f"half of {self.dataset}'s `classes` and `pretrain_epochs`"
+            yield f"`transfer` goes from some classes to as many others: it needs {good}."
+        if name == "mobilenet_v2" and (self.posterior not in ("none", "gaussian") or self.dropout):
+            yield "`model` 'mobilenet_v2' takes `posterior` 'none' or 'gaussian', and no `dropout`."
         whole = known.train_size + known.test_size
         if (self.train_size or 0) >= whole and self.dataset != "four_clusters":
             yield f"`train_size` must leave some of {whole} to test on; got {self.train_size}."
@@ -137,7 +144,9 @@ class Settings(checks.Checked):
         if self.base_components > 1:
             more |= {"components": self.base_components, "shared_components": True}
         common |= {name: value for name, value in more.items() if value is not None}
-        return models.posterior_map(self.network()[0], self.posterior, **common)
+        name = self.network()[0]  # a Gaussian is in all layers, whatever they are called
+        name = "mlp" if name == "mobilenet_v2" else name
+        return models.posterior_map(name, self.posterior, **common)
 
     def command(self):
         """Return the command line that trains with these settings, but for the output folder."""

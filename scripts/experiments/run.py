@@ -201,6 +201,9 @@ def _mobilenet_v2(shape, classes, preprocessing):
         x = layer(x)
     options = {"weights": None, "classes": classes, "classifier_activation": None}
     model = keras.applications.MobileNetV2(shape, input_tensor=x, **options)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.9  # at Keras' 0.999 the averages are old after so few steps
     return keras.Model(inputs, model.output, name="mobilenet_v2")
 
 

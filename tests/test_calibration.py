@@ -181,7 +181,8 @@ def test_saved(report, overfitted, tmp_path):
     files = {path.name for path in folder.iterdir()}
     assert files == {"model.keras", "table.md", "model_card.md", "calibration.png"}
     card = (folder / "model_card.md").read_text()
-    for part in (report.why(), "seed: 3", f"keras: {keras.__version__}", "training examples: 300"):
+    versions = "training examples: 300", f"keras: {keras.__version__}"
+    for part in (report.why(), "seed: 3", *versions, "`import tfp_ibnn`"):
         assert part in card
     x = overfitted[3][0][:20]
     loaded = keras.models.load_model(folder / "model.keras")
@@ -984,3 +985,18 @@ def test_command(small, tmp_path, capsys):
     np.savez(tmp_path / "data.npz", **arrays)
     assert main(["calibrate", *files, "--output", str(tmp_path / "out")]) == 1
     assert re.search(r"^error: .* must hold x_val and y_val", capsys.readouterr().err)
+
+
+def test_command_with_files_that_are_not_arrays(tmp_path, capsys):
+    np.savez(tmp_path / "good.npz", x_train=np.zeros(3))
+    good = (tmp_path / "good.npz").read_bytes()
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    np.savez(tmp_path / "objects.npz", x_train=np.array([{}], object))
+    for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("cut.npz", good[:-9])):
+        (tmp_path / name).write_bytes(content)
+    for name in ("single.npy", "objects.npz", "text.npz", "empty.npz", "cut.npz"):
+        data = str(tmp_path / name)
+        assert main(["calibrate", "model.keras", data, "--output", str(tmp_path / "out")]) == 1
+        error = f"error: {data} is damaged or not an .npz file: write one with np.savez"
+        assert capsys.readouterr().err.startswith(error)
+    assert not (tmp_path / "out").exists()

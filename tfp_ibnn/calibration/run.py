@@ -40,7 +40,7 @@ def calibrate(
     seed: int = 0,
     verbose: bool = True,
 ) -> Report:
-    """Make a trained model's probabilities calibrated, by the cheapest means that suffices.
+    """Calibrate a trained model's probabilities by the cheapest method that is as good as the best.
 
     The candidates are the model as it is, MC dropout where it has dropout, the model trained on,
     and Gaussian posteriors (`NormalAffine`) of two prior scales and three weights of the KL; each
@@ -131,7 +131,7 @@ def calibrate(
         fine_tune(fine_tuned, training, watch, epochs, minutes, say)
     except KeyboardInterrupt:
         interrupted = True
-        say("Interrupted: what is there is compared.")
+        say("Interrupted: what has been trained so far is compared.")
     for trial in trials:
         if math.isinf(trial.nll) and not trial.fate:
             trial.fate = "there was no time for it"

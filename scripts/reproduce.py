@@ -11,7 +11,7 @@ r"""Run the original report's experiments, with seeds, and write their tables an
              networks, from scratch and after training: what defaults learn; it takes a GPU
     all      toy2d, frozen and lenet, which need none
 
-Everything that an experiment needs is trained; experiments/plan.py has the settings. Runs have
+Everything that an experiment needs is trained; experiments/plan.toml has the settings. Runs have
 folders below --runs, and what is there already is not trained again: the same command resumes after
 an interruption, and with more --seeds it adds those; another backend, or another first seed of
 lenet and vgg16, needs another --runs. If a run fails, the others continue, and the command exits

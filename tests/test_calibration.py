@@ -19,7 +19,7 @@ from tfp_ibnn.__main__ import main
 from tfp_ibnn.calibration import run, trials
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, folds_of, prepare
 from tfp_ibnn.calibration.outputs import Classes, Numbers, ece_floor, output_of
-from tfp_ibnn.calibration.report import choose
+from tfp_ibnn.calibration.report import Candidate, Report, choose
 
 layers = keras.layers
 TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -181,7 +181,8 @@ def test_saved(report, overfitted, tmp_path):
     files = {path.name for path in folder.iterdir()}
     assert files == {"model.keras", "table.md", "model_card.md", "calibration.png"}
     card = (folder / "model_card.md").read_text()
-    for part in (report.why(), "seed: 3", f"keras: {keras.__version__}", "training examples: 300"):
+    versions = "training examples: 300", f"keras: {keras.__version__}"
+    for part in (report.why(), "seed: 3", *versions, "`import tfp_ibnn`"):
         assert part in card
     x = overfitted[3][0][:20]
     loaded = keras.models.load_model(folder / "model.keras")
@@ -965,6 +966,36 @@ def test_loss_of_a_function_or_a_list():
     assert output_of(compiled("mse"), LOGITS)[0].from_logits
 
 
+def test_why_names_the_best_and_what_is_as_good_for_less():
+    def candidate(name, nll, samples):
+        trial = types.SimpleNamespace(engine=types.SimpleNamespace(samples=samples), trained=False)
+        return Candidate(name, trial, 1.0, 0.0, np.zeros((4, 2)), np.array(nll))
+
+    def why(*candidates):
+        report = Report.__new__(Report)
+        report.candidates = list(candidates)
+        nll, costs = report._nll(), [x.cost for x in candidates]
+        report.chosen = candidates[choose(nll, costs)]
+        return report.why()
+
+    dear = candidate("dear", [1.0, 1.0, 1.0, 1.0], 8)
+    noisy = candidate("noisy", [0.0, 2.2, 0.0, 2.2], 1)  # 0.1 behind, standard error 0.64
+    steady = candidate("steady", [1.05, 1.05, 1.05, 1.06], 1)  # less behind, but surely so
+    only = why(candidate("cheap", [2.0, 2.0, 2.0, 2.1], 1), dear)
+    assert only == (
+        "Chosen: dear, NLL 1.0000: the best of 2, and none within one standard error is cheaper."
+    )
+    text = why(noisy, dear)
+    assert text.startswith(
+        "Chosen: noisy, NLL 1.1000. The best of 2 is dear, NLL 1.0000; noisy is "
+    )
+    assert text.endswith("(difference 0.1000, standard error 0.6351).")
+    text = why(noisy, dear, steady)
+    assert text.startswith("Chosen: steady, NLL 1.0525. The best of 3 is dear")
+    assert "noisy is cheaper and within one standard error of it" in text
+    assert text.endswith("; of the same cost, the best is chosen.")
+
+
 # The command
 
 
@@ -984,3 +1015,18 @@ def test_command(small, tmp_path, capsys):
     np.savez(tmp_path / "data.npz", **arrays)
     assert main(["calibrate", *files, "--output", str(tmp_path / "out")]) == 1
     assert re.search(r"^error: .* must hold x_val and y_val", capsys.readouterr().err)
+
+
+def test_command_with_files_that_are_not_arrays(tmp_path, capsys):
+    np.savez(tmp_path / "good.npz", x_train=np.zeros(3))
+    good = (tmp_path / "good.npz").read_bytes()
+    np.save(tmp_path / "single.npy", np.zeros(3))
+    np.savez(tmp_path / "objects.npz", x_train=np.array([{}], object))
+    for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("cut.npz", good[:-9])):
+        (tmp_path / name).write_bytes(content)
+    for name in ("single.npy", "objects.npz", "text.npz", "empty.npz", "cut.npz"):
+        data = str(tmp_path / name)
+        assert main(["calibrate", "model.keras", data, "--output", str(tmp_path / "out")]) == 1
+        error = f"error: {data} is damaged or not an .npz file: write one with np.savez"
+        assert capsys.readouterr().err.startswith(error)
+    assert not (tmp_path / "out").exists()

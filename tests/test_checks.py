@@ -1,3 +1,4 @@
+import functools
 from fractions import Fraction
 
 import keras
@@ -18,13 +19,31 @@ NAN, INF = float("nan"), float("inf")
         *[(checks.positive, bad) for bad in (0, -1.5, NAN, INF, "1", None, False)],
         *[(checks.non_negative, bad) for bad in (-1e-9, NAN, -INF, "0", None)],
         *[(checks.positive_integer, bad) for bad in (0, -3, 2.5, NAN, INF, "2", None, True)],
-        *[(checks.whole, bad) for bad in (-1, Fraction(2**54 + 1, 2), np.True_)],
+        *[(checks.whole, bad) for bad in (-1, Fraction(2**54 + 1, 2))],
     ],
 )
 def test_bad_numbers_are_refused_by_name_and_value(check, value):
     with pytest.raises(ValueError, match="`width`") as caught:
         check("width", value)
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "text"),
+    [
+        (checks.fraction, np.float64(1.3), "1.3"),
+        (checks.positive, np.float32(-0.3), "-0.3"),
+        (checks.finite, np.float64("nan"), "nan"),
+        (checks.positive_integer, np.int64(-5), "-5"),
+        (functools.partial(checks.positive_integer, most=4), np.int64(5), "5"),
+        (checks.whole, np.True_, "True"),
+        (functools.partial(checks.one_of, choices=("b", "c")), np.str_("a"), "'a'"),
+    ],
+)
+def test_errors_show_numpy_scalars_as_plain_values(check, value, text):
+    with pytest.raises(ValueError, match="`width`") as caught:
+        check("width", value)
+    assert str(caught.value).endswith(f"; got {text}.")
 
 
 @pytest.mark.parametrize(

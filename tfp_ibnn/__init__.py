@@ -1,8 +1,9 @@
-"""Implicit Bayesian neural networks with normalizing-flow posteriors, for Keras 3.
+"""Calibrated probabilities and implicit Bayesian neural networks for Keras 3.
 
 import tfp_ibnn as ibnn
 
-sto = ibnn.to_stochastic(det, posterior=ibnn.NormalInvConv(), train_size=50_000)
+report = ibnn.calibrate(model, (x_train, y_train), validation=(x_val, y_val))
+sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=len(x_train))
 """
 
 from tfp_ibnn import data, flows, layers, metrics, models, noise

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,21 +25,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tfp_ibnn", description=__doc__)
     command = parser.add_subparsers(dest="command", required=True).add_parser(
         "calibrate",
-        help="make a trained model's probabilities calibrated",
-        description="Make a trained model's probabilities calibrated, by the cheapest means that "
-        "suffices, and write the model, the table of candidates, a figure and a model card.",
+        help="calibrate a trained model's probabilities",
+        description="Calibrate a trained model's probabilities by the cheapest method that is as\n"
+        "good as the best, and write the model, the tables, a figure and a model card.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("model", help="a .keras file")
     command.add_argument("data", help="an .npz file")
-    command.add_argument("--output", required=True, metavar="FOLDER", help="where to write to")
-    command.add_argument("--epochs", type=int, help="of training for each candidate that stays")
+    command.add_argument(
+        "--output", required=True, metavar="FOLDER", help="to write to, made if need be"
+    )
+    command.add_argument("--epochs", type=int, help="for each candidate that is not dropped")
     command.add_argument("--minutes", type=float, help="after which no further epoch starts")
     command.add_argument("--loss", help="of a model that is saved without one")
     command.add_argument("--samples", type=int, default=32, help="draws of a prediction (32)")
     command.add_argument("--batch-size", type=int, default=32, help="of the training (32)")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of splits, order and draws (0)")
     options = vars(parser.parse_args(arguments))
     model, data, folder = (options.pop(name) for name in ("model", "data", "output"))
     del options["command"]
@@ -53,8 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(model: str, data: str, folder: str, options: dict) -> None:
-    with np.load(data) as file:
-        arrays = {name: file[name] for name in file.files}
+    try:
+        with np.load(data) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        remedy = "write one with np.savez, of arrays of numbers"
+        raise ValueError(f"{data} is damaged or not an .npz file: {remedy}.") from error
     pairs = {part: (f"x_{part}", f"y_{part}") for part in ("train", "val", "test")}
     found = {part: tuple(map(arrays.get, names)) for part, names in pairs.items()}
     for part, (x, y) in found.items():

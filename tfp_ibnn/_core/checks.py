@@ -17,6 +17,12 @@ _MODERATE = 1e9
 _SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
 
 
+def shown(value: Any) -> str:
+    """Return a value as errors show it: np.float64(0.3) as 0.3."""
+    value = str(value) if isinstance(value, np.str_) else value
+    return str(value) if isinstance(value, (np.number, np.bool_)) else repr(value)
+
+
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number, in float32 too."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -25,14 +31,14 @@ def finite(name: str, value: Any) -> float:
             return float(value)
     except OverflowError:
         pass  # a whole number beyond all floats
-    raise ValueError(f"`{name}` must be a finite number; got {value!r}.")
+    raise ValueError(f"`{name}` must be a finite number; got {shown(value)}.")
 
 
 def _number(name: str, value: Any, is_good: Callable[[float], bool], want: str) -> float:
     """Return `value` as a float, or raise if it is not finite or not good."""
     number = finite(name, value)
     if not is_good(number):
-        raise ValueError(f"`{name}` must be {want}; got {value!r}.")
+        raise ValueError(f"`{name}` must be {want}; got {shown(value)}.")
     return number
 
 
@@ -53,7 +59,7 @@ def positive_integer(name: str, value: Any, most: int | None = None) -> int:
     want = "a whole number of at least 1"
     _number(name, value, lambda x: x >= 1 and value == int(value), want)
     if most is not None and value > most:
-        raise ValueError(f"`{name}` must be at most {most}; got {value!r}.")
+        raise ValueError(f"`{name}` must be at most {most}; got {shown(value)}.")
     return int(value)
 
 
@@ -68,7 +74,8 @@ def whole(name: str, value: Any) -> int:
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
     """Return `value`, or raise if it is not among `choices`."""
     if value not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+        want = ", ".join(map(repr, choices))
+        raise ValueError(f"`{name}` must be one of {want}; got {shown(value)}.")
     return value
 
 

@@ -26,7 +26,7 @@ _CARD = """# Model card
 {why}
 
 `model.keras` is a `tfp_ibnn.MonteCarlo`: `predict` returns the averaged prediction and its
-uncertainty.
+uncertainty. `import tfp_ibnn` before `keras.models.load_model("model.keras")`.
 
 ## Candidates
 
@@ -214,11 +214,12 @@ class Report:
         near = np.flatnonzero(difference <= error)
         near = [i for i in near if self.candidates[i].cost == self.chosen.cost]
         i = min(near, key=lambda i: difference[i])
+        name = self.candidates[i].name
+        better = "" if name == self.chosen.name else "; of the same cost, the best is chosen"
         return (
-            f"{chosen}: the best at the lowest cost that comes within one standard error of the "
-            f"best of all {len(nll)}, {best.name}, NLL {best.nll.mean():.4f} (by "
-            f"{self.candidates[i].name}: difference {difference[i]:.4f}, standard error "
-            f"{error[i]:.4f})."
+            f"{chosen}. The best of {len(nll)} is {best.name}, NLL {best.nll.mean():.4f}; {name} "
+            f"is cheaper and within one standard error of it (difference {difference[i]:.4f}, "
+            f"standard error {error[i]:.4f}){better}."
         )
 
     def plot(self) -> Any:

@@ -40,9 +40,9 @@ def calibrate(
     seed: int = 0,
     verbose: bool = True,
 ) -> Report:
-    """Make a trained model's probabilities calibrated, by the cheapest means that suffices.
+    """Calibrate a trained model's probabilities by the cheapest method that is as good as the best.
 
-    The candidates are the model as it is, MC dropout where it has dropout, the model trained on,
+    The candidates are the model as it is, MC dropout where it has dropout, the model fine-tuned,
     and Gaussian posteriors (`NormalAffine`) of two prior scales and three weights of the KL; each
     also with a temperature. Half of the validation data (A) serves to fit temperatures, to stop the
     training, and to drop the worse half of the posteriors after each epoch, by their NLL at the
@@ -70,6 +70,11 @@ def calibrate(
         batch_size: of training arrays.
         seed: of the splits, the order of the examples and the draws.
         verbose: print progress.
+
+    Returns:
+        A `Report`: `model`, the `MonteCarlo` that was chosen; `table()`, the scores of all
+        candidates; `evaluate(test)`, the same on new data; `plot()`; `save(folder)`; and
+        `model_of(name)`, the `MonteCarlo` of any other candidate.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -131,7 +136,7 @@ def calibrate(
         fine_tune(fine_tuned, training, watch, epochs, minutes, say)
     except KeyboardInterrupt:
         interrupted = True
-        say("Interrupted: what is there is compared.")
+        say("Interrupted: what has been trained so far is compared.")
     for trial in trials:
         if math.isinf(trial.nll) and not trial.fate:
             trial.fate = "there was no time for it"

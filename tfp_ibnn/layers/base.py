@@ -195,6 +195,6 @@ def check_train_size(train_size: Any) -> int:
     if train_size is None:
         raise ValueError(
             "`train_size` is missing: give the number of training examples, by which the KL is "
-            "divided; without it the loss would not be the ELBO."
+            "divided."
         )
     return checks.positive_integer("train_size", train_size)

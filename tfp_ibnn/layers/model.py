@@ -43,7 +43,7 @@ class StochasticModel(keras.Model):
 
     It does all that a Functional model does, and also
     - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
-      as `kl`; loss = nll + kl / train_size when beta is 1 and no other regulariser is used;
+      as `kl`; loss = nll + beta * kl / train_size where nothing else adds to it;
     - draws `train_samples` samples of z for each training example and averages their
       log-likelihoods.
 

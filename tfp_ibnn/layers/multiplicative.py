@@ -27,7 +27,8 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
     """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
-    likelihood over the batch, so the sum of both is the negative ELBO per example.
+    likelihood over the batch, so with beta = 1 and gamma = 0 the sum of both is the negative ELBO
+    per example.
 
     The noise is on in training and in inference alike: it is a posterior, not a regulariser. It is
     switched off, and on again, by `set_noise`.

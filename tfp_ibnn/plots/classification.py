@@ -95,7 +95,7 @@ def entropy_histograms(
     known, unknown = _inputs.vector("known", known), _inputs.vector("unknown", unknown)
     bins = checks.positive_integer("bins", bins)
     if auroc is not None and not 0 <= checks.finite("auroc", auroc) <= 1:
-        raise ValueError(f"`auroc` must lie between 0 and 1; got {auroc!r}.")
+        raise ValueError(f"`auroc` must lie between 0 and 1; got {checks.shown(auroc)}.")
     if isinstance(names, str) or len(names) != 2:
         raise ValueError(f"`names` must be two names, known first; got {names!r}.")
     ax = new_axes(ax, (4.6, 3.2))
@@ -189,7 +189,8 @@ def class_distributions(
     classes = samples.shape[1]
     names = _inputs.names("class_names", class_names, classes)
     if label is not None and label not in range(classes):
-        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {label!r}.")
+        got = checks.shown(label)
+        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {got}.")
     picture = None if image is None else _inputs.images("image", image, "height", "width")
     wide = 0.5 * classes + 1 + 1.4 * (image is not None)
     ax = new_axes(ax, (min(max(wide, 3.6), 9), 2.9))

@@ -29,10 +29,10 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         prior_loc: mean of the prior.
         learn_prior_scale: train the prior's scale along with the posterior, one per layer.
         beta: weight of the KL in the loss, kept in a variable of that name; 1 is the ELBO. None is
-            `default_beta(train_size)` in a layer, and 1 outside of one.
+            train_size / 500, at least 1, in a layer, and 1 outside of one.
         gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
-            each a seed derived from it, so that layers of one template draw different noise.
+            layer one derived from it, so that layers of one template draw different noise.
     """
 
     arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "gamma", "seed")
@@ -206,10 +206,10 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
 
 
 def default_beta(train_size: int) -> float:
-    """Return the weight of the KL that posteriors have in a layer if none is given: N / 500, or 1.
+    """Return the weight of the KL in a layer if none is given: N / 500, at least 1.
 
-    It is 1, the ELBO, for up to 500 examples. With more, the posterior of the ELBO contracts until
-    little of its noise is left, and the network is overconfident again (docs/choosing.md).
+    It is 1, the ELBO, for up to 500 examples. With many more, the ELBO may let the posterior
+    contract, and the network is overconfident again (docs/choosing.md).
     """
     return max(1.0, train_size / 500)
 

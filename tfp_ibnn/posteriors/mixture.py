@@ -13,7 +13,7 @@ from tfp_ibnn.posteriors.base import Posterior, checked_component, checked_scale
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MixturePosterior(Posterior):
-    """K diagonal Gaussians a layer, the component index shared by all layers: iBNN's posterior.
+    """K diagonal Gaussians per layer, the component index shared by all layers: iBNN's posterior.
 
     The examples of a batch take the components in turn. The KL is the mean of the
     components' closed forms, an upper bound of the mixture's, loose by at most log K for all layers

@@ -83,9 +83,8 @@ def test_every_number_of_the_first_form_is_in_the_new_one():
     for name, old in before.items():
         records, missing = store.read(RESULTS / name)
         summary = json.loads((RESULTS / name / "summary.json").read_text())
-        assert (summary["rows"], summary["options"], summary["command"]) == (
-            *(old["summary"], old["options"], old["command"]),
-        )
+        assert [row for row in summary["rows"] if row in old["summary"]] == old["summary"]
+        assert (summary["options"], summary["command"]) == (old["options"], old["command"])
         # What was planned later may be missing, too.
         assert missing[: len(old.get("missing", []))] == old.get("missing", [])
         assert all(line.endswith(": not run") for line in missing[len(old.get("missing", [])) :])

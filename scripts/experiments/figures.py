@@ -334,9 +334,8 @@ def toy2d(records, runs, folder):
     def boundary(ax, budget, method, title):
         row = first.loc[budget, method]
         path = Path(runs) / row["name"]
-        scorer = Scorer(
-            read_model(path / "model.keras", "four_clusters"), row["samples"], row["seed"]
-        )
+        model = read_model(path / "model.keras", "four_clusters")
+        scorer = Scorer(model, row["samples"], row["seed"])
         points = read_record(path / "settings.json")["train_size"]
         x, y = (part[:300] for part in toy.sample(points, [1, row["seed"]]))
         style = {"limits": ((-5.0, 5.0), (-4.0, 5.0)), "resolution": 30, "title": title, "ax": ax}
@@ -366,12 +365,10 @@ def _by_length(rows):
 
 def _toy_curves(rows, runs):
     """Draw the training from the early network for all lengths (the report's figure 4)."""
-    keys, histories = ("loss", "nll", "kl"), {}
-    for length, method in _by_length(rows).items():
-        names = rows["name"][(rows["budget"] == "report") & (rows["method"] == method)]
-        logs = [history(Path(runs) / name) for name in names]
-        histories[f"length {length}"] = {k: np.mean([log[k] for log in logs], axis=0) for k in keys}
-    return plots.training_panel(histories, keys)
+    logged = _logged(rows[rows["budget"] == "report"], runs)
+    found = {method: log for (_, method), log in logged.items()}
+    histories = {f"length {n}": found[method] for n, method in _by_length(rows).items()}
+    return plots.training_panel(histories, ("loss", "nll", "kl"))
 
 
 def _lengths(rows):

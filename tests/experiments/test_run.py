@@ -19,6 +19,7 @@ import pytest
 import experiments
 import tfp_ibnn as ibnn
 from experiments import RunError, Settings
+from experiments.run import _network
 from tests.layer_checklist import numpy
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
@@ -332,6 +333,33 @@ def test_a_run_of_some_classes_knows_no_others(eagerly, run, tmp_path, data_dir)
         assert found["labels"].max() == 3
     card = (tmp_path / "run" / "MODEL_CARD.md").read_text()
     assert "0, 1, 2, 3: logits" in " ".join(card.split())
+
+
+@pytest.mark.once
+def test_a_transfer_goes_to_the_other_classes(eagerly, run, tmp_path, data_dir, monkeypatch):
+    seen, fit = [], keras.Model.fit
+    monkeypatch.setattr(
+        keras.Model, "fit", lambda self, x, **rest: (seen.append(x), fit(self, x, **rest))[1]
+    )
+    small = {**SMALL, "classes": 5, "transfer": True, "pretrain_epochs": 1, "limit": 100}
+    metrics = run(Settings(**small), tmp_path / "run", keep_models=False)
+    _, (_, tested) = ibnn.data.load("digits", data_dir)
+    assert [len(batches) for batches in seen] == [5, 1]  # of 100: five times as many before
+    assert metrics["train_size"] == metrics["test_size"] == 100
+    with np.load(tmp_path / "run" / "probabilities.npz") as found:
+        np.testing.assert_array_equal(found["labels"], tested[tested >= 5][:100] - 5)
+        assert found["probabilities"].shape == (100, 5)
+
+
+@pytest.mark.once
+def test_a_mobilenet_begins_with_the_preprocessing_and_has_averages_that_follow():
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), "uint8")
+    model = _network(Settings(model="mobilenet_v2", posterior="none", classes=5), images)
+    assert model.name == "mobilenet_v2"
+    assert model.output_shape == (None, 5)
+    assert any(isinstance(layer, ibnn.data.RandomShift) for layer in model.layers)
+    norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
+    assert {layer.momentum for layer in norms} == {0.9}
 
 
 @pytest.mark.once

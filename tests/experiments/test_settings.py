@@ -66,7 +66,7 @@ BAD = [
     *((name, value) for name in ("flow_layers", "deterministic_layers") for value in ("(", 3, [])),
     *(
         (name, value)
-        for name in ("learn_prior_scale", "freeze_network")
+        for name in ("learn_prior_scale", "freeze_network", "transfer")
         for value in (None, "no", 2)
     ),
     ("augment", "no"),
@@ -188,12 +188,25 @@ def test_a_record_of_the_first_runs_stays_valid():
         "learn_prior_scale": True,
         "freeze_network": True,
         "classes": 5,
+        "transfer": True,
         "train_size": 100,
         "elbo_passes": 2,
         "dropout_layers": "fc.*",
     }
     assert not set(later) & set(Settings().as_dict())
     assert set(later) <= set(Settings(**later, pretrain_epochs=2, dropout=0.1).as_dict())
+
+
+def test_a_transfer_needs_half_of_the_classes_and_a_pretraining():
+    for wrong in ({}, {"classes": 5}, {"classes": 4, "pretrain_epochs": 1}, {"pretrain_epochs": 1}):
+        with pytest.raises(ValueError, match="cifar10's `classes` and `pretrain_epochs`"):
+            Settings(transfer=True, **wrong)
+
+
+@pytest.mark.parametrize("options", [{}, {"posterior": "none", "dropout": 0.5}])
+def test_a_mobilenet_has_no_flow_and_no_dropout(options):
+    with pytest.raises(ValueError, match="takes `posterior` 'none' or 'gaussian', and no"):
+        Settings(model="mobilenet_v2", **options)
 
 
 def script():
@@ -265,6 +278,7 @@ FIELDS = {
     "deterministic_layers": st.sampled_from([None, "conv1", "it's"]),
     "learn_prior_scale": st.booleans(),
     "freeze_network": st.booleans(),
+    "transfer": st.booleans(),
     "classes": st.none() | st.integers(2, 9),
     "validation": st.integers(0, 9),
     "limit": st.none() | st.integers(10, 10**5),
@@ -292,6 +306,8 @@ def test_the_command_gives_the_settings_back(options):
         options = {name: value for name, value in options.items() if name not in OF_FLOWS}
     if not options.get("pretrain_epochs") or options.get("posterior") == "none":
         options = {name: value for name, value in options.items() if name != "freeze_network"}
+    if options.get("transfer"):
+        options = {**options, "classes": 5, "pretrain_epochs": options.get("pretrain_epochs") or 1}
     if not options.get("dropout"):
         options = {name: value for name, value in options.items() if name != "dropout_layers"}
     chosen = Settings(**options)

@@ -71,7 +71,7 @@ test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)
 
-bench: $(ACTIVE)/.installed ## Time what the noise costs, twenty minutes; ARGS="--short"
+bench: $(ACTIVE)/.installed ## Time what the noise costs, up to an hour; ARGS="--short"
 	$(ACTIVE)/bin/python scripts/benchmark.py $(ARGS)
 
 lint: $(TF) ## Check style and format

@@ -31,7 +31,7 @@ if keras.backend.backend() == "tensorflow":
         tf.data.Dataset.__iter__ = lambda self: iterate(self.with_options(options))
 
     def keep_kernels():
-        """Let a new seed delete no kernels: making them anew took a fifth of all the time.
+        """Let a new seed delete no kernels, which would be made anew in each test.
 
         Only what `tf.random` draws outside of functions is then not repeated by a seed. Nothing
         here does so: Keras and the package draw by stateless operations.

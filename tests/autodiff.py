@@ -10,6 +10,8 @@ __all__ = [
     "gradient",
     "jacobian",
     "jit",
+    "keep_kernels",
+    "optimise_no_graphs",
     "quick",
     "run_eagerly",
     "weight_gradients",
@@ -17,6 +19,7 @@ __all__ = [
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+    from tensorflow.python import pywrap_tfe
 
     def enable_float64():
         """Let float64 arrays be float64: TensorFlow always does."""
@@ -26,6 +29,19 @@ if keras.backend.backend() == "tensorflow":
         options, iterate = tf.data.Options(), tf.data.Dataset.__iter__
         options.autotune.enabled = False
         tf.data.Dataset.__iter__ = lambda self: iterate(self.with_options(options))
+
+    def keep_kernels():
+        """Let a new seed delete no kernels, which would be made anew in each test.
+
+        Only what `tf.random` draws outside of functions is then not repeated by a seed. Nothing
+        here does so: Keras and the package draw by stateless operations.
+        """
+        pywrap_tfe.TFE_ContextClearCaches = lambda context: None
+
+    def optimise_no_graphs():
+        """Run graphs as they are traced, on a CPU: most are run a few times, on a few numbers."""
+        if not tf.config.list_physical_devices("GPU"):
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     def run_eagerly(on):
         """Switch whether TensorFlow runs its functions step by step and compiles none."""
@@ -75,6 +91,12 @@ else:
 
     def end_datasets_at_once():
         """Leave all as it is: JAX has no datasets of its own."""
+
+    def keep_kernels():
+        """Leave all as it is: a seed deletes nothing of JAX's."""
+
+    def optimise_no_graphs():
+        """Leave all as it is: the Makefile sets that for XLA."""
 
     def run_eagerly(on):
         """Leave all as it is: JAX is quicker when it compiles."""

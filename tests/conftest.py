@@ -1,21 +1,7 @@
 import gc
 from pathlib import Path
 
-import keras
 import pytest
-
-from tests import autodiff, precision
-from tfp_ibnn._core import backend
-
-# For the whole session: JAX cannot switch once arrays exist. Keras makes its own arrays in floatx,
-# so what a test does in float32 stays in float32.
-autodiff.enable_float64()
-autodiff.end_datasets_at_once()
-
-# On a GPU, as far as it has one, float32 products are coarser than a CPU's.
-precision.follow_hardware()
-
-NO_GPU = f"{backend.NAME} sees no GPU here"
 
 # Folders and modules whose tests say something about the device they run on.
 OF_A_DEVICE = (
@@ -52,6 +38,24 @@ def pytest_addoption(parser):
     parser.addoption("--gpu", action="store_true", help="run what says something about a GPU")
 
 
+def pytest_sessionstart(session):
+    """Set the backend up, unless other processes run the tests: they need not wait for that."""
+    is_worker = hasattr(session.config, "workerinput")
+    if session.config.getoption("dist", "no") != "no" and not is_worker:
+        return
+    from tests import autodiff, precision
+
+    # JAX cannot switch once arrays exist. Keras makes its own arrays in floatx, so what a test does
+    # in float32 stays in float32.
+    autodiff.enable_float64()
+    autodiff.end_datasets_at_once()
+    autodiff.keep_kernels()
+    autodiff.optimise_no_graphs()
+
+    # On a GPU, as far as it has one, float32 products are coarser than a CPU's.
+    precision.follow_hardware()
+
+
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--gpu"):
         return
@@ -61,6 +65,9 @@ def pytest_collection_modifyitems(config, items):
     others = set(items) - set(chosen)
     config.hook.pytest_deselected(items=list(others))
     items[:] = chosen
+    from tests.precision import NO_GPU
+    from tfp_ibnn._core import backend
+
     if not backend.accelerators():
         for item in chosen:
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
@@ -68,6 +75,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def fixed_seed():
+    import keras
+
     keras.utils.set_random_seed(0)
 
 
@@ -89,6 +98,8 @@ def eagerly():
 
     To trace a training step takes as long as to run it six times.
     """
+    from tests import autodiff
+
     autodiff.run_eagerly(True)
     yield
     autodiff.run_eagerly(False)
@@ -97,6 +108,8 @@ def eagerly():
 @pytest.fixture
 def few_steps(eagerly):
     """End every training after five steps, for examples of which only that they run is shown."""
+    import keras
+
     keras.config.set_max_epochs(1)
     keras.config.set_max_steps_per_epoch(5)
     yield
@@ -107,6 +120,8 @@ def few_steps(eagerly):
 @pytest.fixture
 def policy():
     """A function that sets floatx and the dtype policy for one test."""
+    import keras
+
     before = keras.config.floatx(), keras.config.dtype_policy()
 
     def switch(name):

@@ -12,7 +12,9 @@ import pytest
 
 from tfp_ibnn._core import backend
 
-__all__ = ["TF32", "at_least", "follow_hardware"]
+__all__ = ["NO_GPU", "TF32", "at_least", "follow_hardware"]
+
+NO_GPU = f"{backend.NAME} sees no GPU here"
 
 TF32 = 2.0**-9
 """Share of the largest number by which sums of products may differ: four roundings of TF32."""

@@ -131,6 +131,8 @@ import tensorflow as tf
 from experiments import devices_for
 from tfp_ibnn._core.backend import SeedGenerator
 
+# Tracing is most of the time: leave the graphs as they are.
+tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
 devices = devices_for(2)
 found = {{"replicas": devices._strategy.num_replicas_in_sync}}
 

@@ -12,7 +12,7 @@ import pytest
 from keras import ops
 
 import tfp_ibnn as ibnn
-from tests.conftest import NO_GPU
+from tests.precision import NO_GPU
 from tfp_ibnn._core import backend
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"

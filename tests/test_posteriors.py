@@ -140,7 +140,7 @@ def test_draws_have_the_moments_of_the_tfp_distribution(float64, name):
     posterior = make_posterior(name, channels=2, seed=1, size=0.7)
     count = 20_000
     z = draw(posterior, count)[0]
-    seed = ops.convert_to_tensor([0, 5], "uint32") if ON_JAX else 5
+    seed = ops.convert_to_tensor([0, 5], "uint32" if ON_JAX else "int32")
     other = numpy(posterior.distribution().sample(count, seed=seed))
     for function in (lambda x: x, np.square, np.sin, lambda x: np.prod(x, axis=-1)):
         ours, theirs = function(z), function(other)

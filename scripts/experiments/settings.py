@@ -1,6 +1,7 @@
 """The settings of one training run, checked before anything is done."""
 
 import dataclasses
+import functools
 import os
 import re
 import shlex
@@ -27,6 +28,12 @@ _MODELS = ("lenet", "vgg16", "mlp", "mlp_64_64", "wide_resnet", "wide_resnet_16_
 Stage = namedtuple("Stage", "name epochs optimizer learning_rate")
 
 
+@functools.lru_cache(typed=True)
+def _check(*args, **options):
+    """Raise for posteriors that cannot be built; most settings of a plan have the same."""
+    models.posterior_map(*args, **options)
+
+
 @checks.settings("train")
 class Settings(checks.Checked):
     """What determines a run, except for the backend and the hardware; see `settings.toml`.
@@ -40,7 +47,7 @@ class Settings(checks.Checked):
         if conflict := next(self._conflicts(), None):
             raise ValueError(conflict)
         if self.is_stochastic:
-            self.posteriors()
+            self.posteriors(_check)
 
     def _conflicts(self):
         known, (name, size) = DATASETS[self.dataset], self.network()
@@ -122,7 +129,7 @@ class Settings(checks.Checked):
             return "mlp", {"hidden": hidden, "activation": "sigmoid" if match[2] else "relu"}
         return checks.choice(*_MODELS)("model", self.model), {}
 
-    def posteriors(self):
+    def posteriors(self, build=models.posterior_map):
         common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
         if self.learn_prior_scale:
             common["learn_prior_scale"] = True
@@ -146,7 +153,7 @@ class Settings(checks.Checked):
         common |= {name: value for name, value in more.items() if value is not None}
         name = self.network()[0]  # a Gaussian is in all layers, whatever they are called
         name = "mlp" if name == "mobilenet_v2" else name
-        return models.posterior_map(name, self.posterior, **common)
+        return build(name, self.posterior, **common)
 
     def command(self):
         """Return the command line that trains with these settings, but for the output folder."""

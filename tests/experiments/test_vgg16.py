@@ -347,9 +347,8 @@ def test_parts_without_a_row_of_the_table(script, runs, tmp_path, capsys):
 # Runs that are added to results whose own runs are gone.
 
 
-def test_what_is_kept_is_not_run_again(results, runs, tmp_path, monkeypatch):
-    write(tmp_path, results.records, {}, runs=runs)
-    kept = store.read(tmp_path)
+def test_what_is_kept_is_not_run_again(written, tmp_path, monkeypatch):
+    kept = store.read(written)
     monkeypatch.setattr(run_many, "run", None)
     again = study.study(VGG16, tmp_path / "none", SEEDS, kept=kept)
     assert (again.records, again.missing) == kept
@@ -445,13 +444,11 @@ def test_settings_of_the_least_held_out_nll_are_trained(results):
         assert final == best["training"].replace(" --validation 5000", "")
 
 
-def test_results_hold_what_any_score_needs(results, runs, tmp_path):
-    table = write(tmp_path, results.records, {}, runs=runs)
-    assert check(tmp_path) == json.loads(json.dumps(table))
-    assert all(row["seeds"] == SEEDS for row in table)
+def test_results_hold_what_any_score_needs(results, written, runs, tmp_path):
+    assert all(row["seeds"] == SEEDS for row in check(written))
     for row in rows_of(results):
         name = f"{row['budget']}-{row['method']}-seed{row['seed']}.npz"
-        with np.load(tmp_path / "probabilities" / name) as found:
+        with np.load(written / "probabilities" / name) as found:
             assert found["probabilities"].dtype == "float16"
             assert found["epistemic"].dtype == "float16"
             again = Scores(found["probabilities"].astype("float64"), None, found["labels"], 1)
@@ -460,8 +457,11 @@ def test_results_hold_what_any_score_needs(results, runs, tmp_path):
         assert summary["nll"] == pytest.approx(row["nll"], abs=1e-3)
         assert summary["ece"] == pytest.approx(row["ece"], abs=2e-3)
     # Of fewer runs, nothing else stays behind.
-    write(tmp_path, rows_of(results)[:2], {}, runs=runs)
-    assert len(list((tmp_path / "probabilities").iterdir())) == 2
+    folder = tmp_path / "results"
+    shutil.copytree(written, folder)
+    table = write(folder, rows_of(results)[:2], {}, runs=runs)
+    assert check(folder) == json.loads(json.dumps(table))
+    assert len(list((folder / "probabilities").iterdir())) == 2
 
 
 def test_temperatures_are_of_the_held_out_images(results, runs):
@@ -502,12 +502,18 @@ def test_an_ensemble_is_the_mean_of_the_seeds(written, runs):
     assert row["seeds"] == SEEDS
 
 
-@pytest.mark.parametrize("kind", ["paired", "shifts", "ood", "post_hoc", "baselines"])
-def test_a_table_of_one_seed_or_of_nothing_is_no_error(results, runs, tmp_path, kind):
-    (tmp_path / "vgg16").mkdir()
+@pytest.fixture(scope="module")
+def of_one_seed(results, runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one") / "vgg16"
+    folder.mkdir()
     few = [row for row in rows_of(results, "half") if row["seed"] == SEEDS[0]]
-    write(tmp_path / "vgg16", few, {}, runs=runs)
-    assert "nan" not in fill(f"<!-- {kind}: vgg16 budget=half -->\n<!-- end -->", tmp_path)
+    write(folder, few, {}, runs=runs)
+    return folder.parent
+
+
+@pytest.mark.parametrize("kind", ["paired", "shifts", "ood", "post_hoc", "baselines"])
+def test_a_table_of_one_seed_or_of_nothing_is_no_error(of_one_seed, kind):
+    assert "nan" not in fill(f"<!-- {kind}: vgg16 budget=half -->\n<!-- end -->", of_one_seed)
 
 
 KINDS = (

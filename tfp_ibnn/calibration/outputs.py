@@ -9,10 +9,10 @@ from scipy.special import logsumexp, ndtr, softmax
 
 from tfp_ibnn import metrics
 from tfp_ibnn.layers import GaussianNLL
+from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 from tfp_ibnn.prediction.head import activation_of
 
-_SIMULATIONS = 50
 _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
 _losses = keras.losses
@@ -252,19 +252,6 @@ def _best(loss: Any, start: float, *args: Any) -> float:
         lambda t: loss(np.exp(t), *args), bounds=ends, method="bounded", options=options
     )
     return float(np.exp(found.x))
-
-
-def ece_floor(probabilities: np.ndarray, seed: int) -> float:
-    """Return the mean ECE of a perfectly calibrated model with these (examples, classes)."""
-    random = np.random.default_rng(seed)
-    edges = np.cumsum(probabilities, axis=1)[:, :-1]
-    errors = [
-        metrics.expected_calibration_error(
-            probabilities, np.sum(random.random((len(edges), 1)) > edges, axis=1)
-        )
-        for _ in range(_SIMULATIONS)
-    ]
-    return float(np.mean(errors))
 
 
 def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:

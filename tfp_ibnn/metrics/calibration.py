@@ -17,6 +17,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked
 
 # 16384 cells, from one end of what float32 tells from 0 and 1 to the other.
+_SIMULATIONS = 50
 _CELL_EDGES = expit(np.linspace(-17, 17, 16383))
 
 
@@ -117,6 +118,18 @@ def classwise_calibration_error(
     examples = checked(probabilities, labels, **options)
     outcomes = examples.probabilities, examples.targets
     count, mean, frequency = _sums(np, outcomes, examples.weight, _bin_edges(bins)[1:-1])
+    return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
+
+
+def ece_floor(probabilities: np.ndarray, seed: int) -> float:
+    """Return the mean ECE of a perfectly calibrated model with these (examples, classes)."""
+    random = np.random.default_rng(seed)
+    limits, predicted = np.cumsum(probabilities, axis=1)[:, :-1], np.argmax(probabilities, axis=1)
+    drawn = (np.sum(random.random((len(limits), 1)) > limits, axis=1) for _ in range(_SIMULATIONS))
+    right = np.stack([labels == predicted for labels in drawn], axis=1)
+    confidence = np.broadcast_to(np.max(probabilities, axis=1, keepdims=True), right.shape)
+    weight, edges = np.ones(len(right)), _bin_edges(15)[1:-1]
+    count, mean, frequency = _sums(np, (confidence, right), weight, edges)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 

@@ -30,6 +30,7 @@ from tfp_ibnn.metrics import (
 )
 from tfp_ibnn.posteriors import (
     FlowPosterior,
+    MeanField,
     MixturePosterior,
     NormalAffine,
     NormalGlowStep,
@@ -39,6 +40,7 @@ from tfp_ibnn.posteriors import (
     NormalRadial,
     NormalSylvester,
     Posterior,
+    priors,
 )
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling, export
 from tfp_ibnn.training import (
@@ -66,6 +68,7 @@ __all__ = [
     "FlowPosterior",
     "KLAnnealing",
     "MaximumCalibrationError",
+    "MeanField",
     "MixturePosterior",
     "MonteCarlo",
     "MonteCarloEvaluation",
@@ -97,6 +100,7 @@ __all__ = [
     "models",
     "noise",
     "noise_off",
+    "priors",
     "set_noise",
     "stochastic_layers",
     "to_deterministic",

@@ -3,6 +3,7 @@
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import freeze, noise_off, set_noise, stochastic_layers, unfreeze
 from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
+from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.layers.plain import StochasticConv2D, StochasticDense
@@ -10,6 +11,7 @@ from tfp_ibnn.layers.plain import StochasticConv2D, StochasticDense
 __all__ = [
     "GaussianHead",
     "GaussianNLL",
+    "MeanFieldLayer",
     "Stochastic",
     "StochasticConv2D",
     "StochasticDense",

@@ -209,9 +209,9 @@ def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tenso
     """Return which of z and KL, layer by layer, is the first that is not finite; 0 if none is."""
     numbers = [0.0]
     for layer in layers:
-        z = forward_pass.recall(layer)
+        parts = keras.tree.flatten(forward_pass.recall(layer))
         # With noise at each position z is large; one example shows what the weights do.
-        z = 0.0 if z is None else ops.sum(z if len(z.shape) == 2 else z[:1])
+        z = sum(ops.sum(x if len(x.shape) == 2 else x[:1]) for x in parts if x is not None)
         numbers += [z, forward_pass.kl_by_layer.get(layer, 0.0)]
     numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
     return ops.argmax(ops.logical_not(ops.isfinite(numbers)))

@@ -205,12 +205,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         draws, batch = z.shape[0], inputs.shape[0]
         if draws == 1 or draws == batch is not None or (draws is None and not shared):
             return times(inputs, z)
-        if draws is not None and batch is not None and batch % draws:
-            raise ValueError(
-                f"{self._owner} has {draws} draws in this pass, which do not fit a batch of "
-                f"{batch}. A layer that is called twice must see the same batch size, and a batch "
-                "must divide into the `groups` of a noise scope."
-            )
+        self.check_blocks(inputs, draws)
         # The batch is consecutive blocks, one per draw; broadcasting spares a repeated copy of z.
         size = ops.shape(inputs)
         draws = ops.shape(z)[0]

@@ -74,8 +74,7 @@ class MixturePosterior(Posterior):
 
         def raw_scales(shape: tuple[int, ...], dtype: str) -> Tensor:
             scale = ops.abs(normal(self.initial_scale, self.scale_spread)(shape, dtype))
-            scale = ops.maximum(scale, 10 * constraints.MIN_SCALE)
-            return scale + ops.log(-ops.expm1(-scale))  # log(expm1(scale)), without its overflow
+            return constraints.inverse_scales(ops.maximum(scale, 10 * constraints.MIN_SCALE))
 
         self.loc = self._add_parameter("loc", shape, centered)
         self.raw_scale = self._add_parameter("raw_scale", shape, raw_scales)

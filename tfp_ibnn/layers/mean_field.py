@@ -243,7 +243,8 @@ class MeanFieldLayer(StochasticLayer):
         number, means, bias = len(self._kernels), self._means(), self._bias()
         flipped, outputs = inputs * sign_in, 0
         for noisy in itertools.product((False, True), repeat=number):
-            kernels = [y if z else x for x, y, z in zip(means, deviations, noisy)]
+            pairs = zip(noisy, means[:number], deviations[:number], strict=True)
+            kernels = [deviation if on else mean for on, mean, deviation in pairs]
             own_bias = None if any(noisy) else bias
             if all(noisy) and len(deviations) > number:
                 own_bias = deviations[number]
@@ -276,33 +277,33 @@ def _sign_shapes(
 
     A sign belongs to a row or column of the kernel, so it is the same at all positions.
     """
-    output_shape = layer.compute_output_shape(input_shape)
     if isinstance(layer, layers.EinsumDense):
-        return _einsum_sign_shapes(layer, len(input_shape), len(output_shape))
+        return _einsum_sign_shapes(layer, len(input_shape))
     first = getattr(layer, "data_format", None) == "channels_first"
     shapes = []
-    for shape in (input_shape, output_shape):
+    for shape in (input_shape, layer.compute_output_shape(input_shape)):
         ones = (1,) * (len(shape) - 2)
         shapes.append((shape[1], *ones) if first else (*ones, shape[-1]))
     return tuple(shapes)
 
 
 def _einsum_sign_shapes(
-    layer: layers.EinsumDense, *ranks: int
+    layer: layers.EinsumDense, rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of an example's signs: those of the axes that the kernel has too."""
     operands, target = layer.equation.replace(" ", "").split("->")
     source, kernel = operands.split(",")
     sizes = dict(zip(kernel.replace("...", ""), layer.kernel.shape, strict=True))
+    free = rank - len(source.replace("...", ""))  # the axes behind the dots
     shapes, batches = [], []
-    for labels, rank in zip((source, target), ranks, strict=True):
+    for labels in (source, target):
         before, dots, after = labels.partition("...")
-        axes = [*before, *[dots] * (rank - len(before) - len(after)), *after]
+        axes = [*before, *[dots] * free, *after]
         batches.append(axes[0])
         shapes.append(tuple(sizes.get(label, 1) for label in axes[1:]))
     if batches[0] != batches[1] or batches[0] in sizes:
         raise ValueError(
-            f"`estimator='flipout'` needs the examples on the first axis of input and output; layer "
+            "`estimator='flipout'` needs the examples on the first axis of input and output; layer "
             f"{layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'."
         )
     return tuple(shapes)

@@ -12,6 +12,7 @@ from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
+from tfp_ibnn.posteriors import priors
 from tfp_ibnn.posteriors.template import Template
 
 _FIXED_PAIRS = 64
@@ -25,8 +26,10 @@ class Posterior(Template):
     given to a layer is a template: each layer takes a copy, built for its own channels.
 
     Args:
-        prior_scale: standard deviation of the prior.
-        prior_loc: mean of the prior.
+        prior: another prior of each channel, such as `ibnn.priors.Laplace(0.3, loc=1.0)`, or a
+            `tfd.Distribution`. The KL is then estimated from the draws of the pass.
+        prior_scale: standard deviation of the prior if `prior` is None.
+        prior_loc: mean of the prior if `prior` is None; z starts there in any case.
         learn_prior_scale: train the prior's scale along with the posterior, one per layer.
         **kwargs: `beta`, `gamma` and `seed`, those of `Template`, and of `keras.layers.Layer`.
     """
@@ -42,6 +45,7 @@ class Posterior(Template):
     def __init__(
         self,
         *,
+        prior: Any = None,
         prior_scale: float = 0.3,
         prior_loc: float = 1.0,
         learn_prior_scale: bool = False,
@@ -51,11 +55,16 @@ class Posterior(Template):
         self.prior_scale = checked_scale("prior_scale", prior_scale)
         self.prior_loc = checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
+        self._given_prior = None if prior is None else priors.checked(prior)
+        if prior is not None and learn_prior_scale:
+            raise ValueError("`learn_prior_scale` learns that of a Gaussian: leave `prior` out.")
         self.channels: int | None = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add beta and the prior's scale; call this first."""
         self.channels = checks.channels_of(type(self).__name__, input_shape)
+        if self._given_prior is not None:
+            self._given_prior.check("z", (self.channels,))
         super().build(input_shape)
         if self.learn_prior_scale:
             raw = keras.initializers.Constant(constraints.inverse_scale(self.prior_scale))
@@ -63,6 +72,8 @@ class Posterior(Template):
 
     def prior(self) -> tfd.Distribution:
         """Return the prior, with event shape (channels,)."""
+        if self._given_prior is not None:
+            return self._given_prior.over((self.channels,), self.dtype)
         ones = ops.ones((self.channels,), dtype=self.dtype)
         return diagonal_normal(self.prior_loc * ones, self._prior_scale() * ones)
 
@@ -130,6 +141,10 @@ class Posterior(Template):
         """
         return max(1.0, train_size / 500)
 
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "prior": self._given_prior}
+
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
         """Return `Stochastic(layer, self, train_size, **options)`."""
         return Stochastic(layer, self, train_size, **options)
@@ -142,20 +157,28 @@ class Posterior(Template):
     # These densities are written out: TFP's objects, from which the tests take the same numbers,
     # take four times as many operations, and most layers' operations are so small that it counts.
 
-    def _gaussian(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return KL and entropy (...,) of diagonal Gaussians (..., channels)."""
+    def _gaussian(
+        self, loc: Tensor, scale: Tensor, z: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return KL and entropy (...,) of diagonal Gaussians (..., channels).
+
+        The KL from a prior that was given is estimated at draws z (..., channels).
+        """
         prior_scale = self._prior_scale()
         log_scale = ops.log(scale)
+        entropy = ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+        if self._given_prior is not None:
+            return -entropy - self._log_prior(z), entropy
         ratio = log_scale - ops.log(prior_scale)
         distance = (loc - self.prior_loc) / prior_scale
         kl = ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio, axis=-1)
         if type(self).prior is not Posterior.prior:
             kl = tfd.kl_divergence(diagonal_normal(loc, scale), self.prior())
-        return kl, ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+        return kl, entropy
 
     def _log_prior(self, z: Tensor) -> Tensor:
         """Return the prior's log-density (...,) at z (..., channels)."""
-        if type(self).prior is not Posterior.prior:
+        if self._given_prior is not None or type(self).prior is not Posterior.prior:
             return self.prior().log_prob(z)
         scale = self._prior_scale()
         return log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)

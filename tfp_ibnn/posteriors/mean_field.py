@@ -156,16 +156,8 @@ class MeanField(Template):
         regularized = [name for name in names if getattr(layer, name, None) is not None]
         if regularized and not isinstance(self._prior, priors.Tied):
             warnings.warn(
-                f"Layer {layer.name!r} has a `{regularized[0]}`, which counts the prior twice: leave "
-                "it out, or use prior=ibnn.priors.Tied(scale), whose KL leaves the means alone.",
+                f"Layer {layer.name!r} has a `{regularized[0]}`, which counts the prior twice: "
+                "leave it out, or use prior=ibnn.priors.Tied(scale), which leaves means alone.",
                 stacklevel=3,
             )
         return MeanFieldLayer(layer, self, train_size, **options)
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "MeanField":
-        """Return a posterior from what `get_config` gave."""
-        prior = config.get("prior")
-        if isinstance(prior, dict):
-            prior = keras.saving.deserialize_keras_object(prior)
-        return cls(**{**config, "prior": prior})

@@ -40,6 +40,15 @@ class Prior(Configured):
         log_prob = self.distribution(loc.dtype).log_prob(loc + scale * normal())
         return -gaussian_entropy(scale) - ops.sum(log_prob)
 
+    def over(self, shape: tuple[int, ...], dtype: str) -> tfd.Distribution:
+        """Return the distribution of an array of that shape."""
+        one = self.distribution(dtype)
+        if tuple(one.event_shape) == shape:
+            return one
+        if tuple(one.batch_shape) == shape:
+            return tfd.Independent(one, len(shape))
+        return tfd.Sample(one, shape)
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise if this cannot be the prior of an array of that shape."""
 
@@ -197,8 +206,8 @@ class Given(Prior):
             fits = False
         if not fits or shape[len(shape) - len(event) :] != event:
             raise ValueError(
-                f"`prior` is over arrays of shape {own}, and the {name} has the shape {shape}. Give "
-                "a distribution of one number, such as tfd.Normal(0.0, 1.0), or one for each shape, "
+                f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}. Give a "
+                "distribution of one number, such as tfd.Normal(0.0, 1.0), or one for each shape, "
                 "by patterns of layer names: to_stochastic(model, {pattern: posterior})."
             )
 

@@ -81,6 +81,14 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         """Return the arguments of the constructor."""
         return {**super().get_config(), "beta": self.initial_beta}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Template":
+        """Return a posterior from what `get_config` gave."""
+        prior = config.get("prior")
+        if isinstance(prior, dict):
+            config = {**config, "prior": keras.saving.deserialize_keras_object(prior)}
+        return cls(**config)
+
     def get_build_config(self) -> None:
         """Leave building to the layer, so that weight paths are the same after loading."""
 

@@ -12,6 +12,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.serialization import Configured
 
+__all__ = ["Cauchy", "Laplace", "Normal", "Prior", "ScaleMixture", "StudentT", "Tied"]
+
 _LOG_2_PI = math.log(2 * math.pi)
 
 

@@ -395,6 +395,7 @@ def test_compiled():
 
 def test_masks_and_regularisers():
     layer = ibnn.MeanField().wrap(layers.Dense(2, activity_regularizer="l2"), train_size=10)
+    assert type(layer).from_config(layer.get_config()).activity_regularizer is not None
     inputs = keras.Input((3, 4))
     outputs = layer(layers.Masking()(inputs))
     model = keras.Model(inputs, layers.GlobalAveragePooling1D()(outputs))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import layers, ops
+from keras.backend import is_float_dtype
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
@@ -87,9 +88,10 @@ class MeanFieldLayer(StochasticLayer):
         self._kernels = [name for name in _KERNELS if hasattr(layer, name)]
         random_bias = posterior.bias == "stochastic" and layer.bias is not None
         self._random = [*self._kernels, *["bias"] * random_bias]
-        if not all(isinstance(getattr(layer, name), keras.Variable) for name in self._random):
-            wanted = "without quantization or LoRA"
-            raise ValueError(f"MeanField needs a layer {wanted}; got {layer.name!r}.")
+        for weight in (getattr(layer, name) for name in self._random):
+            if not isinstance(weight, keras.Variable) or not is_float_dtype(weight.dtype):
+                wanted = "without quantization or LoRA"
+                raise ValueError(f"MeanField needs a layer {wanted}; got {layer.name!r}.")
         shapes = {name: tuple(getattr(layer, name).shape) for name in self._random}
         self._shapes = list(shapes.values())
         if posterior.estimator == "flipout":

@@ -39,8 +39,10 @@ class Prior(Configured):
         Where it has no closed form it is estimated at loc + scale * normal(). The entropy is exact,
         so that only the prior's log-density varies from draw to draw.
         """
-        log_prob = self.distribution(loc.dtype).log_prob(loc + scale * normal())
-        return -gaussian_entropy(scale) - ops.sum(log_prob)
+        distribution = self.distribution(loc.dtype)
+        dtype = getattr(distribution, "dtype", None) or loc.dtype  # of one given, its own
+        log_prob = ops.sum(distribution.log_prob(ops.cast(loc + scale * normal(), dtype)))
+        return -gaussian_entropy(scale) - ops.cast(log_prob, loc.dtype)
 
     def over(self, shape: tuple[int, ...], dtype: str) -> tfd.Distribution:
         """Return the distribution of an array of that shape."""
@@ -191,12 +193,6 @@ class Given(Prior):
     def distribution(self, dtype: str) -> Any:
         """Return the distribution itself."""
         return self.given
-
-    def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        """Return an estimate of the KL, by one draw."""
-        dtype = getattr(self.given, "dtype", None) or loc.dtype
-        log_prob = self.given.log_prob(ops.cast(loc + scale * normal(), dtype))
-        return -gaussian_entropy(scale) - ops.sum(ops.cast(log_prob, loc.dtype))
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise if the distribution is neither over single numbers nor over such arrays."""

@@ -45,7 +45,7 @@ class PosteriorTemplate:
         raise NotImplementedError(f"{type(self).__name__} must define `loss`.")
 
     def summary(self) -> Draw:
-        """Return a fixed set of draws, the same for the same weights; the layer may have its own."""
+        """Return a fixed set of draws, the same for the same weights."""
         raise NotImplementedError(f"{type(self).__name__} must define `summary`.")
 
 

@@ -70,7 +70,7 @@ class MeanFieldLayer(StochasticLayer):
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         if not isinstance(layer, CONVERTIBLE):
             raise ValueError(
-                f"MeanField needs a layer with a kernel, one of "
+                "MeanField needs a layer with a kernel, one of "
                 f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}; got {layer!r}."
             )
         if self.posterior.estimator == "local" and not isinstance(layer, layers.Dense):

@@ -301,6 +301,17 @@ def test_mask_of_and_set_mask():
 # -------------------------------------------------------------------------------------- optimizers
 
 
+def test_decays():
+    kernel, bias = keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1)
+    with contract("decays", "Find how Optimizer._apply_weight_decay leaves variables out."):
+        assert keras_internals.decays(optimizer, bias)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        assert keras_internals.decays(optimizer, kernel)
+        assert not keras_internals.decays(optimizer, bias)
+        assert not keras_internals.decays(keras.optimizers.Adam(), kernel)
+
+
 def test_learning_rate_of():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     advice = "Find the schedule: `optimizer.learning_rate` only gives its present value."

@@ -414,11 +414,22 @@ def test_masks_and_regularisers():
         template.wrap(layers.SeparableConv1D(2, 2, depthwise_regularizer="l2"), train_size=10)
 
 
+def test_weight_decay_counts_the_prior_twice():
+    model = ibnn.to_stochastic(network(), ibnn.MeanField(), train_size=64)
+    adamw = keras.optimizers.AdamW(weight_decay=0.1)
+    for optimizer in (adamw, ibnn.two_speed(adamw, stochastic_lr=0.1)):
+        with pytest.warns(UserWarning, match=r"weight_decay.*'hidden'.*prior"):
+            model.compile(optimizer, "mse")
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_tied_prior_leaves_weight_decay_to_the_regulariser():
-    ibnn.MeanField(prior=ibnn.priors.Tied(0.1)).wrap(
-        layers.Dense(2, kernel_regularizer="l2"), train_size=10
-    )
+    template = ibnn.MeanField(prior=ibnn.priors.Tied(0.1))
+    template.wrap(layers.Dense(2, kernel_regularizer="l2"), train_size=10)
+    model = ibnn.to_stochastic(network(), template, train_size=64)
+    model.compile(keras.optimizers.AdamW(weight_decay=0.1), "mse")
+    model = ibnn.to_stochastic(network(), ibnn.MeanField(), train_size=64)
+    model.compile(keras.optimizers.Adam(), "mse")
 
 
 @pytest.mark.parametrize(

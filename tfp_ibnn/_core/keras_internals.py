@@ -103,6 +103,11 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     return optimizer._learning_rate
 
 
+def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Whether the weight decay of an optimizer acts on a variable."""
+    return bool(getattr(optimizer, "weight_decay", None)) and optimizer._use_weight_decay(variable)
+
+
 def optimizer_map(optimizer: keras.optimizers.MultiOptimizer) -> Any:
     """Return the `keras.optimizers.OptimizerMap` that a `MultiOptimizer` was made with."""
     return optimizer._optimizer_map

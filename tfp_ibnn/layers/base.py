@@ -45,6 +45,9 @@ class StochasticLayer(keras.layers.Wrapper):
     draws_ahead = True
     """Whether `draw` works without `inputs`, for many latents at once: they are small."""
 
+    prior_on_weights = False
+    """Whether a prior pulls at the weights of the wrapped layer, as weight decay does."""
+
     draw_size = 0
     """How many numbers a latent has, if not `draws_ahead`; predictions hold few of large ones."""
 

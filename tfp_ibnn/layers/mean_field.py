@@ -102,6 +102,11 @@ class MeanFieldLayer(StochasticLayer):
         self.input_spec = layer.input_spec
 
     @property
+    def prior_on_weights(self) -> bool:
+        """Whether a prior pulls at the means, as weight decay does."""
+        return self.posterior.pulls_means
+
+    @property
     def draw_size(self) -> int:
         """How many numbers a draw has: as many as there are random weights."""
         return sum(map(math.prod, self._shapes))

@@ -31,10 +31,12 @@ class Posterior(Template):
         prior_scale: standard deviation of the prior if `prior` is None.
         prior_loc: mean of the prior if `prior` is None; z starts there in any case.
         learn_prior_scale: train the prior's scale along with the posterior, one per layer.
+        sides: "input", z on the inputs of a layer, or "both" for a z on each output channel, too,
+            before bias and activation: the kernel has noise of rank 1. One posterior has both.
         **kwargs: `beta`, `gamma` and `seed`, those of `Template`, and of `keras.layers.Layer`.
     """
 
-    arguments = ("prior_scale", "prior_loc", "learn_prior_scale")
+    arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "sides")
 
     components = 1
     """Number of mixture components that `transform` chooses from."""
@@ -49,12 +51,14 @@ class Posterior(Template):
         prior_scale: float = 0.3,
         prior_loc: float = 1.0,
         learn_prior_scale: bool = False,
+        sides: str = "input",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.prior_scale = checked_scale("prior_scale", prior_scale)
         self.prior_loc = checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
+        self.sides = checks.one_of("sides", sides, ("input", "both"))
         self._given_prior = None if prior is None else priors.checked(prior)
         if prior is not None and learn_prior_scale:
             raise ValueError("`learn_prior_scale` learns that of a Gaussian: leave `prior` out.")

@@ -95,6 +95,11 @@ class MeanField(Template):
                 loc = self._add_parameter(f"{name}_prior_loc", shape, "zeros", trainable=False)
                 self.prior_locs.append(loc)
 
+    @property
+    def pulls_means(self) -> bool:
+        """Whether the KL acts on the means, and not on the scales alone."""
+        return not isinstance(self._prior, priors.Tied)
+
     def start_at(self, weights: Sequence[Any]) -> None:
         """Take weights as the prior's location, and the scales from their sizes, if asked to."""
         if self.moped is None:
@@ -154,7 +159,7 @@ class MeanField(Template):
         """
         names = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
         regularized = [name for name in names if getattr(layer, name, None) is not None]
-        if regularized and not isinstance(self._prior, priors.Tied):
+        if regularized and self.pulls_means:
             warnings.warn(
                 f"Layer {layer.name!r} has a `{regularized[0]}`, which counts the prior twice: "
                 "leave it out, or use prior=ibnn.priors.Tied(scale), which leaves means alone.",

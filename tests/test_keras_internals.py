@@ -232,6 +232,61 @@ def test_values_in_place():
         assert float(inner.value) == 1
 
 
+def test_uncast():
+    layer = layers.Dense(2, dtype="mixed_bfloat16")
+    layer.build((None, 3))
+    seen = []
+    layer.activation = lambda x: seen.append(keras_internals.uncast(layer.kernel).dtype) or x
+    with contract("uncast", "Find how Variable.value casts (keras/src/backend/common/variables)."):
+        layer(np.ones((1, 3), "float32"))
+        assert keras.backend.standardize_dtype(seen[0]) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (layers.Dense(2), (3,)),
+        (layers.EinsumDense("abc,cd->abd", (2, 3), bias_axes="d"), (2, 2)),
+        (layers.Conv1D(2, 2, padding="causal"), (3, 2)),
+        (layers.Conv2D(2, 2), (3, 3, 2)),
+        (layers.Conv3D(2, 2), (2, 2, 2, 1)),
+        (layers.DepthwiseConv1D(2), (3, 2)),
+        (layers.DepthwiseConv2D(2), (3, 3, 2)),
+        (layers.SeparableConv1D(2, 2), (3, 2)),
+        (layers.SeparableConv2D(2, 2), (3, 3, 2)),
+        (layers.Conv1DTranspose(2, 2), (3, 2)),
+        (layers.Conv2DTranspose(2, 2), (3, 3, 2)),
+        (layers.Conv3DTranspose(1, 2), (2, 2, 2, 1)),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_call_with(layer, shape):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, *shape)).astype("float32")
+    layer.activation = keras.activations.tanh
+    before = numpy(layer(x))
+    weights = layer.get_weights()
+    values = [rng.normal(0, 0.3, w.shape).astype("float32") for w in weights]
+    layer.set_weights(values)
+    expected = np.arctanh(numpy(layer(x)))
+    layer.set_weights(weights)
+    own = dict(zip([weight.name for weight in layer.weights], values, strict=True))
+    bias = own.pop("bias")
+    advice = (
+        "Find which attributes of the layer its `call` reads: kernels (`kernel` or `_kernel`, "
+        "`depthwise_kernel`, `pointwise_kernel`), `bias`, `use_bias` and `activation`."
+    )
+    with contract("call_with", advice):
+        got = keras_internals.call_with(layer, x, **own, bias=bias, activation=None)
+        np.testing.assert_allclose(numpy(got), expected, rtol=2e-2, atol=1e-4)
+        alone = keras_internals.call_with(
+            layer, x, **own, bias=None, use_bias=False, activation=None
+        )
+        shift = numpy(got) - numpy(alone)
+        np.testing.assert_allclose(shift, np.broadcast_to(bias, shift.shape), atol=1e-4)
+        np.testing.assert_array_equal(numpy(layer(x)), before)
+
+
 def test_mask_of_and_set_mask():
     x = layers.Masking()(np.array([[[0.0], [1.0]]], "float32"))
     with contract("mask_of", "Find how Layer.__call__ reads the mask of its input."):
@@ -244,6 +299,17 @@ def test_mask_of_and_set_mask():
 
 
 # -------------------------------------------------------------------------------------- optimizers
+
+
+def test_decays():
+    kernel, bias = keras.Variable([1.0], name="kernel"), keras.Variable([1.0], name="bias")
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1)
+    with contract("decays", "Find how Optimizer._apply_weight_decay leaves variables out."):
+        assert keras_internals.decays(optimizer, bias)
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        assert keras_internals.decays(optimizer, kernel)
+        assert not keras_internals.decays(optimizer, bias)
+        assert not keras_internals.decays(keras.optimizers.Adam(), kernel)
 
 
 def test_learning_rate_of():

@@ -31,6 +31,7 @@ from tfp_ibnn.metrics import (
 )
 from tfp_ibnn.posteriors import (
     FlowPosterior,
+    MeanField,
     MixturePosterior,
     NormalAffine,
     NormalGlowStep,
@@ -40,6 +41,7 @@ from tfp_ibnn.posteriors import (
     NormalRadial,
     NormalSylvester,
     Posterior,
+    priors,
 )
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling, export
 from tfp_ibnn.training import (
@@ -67,6 +69,7 @@ __all__ = [
     "FlowPosterior",
     "KLAnnealing",
     "MaximumCalibrationError",
+    "MeanField",
     "MixturePosterior",
     "MonteCarlo",
     "MonteCarloEvaluation",
@@ -98,6 +101,7 @@ __all__ = [
     "models",
     "noise",
     "noise_off",
+    "priors",
     "set_noise",
     "stochastic_layers",
     "to_deterministic",

@@ -33,6 +33,11 @@ def inverse_scale(value: float) -> float:
     return excess + math.log(-math.expm1(-excess))
 
 
+def inverse_scales(values: Tensor) -> Tensor:
+    """Return where `scale` takes values, an array of them, to within MIN_SCALE."""
+    return values + ops.log(-ops.expm1(-values))  # log(expm1(values)), without its overflow
+
+
 def above_minus_one(x: Tensor) -> Tensor:
     """Map the real line onto (-1 + 1e-3, inf): the identity for x >= 0, an exponential below.
 

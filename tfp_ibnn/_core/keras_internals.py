@@ -103,6 +103,11 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     return optimizer._learning_rate
 
 
+def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Whether the weight decay of an optimizer acts on a variable."""
+    return bool(getattr(optimizer, "weight_decay", None)) and optimizer._use_weight_decay(variable)
+
+
 def optimizer_map(optimizer: keras.optimizers.MultiOptimizer) -> Any:
     """Return the `keras.optimizers.OptimizerMap` that a `MultiOptimizer` was made with."""
     return optimizer._optimizer_map
@@ -157,3 +162,21 @@ def values_in_place(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[Non
         if scope.original_scope is not None:
             scope.state_mapping = {**scope.original_scope.state_mapping, **scope.state_mapping}
         yield
+
+
+def uncast(variable: keras.Variable) -> Any:
+    """Return a variable's value as a tensor in its own type, in layers of mixed precision too."""
+    with backend.AutocastScope(None):
+        return keras.ops.cast(variable.value, variable.dtype)
+
+
+def call_with(layer: keras.layers.Layer, inputs: Any, **values: Any) -> Any:
+    """Return `layer.call(inputs)` as if attributes of the layer, its kernel say, had other values.
+
+    The layer itself stays as it is: a copy that shares all else is called.
+    """
+    copy = object.__new__(type(layer))
+    vars(copy).update(vars(layer))
+    for name, value in values.items():  # some layers keep `kernel` behind a property
+        vars(copy)[name if name in vars(layer) else f"_{name}"] = value
+    return type(layer).call(copy, inputs)

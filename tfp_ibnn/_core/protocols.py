@@ -16,12 +16,12 @@ from tfp_ibnn._core.backend import Tensor
 
 
 class Draw(NamedTuple):
-    """Draws of z (..., channels) with their KL and entropy, in nats.
+    """Draws of a latent, z (..., channels) say, with their KL and entropy, in nats.
 
     `kl` and `entropy` are estimates, one per draw, or closed forms, which are scalars.
     """
 
-    z: Tensor
+    z: Any  # a tensor; several in a tuple, if the layer does not draw ahead
     kl: Tensor
     entropy: Tensor
 

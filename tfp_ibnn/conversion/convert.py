@@ -37,12 +37,12 @@ def to_stochastic(
     train_samples: int = 1,
     seed: int | None = None,
 ) -> StochasticModel:
-    """Return a stochastic copy of a model: each chosen layer multiplies its input by a latent z.
+    """Return a stochastic copy of a model: each chosen layer has noise on its input or weights.
 
     The copy is Functional, and not compiled. Weights carry over and the original is not changed.
     With the noise off, the copy computes what the original does. Dense, EinsumDense and all
     convolution layers can be converted, in nested models too; a layer that is used twice stays one
-    layer, with one z and one KL.
+    layer, with one draw and one KL.
 
     Args:
         model: a built Functional or Sequential model, trained or not.
@@ -51,8 +51,8 @@ def to_stochastic(
             deterministic, and a pattern passes over layers that cannot be converted. Each must
             convert some layer, but for ".*", which others may leave nothing to.
         train_size: number of training examples, over which the KL is spread.
-        noise: "channel" or "position", see `Stochastic`.
-        kl_reduction: "sum" or "mean" over positions, see `Stochastic`.
+        noise: "channel" or "position", see `Stochastic`; for posteriors over z.
+        kl_reduction: "sum" or "mean" over positions, see `Stochastic`; for posteriors over z.
         train_samples: samples of z for each example in training.
         seed: of the noise; each layer draws a stream of its own.
 

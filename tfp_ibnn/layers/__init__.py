@@ -3,13 +3,35 @@
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import freeze, noise_off, set_noise, stochastic_layers, unfreeze
 from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
+from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.layers.plain import StochasticConv2D, StochasticDense
+from tfp_ibnn.layers.tfp_names import (
+    Conv1DFlipout,
+    Conv1DReparameterization,
+    Conv2DFlipout,
+    Conv2DReparameterization,
+    Conv3DFlipout,
+    Conv3DReparameterization,
+    DenseFlipout,
+    DenseLocalReparameterization,
+    DenseReparameterization,
+)
 
 __all__ = [
+    "Conv1DFlipout",
+    "Conv1DReparameterization",
+    "Conv2DFlipout",
+    "Conv2DReparameterization",
+    "Conv3DFlipout",
+    "Conv3DReparameterization",
+    "DenseFlipout",
+    "DenseLocalReparameterization",
+    "DenseReparameterization",
     "GaussianHead",
     "GaussianNLL",
+    "MeanFieldLayer",
     "Stochastic",
     "StochasticConv2D",
     "StochasticDense",

@@ -43,7 +43,13 @@ class StochasticLayer(keras.layers.Wrapper):
     """
 
     draws_ahead = True
-    """Whether `draw` works without `inputs`."""
+    """Whether `draw` works without `inputs`, for many latents at once: they are small."""
+
+    prior_on_weights = False
+    """Whether a prior pulls at the weights of the wrapped layer, as weight decay does."""
+
+    draw_size = 0
+    """How many numbers a latent has, if not `draws_ahead`; predictions hold few of large ones."""
 
     def __init__(
         self,
@@ -105,6 +111,24 @@ class StochasticLayer(keras.layers.Wrapper):
     def carry_over(self, weights: list[Any]) -> None:
         """Take the weights of the plain layer that this one was converted from."""
         self.layer.set_weights(weights)
+
+    def summary(self) -> Draw:
+        """Return a fixed set of draws of the posterior, the same for the same weights."""
+        return self.posterior.summary()
+
+    def check_blocks(self, inputs: Tensor, draws: int | None) -> None:
+        """Raise if it is known ahead that a batch does not divide into a block for each draw."""
+        batch = inputs.shape[0]
+        if draws is not None and batch is not None and batch % draws:
+            raise ValueError(
+                f"{self._owner} has {draws} draws in this pass, which do not fit a batch of "
+                f"{batch}. A layer that is called twice must see the same batch size, and a batch "
+                "must divide into the `groups` of a noise scope."
+            )
+
+    @property
+    def _owner(self) -> str:
+        return f"{type(self).__name__}({type(self.layer).__name__}) {self.name!r}"
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
         """Return how often the KL of one draw counts."""

@@ -83,6 +83,15 @@ class StochasticModel(keras.Model):
         """
         self._jit_is_open = jit_compile == "auto"
         super().compile(*args, jit_compile=jit_compile, **kwargs)
+        optimizer = getattr(self.optimizer, "deterministic", self.optimizer)
+        for layer in (x for x in stochastic_layers(self) if x.prior_on_weights):
+            if any(keras_internals.decays(optimizer, w) for w in layer.layer.trainable_weights):
+                message = "counts the prior of its weights twice: leave it out."
+                warnings.warn(
+                    f"The optimizer's `weight_decay` on layer {layer.name!r} {message}",
+                    stacklevel=2,
+                )
+                break
 
     def get_compile_config(self) -> dict[str, Any]:
         """Return what `compile` was given."""
@@ -209,9 +218,9 @@ def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tenso
     """Return which of z and KL, layer by layer, is the first that is not finite; 0 if none is."""
     numbers = [0.0]
     for layer in layers:
-        z = forward_pass.recall(layer)
+        parts = keras.tree.flatten(forward_pass.recall(layer))
         # With noise at each position z is large; one example shows what the weights do.
-        z = 0.0 if z is None else ops.sum(z if len(z.shape) == 2 else z[:1])
+        z = sum(ops.sum(x if len(x.shape) == 2 else x[:1]) for x in parts if x is not None)
         numbers += [z, forward_pass.kl_by_layer.get(layer, 0.0)]
     numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
     return ops.argmax(ops.logical_not(ops.isfinite(numbers)))

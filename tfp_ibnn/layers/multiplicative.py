@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, mean, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
@@ -71,6 +71,13 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
+        if self._both and not (isinstance(layer, CONVERTIBLE) and noise == "channel"):
+            raise ValueError(
+                "`sides='both'` is for Dense layers and convolutions with noise='channel'; got "
+                f"{type(layer).__name__} with noise={noise!r}. Use sides='input'."
+            )
+        if self._both:
+            self.activity_regularizer = layer.activity_regularizer  # the layer's call is not used
 
     @property
     def draws_ahead(self) -> bool:
@@ -88,7 +95,12 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         self._input_shape = tuple(input_shape)
         if not self.layer.built:
             self.layer.build(input_shape)
-        self.posterior.build((None, channels))
+        self._channels, outputs = channels, 0
+        if self._both:
+            shape = self.layer.compute_output_shape(input_shape)
+            outputs = shape[self._channel_axis(len(shape))]
+            self._output_factors(np.ones(outputs))
+        self.posterior.build((None, channels + outputs))
         super().build(input_shape)
 
     def draw(
@@ -127,6 +139,8 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
             normal = self.broadcast(normal, len(inputs.shape))
             return noisy_convolution(self.layer, inputs, normal, loc, scale)
+        if self._both:
+            return self._rank_one(inputs, latent, shared=groups is not None)
         modulated = self._multiply(inputs, latent, shared=groups is not None)
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
@@ -138,13 +152,16 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`."""
         config = {**self.layer.get_config(), "name": self.name}
         copy = type(self.layer).from_config(config)
-        weights = self.layer.get_weights()
-        factors = _kernel_factors(self.layer, ops.convert_to_numpy(self.posterior.mean()))
+        weights, mean = self.layer.get_weights(), ops.convert_to_numpy(self.posterior.mean())
+        if self._both:
+            place, factors = self._output_factors(mean[self._channels :])
+            weights[place] = (weights[place] * factors).astype(weights[place].dtype)
+        factors = _kernel_factors(self.layer, mean[: self._channels])
         if factors is not None:
             copy.build(self._input_shape)
             copy.set_weights([(weights[0] * factors).astype(weights[0].dtype), *weights[1:]])
             return copy
-        factors = self.broadcast(self.mean_latent(), len(self._input_shape))[0]
+        factors = self.broadcast(mean[None, : self._channels], len(self._input_shape))[0]
         factors = ops.convert_to_numpy(factors).tolist()
         rescaling = layers.Rescaling(factors, dtype=self.layer.dtype_policy)
         folded = keras.Sequential([rescaling, copy], name=self.name)
@@ -197,6 +214,44 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             center = mean(both.z[-len(fixed) :], axis=0)
         return Draw(ops.where(on, draw.z, center), draw.kl, draw.entropy)
 
+    @property
+    def _both(self) -> bool:
+        return getattr(self.posterior, "sides", "input") == "both"
+
+    def _rank_one(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
+        """Return activation(z_out * linear(z_in * inputs) + bias)."""
+        layer, size = self.layer, self._channels
+        inputs = self._multiply(inputs, z[..., :size], shared)
+        linear = {"bias": None, "use_bias": False, "activation": None}
+        outputs = keras_internals.call_with(layer, inputs, **linear)
+        outputs = self._multiply(outputs, z[..., size:], shared)
+        if layer.bias is not None:
+            bias, rank = ops.cast(layer.bias, outputs.dtype), len(outputs.shape)
+            first = self._channel_axis(rank) == 1 and rank > 2
+            outputs += ops.reshape(bias, (-1, *(1,) * (rank - 2))) if first else bias
+        return outputs if layer.activation is None else layer.activation(outputs)
+
+    def _output_factors(self, scale: np.ndarray) -> tuple[int, np.ndarray]:
+        """Return by what to multiply which weight instead of the output, or raise."""
+        layer = self.layer
+        if isinstance(layer, layers.EinsumDense):
+            operands, target = layer.equation.replace(" ", "").split("->")
+            kernel = operands.split(",")[1]
+            if target[-1] == "." or kernel.count(target[-1]) != 1:
+                raise ValueError(
+                    "`sides='both'` needs an equation whose last output axis is the kernel's; got "
+                    f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}."
+                )
+            shape = [1] * len(kernel)
+            shape[kernel.index(target[-1])] = -1
+            return 0, scale.reshape(shape)
+        if isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D)):
+            return 1, scale
+        if isinstance(layer, (layers.DepthwiseConv1D, layers.DepthwiseConv2D)):
+            return 0, scale.reshape(self._channels, -1)
+        transposed = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+        return 0, scale[:, None] if isinstance(layer, transposed) else scale
+
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).
 
@@ -206,12 +261,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         draws, batch = z.shape[0], inputs.shape[0]
         if draws == 1 or draws == batch is not None or (draws is None and not shared):
             return times(inputs, z)
-        if draws is not None and batch is not None and batch % draws:
-            raise ValueError(
-                f"{self._owner} has {draws} draws in this pass, which do not fit a batch of "
-                f"{batch}. A layer that is called twice must see the same batch size, and a batch "
-                "must divide into the `groups` of a noise scope."
-            )
+        self.check_blocks(inputs, draws)
         # The batch is consecutive blocks, one per draw; broadcasting spares a repeated copy of z.
         size = ops.shape(inputs)
         draws = ops.shape(z)[0]
@@ -229,7 +279,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
 
     @property
     def _convolves_image(self) -> bool:
-        if self.posterior.channels > _FEW_CHANNELS or not convolves(self.layer):
+        if self._both or self.posterior.channels > _FEW_CHANNELS or not convolves(self.layer):
             return False
         return self.layer.compute_dtype == self.compute_dtype
 
@@ -262,10 +312,10 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
         if self.built and len(inputs.shape) == len(self._input_shape):
             channels = inputs.shape[self._channel_axis(len(inputs.shape))]
-            if channels not in (None, self.posterior.channels):
+            if channels not in (None, self._channels):
                 raise ValueError(
-                    f"{self._owner} was built for {self.posterior.channels} channels; got an input "
-                    f"of shape {tuple(inputs.shape)}."
+                    f"{self._owner} was built for {self._channels} channels; got an input of shape "
+                    f"{tuple(inputs.shape)}."
                 )
         return inputs
 

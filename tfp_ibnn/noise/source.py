@@ -92,6 +92,20 @@ class Source:
         words = self._words(count, shape, None, counter.bits, paired=False)
         return ops.reshape(counter.uniform(words, dtype), (count, *shape))
 
+    def sign(
+        self,
+        count: int | Tensor,
+        shape: tuple[int, ...],
+        dtype: str,
+        generator: keras.random.SeedGenerator,
+    ) -> Tensor:
+        """Return `count` arrays of independent signs, 1 or -1."""
+        if self.key is None:
+            bits = keras.random.randint((count, *shape), 0, 2, seed=generator)
+        else:
+            bits = self.uniform(count, shape, dtype) < 0.5
+        return 1 - 2 * ops.cast(bits, dtype)
+
     def component(
         self,
         components: int,

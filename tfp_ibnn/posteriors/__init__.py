@@ -1,8 +1,10 @@
-"""Posteriors over a layer's multiplicative noise z, and the named recipes."""
+"""Posteriors over a layer's multiplicative noise z or its weights, and their priors."""
 
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn.posteriors import priors
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
+from tfp_ibnn.posteriors.mean_field import MeanField
 from tfp_ibnn.posteriors.mixture import MixturePosterior
 from tfp_ibnn.posteriors.recipes import (
     NormalAffine,
@@ -13,10 +15,12 @@ from tfp_ibnn.posteriors.recipes import (
     NormalRadial,
     NormalSylvester,
 )
+from tfp_ibnn.posteriors.template import Template
 
 __all__ = [
     "Draw",
     "FlowPosterior",
+    "MeanField",
     "MixturePosterior",
     "NormalAffine",
     "NormalGlowStep",
@@ -27,4 +31,6 @@ __all__ = [
     "NormalSylvester",
     "Posterior",
     "PosteriorTemplate",
+    "Template",
+    "priors",
 ]

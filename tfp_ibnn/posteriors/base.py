@@ -8,34 +8,35 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
-from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
-from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
+from tfp_ibnn._core.backend import Tensor, mean, tfd
+from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
+from tfp_ibnn.posteriors import priors
+from tfp_ibnn.posteriors.template import Template
 
 _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
 
 
-class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
+class Posterior(Template):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
     A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
     given to a layer is a template: each layer takes a copy, built for its own channels.
 
     Args:
-        prior_scale: standard deviation of the prior.
-        prior_loc: mean of the prior.
+        prior: another prior of each channel, such as `ibnn.priors.Laplace(0.3, loc=1.0)`, or a
+            `tfd.Distribution`. The KL is then estimated from the draws of the pass.
+        prior_scale: standard deviation of the prior if `prior` is None.
+        prior_loc: mean of the prior if `prior` is None; z starts there in any case.
         learn_prior_scale: train the prior's scale along with the posterior, one per layer.
-        beta: weight of the KL in the loss, kept in a variable of that name; 1 is the ELBO. None is
-            train_size / 500, at least 1, in a layer, and 1 outside of one.
-        gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
-        seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
-            layer one derived from it, so that layers of one template draw different noise.
+        sides: "input", z on the inputs of a layer, or "both" for a z on each output channel, too,
+            before bias and activation: the kernel has noise of rank 1. One posterior has both.
+        **kwargs: `beta`, `gamma` and `seed`, those of `Template`, and of `keras.layers.Layer`.
     """
 
-    arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "gamma", "seed")
+    arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "sides")
 
     components = 1
     """Number of mixture components that `transform` chooses from."""
@@ -46,38 +47,37 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
     def __init__(
         self,
         *,
+        prior: Any = None,
         prior_scale: float = 0.3,
         prior_loc: float = 1.0,
         learn_prior_scale: bool = False,
-        beta: float | None = None,
-        gamma: float = 0.0,
-        seed: int | None = None,
+        sides: str = "input",
         **kwargs: Any,
     ) -> None:
-        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
         super().__init__(**kwargs)
         self.prior_scale = checked_scale("prior_scale", prior_scale)
         self.prior_loc = checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
-        self.initial_beta = None if beta is None else checks.non_negative("beta", beta)
-        self.gamma = checks.non_negative("gamma", gamma)
-        self.seed = seed
-        self.seed_generator = SeedGenerator(seed)
-        self._layers_served = 0
+        self.sides = checks.one_of("sides", sides, ("input", "both"))
+        self._given_prior = None if prior is None else priors.checked(prior)
+        if prior is not None and learn_prior_scale:
+            raise ValueError("`learn_prior_scale` learns that of a Gaussian: leave `prior` out.")
         self.channels: int | None = None
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add beta and the prior's scale; call this first."""
         self.channels = checks.channels_of(type(self).__name__, input_shape)
-        constant = keras.initializers.Constant
-        beta = constant(1.0 if self.initial_beta is None else self.initial_beta)
-        self.beta = self._add_parameter("beta", (), beta, trainable=False)
+        if self._given_prior is not None:
+            self._given_prior.check("z", (self.channels,))
+        super().build(input_shape)
         if self.learn_prior_scale:
-            raw = constant(constraints.inverse_scale(self.prior_scale))
+            raw = keras.initializers.Constant(constraints.inverse_scale(self.prior_scale))
             self.raw_prior_scale = self._add_parameter("raw_prior_scale", (), raw)
 
     def prior(self) -> tfd.Distribution:
         """Return the prior, with event shape (channels,)."""
+        if self._given_prior is not None:
+            return self._given_prior.over((self.channels,), self.dtype)
         ones = ops.ones((self.channels,), dtype=self.dtype)
         return diagonal_normal(self.prior_loc * ones, self._prior_scale() * ones)
 
@@ -135,43 +135,22 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
             component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
         return self.transform(ops.convert_to_tensor(self._fixed_noise()), component)
 
-    def loss(self, draw: Draw) -> Tensor:
-        """Return what a draw adds to the loss before division by the number of examples."""
-        loss = self.beta * draw.kl
-        return loss - self.gamma * draw.entropy if self.gamma else loss
+    @staticmethod
+    def default_beta(train_size: int) -> float:
+        """Return the weight of the KL in a layer if none is given: N / 500, at least 1.
+
+        It is 1, the ELBO, for up to 500 examples. With many more, the ELBO may let the posterior
+        contract, and the network is overconfident again (docs/choosing.md).
+        """
+        return max(1.0, train_size / 500)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "prior": self._given_prior}
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
         """Return `Stochastic(layer, self, train_size, **options)`."""
         return Stochastic(layer, self, train_size, **options)
-
-    def copy(self, **changes: Any) -> "Posterior":
-        """Return an unbuilt posterior of the same configuration, but for the changes."""
-        return type(self).from_config({**self.get_config(), **changes})
-
-    def copy_for_layer(
-        self, dtype: str, seed: int | None = None, train_size: int = 1
-    ) -> "Posterior":
-        """Return the unbuilt copy that a layer takes, by default with this template's next seed."""
-        if seed is None and self.seed is not None:
-            seed = self.seed
-            if self._layers_served:  # far from the seeds that users choose, which lie close
-                words = np.random.SeedSequence((seed % 2**64, self._layers_served))
-                seed = int(words.generate_state(1)[0] >> 1)
-            self._layers_served += 1
-        beta = default_beta(train_size) if self.initial_beta is None else self.initial_beta
-        copy = self.copy(name="posterior", dtype=dtype, seed=seed, beta=beta)
-        copy._layers_served = 1  # by its own layer, should it become a template in turn
-        return copy
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "beta": self.initial_beta}
-
-    def get_build_config(self) -> None:
-        """Leave building to the layer, so that weight paths are the same after loading."""
-
-    def _add_parameter(self, name: str, shape: Any, initializer: Any, **kw: Any) -> keras.Variable:
-        return self.add_weight(shape, initializer, autocast=False, name=name, **kw)
 
     def _prior_scale(self) -> Tensor:
         if self.learn_prior_scale:
@@ -181,20 +160,28 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
     # These densities are written out: TFP's objects, from which the tests take the same numbers,
     # take four times as many operations, and most layers' operations are so small that it counts.
 
-    def _gaussian(self, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return KL and entropy (...,) of diagonal Gaussians (..., channels)."""
+    def _gaussian(
+        self, loc: Tensor, scale: Tensor, z: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return KL and entropy (...,) of diagonal Gaussians (..., channels).
+
+        The KL from a prior that was given is estimated at draws z (..., channels).
+        """
         prior_scale = self._prior_scale()
         log_scale = ops.log(scale)
+        entropy = ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+        if self._given_prior is not None:
+            return -entropy - self._log_prior(z), entropy
         ratio = log_scale - ops.log(prior_scale)
         distance = (loc - self.prior_loc) / prior_scale
         kl = ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio, axis=-1)
         if type(self).prior is not Posterior.prior:
             kl = tfd.kl_divergence(diagonal_normal(loc, scale), self.prior())
-        return kl, ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+        return kl, entropy
 
     def _log_prior(self, z: Tensor) -> Tensor:
         """Return the prior's log-density (...,) at z (..., channels)."""
-        if type(self).prior is not Posterior.prior:
+        if self._given_prior is not None or type(self).prior is not Posterior.prior:
             return self.prior().log_prob(z)
         scale = self._prior_scale()
         return log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)
@@ -203,15 +190,6 @@ class Posterior(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.laye
         """Return antithetic pairs of standard normal noise, always the same."""
         half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
         return np.stack([half, -half], axis=1).reshape(-1, self.channels).astype(self.dtype)
-
-
-def default_beta(train_size: int) -> float:
-    """Return the weight of the KL in a layer if none is given: N / 500, at least 1.
-
-    It is 1, the ELBO, for up to 500 examples. With many more, the ELBO may let the posterior
-    contract, and the network is overconfident again (docs/choosing.md).
-    """
-    return max(1.0, train_size / 500)
 
 
 def checked_scale(name: str, value: Any) -> float:

@@ -109,7 +109,8 @@ class FlowPosterior(base.Posterior):
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
             loc, scale = self.loc_and_scale()
-            return Draw(loc + scale * noise, *self._gaussian(loc, scale))
+            z = loc + scale * noise
+            return Draw(z, *self._gaussian(loc, scale, z))
         z, log_q = self._from_base(noise, component)
         for flow in self._chain():
             z, log_det = flow.forward_and_log_det(z, training=training)
@@ -168,7 +169,7 @@ class FlowPosterior(base.Posterior):
         """Return a posterior from what `get_config` gave."""
         load = keras.saving.deserialize_keras_object
         flows = [flow if isinstance(flow, Flow) else load(flow) for flow in config["flows"]]
-        return cls(**{**config, "flows": flows})
+        return super().from_config({**config, "flows": flows})
 
     def copy(self, **changes: Any) -> "FlowPosterior":
         """Return an unbuilt posterior of the same configuration, but for the changes."""

@@ -61,6 +61,8 @@ class MixturePosterior(Posterior):
         for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
             setattr(self, name, checks.moderate(name, checks.non_negative(name, spread)))
         self.kl = checks.one_of("kl", kl, ("bound", "averaged"))
+        if self.kl == "averaged" and self._given_prior is not None:
+            raise ValueError("`kl='averaged'` is for a Gaussian prior: leave `prior` out.")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Add the means and scales of the components."""
@@ -74,8 +76,7 @@ class MixturePosterior(Posterior):
 
         def raw_scales(shape: tuple[int, ...], dtype: str) -> Tensor:
             scale = ops.abs(normal(self.initial_scale, self.scale_spread)(shape, dtype))
-            scale = ops.maximum(scale, 10 * constraints.MIN_SCALE)
-            return scale + ops.log(-ops.expm1(-scale))  # log(expm1(scale)), without its overflow
+            return constraints.inverse_scales(ops.maximum(scale, 10 * constraints.MIN_SCALE))
 
         self.loc = self._add_parameter("loc", shape, centered)
         self.raw_scale = self._add_parameter("raw_scale", shape, raw_scales)
@@ -89,14 +90,18 @@ class MixturePosterior(Posterior):
     ) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         loc, scale = self._loc_and_scale()
+        if self.components == 1:
+            chosen = loc[0], scale[0]
+        else:
+            component = checked_component(component)
+            chosen = ops.take(loc, component, axis=0), ops.take(scale, component, axis=0)
+        z = chosen[0] + chosen[1] * noise
+        if self._given_prior is not None:
+            return Draw(z, *self._gaussian(*chosen, z))
         kl, entropy = map(mean, self._gaussian(loc, scale))
         if self.kl == "averaged":
             together = ops.sqrt(ops.sum(scale * scale, axis=0)) / self.components
             kl, _ = self._gaussian(mean(loc, axis=0), together)
-        if self.components == 1:
-            return Draw(loc[0] + scale[0] * noise, kl, entropy)
-        component = checked_component(component)
-        z = ops.take(loc, component, axis=0) + ops.take(scale, component, axis=0) * noise
         return Draw(z, kl, entropy)
 
     def mean(self) -> Tensor:

@@ -8,6 +8,7 @@ from tfp_ibnn import flows
 from tfp_ibnn._core import checks
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
+from tfp_ibnn.posteriors.template import Template
 
 _MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
 
@@ -22,7 +23,7 @@ def _recipe(make: Recipe) -> Recipe:
         try:
             return make(*args, **kwargs)
         except (TypeError, ValueError):
-            takers = (make, FlowPosterior.__init__, Posterior.__init__)
+            takers = (make, *(kind.__init__ for kind in (FlowPosterior, Posterior, Template)))
             checks.known_keywords(make.__name__, kwargs, takers, but=("self", "flows"))
             raise
 

@@ -72,7 +72,10 @@ class NoiseSampler(Sampler):
         """Prepare the networks that a key gives for a batch."""
         size = self._chunk_size
         if size is None:
-            at_once = _batch_of(inputs) * self._graph.largest
+            # The largest activations, or a draw of all weights; each example may have its own.
+            batch = _batch_of(inputs)
+            drawn = sum(x.draw_size for x in self._layers if not x.draws_ahead)
+            at_once = batch * self._graph.largest + drawn * (batch if self._independent else 1)
             at_least = max if isinstance(at_once, int) else ops.maximum
             size = at_least(1, _CHUNK_ELEMENTS // at_least(1, at_once))
         count = (self.samples + size - 1) // size

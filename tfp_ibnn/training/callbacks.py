@@ -80,7 +80,7 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
 
 def posterior_statistics(layer: StochasticLayer) -> dict[str, float]:
     """Return KL, mean and standard deviation of z, and entropy of a layer's posterior."""
-    z, kl, entropy = (ops.convert_to_numpy(part) for part in layer.posterior.summary())
+    z, kl, entropy = (ops.convert_to_numpy(part) for part in layer.summary())
     return {
         "kl": float(np.mean(kl)),
         "z_mean": float(np.mean(z)),

@@ -1,0 +1,316 @@
+"""A layer whose weights are independent Gaussians."""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+from keras import layers, ops
+from keras.backend import is_float_dtype
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
+from tfp_ibnn.noise import Pass, current
+
+ESTIMATORS = ("flipout", "shared", "local")
+
+_KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
+_LEAST_VARIANCE = 1e-16  # the square root has no derivative at 0, where an input is all zeros
+
+
+class Explicit(NamedTuple):
+    """Standard normal noise (draws, ...) for each random weight: the latent of explicit weights."""
+
+    noise: list[Tensor]
+
+
+class Flipped(NamedTuple):
+    """Noise (1, ...) for each random weight, and signs (batch, ...) of inputs and outputs."""
+
+    noise: list[Tensor]
+    sign_in: Tensor
+    sign_out: Tensor
+
+
+class Local(NamedTuple):
+    """Standard normal noise (batch, units) of the outputs."""
+
+    noise: Tensor
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MeanFieldLayer(StochasticLayer):
+    """Wrap a layer: its kernel is the mean of a Gaussian whose scales the posterior has.
+
+    `MeanField.wrap` and `to_stochastic` make it.
+
+    Args:
+        layer: a Dense, EinsumDense or convolution layer.
+        posterior: template, an `ibnn.MeanField`.
+        train_size: number of training examples, over which the KL is spread.
+        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
+            has taken that.
+        **kwargs: those of `keras.layers.Layer`.
+    """
+
+    draws_ahead = False  # a set of weights is large
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        posterior: PosteriorTemplate,
+        train_size: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layer, posterior, train_size, seed, **kwargs)
+        if not isinstance(layer, CONVERTIBLE):
+            raise ValueError(
+                "MeanField needs a layer with a kernel, one of "
+                f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}; got {layer!r}."
+            )
+        if self.posterior.estimator == "local" and not isinstance(layer, layers.Dense):
+            raise self._not_local(f"it is {type(layer).__name__}")
+        self.activity_regularizer = layer.activity_regularizer
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the wrapped layer, its scales and the switch of the noise."""
+        layer, posterior = self.layer, self.posterior
+        if posterior.estimator == "local" and len(input_shape) != 2:
+            raise self._not_local(f"its input has the shape {tuple(input_shape)}")
+        self._input_shape = tuple(input_shape)
+        if not layer.built:
+            layer.build(input_shape)
+        self._kernels = [name for name in _KERNELS if hasattr(layer, name)]
+        random_bias = posterior.bias == "stochastic" and layer.bias is not None
+        self._random = [*self._kernels, *["bias"] * random_bias]
+        for weight in (getattr(layer, name) for name in self._random):
+            if not isinstance(weight, keras.Variable) or not is_float_dtype(weight.dtype):
+                wanted = "without quantization or LoRA"
+                raise ValueError(f"MeanField needs a layer {wanted}; got {layer.name!r}.")
+        shapes = {name: tuple(getattr(layer, name).shape) for name in self._random}
+        self._shapes = list(shapes.values())
+        if posterior.estimator == "flipout":
+            self._sign_shapes = _sign_shapes(layer, self._input_shape)
+        posterior.build(shapes)
+        posterior.start_at(self._means())
+        super().build(input_shape)
+        self.input_spec = layer.input_spec
+
+    @property
+    def prior_on_weights(self) -> bool:
+        """Whether a prior pulls at the means, as weight decay does."""
+        return self.posterior.pulls_means
+
+    @property
+    def draw_size(self) -> int:
+        """How many numbers a draw has: as many as there are random weights."""
+        return sum(map(math.prod, self._shapes))
+
+    def call(
+        self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
+        """Return the output for the weights of this pass, and add their KL to the loss."""
+        if isinstance(current().recall(self), Local):
+            raise self._not_local("it is called twice in one pass")
+        return super().call(inputs, mask=mask, training=training)
+
+    def draw(
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
+    ) -> Draw:
+        """Return the noise of a pass, with KL and entropy.
+
+        Training draws as the estimator says. Otherwise it is a set of weights for each block of a
+        pass in groups, or each example of a pass that numbers its draws, or else one for all.
+        """
+        posterior, source = self.posterior, forward_pass.source
+        if source.sampling == "qmc":
+            raise ValueError(
+                "Quasi-random draws have too few dimensions for weights. Write "
+                'sampling="antithetic" or "iid".'
+            )
+        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
+        switch = ops.cast(self.noise_switch > 0.5, posterior.dtype)
+        normal = functools.partial(source.normal, **kind, stddev=switch)
+        grouped = forward_pass.groups is not None
+        estimator = posterior.estimator if training and not grouped else None
+        if estimator == "local":
+            latent = Local(normal(count, (self.layer.units,)))
+        else:
+            sets = count if grouped or source.sample is not None else 1
+            latent = Explicit([normal(sets, shape) for shape in self._shapes])
+        if estimator == "flipout":
+            signs = (source.sign(count, shape, **kind) for shape in self._sign_shapes)
+            latent = Flipped(*latent, *signs)
+        if not forward_pass.losses:
+            nothing = ops.zeros((), dtype=posterior.dtype)
+            return Draw(latent, nothing, nothing)
+        own = functools.partial(source.normal, 1, **kind)
+        return Draw(latent, *posterior.kl_and_entropy(self._means(), lambda shape: own(shape)[0]))
+
+    def apply(
+        self,
+        inputs: Tensor,
+        latent: Explicit | Flipped | Local,
+        groups: int | Tensor | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        """Return the wrapped layer's output for random weights."""
+        inputs = ops.cast(inputs, self.layer.compute_dtype)
+        if isinstance(latent, Local):
+            outputs = self._local(inputs, latent.noise)
+        else:
+            scales = self.posterior.scales()
+            deviations = [s * noise for s, noise in zip(scales, latent.noise, strict=True)]
+            if isinstance(latent, Flipped):
+                self.check_blocks(inputs, latent.sign_in.shape[0])
+                signs = (ops.cast(sign, inputs.dtype) for sign in latent[1:])
+                outputs = self._in_terms(inputs, [x[0] for x in deviations], *signs)
+            else:
+                outputs = self._explicit(inputs, deviations)
+        activation = self.layer.activation
+        return outputs if activation is None else activation(outputs)
+
+    def mean_latent(self) -> Explicit:
+        """Return noise of 0."""
+        return Explicit([ops.zeros((1, *x), dtype=self.posterior.dtype) for x in self._shapes])
+
+    def fold(self) -> keras.layers.Layer:
+        """Return the wrapped layer, whose weights are the means."""
+        plain = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
+        plain.build(self._input_shape)
+        plain.set_weights(self.layer.get_weights())
+        return plain
+
+    def carry_over(self, weights: list[Any]) -> None:
+        """Take the weights of the plain layer as means."""
+        super().carry_over(weights)
+        self.posterior.start_at(self._means())
+
+    def summary(self) -> Draw:
+        """Return weights one scale above and below their means, with KL and entropy."""
+        return self.posterior.summary(self._means())
+
+    def _means(self) -> list[Tensor]:
+        return [keras_internals.uncast(getattr(self.layer, name)) for name in self._random]
+
+    def _bias(self) -> Tensor | None:
+        bias = self.layer.bias
+        return None if bias is None else keras_internals.uncast(bias)
+
+    def _linear(
+        self, inputs: Tensor, kernels: Sequence[Tensor], bias: Tensor | None = None
+    ) -> Tensor:
+        """Return what the wrapped layer computes before its activation, with other weights."""
+        values = dict(zip(self._kernels, kernels, strict=True))
+        values = {name: ops.cast(value, inputs.dtype) for name, value in values.items()}
+        bias = None if bias is None else ops.cast(bias, inputs.dtype)
+        own = {"bias": bias, "use_bias": bias is not None, "activation": None}
+        return keras_internals.call_with(self.layer, inputs, **values, **own)
+
+    def _explicit(self, inputs: Tensor, deviations: list[Tensor]) -> Tensor:
+        """Return the outputs for one set of weights, or for one for each block of examples."""
+        number, means, bias = len(self._kernels), self._means(), self._bias()
+
+        def one(inputs: Tensor, deviations: list[Tensor]) -> Tensor:
+            if inputs.dtype != means[0].dtype:
+                # In half precision the sum of a weight and its noise would lose the noise.
+                return self._in_terms(inputs, deviations)
+            weights = [x + y for x, y in zip(means, deviations, strict=True)]
+            return self._linear(inputs, weights[:number], *(weights[number:] or [bias]))
+
+        draws = deviations[0].shape[0]
+        if draws == 1:
+            return one(inputs, [x[0] for x in deviations])
+        self.check_blocks(inputs, draws)
+        size, draws = ops.shape(inputs), ops.shape(deviations[0])[0]
+        blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
+        outputs = ops.map(lambda pair: one(*pair), (blocks, deviations))
+        return ops.reshape(outputs, (size[0], *ops.shape(outputs)[2:]))
+
+    def _in_terms(
+        self,
+        inputs: Tensor,
+        deviations: list[Tensor],
+        sign_in: float | Tensor = 1,
+        sign_out: float | Tensor = 1,
+    ) -> Tensor:
+        """Return the outputs for means + signs * deviations, as a sum of linear maps.
+
+        Flipout: sign_out * layer(sign_in * x; deviation) is the layer with the deviation multiplied
+        by signs, which differ from example to example at the cost of one pass more. The two kernels
+        of a separable convolution make four terms; there the signs of the inputs are those of the
+        first, and the signs of the outputs those of the second.
+        """
+        number, means, bias = len(self._kernels), self._means(), self._bias()
+        flipped, outputs = inputs * sign_in, 0
+        for noisy in itertools.product((False, True), repeat=number):
+            pairs = zip(noisy, means[:number], deviations[:number], strict=True)
+            kernels = [deviation if on else mean for on, mean, deviation in pairs]
+            own_bias = None if any(noisy) else bias
+            if all(noisy) and len(deviations) > number:
+                own_bias = deviations[number]
+            term = self._linear(flipped if noisy[0] else inputs, kernels, own_bias)
+            outputs += term * sign_out if noisy[-1] else term
+        return outputs
+
+    def _local(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        """Return outputs drawn from the Gaussians that Gaussian weights give them."""
+        number, dtype = len(self._kernels), self.posterior.dtype
+        squares = [ops.square(scale) for scale in self.posterior.scales()]
+        # Squares of scales are too small for half precision.
+        variance = self._linear(ops.square(ops.cast(inputs, dtype)), squares[:1], *squares[1:])
+        scale = ops.sqrt(ops.maximum(variance, _LEAST_VARIANCE))
+        outputs = self._linear(inputs, self._means()[:number], self._bias())
+        return outputs + ops.cast(scale * noise, outputs.dtype)
+
+    def _not_local(self, why: str) -> ValueError:
+        return ValueError(
+            "`estimator='local'` is for Dense layers on vectors that are called once, and not for "
+            f"layer {self.layer.name!r}: {why}. Use estimator='flipout', for this layer alone by "
+            "patterns of layer names: to_stochastic(model, {pattern: posterior})."
+        )
+
+
+def _sign_shapes(
+    layer: keras.layers.Layer, input_shape: tuple[int | None, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of an example's signs, which broadcast against its input and its output.
+
+    A sign belongs to a row or column of the kernel, so it is the same at all positions.
+    """
+    if isinstance(layer, layers.EinsumDense):
+        return _einsum_sign_shapes(layer, len(input_shape))
+    first = getattr(layer, "data_format", None) == "channels_first"
+    shapes = []
+    for shape in (input_shape, layer.compute_output_shape(input_shape)):
+        ones = (1,) * (len(shape) - 2)
+        shapes.append((shape[1], *ones) if first else (*ones, shape[-1]))
+    return tuple(shapes)
+
+
+def _einsum_sign_shapes(
+    layer: layers.EinsumDense, rank: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of an example's signs: those of the axes that the kernel has too."""
+    operands, target = layer.equation.replace(" ", "").split("->")
+    source, kernel = operands.split(",")
+    sizes = dict(zip(kernel.replace("...", ""), layer.kernel.shape, strict=True))
+    free = rank - len(source.replace("...", ""))  # the axes behind the dots
+    shapes, batches = [], []
+    for labels in (source, target):
+        before, dots, after = labels.partition("...")
+        axes = [*before, *[dots] * free, *after]
+        batches.append(axes[0])
+        shapes.append(tuple(sizes.get(label, 1) for label in axes[1:]))
+    if batches[0] != batches[1] or batches[0] in sizes:
+        raise ValueError(
+            "`estimator='flipout'` needs the examples on the first axis of input and output; layer "
+            f"{layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'."
+        )
+    return tuple(shapes)

@@ -1,0 +1,93 @@
+"""Mean-field layers under the names that TensorFlow Probability gives them.
+
+They take the arguments of the Keras layer, those of `ibnn.MeanField`, and `train_size`. Arguments
+of TFP's layers that have another form here are refused, with what to write instead.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import layers
+
+from tfp_ibnn._core import checks
+from tfp_ibnn.layers.mean_field import MeanFieldLayer
+
+_OWN = ("prior", "prior_scale", "initial_scale", "moped", "bias", "beta", "gamma", "seed")
+_INSTEAD = {
+    "posterior_fn": "`initial_scale=`, the scale of the kernel at the start",
+    "posterior_tensor_fn": "nothing: each call draws the weights",
+    "prior_fn": "`prior=`, such as ibnn.priors.Normal(0.1)",
+    "divergence_fn": "`train_size=`, by which the KL is divided, and `beta=`, a factor of it",
+}
+
+
+def _refuse_tfp(owner: str, given: dict[str, Any]) -> None:
+    """Raise if there is an argument that only TFP's layer takes."""
+    for argument in given:
+        part, _, name = argument.partition("_")
+        if part not in ("kernel", "bias") or name not in _INSTEAD:
+            continue
+        instead = _INSTEAD[name]
+        if argument == "bias_posterior_fn":
+            instead = '`bias="stochastic"`, or `use_bias=False` for none'
+        raise TypeError(
+            f"{owner} has no `{argument}`, which TensorFlow Probability's layer has. Write "
+            f"{instead}. See docs/from_tfp.md."
+        )
+
+
+def _named(
+    name: str, layer_class: type[keras.layers.Layer], estimator: str
+) -> Callable[..., MeanFieldLayer]:
+    """Return a function that makes mean-field layers of one kind."""
+    sizes = 1 if layer_class is layers.Dense else 2  # beyond these TFP and Keras differ in order
+
+    def make(*args: Any, train_size: int | None = None, **kwargs: Any) -> MeanFieldLayer:
+        _refuse_tfp(name, kwargs)
+        if len(args) > sizes:
+            raise TypeError(f"{name} takes {sizes} positional arguments; give others by name.")
+        own = {key: kwargs.pop(key) for key in _OWN if key in kwargs}
+        outer = {key: kwargs.pop(key) for key in ("name", "trainable") if key in kwargs}
+        # By its name: posteriors know their layers, and not the other way round.
+        posterior = keras.saving.get_registered_object("tfp_ibnn>MeanField")
+        template = posterior(estimator=estimator, **own)
+        try:
+            layer = layer_class(*args, **kwargs)
+        except (TypeError, ValueError):
+            takers = (layer_class.__init__, make, posterior.__init__)
+            checks.known_keywords(name, kwargs, takers, but=("self", "estimator"))
+            raise
+        return template.wrap(layer, train_size, **outer)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"Return `MeanField(estimator={estimator!r})` around `{layer_class.__name__}`."
+    return make
+
+
+DenseReparameterization = _named("DenseReparameterization", layers.Dense, "shared")
+"""Dense, one weight draw for the batch."""
+
+DenseFlipout = _named("DenseFlipout", layers.Dense, "flipout")
+"""Dense, with signs that differ from example to example."""
+
+DenseLocalReparameterization = _named("DenseLocalReparameterization", layers.Dense, "local")
+"""Dense, with outputs drawn instead of weights in training."""
+
+Conv1DReparameterization = _named("Conv1DReparameterization", layers.Conv1D, "shared")
+"""Conv1D, one weight draw for the batch."""
+
+Conv1DFlipout = _named("Conv1DFlipout", layers.Conv1D, "flipout")
+"""Conv1D, with signs that differ from example to example."""
+
+Conv2DReparameterization = _named("Conv2DReparameterization", layers.Conv2D, "shared")
+"""Conv2D, one weight draw for the batch."""
+
+Conv2DFlipout = _named("Conv2DFlipout", layers.Conv2D, "flipout")
+"""Conv2D, with signs that differ from example to example."""
+
+Conv3DReparameterization = _named("Conv3DReparameterization", layers.Conv3D, "shared")
+"""Conv3D, one weight draw for the batch."""
+
+Conv3DFlipout = _named("Conv3DFlipout", layers.Conv3D, "flipout")
+"""Conv3D, with signs that differ from example to example."""

@@ -1,0 +1,168 @@
+"""Independent Gaussians over the weights of a layer."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn.layers.mean_field import ESTIMATORS, MeanFieldLayer
+from tfp_ibnn.posteriors import priors
+from tfp_ibnn.posteriors.template import Template
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MeanField(Template):
+    """Gaussian weights, independent of each other: w = mean + scale * eps, eps ~ N(0, 1).
+
+    The means are the kernel of the layer itself, so pretrained weights carry over, and
+    `to_deterministic` gives them back. A scale per weight doubles the number of parameters.
+
+    The estimators differ in training only, in the variance of the gradient:
+    - "flipout", the default: one weight draw for the batch, with random signs for each example;
+    - "shared": one weight draw for the batch, as in Bayes by Backprop;
+    - "local": the output is drawn instead of the weights, independently for each example. For Dense
+      layers on vectors, called once in a pass: where a weight acts at several positions, or twice,
+      this would draw it anew each time, which is another model.
+    All other calls, and so all predictions, use explicit weights: one draw for a batch, and one for
+    each of the `samples` of `MonteCarlo`.
+
+    Args:
+        prior: of each weight, such as `ibnn.priors.ScaleMixture()`, or a distribution with a method
+            `log_prob`, such as a `tfd.Distribution`. None is N(0, prior_scale^2). The KL is in
+            closed form for Gaussians, and estimated by a weight draw of its own for others.
+        prior_scale: standard deviation of the prior if `prior` is None; 1 by default.
+        initial_scale: the scales at the start.
+        moped: the start and prior of MOPED, for pretrained models: the prior moves to the weights
+            at conversion, and the scales start at this fraction of their size. None is neither.
+        estimator: "flipout", "shared" or "local".
+        bias: "deterministic", or "stochastic" for a scale per bias, too.
+        **kwargs: `beta`, `gamma` and `seed`, those of `Template`, and of `keras.layers.Layer`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> sto = ibnn.to_stochastic(det, ibnn.MeanField(prior_scale=0.5), train_size=100)
+        >>> sto.count_params() - det.count_params()  # 12 scales; 4 numbers that are not trained
+        16
+
+    References:
+        Blundell et al., Weight Uncertainty in Neural Networks, arXiv 1505.05424.
+        Wen et al., Flipout, arXiv 1803.04386.
+        Kingma et al., Variational Dropout and the Local Reparameterization Trick, arXiv 1506.02557.
+        Krishnan et al., Specifying Weight Priors in Bayesian Deep Neural Networks with Empirical
+        Bayes, arXiv 1906.05323 (MOPED).
+    """
+
+    arguments = ("prior", "prior_scale", "initial_scale", "moped", "estimator", "bias")
+
+    def __init__(
+        self,
+        *,
+        prior: Any = None,
+        prior_scale: float | None = None,
+        initial_scale: float = 0.01,
+        moped: float | None = None,
+        estimator: str = "flipout",
+        bias: str = "deterministic",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if prior is not None and prior_scale is not None:
+            raise ValueError("Give the scale to the `prior` itself, and leave `prior_scale` out.")
+        self.prior = None if prior is None else priors.checked(prior)
+        self.prior_scale = prior_scale
+        self._prior = self.prior or priors.Normal(1.0 if prior_scale is None else prior_scale)
+        self.initial_scale = checks.positive("initial_scale", initial_scale)
+        self.moped = None if moped is None else checks.positive("moped", moped)
+        self.estimator = checks.one_of("estimator", estimator, ESTIMATORS)
+        self.bias = checks.one_of("bias", bias, ("deterministic", "stochastic"))
+
+    def build(self, input_shape: Mapping[str, tuple[int, ...]]) -> None:
+        """Add the scales of weights, whose shapes are given by their names."""
+        super().build(input_shape)
+        raw = keras.initializers.Constant(constraints.inverse_scale(self.initial_scale))
+        self.raw_scales, self.prior_locs = [], []
+        for name, shape in input_shape.items():
+            self._prior.check(name, tuple(shape))
+            self.raw_scales.append(self._add_parameter(f"{name}_raw_scale", shape, raw))
+            if self.moped is not None:
+                loc = self._add_parameter(f"{name}_prior_loc", shape, "zeros", trainable=False)
+                self.prior_locs.append(loc)
+
+    @property
+    def pulls_means(self) -> bool:
+        """Whether the KL acts on the means, and not on the scales alone."""
+        return not isinstance(self._prior, priors.Tied)
+
+    def start_at(self, weights: Sequence[Any]) -> None:
+        """Take weights as the prior's location, and the scales from their sizes, if asked to."""
+        if self.moped is None:
+            return
+        for raw, loc, weight in zip(self.raw_scales, self.prior_locs, weights, strict=True):
+            size = self.moped * np.abs(ops.convert_to_numpy(weight))
+            raw.assign(constraints.inverse_scales(np.maximum(size, 10 * constraints.MIN_SCALE)))
+            loc.assign(weight)
+
+    def scales(self) -> list[Tensor]:
+        """Return the standard deviations of the weights."""
+        return [constraints.scale(ops.convert_to_tensor(raw)) for raw in self.raw_scales]
+
+    def kl_and_entropy(
+        self, means: Sequence[Tensor], normal: Callable[[tuple[int, ...]], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return both in nats; `normal` gives noise of a shape, should an estimate need it."""
+        kl = entropy = 0.0
+        shifts = self.prior_locs or [0.0] * len(means)
+        for mean, scale, shift in zip(means, self.scales(), shifts, strict=True):
+            kl += self._prior.kl(mean - shift, scale, lambda shape=scale.shape: normal(shape))
+            entropy += priors.gaussian_entropy(scale)
+        return kl, entropy
+
+    def summary(self, means: Sequence[Tensor] = ()) -> Draw:
+        """Return weights one scale above and below their means, with KL and entropy."""
+        rng = np.random.default_rng(0)
+        fixed = lambda shape: ops.cast(rng.standard_normal(tuple(shape)), self.dtype)  # noqa: E731
+        sides = [
+            ops.reshape(ops.stack([mean - scale, mean + scale]), (2, -1))
+            for mean, scale in zip(means, self.scales(), strict=True)
+        ]
+        return Draw(ops.concatenate(sides, axis=1), *self.kl_and_entropy(means, fixed))
+
+    def wrap(
+        self,
+        layer: keras.layers.Layer,
+        train_size: int,
+        noise: str | None = None,
+        kl_reduction: str | None = None,
+        **options: Any,
+    ) -> MeanFieldLayer:
+        """Return a layer with random weights; `noise` and `kl_reduction` are for posteriors of z.
+
+        Args:
+            layer: a Dense, EinsumDense or convolution layer.
+            train_size: number of training examples, over which the KL is spread.
+            noise: not used.
+            kl_reduction: not used.
+            **options: `seed`, and those of `keras.layers.Layer`.
+
+        Example:
+            >>> import keras, tfp_ibnn as ibnn
+            >>> layer = ibnn.MeanField().wrap(keras.layers.Dense(2), train_size=100)
+            >>> layer(keras.ops.ones((5, 3))).shape[-1]
+            2
+        """
+        names = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
+        regularized = [name for name in names if getattr(layer, name, None) is not None]
+        if regularized and self.pulls_means:
+            warnings.warn(
+                f"Layer {layer.name!r} has a `{regularized[0]}`, which counts the prior twice: "
+                "leave it out, or use prior=ibnn.priors.Tied(scale), which leaves means alone.",
+                stacklevel=3,
+            )
+        return MeanFieldLayer(layer, self, train_size, **options)

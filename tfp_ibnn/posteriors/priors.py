@@ -1,0 +1,258 @@
+"""Priors: of the weights for `MeanField`, of z for the other posteriors."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, tfd
+from tfp_ibnn._core.serialization import Configured
+
+__all__ = ["Cauchy", "Laplace", "Normal", "Prior", "ScaleMixture", "StudentT", "Tied"]
+
+_LOG_2_PI = math.log(2 * math.pi)
+
+
+def gaussian_entropy(scale: Tensor) -> Tensor:
+    """Return the entropy of independent Gaussians in nats, summed over all of them."""
+    return ops.sum(ops.log(scale)) + (_LOG_2_PI + 1) / 2 * math.prod(scale.shape)
+
+
+class Prior(Configured):
+    """Base of the priors, each over independent numbers.
+
+    A new prior is a subclass with `distribution`, registered for serialization by
+    `keras.saving.register_keras_serializable`. Its arguments are attributes of the same names.
+    """
+
+    def distribution(self, dtype: str) -> tfd.Distribution:
+        """Return the distribution of one number, or of arrays that broadcast to the weights."""
+        raise NotImplementedError(f"{type(self).__name__} must define `distribution`.")
+
+    def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
+        """Return KL[N(loc, scale^2) || prior], summed over all numbers, in nats.
+
+        Where it has no closed form it is estimated at loc + scale * normal(). The entropy is exact,
+        so that only the prior's log-density varies from draw to draw.
+        """
+        distribution = self.distribution(loc.dtype)
+        dtype = getattr(distribution, "dtype", None) or loc.dtype  # of one given, its own
+        log_prob = ops.sum(distribution.log_prob(ops.cast(loc + scale * normal(), dtype)))
+        return -gaussian_entropy(scale) - ops.cast(log_prob, loc.dtype)
+
+    def over(self, shape: tuple[int, ...], dtype: str) -> tfd.Distribution:
+        """Return the distribution of an array of that shape."""
+        one = self.distribution(dtype)
+        if tuple(one.event_shape) == shape:
+            return one
+        if tuple(one.batch_shape) == shape:
+            return tfd.Independent(one, len(shape))
+        return tfd.Sample(one, shape)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise if this cannot be the prior of an array of that shape."""
+
+
+class _LocationScale(Prior):
+    """A family with a location and a scale."""
+
+    def __init__(self, scale: float = 1.0, loc: float = 0.0) -> None:
+        self.scale = checks.moderate("scale", checks.positive("scale", scale))
+        self.loc = checks.moderate("loc", loc)
+
+    def distribution(self, dtype: str) -> tfd.Distribution:
+        """Return the distribution of one number."""
+        loc, scale = (ops.convert_to_tensor(x, dtype=dtype) for x in (self.loc, self.scale))
+        return getattr(tfd, type(self).__name__)(loc=loc, scale=scale)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Normal(_LocationScale):
+    """A Gaussian, with closed-form KL.
+
+    Args:
+        scale: its standard deviation.
+        loc: its mean.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> posterior = ibnn.MeanField(prior=ibnn.priors.Normal(0.1))
+    """
+
+    def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
+        """Return KL[N(loc, scale^2) || prior], summed over all numbers, in nats."""
+        ratio = ops.log(scale) - math.log(self.scale)
+        distance = (loc - self.loc) / self.scale
+        return ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Tied(Normal):
+    """A Gaussian whose mean is the posterior's, so that the KL pulls at the scales alone.
+
+    The loss is not an evidence lower bound: a prior must not depend on the data, and this one
+    follows the posterior. The means train as by maximum likelihood; an L2 regulariser on them
+    counts nothing twice. For `MeanField` only.
+
+    Args:
+        scale: standard deviation.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(scale)
+
+    def distribution(self, dtype: str) -> tfd.Distribution:
+        """Refuse: without a posterior over weights there is no mean to take."""
+        raise ValueError("priors.Tied is for ibnn.MeanField; use priors.Normal(scale, loc).")
+
+    def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
+        """Return KL[N(loc, scale^2) || N(loc, prior's^2)], summed, in nats."""
+        return super().kl(ops.zeros_like(loc), scale, normal)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Laplace(_LocationScale):
+    """A Laplace distribution: log p(w) = -|w - loc| / scale - log(2 scale).
+
+    Args:
+        scale: the mean distance from `loc`.
+        loc: its mean.
+    """
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Cauchy(_LocationScale):
+    """A Cauchy distribution, whose tails are so heavy that it has no mean.
+
+    Args:
+        scale: half of the probability is closer to `loc` than this.
+        loc: its median.
+    """
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StudentT(_LocationScale):
+    """A Student t distribution: heavy tails, between Cauchy (df=1) and Gaussian (large df).
+
+    Args:
+        df: degrees of freedom.
+        scale: its scale, which is less than its standard deviation.
+        loc: its median.
+    """
+
+    def __init__(self, df: float = 3.0, scale: float = 1.0, loc: float = 0.0) -> None:
+        super().__init__(scale, loc)
+        self.df = checks.moderate("df", checks.positive("df", df))
+
+    def distribution(self, dtype: str) -> tfd.Distribution:
+        """Return the distribution of one number."""
+        values = (self.df, self.loc, self.scale)
+        return tfd.StudentT(*(ops.convert_to_tensor(x, dtype=dtype) for x in values))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ScaleMixture(Prior):
+    """Two Gaussians of mean 0, a wide and a narrow one: the prior of Bayes by Backprop.
+
+    p(w) = pi N(w; 0, sigma1^2) + (1 - pi) N(w; 0, sigma2^2)
+
+    Args:
+        pi: weight of the first, between 0 and 1.
+        sigma1: standard deviation of the first.
+        sigma2: standard deviation of the second; small, so that many weights end near 0.
+
+    References:
+        Blundell et al., Weight Uncertainty in Neural Networks, arXiv 1505.05424.
+    """
+
+    def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:
+        self.pi = checks.fraction("pi", checks.positive("pi", pi))
+        self.sigma1, self.sigma2 = (
+            checks.moderate(name, checks.positive(name, value))
+            for name, value in (("sigma1", sigma1), ("sigma2", sigma2))
+        )
+
+    def distribution(self, dtype: str) -> tfd.Distribution:
+        """Return the distribution of one number."""
+        scale = ops.convert_to_tensor([self.sigma1, self.sigma2], dtype=dtype)
+        weights = tfd.Categorical(probs=ops.convert_to_tensor([self.pi, 1 - self.pi], dtype=dtype))
+        return tfd.MixtureSameFamily(weights, tfd.Normal(ops.zeros_like(scale), scale))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Given(Prior):
+    """A distribution of TensorFlow Probability, or anything else that has `log_prob`."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    def distribution(self, dtype: str) -> Any:
+        """Return the distribution itself."""
+        return self.given
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise if the distribution is neither over single numbers nor over such arrays."""
+        batch, event = (tuple(getattr(self.given, f"{x}_shape", ())) for x in ("batch", "event"))
+        own = (*batch, *event)
+        try:
+            fits = np.broadcast_shapes(own, shape) == shape
+        except ValueError:
+            fits = False
+        if not fits or shape[len(shape) - len(event) :] != event:
+            raise ValueError(
+                f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}. Give a "
+                "distribution of one number, such as tfd.Normal(0.0, 1.0), or one for each shape, "
+                "by patterns of layer names: to_stochastic(model, {pattern: posterior})."
+            )
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the distribution by its name in TensorFlow Probability and its parameters."""
+        return {"given": _encode(self.given)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Given":
+        """Return a prior from what `get_config` gave."""
+        return cls(_decode(config["given"]))
+
+
+def _encode(value: Any) -> Any:
+    """Return a distribution, or one of its parameters, in numbers and text."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, tfd.Distribution) and getattr(tfd, type(value).__name__, None):
+        parameters = {key: _encode(x) for key, x in value.parameters.items()}
+        return {"distribution": type(value).__name__, "parameters": parameters}
+    if isinstance(value, (np.ndarray, np.generic, list, tuple)) or ops.is_tensor(value):
+        array = ops.convert_to_numpy(value)
+        if array.dtype.kind in "fiub":
+            return {"array": array.tolist(), "dtype": str(array.dtype)}
+    raise ValueError(
+        f"A prior made of {value!r} cannot be saved. Use one of ibnn.priors, or a subclass of "
+        "ibnn.priors.Prior that is registered by keras.saving.register_keras_serializable."
+    )
+
+
+def _decode(value: Any) -> Any:
+    """Return what `_encode` was given."""
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return np.array(value["array"], dtype=value["dtype"])
+    parameters = {key: _decode(x) for key, x in value["parameters"].items()}
+    return getattr(tfd, value["distribution"])(**parameters)
+
+
+def checked(prior: Any) -> Prior:
+    """Return what was given as a prior, or raise."""
+    if isinstance(prior, Prior):
+        return prior
+    if isinstance(prior, type) or not callable(getattr(prior, "log_prob", None)):
+        raise ValueError(
+            "`prior` must be a prior such as ibnn.priors.Laplace(0.1), or a distribution with a "
+            f"method `log_prob`, such as tfd.Normal(0.0, 1.0); got {prior!r}."
+        )
+    return Given(prior)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from experiments import benchmark
-from experiments.benchmark import cases, figures, gpu, networks, record, timing
+from experiments.benchmark import cases, children, figures, gpu, networks, record, timing
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmark"
@@ -312,6 +312,19 @@ def test_steps_are_timed_in_processes_that_take_turns(few_cases):
     assert row["id"] == "gpu.float32.4.gaussian"
     times = row["seconds"]
     assert row["ratio"] == pytest.approx(times["step"] / times["deterministic"], rel=1e-3)
+
+
+def test_images_are_those_of_the_network(monkeypatch, policy):
+    def small(network, kind, noise="channel"):
+        parts = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
+        return keras.Sequential([keras.Input(networks.SHAPES[network]), *parts])
+
+    for module in (gpu, networks):
+        monkeypatch.setattr(module, "stochastic", small)
+    assert gpu.stepping("vgg16", "none", "float32", 4, 2, 0)() > 0
+    if sys.platform == "linux":
+        found = children.memory("none", "channel", 0)
+        assert found["peak"] >= found["before"] > 0
 
 
 @pytest.mark.once

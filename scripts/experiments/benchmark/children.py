@@ -19,7 +19,7 @@ def memory(kind, noise, seed):
     """
     keras.utils.set_random_seed(seed)
     model = nets.prepare(nets.stochastic("vgg16", kind, noise=noise))
-    x, y = nets.images(BATCH * STEPS, seed)
+    x, y = nets.images(BATCH * STEPS, seed, nets.SHAPES["vgg16"])
     # Begin again with the largest size; imports may have been larger for a moment.
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")

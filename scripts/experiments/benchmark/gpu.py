@@ -60,9 +60,9 @@ def stepping(network, kind, precision, batch, steps, seed):
         return stepper(model, batch, steps, seed)
     import jax
 
-    rng = np.random.default_rng(seed)
+    rng, drawn = np.random.default_rng(seed), images(batch, seed, model.input_shape[1:])
     order = np.stack([rng.permutation(batch) for _ in range(steps)])
-    return looping(model, *(jax.numpy.asarray(part)[order] for part in images(batch, seed)))
+    return looping(model, *(jax.numpy.asarray(part)[order] for part in drawn))
 
 
 def looping(model, x, y):

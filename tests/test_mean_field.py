@@ -31,6 +31,8 @@ LAYERS = {
     "transpose2d": (lambda: layers.Conv2DTranspose(2, (1, 2)), (2, 2, 2)),
     "transpose3d": (lambda: layers.Conv3DTranspose(1, 2), (2, 1, 1, 2)),
 }
+if keras.backend.backend() == "jax":  # TensorFlow has it on GPUs only
+    LAYERS["conv2d_first"] = (lambda: layers.Conv2D(3, 2, data_format="channels_first"), (2, 3, 3))
 
 
 def wrapped(layer, input_shape, **options):
@@ -422,7 +424,7 @@ def test_weight_decay_counts_the_prior_twice():
             model.compile(optimizer, "mse")
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_tied_prior_leaves_weight_decay_to_the_regulariser():
     template = ibnn.MeanField(prior=ibnn.priors.Tied(0.1))
     template.wrap(layers.Dense(2, kernel_regularizer="l2"), train_size=10)

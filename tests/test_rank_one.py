@@ -27,16 +27,23 @@ def made(kind, posterior=None, **options):
 def test_factors_are_on_both_sides_of_the_kernel(kind):
     """The output is z_out * (layer(z_in * x) - bias) + bias, by Keras's own layer."""
     layer, shape = made(kind)
-    sizes = shape[-1], layer.layer.compute_output_shape((4, *shape))[-1]
+    first = kind == "conv2d_first"
+    output_shape = layer.layer.compute_output_shape((4, *shape))
+    sizes = (shape[0], output_shape[1]) if first else (shape[-1], output_shape[-1])
     assert layer.posterior.channels == sum(sizes)
     x = RNG.normal(size=(4, *shape)).astype("float32")
     z = RNG.normal(size=(4, sum(sizes))).astype("float32")
     with ibnn.noise.scope(groups=4, draws={layer: z}):
         got = numpy(layer(x))
-    ones = [(1,) * (rank - 2) for rank in (x.ndim, got.ndim)]
-    plain = numpy(layer.layer(x * z[:, : sizes[0]].reshape(4, *ones[0], sizes[0])))
+
+    def spread(factors, rank):
+        ones = (1,) * (rank - 2)
+        return factors.reshape((4, -1, *ones) if first else (4, *ones, factors.shape[1]))
+
+    plain = numpy(layer.layer(x * spread(z[:, : sizes[0]], x.ndim)))
     bias = numpy(layer.layer.bias)
-    expected = (plain - bias) * z[:, sizes[0] :].reshape(4, *ones[1], sizes[1]) + bias
+    bias = bias[:, None, None] if first else bias
+    expected = (plain - bias) * spread(z[:, sizes[0] :], got.ndim) + bias
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 

@@ -94,13 +94,16 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     plain = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
     plain.add(keras.layers.Dense(3, activation="softmax"))
     sets = [kind([plain, plain]) for kind in (ibnn.DeepEnsemble, ibnn.weights.WeightSets)]
-    for weights in sets:
+    random = ibnn.to_stochastic(plain, ibnn.MeanField(moped=0.1), train_size=12)
+    random.compile("adam", "sparse_categorical_crossentropy", run_eagerly=True)
+    random.fit(X, Y, verbose=0)
+    for weights in (*sets, random):
         averaged = ibnn.MonteCarlo(weights)
         averaged.compile(run_eagerly=True)
         averaged.predict(X, verbose=0)
 
     assert_none_is_int32(made)
-    models = (loaded, scaled, regression, *sets)
+    models = (loaded, scaled, regression, random, *sets)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {type(part) for part in (*metrics, *callbacks, optimizer, *mc.metrics)}
     known = {

@@ -106,7 +106,7 @@ class Tied(Normal):
         super().__init__(scale)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Refuse: without a posterior over weights there is no mean to take."""
+        """Raise an error: only the mean of a posterior over weights can be taken over."""
         raise ValueError("priors.Tied is for ibnn.MeanField; use priors.Normal(scale, loc).")
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:

@@ -838,3 +838,30 @@ def test_a_layer_that_cannot_be_copied_is_named():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, lambda x: x**2, name="odd")])
     with pytest.raises(ValueError, match="'odd'.*register_keras_serializable"):
         ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=1)
+
+
+# ------------------------------------------------------------------------- defaults by the depth
+
+
+def deep(depth):
+    """Return a network of `depth` Dense layers: one, used twice, in a nested model."""
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="inner")])
+    x = inputs = keras.Input((4,))
+    for layer in range(depth - 1):
+        x = keras.layers.Dense(4, name=f"layer{layer}")(x)
+    return keras.Model(inputs, inner(inner(x)))
+
+
+@pytest.mark.parametrize(("depth", "scale"), [(3, 0.3), (16, 0.2)])
+def test_the_prior_is_narrower_in_deep_networks(depth, scale, tmp_path):
+    given = {"layer0": ibnn.NormalAffine(prior_scale=0.4), ".*": ibnn.NormalAffine()}
+    model = to_stochastic(deep(depth), given)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    for copy in (model, keras.models.load_model(path)):
+        first, *rest = ibnn.stochastic_layers(copy)
+        assert first.posterior.prior_scale == 0.4
+        assert [layer.posterior.prior_scale for layer in rest] == [scale] * (depth - 1)
+    # Only what is converted counts.
+    part = to_stochastic(deep(depth), {"layer1": ibnn.NormalAffine()})
+    assert ibnn.stochastic_layers(part)[0].posterior.prior_scale == 0.3

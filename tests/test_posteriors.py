@@ -619,6 +619,18 @@ def test_defaults_learn_and_the_prior_is_wider_than_the_start():
     np.testing.assert_allclose([*loc, scale], [1.0, 1.0, 1.0, 0.1], rtol=1e-5)
 
 
+def test_the_prior_scale_is_settled_by_the_depth_unless_it_is_given():
+    assert [ibnn.NormalAffine().at_depth(depth).prior_scale for depth in (1, 7, 16, 64)] == (
+        pytest.approx([0.3, 0.3, 0.2, 0.1])
+    )
+    template, given = ibnn.NormalAffine(seed=3), ibnn.NormalAffine(prior_scale=0.3)
+    assert given.at_depth(64) is given
+    settled = template.at_depth(64)
+    assert settled.get_config() == {**template.get_config(), "prior_scale": 0.1}
+    assert template.prior_scale == 0.3
+    assert settled.at_depth(1).prior_scale == 0.1
+
+
 @pytest.mark.parametrize(("train_size", "beta"), [(3, 1.0), (500, 1.0), (5000, 10.0)])
 def test_a_layer_gives_beta_by_the_number_of_examples(train_size, beta):
     template = ibnn.NormalAffine()

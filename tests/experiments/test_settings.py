@@ -447,7 +447,6 @@ def flow(**arguments):
         (affine(flows=[]), "unknown key 'flows'"),
         (affine(prior_scale="0.5"), r"'\.\*'.*prior_scale"),
         (affine(prior_scale=-1), r"'\.\*'.*prior_scale"),
-        (affine(prior_scale=None), r"'\.\*'.*prior_scale"),
         ('{".*": {"posterior": "NormalAffine", "prior_scale": NaN}}', "prior_scale"),
         (affine(affine="middle"), "affine"),
         (affine(seed="one"), "seed"),

@@ -37,6 +37,10 @@ class PosteriorTemplate:
         """Return a stochastic layer around a Keras layer, with its own copy of this posterior."""
         raise NotImplementedError(f"{type(self).__name__} must define `wrap`.")
 
+    def at_depth(self, depth: int) -> "PosteriorTemplate":
+        """Return the template for a model in which so many layers are stochastic."""
+        return self
+
     def bind(self, layers: Sequence[Any]) -> None:
         """See all stochastic layers of a converted model, once; a joint posterior needs them."""
 

@@ -71,28 +71,17 @@ def to_stochastic(
     if stochastic_layers(model):
         raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
     templates = _checked_templates(posterior)
-    converted: list[tuple[str, PosteriorTemplate, StochasticLayer]] = []
+    chosen: dict[int, str] = {}
     convertible: list[str] = []
     passed_over: list[str] = []
-
-    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
-        copy = _copy_layer(layer)
+    for layer in _leaves(graph):
         pattern = next((p for p in templates if re.fullmatch(p, layer.name)), None)
         if isinstance(layer, CONVERTIBLE):
             convertible.append(layer.name)
+            if pattern is not None:
+                chosen[id(layer)] = pattern
         elif pattern is not None and layer.trainable_weights and not isinstance(layer, _SILENT):
             passed_over.append(f"{layer.name} ({type(layer).__name__})")
-        if pattern is None or not isinstance(layer, CONVERTIBLE):
-            return copy
-        template = templates[pattern]
-        own_seed = template.seed if seed is None else seed
-        own_seed = None if own_seed is None else own_seed + len(converted)
-        options = {"noise": noise, "kl_reduction": kl_reduction, "seed": own_seed}
-        wrapped = template.wrap(copy, train_size, name=layer.name, **options)
-        converted.append((pattern, template, wrapped))
-        return wrapped
-
-    inputs, outputs = _rebuild(graph, convert)
     remedy = (
         f"cannot be converted: {', '.join(passed_over)}. To make one stochastic, put "
         "`ibnn.Stochastic(layer, posterior, train_size)` in its place, if it has one input, or "
@@ -104,17 +93,33 @@ def to_stochastic(
             f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}, also in nested models."
             + (f" These layers {remedy}" if passed_over else "")
         )
-    used = {pattern for pattern, _, _ in converted} | ({_REST} if converted else set())
+    used = {*chosen.values(), *([_REST] if chosen else ())}
     unused = [pattern for pattern in templates if pattern not in used]
     if unused:
         raise ValueError(
             f"`posterior` has the pattern {unused[0]!r}, which converts no layer. It must be the "
             f"first to match a whole name. Those that can be converted: {', '.join(convertible)}."
         )
+    at_depth = {pattern: one.at_depth(len(chosen)) for pattern, one in templates.items()}
+    converted: list[tuple[PosteriorTemplate, StochasticLayer]] = []
+
+    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
+        copy = _copy_layer(layer)
+        if id(layer) not in chosen:
+            return copy
+        pattern = chosen[id(layer)]
+        own_seed = templates[pattern].seed if seed is None else seed
+        own_seed = None if own_seed is None else own_seed + len(converted)
+        options = {"noise": noise, "kl_reduction": kl_reduction, "seed": own_seed}
+        wrapped = at_depth[pattern].wrap(copy, train_size, name=layer.name, **options)
+        converted.append((templates[pattern], wrapped))
+        return wrapped
+
+    inputs, outputs = _rebuild(graph, convert)
     if passed_over:
         warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
-    for template in {id(template): template for _, template, _ in converted}.values():
-        template.bind([wrapped for _, its_own, wrapped in converted if its_own is template])
+    for template in {id(template): template for template, _ in converted}.values():
+        template.bind([wrapped for its_own, wrapped in converted if its_own is template])
     return StochasticModel(inputs, outputs, train_samples=train_samples, name=model.name)
 
 
@@ -186,6 +191,15 @@ def _graph_of(model: Any) -> keras.Model:
         remedy = "begin it with a keras.Input, or call `model.build(input_shape)`"
         raise ValueError(f"Sequential model {model.name!r} is not built: {remedy}.")
     return graph
+
+
+def _leaves(graph: keras.Model) -> list[keras.layers.Layer]:
+    """Return the layers of a graph and of the models nested in it, each once."""
+    leaves: dict[int, keras.layers.Layer] = {}
+    for layer in graph.layers:
+        nested = _leaves(_graph_of(layer)) if has_layer_graph(layer) else [layer]
+        leaves |= {id(leaf): leaf for leaf in nested}
+    return list(leaves.values())
 
 
 def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:

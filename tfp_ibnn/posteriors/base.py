@@ -28,7 +28,8 @@ class Posterior(Template):
     Args:
         prior: another prior of each channel, such as `ibnn.priors.Laplace(0.3, loc=1.0)`, or a
             `tfd.Distribution`. The KL is then estimated from the draws of the pass.
-        prior_scale: standard deviation of the prior if `prior` is None.
+        prior_scale: standard deviation of the prior if `prior` is None; None is the
+            `default_prior_scale` of the model, 0.3 in a layer of its own.
         prior_loc: mean of the prior if `prior` is None; z starts there in any case.
         learn_prior_scale: train the prior's scale along with the posterior, one per layer.
         sides: "input", z on the inputs of a layer, or "both" for a z on each output channel, too,
@@ -48,14 +49,16 @@ class Posterior(Template):
         self,
         *,
         prior: Any = None,
-        prior_scale: float = 0.3,
+        prior_scale: float | None = None,
         prior_loc: float = 1.0,
         learn_prior_scale: bool = False,
         sides: str = "input",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.prior_scale = checked_scale("prior_scale", prior_scale)
+        self._scale_is_given = prior_scale is not None
+        scale = prior_scale if self._scale_is_given else self.default_prior_scale(1)
+        self.prior_scale = checked_scale("prior_scale", scale)
         self.prior_loc = checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
         self.sides = checks.one_of("sides", sides, ("input", "both"))
@@ -144,9 +147,25 @@ class Posterior(Template):
         """
         return max(1.0, train_size / 500)
 
+    @staticmethod
+    def default_prior_scale(depth: int) -> float:
+        """Return the prior's scale if none is given, in a model of `depth` stochastic layers.
+
+        It is 0.3 in up to 7 layers and 0.8 / sqrt(depth) in more: the noise of all layers adds up,
+        and at 0.3 deep networks have too much of it (docs/choosing.md).
+        """
+        return min(0.3, 0.8 / math.sqrt(depth))
+
+    def at_depth(self, depth: int) -> "Posterior":
+        """Return this template, or a copy that has the default prior scale for this depth."""
+        if self._scale_is_given:
+            return self
+        return self.copy(prior_scale=self.default_prior_scale(depth))
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        return {**super().get_config(), "prior": self._given_prior}
+        scale = self.prior_scale if self._scale_is_given else None
+        return {**super().get_config(), "prior": self._given_prior, "prior_scale": scale}
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
         """Return `Stochastic(layer, self, train_size, **options)`."""

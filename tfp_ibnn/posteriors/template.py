@@ -73,7 +73,8 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
                 seed = int(words.generate_state(1)[0] >> 1)
             self._layers_served += 1
         beta = self.default_beta(train_size) if self.initial_beta is None else self.initial_beta
-        copy = self.copy(name="posterior", dtype=dtype, seed=seed, beta=beta)
+        given = self.at_depth(1)  # what to_stochastic has not settled
+        copy = given.copy(name="posterior", dtype=dtype, seed=seed, beta=beta)
         copy._layers_served = 1  # by its own layer, should it become a template in turn
         return copy
 

@@ -60,6 +60,7 @@ class MeanField(Template):
     """
 
     arguments = ("prior", "prior_scale", "initial_scale", "moped", "estimator", "bias")
+    wrapper = MeanFieldLayer
 
     def __init__(
         self,
@@ -165,4 +166,4 @@ class MeanField(Template):
                 "leave it out, or use prior=ibnn.priors.Tied(scale), which leaves means alone.",
                 stacklevel=3,
             )
-        return MeanFieldLayer(layer, self, train_size, **options)
+        return self.wrapper(layer, self, train_size, **options)

@@ -1,0 +1,100 @@
+"""A layer whose Gaussian weights have means that are multiplied by a random z."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import layers, ops
+
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local, MeanFieldLayer
+from tfp_ibnn.noise import Pass
+
+_KINDS = (layers.Dense, layers.Conv1D, layers.Conv2D, layers.Conv3D)
+
+
+class Multiplied(NamedTuple):
+    """Factors z (draws, channels) of the means, and the noise of the weights around them."""
+
+    z: Tensor
+    rest: Explicit | Flipped | Local
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MNFLayer(MeanFieldLayer):
+    """Wrap a layer: z multiplies its kernel, the mean of a Gaussian whose scales `MNF` has.
+
+    `MNF.wrap` and `to_stochastic` make it. z is on the inputs of a Dense layer, and on the output
+    channels of a convolution. The arguments are those of `MeanFieldLayer`.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
+        super().__init__(layer, *args, **kwargs)
+        if type(layer) not in _KINDS:
+            names = ", ".join(kind.__name__ for kind in _KINDS)
+            raise ValueError(
+                f"MNF needs one of {names}; got {layer!r}. Use ibnn.MeanField for this layer, by "
+                "patterns of layer names: to_stochastic(model, {pattern: posterior})."
+            )
+
+    @property
+    def draw_size(self) -> int:
+        """How many numbers a draw has."""
+        return super().draw_size + self.posterior.z.channels
+
+    def draw(
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
+    ) -> Draw:
+        """Return z and the noise of a pass, with a bound of the KL, and of the entropy."""
+        rest, kl, entropy = super().draw(forward_pass, count, inputs, training)
+        posterior = self.posterior
+        number = self._sets(forward_pass, count) if isinstance(rest, Explicit) else count
+        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
+        noise = forward_pass.source.normal(number, (posterior.z.channels,), **kind)
+        z = posterior.z.transform(noise, training=training).z
+        z = ops.where(self.noise_switch > 0.5, z, posterior.z.mean())
+        return Draw(Multiplied(z, rest), kl, entropy)
+
+    def mean_latent(self) -> Multiplied:
+        """Return the mean of z, and noise of 0."""
+        return Multiplied(self.posterior.z.mean()[None], super().mean_latent())
+
+    def fold(self) -> keras.layers.Layer:
+        """Return the wrapped layer with the mean of z in its kernel."""
+        plain = super().fold()
+        kernel = self.posterior.times_z(self._means()[0], self.posterior.z.mean())
+        plain.set_weights([ops.convert_to_numpy(kernel), *plain.get_weights()[1:]])
+        return plain
+
+    @staticmethod
+    def _is_local(latent: Any) -> bool:
+        return isinstance(latent, Multiplied) and isinstance(latent.rest, Local)
+
+    def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
+        """Return the outputs for random weights before the activation."""
+        z, rest = latent
+        if isinstance(rest, Explicit):
+            deviations = self._deviations(rest)
+            deviations[0] = deviations[0] + self.posterior.times_z(self._means()[0], z - 1)
+            return self._explicit(inputs, deviations)
+        self.check_blocks(inputs, z.shape[0])
+        outputs = self._at_mean(inputs, z)
+        if isinstance(rest, Local):
+            return outputs + self._local_noise(inputs, rest.noise)
+        own = [x[0] for x in self._deviations(rest)]
+        sign_in, sign_out = (ops.cast(sign, inputs.dtype) for sign in rest[1:])
+        return outputs + sign_out * self._linear(sign_in * inputs, own[:1], *own[1:])
+
+    def _at_mean(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Return the outputs for the means, with a z (examples, channels) for each example."""
+        z, kernel, bias = ops.cast(z, inputs.dtype), self._means()[:1], self._bias()
+        if self.posterior.on_inputs:
+            z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
+            return self._linear(inputs * z, kernel, bias)
+        ones = (1,) * (len(inputs.shape) - 2)
+        first = self.layer.data_format == "channels_first"
+        shape = (-1, z.shape[-1], *ones) if first else (-1, *ones, z.shape[-1])
+        outputs = self._linear(inputs, kernel) * ops.reshape(z, shape)
+        if bias is None:
+            return outputs
+        return outputs + ops.reshape(ops.cast(bias, outputs.dtype), (1, *shape[1:]))

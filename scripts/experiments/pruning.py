@@ -1,4 +1,4 @@
-"""The weights of a trained network: their histogram, and its errors when the noisiest are removed."""
+"""The weights of a trained network: their histogram, and its errors without the noisiest."""
 
 import numpy as np
 from keras import ops

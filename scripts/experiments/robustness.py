@@ -169,7 +169,7 @@ def _shifted(settings, images, labels, scorer):
 
 
 def _keep_draws(rows, scorer, image):
-    """Give rows of rotations the class probabilities of one image, turned as far: mean and draws."""
+    """Give rows of rotations the class probabilities of one image, turned as far."""
     turned = {row["level"]: row for row in rows if row["shift"] in ("clean", "rotation")}
     images = np.concatenate([data.rotate(image, degrees) for degrees in turned])
     for row, draws in zip(turned.values(), scorer.draws(images.astype("float32")), strict=True):

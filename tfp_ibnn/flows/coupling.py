@@ -24,18 +24,16 @@ class CouplingBijector(FlowBijector):
         network: maps (..., kept) to shifts and log-scales, both (..., moved).
         split_at: how many channels the first part has.
         swap: keep the last part instead of the first.
-        mask: booleans, instead of both: which channels are kept.
+        order: (channels,), to which the channels are sorted for the split; None leaves them.
         condition: (..., condition_size), if the network has one; x is broadcast to its rows.
         dtype: of the tensors it will see.
     """
 
     condition: Tensor | None = None
-    mask: np.ndarray | None = None
+    order: np.ndarray | None = None
 
     def _forward(self, x: Tensor) -> Tensor:
-        kept, moved = self._split(x)
-        shift, log_scale = self.network(kept)
-        return self._join(kept, moved * ops.exp(log_scale) + shift)
+        return self.forward_and_log_det(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
         kept, moved = self._split(y)
@@ -45,19 +43,23 @@ class CouplingBijector(FlowBijector):
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return ops.sum(self.network(self._split(x)[0])[1], axis=-1)
 
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `forward(x)` and its log-determinants, from one pass of the network."""
+        kept, moved = self._split(x)
+        shift, log_scale = self.network(kept)
+        moved = moved * ops.exp(log_scale) + shift
+        return self._join(kept, moved), ops.sum(log_scale, axis=-1)
+
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
-        if self.mask is not None:
-            parts = (np.flatnonzero(self.mask), np.flatnonzero(~self.mask))
-            return tuple(ops.take(x, part, axis=-1) for part in parts)
+        if self.order is not None:
+            x = ops.take(x, self.order, axis=-1)
         first, last = x[..., : self.split_at], x[..., self.split_at :]
         return (last, first) if self.swap else (first, last)
 
     def _join(self, kept: Tensor, moved: Tensor) -> Tensor:
-        if self.mask is not None:
-            places = np.argsort(np.argsort(~self.mask, kind="stable"))
-            return ops.take(ops.concatenate([kept, moved], axis=-1), places, axis=-1)
-        return ops.concatenate([moved, kept] if self.swap else [kept, moved], axis=-1)
+        x = ops.concatenate([moved, kept] if self.swap else [kept, moved], axis=-1)
+        return x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -121,11 +123,12 @@ class AffineCoupling(Flow):
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
         """Return the map for the present weights."""
         condition = self.checked_condition(condition)
+        halves = self.mask == "halves"
         return CouplingBijector(
             network=self.network.given(condition),
-            split_at=self.channels // 2,
-            swap=self.swap,
-            mask=None if self.mask == "halves" else self._kept(),
+            split_at=self.channels // 2 if halves else int(self._kept().sum()),
+            swap=self.swap and halves,
+            order=None if halves else np.argsort(~self._kept(), kind="stable"),
             condition=condition,
             dtype=self.dtype,
         )

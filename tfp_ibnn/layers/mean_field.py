@@ -146,11 +146,7 @@ class MeanFieldLayer(StochasticLayer):
         if estimator == "flipout":
             signs = (source.sign(count, shape, **kind) for shape in self._sign_shapes)
             latent = Flipped(*latent, *signs)
-        if not forward_pass.losses:
-            nothing = ops.zeros((), dtype=posterior.dtype)
-            return Draw(latent, nothing, nothing)
-        own = functools.partial(source.normal, 1, **kind)
-        return Draw(latent, *posterior.kl_and_entropy(self._means(), lambda shape: own(shape)[0]))
+        return self._with_kl(forward_pass, latent, count, training)
 
     def apply(
         self,
@@ -173,7 +169,8 @@ class MeanFieldLayer(StochasticLayer):
         """Return the wrapped layer, whose weights are the means."""
         plain = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         plain.build(self._input_shape)
-        plain.set_weights(self.layer.get_weights())
+        centers = map(ops.convert_to_numpy, self.posterior.centers(self._means()))
+        plain.set_weights([*centers, *self.layer.get_weights()[len(self._random) :]])
         return plain
 
     def carry_over(self, weights: list[Any]) -> None:
@@ -184,6 +181,19 @@ class MeanFieldLayer(StochasticLayer):
     def summary(self) -> Draw:
         """Return weights one scale above and below their means, with KL and entropy."""
         return self.posterior.summary(self._means())
+
+    def _with_kl(
+        self, forward_pass: Pass, latent: Any, count: int | Tensor, training: bool, *given: Any
+    ) -> Draw:
+        """Return the draw of a pass, with KL and entropy where they count; `given` is for both."""
+        posterior = self.posterior
+        if not forward_pass.losses:
+            nothing = ops.zeros((), dtype=posterior.dtype)
+            return Draw(latent, nothing, nothing)
+        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
+        own = functools.partial(forward_pass.source.normal, 1, **kind)
+        kl = posterior.kl_and_entropy(self._means(), lambda shape: own(shape)[0], *given)
+        return Draw(latent, *kl)
 
     @staticmethod
     def _sets(forward_pass: Pass, count: int | Tensor) -> int | Tensor:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import layers, ops
 
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local, MeanFieldLayer
 from tfp_ibnn.noise import Pass
@@ -42,29 +42,31 @@ class MNFLayer(MeanFieldLayer):
         """How many numbers a draw has."""
         return super().draw_size + self.posterior.z.channels
 
-    def draw(
-        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
-    ) -> Draw:
-        """Return z and the noise of a pass, with a bound of the KL, and of the entropy."""
-        rest, kl, entropy = super().draw(forward_pass, count, inputs, training)
-        posterior = self.posterior
-        number = self._sets(forward_pass, count) if isinstance(rest, Explicit) else count
-        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
-        noise = forward_pass.source.normal(number, (posterior.z.channels,), **kind)
-        z = posterior.z.transform(noise, training=training).z
-        z = ops.where(self.noise_switch > 0.5, z, posterior.z.mean())
-        return Draw(Multiplied(z, rest), kl, entropy)
-
     def mean_latent(self) -> Multiplied:
         """Return the mean of z, and noise of 0."""
         return Multiplied(self.posterior.z.mean()[None], super().mean_latent())
 
-    def fold(self) -> keras.layers.Layer:
-        """Return the wrapped layer with the mean of z in its kernel."""
-        plain = super().fold()
-        kernel = self.posterior.times_z(self._means()[0], self.posterior.z.mean())
-        plain.set_weights([ops.convert_to_numpy(kernel), *plain.get_weights()[1:]])
-        return plain
+    def _with_kl(
+        self, forward_pass: Pass, latent: Any, count: int | Tensor, training: bool, *given: Any
+    ) -> Draw:
+        """Return z and the noise of a pass, with a bound of the KL, and of the entropy."""
+        posterior, z = self.posterior, self.posterior.z
+        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
+        number = self._sets(forward_pass, count) if isinstance(latent, Explicit) else count
+        # One chain of flows for the z of the pass, that of the KL and those of the mean: a graph
+        # with three of them takes three times as long to build.
+        numbers = (1, number) if forward_pass.losses else (number,)
+        noise = [forward_pass.source.normal(n, (z.channels,), **kind) for n in numbers]
+        fixed = z.fixed_noise(training)
+        fixed = noise[0][:0] if fixed is None else fixed
+        draw = z.transform(ops.concatenate([*noise[:-1], fixed, noise[-1]]), training=training)
+        start = len(numbers) - 1
+        end = start + len(fixed)
+        center = mean(draw.z[start:end], axis=0) if end > start else z.mean()
+        factors = ops.where(self.noise_switch > 0.5, draw.z[end:], center)
+        latent = Multiplied(factors, latent)
+        own = Draw(*(part[:1] for part in draw))
+        return super()._with_kl(forward_pass, latent, count, training, own)
 
     @staticmethod
     def _is_local(latent: Any) -> bool:

@@ -9,6 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import AffineCoupling, Flow
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.posteriors import base
@@ -68,7 +69,7 @@ class MNF(MeanField):
         self.z_scale = checks.positive("z_scale", z_scale)
         flows = _couplings() if flows is None else flows
         options = {"initial_scale": z_scale, "affine": "first", "dtype": self.dtype, "name": "z"}
-        self.z = FlowPosterior(flows, **options)
+        self.z = _Factors(flows, **options)
         auxiliary = _couplings() if auxiliary_flows is None else auxiliary_flows
         self.auxiliary_flows = copied(auxiliary, self.dtype, "auxiliary_flows")
 
@@ -94,11 +95,19 @@ class MNF(MeanField):
             return kernel * z[..., :, None]
         return kernel * ops.reshape(z, (*ops.shape(z)[:-1], *(1,) * (len(kernel.shape) - 1), -1))
 
+    def centers(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """Return the means of the weights of a layer whose own weights are given."""
+        return [self.times_z(means[0], self.z.mean()), *means[1:]]
+
     def kl_and_entropy(
-        self, means: Sequence[Tensor], normal: Callable[[tuple[int, ...]], Tensor]
+        self,
+        means: Sequence[Tensor],
+        normal: Callable[[tuple[int, ...]], Tensor],
+        draw: Draw | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return bounds of both in nats, at one draw of z and the weights."""
-        draw = self.z.transform(normal((1, self.z.channels)))
+        """Return bounds of both in nats, at one draw of z, here or given, and of the weights."""
+        if draw is None:
+            draw = self.z.transform(normal((1, self.z.channels)))
         mean = self.times_z(means[0], draw.z[0])
         kl, entropy = super().kl_and_entropy([mean, *means[1:]], normal)
         weights = mean + self.scales()[0] * normal(tuple(mean.shape))
@@ -140,6 +149,18 @@ class MNF(MeanField):
         # The flows go by as objects: their classes need not be registered for a copy.
         lists = {"flows": self.z.flows, "auxiliary_flows": self.auxiliary_flows}
         return super().copy(**{**lists, **changes})
+
+
+class _Factors(FlowPosterior):
+    """q(z), without a prior, and so without a KL and its weight."""
+
+    _is_gaussian = False  # densities are at draws, as all of the bound
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the flows."""
+        self.channels = input_shape[-1]
+        for flow in self._chain():
+            flow.build(input_shape)
 
 
 def _couplings() -> list[Flow]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 from experiments.figures import NAMES, draw_means, facets, look, methods_of, scores
 from experiments.pruning import DECIBELS, EDGES
@@ -61,7 +61,9 @@ def weights(rows):
                 ax.fill_between(range(len(shares)), *ends, color=look(method)["color"], alpha=0.2)
                 ax.set_xticks(range(len(shares)), [f"{share:g}" for share in shares])
         ax.set(xlabel="weights removed (%)", ylabel="test error (%)", yscale="log")
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("{x:g}")
 
     grid = [[(density, "histogram", EDGES, "weight"), (pruned,)]]
     grid[0].insert(1, (density, "snr", DECIBELS, "10 log10(|mean| / scale)"))

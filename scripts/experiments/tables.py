@@ -34,7 +34,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import store
-from experiments.scoring import SCORES
+from experiments.scoring import HELD_OUT, SCORES
 
 PAGES = ("README.md", "results/README.md", "docs/choosing.md")
 """Texts of the repository that have such tables."""
@@ -352,7 +352,7 @@ def _pruned(rows):
 
 
 def _unknown(rows, wanted, folder):
-    of_ood = store.evaluated(rows.to_dict("records")).query("shift == 'foreign'")
+    of_ood = store.evaluated(rows.to_dict("records")).query("name == @HELD_OUT")
     keys = ["method", "seed"]
     rows = rows.merge(of_ood[[*keys, "entropy_auroc"]], on=keys)
     averaged = _variants(rows, folder)[2].query("method == 'deterministic'")

@@ -9,6 +9,7 @@ import pytest
 import tfp_ibnn as ibnn
 from experiments import Scorer, Settings, pruning, read_posteriors, robustness, store, tables
 from experiments.plan import PLANS, label
+from experiments.scoring import HELD_OUT
 
 pytestmark = pytest.mark.once
 
@@ -161,7 +162,7 @@ def test_unknown_classes_and_the_ensemble(tmp_path):
         }
         arrays = {**parts, "labels": np.arange(60) % 5}
         np.savez(tmp_path / f"probabilities/equal-deterministic-seed{seed}.npz", **arrays)
-        rows = {"unknown": [{"shift": "foreign", "entropy_auroc": 0.5 + seed / 10}]}
+        rows = {"unknown": [{"name": HELD_OUT, "entropy_auroc": 0.5 + seed / 10}]}
         records.append(record("deterministic", seed, budget="equal", evaluations=rows))
     (averaged,) = store._averaged(records, tmp_path)
     known, unknown = store.stored_entropies(averaged, tmp_path)

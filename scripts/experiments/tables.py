@@ -352,7 +352,8 @@ def _pruned(rows):
 
 
 def _unknown(rows, wanted, folder):
-    of_ood = store.evaluated(rows.to_dict("records")).query("name == @HELD_OUT")
+    of_ood = store.evaluated(rows.to_dict("records"))
+    of_ood = of_ood[of_ood["name"] == HELD_OUT]
     keys = ["method", "seed"]
     rows = rows.merge(of_ood[[*keys, "entropy_auroc"]], on=keys)
     averaged = _variants(rows, folder)[2].query("method == 'deterministic'")

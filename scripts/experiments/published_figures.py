@@ -100,7 +100,7 @@ def rotation(rows):
         ax.set_title(NAMES[method], loc="left", fontsize=10, pad=26)
         ax.set(ylim=(-0.02, 1.02), xticks=range(0, 181, 45), ylabel="probability")
         for degrees in range(0, 181, 30):
-            picture = OffsetImage(data.rotate(image, degrees)[0, :, :, 0], 0.75, cmap="gray_r")
+            picture = OffsetImage(data.rotate(image, degrees)[0, :, :, 0], zoom=0.75, cmap="gray_r")
             at = {"xycoords": ("data", "axes fraction"), "box_alignment": (0.5, 0)}
             ax.add_artist(AnnotationBbox(picture, (degrees, 1.0), frameon=False, **at))
 

@@ -98,7 +98,12 @@ def rotation(rows):
             label = str(kind) if kind in colors else None
             ax.plot(level, np.stack(part["shown"])[:, kind], lw=2.2, label=label, **style)
         ax.set_title(NAMES[method], loc="left", fontsize=10, pad=26)
-        ax.set(ylim=(-0.02, 1.02), xticks=range(0, 181, 45), ylabel="probability")
+        ax.set(
+            ylim=(-0.02, 1.02),
+            xticks=range(0, 181, 45),
+            xlabel="rotation (degrees)",
+            ylabel="probability",
+        )
         for degrees in range(0, 181, 30):
             picture = OffsetImage(data.rotate(image, degrees)[0, :, :, 0], zoom=0.75, cmap="gray_r")
             at = {"xycoords": ("data", "axes fraction"), "box_alignment": (0.5, 0)}
@@ -112,7 +117,12 @@ def rotation(rows):
             ax.plot(level, part.mean(), **{**look(method), "ms": 4})
             ax.fill_between(level, part.min(), part.max(), color=look(method)["color"], alpha=0.2)
         ax.set_title("1,000 digits", loc="left", fontsize=10, pad=26)
-        ax.set(xticks=range(0, 181, 45), ylabel="mean entropy (nats)", ylim=(0, None))
+        ax.set(
+            xticks=range(0, 181, 45),
+            xlabel="rotation (degrees)",
+            ylabel="mean entropy (nats)",
+            ylim=(0, None),
+        )
         ax.legend(fontsize=8, frameon=False)
 
     _, (images, _) = data.load("mnist")
@@ -124,7 +134,6 @@ def rotation(rows):
     handles, labels = figure.axes[0].get_legend_handles_labels()
     below = {"loc": "outside lower center", "ncols": 10, "fontsize": 9}
     figure.legend(handles, labels, title="class", **below)
-    figure.supxlabel("rotation (degrees)", fontsize=10)
     return figure
 
 

@@ -58,11 +58,11 @@ class MNFLayer(MeanFieldLayer):
         numbers = (1, number) if forward_pass.losses else (number,)
         noise = [forward_pass.source.normal(n, (z.channels,), **kind) for n in numbers]
         fixed = z.fixed_noise(training)
-        fixed = noise[0][:0] if fixed is None else fixed
-        draw = z.transform(ops.concatenate([*noise[:-1], fixed, noise[-1]]), training=training)
         start = len(numbers) - 1
-        end = start + len(fixed)
-        center = mean(draw.z[start:end], axis=0) if end > start else z.mean()
+        end = start if fixed is None else start + len(fixed)
+        noise[start:start] = [] if fixed is None else [fixed]
+        draw = z.transform(ops.concatenate(noise), training=training)
+        center = z.mean() if fixed is None else mean(draw.z[start:end], axis=0)
         factors = ops.where(self.noise_switch > 0.5, draw.z[end:], center)
         latent = Multiplied(factors, latent)
         own = Draw(*(part[:1] for part in draw))

@@ -20,6 +20,7 @@ FLOWS = {
     "conv1x1-orthogonal": partial(flows.InvertibleConv1x1, start="orthogonal"),
     "coupling": partial(flows.AffineCoupling, hidden=8),
     "coupling-swap": partial(flows.AffineCoupling, hidden=8, swap=True),
+    "coupling-mask": partial(flows.AffineCoupling, hidden=8, swap=True, mask="alternating"),
     "glow-identity": partial(flows.GlowStep, hidden=8, swap=True, start="identity"),
     "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
     "planar": flows.Planar,
@@ -33,6 +34,7 @@ VARIANTS = {
     "autoregressive-reverse",
     "conv1x1-orthogonal",
     "coupling-swap",
+    "coupling-mask",
     "glow-orthogonal",
     "sylvester-1",
 }

@@ -30,6 +30,7 @@ from tfp_ibnn.metrics import (
     NegativeLogLikelihood,
 )
 from tfp_ibnn.posteriors import (
+    MNF,
     FlowPosterior,
     MeanField,
     MixturePosterior,
@@ -69,6 +70,7 @@ __all__ = [
     "FlowPosterior",
     "KLAnnealing",
     "MaximumCalibrationError",
+    "MNF",
     "MeanField",
     "MixturePosterior",
     "MonteCarlo",

@@ -69,7 +69,7 @@ def methods_of(rows):
     return [name for name in NAMES if (rows["method"] == name).any()]
 
 
-def _means(ax, xlabel, methods, values, shift=0, **style):
+def draw_means(ax, xlabel, methods, values, shift=0, **style):
     """Draw the mean of each method's values with its standard error, and the values faintly."""
     for place, method in enumerate(methods):
         found, color = values(method), look(method)["color"]
@@ -168,7 +168,7 @@ def scores(rows, zoomed=()):
     def draw(ax, of, key):
         part = parts[of]
         values = part.set_index("method")[key]
-        _means(ax, SCORES[key], methods_of(part), lambda method: values[[method]])
+        draw_means(ax, SCORES[key], methods_of(part), lambda method: values[[method]])
         floors = part.get("ece_floor", pd.Series(dtype="object")).dropna()
         if key == "ece" and len(floors):
             first = part.loc[floors.index, "method"].isin(zoomed or methods_of(part)[:1])
@@ -285,7 +285,9 @@ def ood(rows):
             style = {"fmt": MARKERS[place], "ms": 5, "mew": 1, "shift": 0.14 * (2 * place - 1)}
             style["mfc"] = "white" if place else None
             values = found.assign(value=found[f"{kind}_auroc"].astype("float64"))
-            _means(ax, "AUROC", methods, lambda m, v=values: v["value"][v["method"] == m], **style)
+            draw_means(
+                ax, "AUROC", methods, lambda m, v=values: v["value"][v["method"] == m], **style
+            )
 
     grid, size = [[(name,) for name in names]], (1.8 + 3.0 * len(names), 1.2 + 0.32 * len(methods))
     figure = facets(grid, draw, size, sharey=True, grid_lines="x")
@@ -310,7 +312,7 @@ def frozen(records, runs, folder):
         ax.axvline(0, color="0.6", lw=1, zorder=0)
         ax.set_title(titles[budget], fontsize=10)
         change = by_seed.sub(by_seed["gaussian"], axis=0)
-        _means(ax, f"{label}, minus the Gaussian's", flows, change.get)
+        draw_means(ax, f"{label}, minus the Gaussian's", flows, change.get)
 
     grid = [[(key, label, budget) for budget in titles] for key, label in keys.items()]
     return {"differences.png": facets(grid, draw, (8.5, 4.6), sharex="row", grid_lines="x")}

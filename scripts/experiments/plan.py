@@ -29,6 +29,7 @@ class Part(NamedTuple):
     first_seed: bool = False
     evaluations: dict = {}
     datasets: tuple = ()
+    change: dict = {}
 
 
 class Plan(NamedTuple):
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     scaled: bool = False
     last: int = 1
     keep_models: bool = False
+    held_out: int = HELD_OUT
 
     @property
     def methods(self):
@@ -54,7 +56,7 @@ class Plan(NamedTuple):
         tried = {m if m in self.trials else "gaussian" for m in methods or self.methods}
         found = {}
         for dataset in datasets or self.datasets:
-            about = {**self.base, "dataset": dataset, "validation": HELD_OUT, "seed": seed}
+            about = {**self.base, "dataset": dataset, "validation": self.held_out, "seed": seed}
             for method, choices in self.trials.items():
                 for change in choices if method in tried else ():
                     name = f"trials/{dataset}/{method}/{label(change)}"
@@ -75,7 +77,7 @@ class Plan(NamedTuple):
                     about = {"dataset": dataset, "seed": seed}
                     about = changed({**_DEFAULTS, **about}, base) | about
                     run = f"{name}/{dataset}/{method}/seed{seed}"
-                    found[run] = Settings(**changed(about, change))
+                    found[run] = Settings(**changed(changed(about, part.change), change))
         return found
 
 
@@ -87,6 +89,8 @@ def changed(settings, change):
 def _resolved(settings, change):
     found = {}
     for name, value in change.items():
+        if name == "label":
+            continue
         if name == "use":
             for used in value:
                 found |= _resolved(settings, _CHANGES[used])
@@ -100,6 +104,8 @@ def _resolved(settings, change):
 
 
 def label(change):
+    if "label" in change:
+        return change["label"]
     shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in change.items() if k != "use"}
     return ",".join(f"{name}={v}" for name, v in shown.items()) or "reference"
 
@@ -144,6 +150,9 @@ def quick_runs(runs):
 
 
 def quick_evaluations(wanted):
-    few = {"corruptions": ("contrast",), "degrees": (90,), "foreign": ("mnist",), "limit": 100}
-    some = {name: {**few, "samples": min(2, wanted[name].samples)} for name in list(wanted)[:2]}
+    few = {"corruptions": ("contrast",), "degrees": (90,), "limit": 100}
+    some = {
+        name: {**few, "foreign": wanted[name].foreign[-1:], "samples": min(2, wanted[name].samples)}
+        for name in list(wanted)[:2]
+    }
     return {name: replace(wanted[name], **changes) for name, changes in some.items()}

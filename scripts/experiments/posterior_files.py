@@ -9,7 +9,10 @@ from pathlib import Path
 import tfp_ibnn as ibnn
 
 _POSTERIORS = [name for name in ibnn.__all__ if name.startswith("Normal")]
-_POSTERIORS = {n: getattr(ibnn, n) for n in (*_POSTERIORS, "FlowPosterior", "MixturePosterior")}
+_POSTERIORS += ["FlowPosterior", "MixturePosterior", "MeanField", "MNF"]
+_POSTERIORS = {name: getattr(ibnn, name) for name in _POSTERIORS}
+_OVER_WEIGHTS = ("MeanField", "MNF")
+_PRIORS = {n: getattr(ibnn.priors, n) for n in ibnn.priors.__all__ if n != "Prior"}
 _FLOWS = {name: getattr(ibnn.flows, name) for name in ibnn.flows.__all__ if name != "Flow"}
 _FLOWS = {name: kind for name, kind in _FLOWS.items() if issubclass(kind, ibnn.Flow)}
 
@@ -26,8 +29,10 @@ def read_posteriors(path, defaults=None):
           ".*": {"posterior": "NormalAffine"}
         }
 
+    A prior is an object as well: {"prior": "Laplace", "scale": 0.1}.
+
     The path may be what the file would hold; `defaults` are arguments for posteriors that do not
-    state them, which start at their prior. A ValueError names the key that is not as above.
+    state them; those over z start at their prior. A ValueError names the key that is not as above.
     """
     try:
         inline = str(path).startswith("{")
@@ -76,7 +81,10 @@ def _made(where, entry, key, known, defaults=None):
             _made(f"{where}, flow {place}", flow, "flow", _FLOWS)
             for place, flow in enumerate(arguments["flows"], start=1)
         ]
-    if key == "posterior" and name != "MixturePosterior":
+    if "prior" in arguments:
+        arguments["prior"] = _made(f"{where}, prior", arguments["prior"], "prior", _PRIORS)
+        defaults = {k: v for k, v in (defaults or {}).items() if k != "prior_scale"}
+    if key == "posterior" and name not in ("MixturePosterior", *_OVER_WEIGHTS):
         arguments.setdefault("initial_scale", None)
     try:
         return known[name](**{**(defaults or {}), **arguments})

@@ -20,6 +20,7 @@ from tfp_ibnn import data, metrics
 
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}
+_KEPT = 20  # draws of the image that is shown
 # The gradient of an average holds all its draws in memory: images times draws of one step.
 _AT_ONCE = 512
 
@@ -46,8 +47,9 @@ class Settings(checks.Checked):
 
     def as_dict(self):
         found = dataclasses.asdict(self)
-        if self.classes is None:
-            del found["classes"]  # as in the records of the first evaluations
+        for name in ("classes", "shown"):
+            if found[name] is None:
+                del found[name]  # as in the records of the first evaluations
         return {key: list(v) if isinstance(v, tuple) else v for key, v in found.items()}
 
 
@@ -107,6 +109,9 @@ def _evaluate(scorer, settings, folder, data_dir, model, log):
     record = {"rows": found.rows, "draws": found.clean.samples, "model": model}
     record["seconds"] = round(time.perf_counter() - began, 1)
     record |= provenance(settings.as_dict())
+    if HELD_OUT in found.ood:
+        unknown = found.ood[HELD_OUT].mean.astype("float16")
+        np.savez_compressed(folder / "unknown.npz", unknown=unknown)
     save(robustness_figures.figures(found, settings.dataset), folder.path)
     files.write_json(folder / "robustness.json", record)
     return record
@@ -135,6 +140,8 @@ def measure(scorer, settings, test, others, log=lambda line: None):
         parts = (part[:number] for part in (found.mean, found.epistemic, labels))
         ood[name] = Scores(*parts, found.samples)
         add("foreign", None, name, ood[name], **_detected(clean, ood[name]))
+    if settings.shown is not None:
+        _keep_draws(rows, scorer, data.ood.to_bytes(images[settings.shown][None], settings.dataset))
     return Measured(rows, clean, ood)
 
 
@@ -159,6 +166,15 @@ def _shifted(settings, images, labels, scorer):
         for epsilon in settings.epsilons:
             step = np.float32(epsilon * maximum / 255) * direction
             yield "fgsm", epsilon, "", np.clip(images.astype("float32") + step, 0, maximum)
+
+
+def _keep_draws(rows, scorer, image):
+    """Give rows of rotations the class probabilities of one image, turned as far."""
+    turned = {row["level"]: row for row in rows if row["shift"] in ("clean", "rotation")}
+    images = np.concatenate([data.rotate(image, degrees) for degrees in turned])
+    for row, draws in zip(turned.values(), scorer.draws(images.astype("float32")), strict=True):
+        row["shown"] = draws.mean(axis=0).round(4).tolist()
+        row["draws"] = draws[:_KEPT].round(3).tolist()
 
 
 def _score(scorer, images, labels):

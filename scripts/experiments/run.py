@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 import tfp_ibnn as ibnn
-from experiments import files
+from experiments import files, pruning
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
@@ -112,6 +112,8 @@ def _run(settings, folder, data_dir, log, keep, devices):
         options = {"batch_size": len(train[0]), "verbose": 0, "return_dict": True}
         losses = [model.evaluate(*train, **options)["loss"] for _ in range(settings.elbo_passes)]
         found["negative_elbo"] = float(np.mean(losses)) * len(train[0])
+    if settings.pruning:
+        found["weights"] = pruning.measure(model, scorer, test)
     # A network that was read may have dropout of its own.
     averaged = settings.is_stochastic or scorer.monte_carlo is None
     metrics = {
@@ -188,7 +190,8 @@ def _network(settings, images):
     classes = settings.classes or len(DATASETS[settings.dataset].classes)
     if name == "mobilenet_v2":
         return _mobilenet_v2(images.shape[1:], classes, **options)
-    build, channels = getattr(ibnn.models, name), settings.dropout_layers
+    build = _wide_lenet if "widths" in options else getattr(ibnn.models, name)
+    channels = settings.dropout_layers
     rate = settings.dropout if channels is None else 0.0
     model = build(images.shape[1:], classes, dropout=rate, **options)
     return model if channels is None else _channel_dropout(model, settings.dropout, channels)
@@ -205,6 +208,22 @@ def _mobilenet_v2(shape, classes, preprocessing):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.9  # at Keras' 0.999 the averages are old after so few steps
     return keras.Model(inputs, model.output, name="mobilenet_v2")
+
+
+def _wide_lenet(shape, classes, widths, preprocessing, dropout):
+    """Return the LeNet of arXiv 1703.01961: two 5x5 convolutions, max-pooling, one hidden layer."""
+    layers, (*filters, units) = keras.layers, widths
+    inputs = x = keras.Input(shape, name="image")
+    for layer in preprocessing:
+        x = layer(x)
+    for place, width in enumerate(filters, start=1):
+        x = layers.Conv2D(width, 5, activation="relu", name=f"conv{place}")(x)
+        x = layers.MaxPooling2D(2, name=f"pool{place}")(x)
+    x = layers.Flatten(name="flatten")(x)
+    for place, (width, active) in enumerate([(units, "relu"), (classes, None)], start=1):
+        x = layers.Dropout(dropout, name=f"fc{place}_dropout")(x) if dropout else x
+        x = layers.Dense(width, active, name=f"fc{place}")(x)
+    return keras.Model(inputs, x, name="lenet")
 
 
 def _channel_dropout(model, rate, pattern):

@@ -77,6 +77,13 @@ class Scorer:
         found = self.monte_carlo.predict(images, **options)
         return Scores(found["mean"], found["epistemic"], labels, self.monte_carlo.samples)
 
+    def draws(self, images):
+        """Return the class probabilities of each draw, (images, draws, classes)."""
+        if self.monte_carlo is None:
+            return self.score(images, None).mean[:, None]
+        options = {**self.monte_carlo.options(), "return_samples": True}
+        return ibnn.MonteCarlo(self.model, **options).predict(images, verbose=0)["samples"]
+
     def export(self, path, overwrite=False):
         """Write what is scored as a SavedModel, see `ibnn.export`; the backend is TensorFlow."""
         average = self.monte_carlo or ibnn.MonteCarlo(self.model, samples=1)

@@ -127,6 +127,8 @@ class Settings(checks.Checked):
         if match := re.fullmatch(r"mlp((?:_[1-9]\d*)+)(_sigmoid)?", self.model):
             hidden = tuple(map(int, match[1].split("_")[1:]))
             return "mlp", {"hidden": hidden, "activation": "sigmoid" if match[2] else "relu"}
+        if match := re.fullmatch(r"lenet_([1-9]\d*)_([1-9]\d*)_([1-9]\d*)", self.model):
+            return "lenet", {"widths": tuple(map(int, match.groups()))}
         return checks.choice(*_MODELS)("model", self.model), {}
 
     def posteriors(self, build=models.posterior_map):

@@ -20,7 +20,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pandas as pd
-from scipy.special import softmax
+from scipy.special import entr, softmax
 
 import tfp_ibnn as ibnn
 from experiments import files
@@ -159,8 +159,25 @@ def _write_probabilities(folder, records, runs, kept):
         if name not in kept:
             with np.load(runs / name / "probabilities.npz") as found:
                 small = np.maximum(found["probabilities"], _LEAST).astype("float16")
-                with files.replacing(path) as temporary:
-                    np.savez_compressed(temporary, **{**found, "probabilities": small})
+                arrays = {**found, "probabilities": small}
+            for more in (runs / name).glob("*/unknown.npz"):
+                with np.load(more) as found:
+                    arrays |= found
+            with files.replacing(path) as temporary:
+                np.savez_compressed(temporary, **arrays)
+
+
+def stored_entropies(record, folder):
+    """Return the entropies of a run's predictions, or of the mean of several runs', in nats.
+
+    Those of known and of unknown images, or None if the unknown ones are not stored.
+    """
+    seeds = record.get("seeds", [record.get("seed")])
+    files_ = [np.load(Path(folder) / _file({**record, "seed": seed})) for seed in seeds]
+    if not all("unknown" in found for found in files_):
+        return None
+    kinds = [[found[kind] for found in files_] for kind in ("probabilities", "unknown")]
+    return [entr(np.mean(kind, axis=0, dtype="float64")).sum(axis=1) for kind in kinds]
 
 
 def cross_fitted(mean, labels):
@@ -196,5 +213,7 @@ def _averaged(records, folder):
             about["seeds"] = [record["seed"] for record in group]
             scaled = cross_fitted(mean, labels)
             more = {"scaled": scaled, "ece_floor": _floors(mean, scaled["temperature"])}
+            if entropies := stored_entropies({**about, "seed": None}, folder):
+                more["entropy_auroc"] = ibnn.metrics.ood_scores(*entropies)["auroc"]
             found.append({**about, **Scores(mean, None, labels, 1).scores(), **more})
     return found

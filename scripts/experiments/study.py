@@ -134,7 +134,7 @@ def _record(wanted, folder, name, settings, measured):
     }
     if stds:
         record["z_std"] = {layer: round(std, 4) for layer, std in stds.items()}
-    for key in ("negative_elbo", "evaluations"):
+    for key in ("negative_elbo", "weights", "evaluations"):
         if measured.get(key):
             record[key] = measured[key]
     return record

@@ -19,6 +19,9 @@ The kinds of tables:
   uncertainty.
 - `post_hoc`: NLL and ECE of predictions as they are, at a temperature, averaged over the seeds, and
   both. `baselines`: the same with a row for each, and the accuracy.
+- `errors`: test errors in %, NLL, ECE, parameters and seconds, beside published numbers. `pruned`:
+  test errors after pruning. `unknown`: error, NLL, ECE and AUROC of unseen classes, with the
+  ensemble of the deterministic networks. `turned`: the entropy of rotated images.
 - `grid`: NLL and accuracy of the settings of `defaults`.
 """
 
@@ -31,7 +34,7 @@ import pandas as pd
 from scipy import stats
 
 from experiments import store
-from experiments.scoring import SCORES
+from experiments.scoring import HELD_OUT, SCORES
 
 PAGES = ("README.md", "results/README.md", "docs/choosing.md")
 """Texts of the repository that have such tables."""
@@ -124,7 +127,7 @@ def fill(text, results):
             if absent := set(values) - known:
                 raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
             rows = rows[rows[key].astype(str).isin(values)]
-        of_folder = (_pooled, _post_hoc, _baselines)
+        of_folder = (_pooled, _post_hoc, _baselines, _unknown)
         more = {"wanted": wanted, "folder": folder} if make in of_folder else {}
         return f"{begin}{markdown_table(make(rows, **more))}\n{end}"
 
@@ -320,6 +323,59 @@ def _baselines(rows, wanted, folder):
     return pd.DataFrame(lines, columns=["", *_MAIN.values(), "ECE floor"])
 
 
+def _errors(rows):
+    rows = rows.assign(error=100 * (1 - rows["accuracy"]))
+    scores = {
+        "error (%)": ("error", _spread(2)),
+        "NLL": ("nll", _spread()),
+        "ECE": ("ece", _spread()),
+    }
+    table = _by_method(rows, **scores).merge(_cost(rows))
+    (budget,) = rows["budget"].unique()
+    published = table["method"].map(store.METHODS["published"].get(budget, {})).fillna("-")
+    return table.assign(published=published)
+
+
+def _pruned(rows):
+    rows = rows[rows["weights"].map(lambda found: isinstance(found, dict) and "pruned" in found)]
+    lines = [
+        {
+            "method": row["method"],
+            "removed": f"{one['removed']:.0%}",
+            "error": 100 - 100 * one["accuracy"],
+        }
+        for row in rows.to_dict("records")
+        for one in row["weights"]["pruned"]
+    ]
+    table = pd.DataFrame(lines).pivot_table("error", "method", "removed", _spread(2), sort=False)
+    return table.reset_index().rename(columns={"method": "error (%) without"})
+
+
+def _unknown(rows, wanted, folder):
+    of_ood = store.evaluated(rows.to_dict("records"))
+    of_ood = of_ood[of_ood["name"] == HELD_OUT]
+    keys = ["method", "seed"]
+    rows = rows.merge(of_ood[[*keys, "entropy_auroc"]], on=keys)
+    averaged = _variants(rows, folder)[2].query("method == 'deterministic'")
+    rows = pd.concat([rows, averaged.assign(method="ensemble")])
+    rows = rows.assign(error=100 * (1 - rows["accuracy"]))
+    cells = {
+        "error (%)": ("error", _spread(2)),
+        "NLL": ("nll", _spread()),
+        "ECE": ("ece", _spread()),
+    }
+    table = _by_method(rows, **cells, **{"AUROC of unseen": ("entropy_auroc", _spread())})
+    published = table["method"].map(store.METHODS["published"]["equal"]).fillna("-")
+    return table.assign(**{"published error (%)": published})
+
+
+def _turned(rows):
+    rows = rows[rows["level"].isin((0, 45, 90, 135, 180))]
+    table = rows.pivot_table("entropy", "method", "level", _spread(3), sort=False)
+    table.columns = [f"{level:g}°" for level in table.columns]
+    return table.reset_index()
+
+
 def _grid(rows):
     """NLL and accuracy of each method, in a row for each part and data set."""
 
@@ -354,5 +410,9 @@ _KINDS = {
     "ood": (_shifted, _ood),
     "post_hoc": (_runs, _post_hoc),
     "baselines": (_runs, _baselines),
+    "errors": (_runs, _errors),
+    "pruned": (_runs, _pruned),
+    "unknown": (_runs, _unknown),
+    "turned": (_shifted, _turned),
     "grid": (_runs, _grid),
 }

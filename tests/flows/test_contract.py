@@ -283,6 +283,9 @@ def test_arguments_must_be_positive_numbers(make, argument, bad):
     [
         (flows.Affine, "initial_shift", float("nan")),
         (flows.AffineCoupling, "hidden", 2.5),
+        (flows.AffineCoupling, "mask", "quarters"),
+        (flows.AffineCoupling, "mask", None),
+        (flows.AffineCoupling, "mask", [True, True]),
         (flows.BatchNorm, "momentum", float("nan")),
         (flows.BatchNorm, "momentum", -0.1),
         (flows.BatchNorm, "momentum", 1.0),

@@ -1,8 +1,10 @@
 """Affine coupling."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
@@ -22,16 +24,16 @@ class CouplingBijector(FlowBijector):
         network: maps (..., kept) to shifts and log-scales, both (..., moved).
         split_at: how many channels the first part has.
         swap: keep the last part instead of the first.
+        order: (channels,), to which the channels are sorted for the split; None leaves them.
         condition: (..., condition_size), if the network has one; x is broadcast to its rows.
         dtype: of the tensors it will see.
     """
 
     condition: Tensor | None = None
+    order: np.ndarray | None = None
 
     def _forward(self, x: Tensor) -> Tensor:
-        kept, moved = self._split(x)
-        shift, log_scale = self.network(kept)
-        return self._join(kept, moved * ops.exp(log_scale) + shift)
+        return self.forward_and_log_det(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
         kept, moved = self._split(y)
@@ -41,26 +43,38 @@ class CouplingBijector(FlowBijector):
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return ops.sum(self.network(self._split(x)[0])[1], axis=-1)
 
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `forward(x)` and its log-determinants, from one pass of the network."""
+        kept, moved = self._split(x)
+        shift, log_scale = self.network(kept)
+        moved = moved * ops.exp(log_scale) + shift
+        return self._join(kept, moved), ops.sum(log_scale, axis=-1)
+
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
+        if self.order is not None:
+            x = ops.take(x, self.order, axis=-1)
         first, last = x[..., : self.split_at], x[..., self.split_at :]
         return (last, first) if self.swap else (first, last)
 
     def _join(self, kept: Tensor, moved: Tensor) -> Tensor:
-        return ops.concatenate([moved, kept] if self.swap else [kept, moved], axis=-1)
+        x = ops.concatenate([moved, kept] if self.swap else [kept, moved], axis=-1)
+        return x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class AffineCoupling(Flow):
     """Affine coupling flow with a small Keras network and a bounded log-scale.
 
-    The channels are cut into halves (an odd one out goes to the last half). The network's last
-    layer starts at 0, so the flow starts as the identity.
+    The channels are cut into halves (an odd one out goes to the last half), or as a mask says. The
+    network's last layer starts at 0, so the flow starts as the identity.
 
     Args:
         hidden: units of the network's hidden layer.
-        swap: keep the last half and move the first.
+        swap: keep the last half and move the first, or keep what the mask would move.
         limit: bound of |log scale|.
+        mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
+            true where it is kept.
 
     Example:
         >>> import keras
@@ -72,22 +86,36 @@ class AffineCoupling(Flow):
     """
 
     min_channels: ClassVar[int] = 2
-    arguments = ("hidden", "swap", "limit")
+    arguments = ("hidden", "swap", "limit", "mask")
 
     def __init__(
-        self, hidden: int = 32, swap: bool = False, limit: float = 2.0, **kwargs: Any
+        self,
+        hidden: int = 32,
+        swap: bool = False,
+        limit: float = 2.0,
+        mask: str | Sequence[bool] = "halves",
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.swap = bool(swap)
         self.limit = checks.positive("limit", limit)
+        self.mask = mask
+        if isinstance(mask, str):
+            checks.one_of("mask", mask, ("halves", "alternating"))
+            return
+        self.mask = np.asarray(mask, dtype="bool").reshape(-1).tolist()
+        if len(set(self.mask)) < 2:
+            raise ValueError(f"`mask` must keep some channels and move others; got {mask!r}.")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the network for the two parts."""
         super().build(input_shape)
-        first = self.channels // 2
-        sizes = (first, self.channels - first)
-        kept, moved = reversed(sizes) if self.swap else sizes
+        if len(self._kept()) != self.channels:
+            wrong = f"`mask` is for {len(self.mask)} channels, and there are {self.channels}"
+            raise ValueError(f"{wrong}: give a boolean for each, or 'alternating'.")
+        kept = int(self._kept().sum())
+        moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
         self.network = Conditioner(moved, self.hidden, self.limit, **options)
         self.network.build((None, kept))
@@ -95,10 +123,19 @@ class AffineCoupling(Flow):
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
         """Return the map for the present weights."""
         condition = self.checked_condition(condition)
+        halves = self.mask == "halves"
         return CouplingBijector(
             network=self.network.given(condition),
-            split_at=self.channels // 2,
-            swap=self.swap,
+            split_at=self.channels // 2 if halves else int(self._kept().sum()),
+            swap=self.swap and halves,
+            order=None if halves else np.argsort(~self._kept(), kind="stable"),
             condition=condition,
             dtype=self.dtype,
         )
+
+    def _kept(self) -> np.ndarray:
+        """Return which channels are kept."""
+        places = np.arange(self.channels)
+        named = {"halves": places < self.channels // 2, "alternating": places % 2 == 0}
+        mask = named[self.mask] if isinstance(self.mask, str) else np.array(self.mask)
+        return ~mask if self.swap else mask

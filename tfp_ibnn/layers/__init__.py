@@ -4,6 +4,7 @@ from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import freeze, noise_off, set_noise, stochastic_layers, unfreeze
 from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
 from tfp_ibnn.layers.mean_field import MeanFieldLayer
+from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.layers.plain import StochasticConv2D, StochasticDense
@@ -31,6 +32,7 @@ __all__ = [
     "DenseReparameterization",
     "GaussianHead",
     "GaussianNLL",
+    "MNFLayer",
     "MeanFieldLayer",
     "Stochastic",
     "StochasticConv2D",

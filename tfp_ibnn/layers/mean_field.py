@@ -115,7 +115,7 @@ class MeanFieldLayer(StochasticLayer):
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
         """Return the output for the weights of this pass, and add their KL to the loss."""
-        if isinstance(current().recall(self), Local):
+        if self._is_local(current().recall(self)):
             raise self._not_local("it is called twice in one pass")
         return super().call(inputs, mask=mask, training=training)
 
@@ -141,16 +141,12 @@ class MeanFieldLayer(StochasticLayer):
         if estimator == "local":
             latent = Local(normal(count, (self.layer.units,)))
         else:
-            sets = count if grouped or source.sample is not None else 1
+            sets = self._sets(forward_pass, count)
             latent = Explicit([normal(sets, shape) for shape in self._shapes])
         if estimator == "flipout":
             signs = (source.sign(count, shape, **kind) for shape in self._sign_shapes)
             latent = Flipped(*latent, *signs)
-        if not forward_pass.losses:
-            nothing = ops.zeros((), dtype=posterior.dtype)
-            return Draw(latent, nothing, nothing)
-        own = functools.partial(source.normal, 1, **kind)
-        return Draw(latent, *posterior.kl_and_entropy(self._means(), lambda shape: own(shape)[0]))
+        return self._with_kl(forward_pass, latent, count, training)
 
     def apply(
         self,
@@ -161,18 +157,7 @@ class MeanFieldLayer(StochasticLayer):
         training: bool = False,
     ) -> Tensor:
         """Return the wrapped layer's output for random weights."""
-        inputs = ops.cast(inputs, self.layer.compute_dtype)
-        if isinstance(latent, Local):
-            outputs = self._local(inputs, latent.noise)
-        else:
-            scales = self.posterior.scales()
-            deviations = [s * noise for s, noise in zip(scales, latent.noise, strict=True)]
-            if isinstance(latent, Flipped):
-                self.check_blocks(inputs, latent.sign_in.shape[0])
-                signs = (ops.cast(sign, inputs.dtype) for sign in latent[1:])
-                outputs = self._in_terms(inputs, [x[0] for x in deviations], *signs)
-            else:
-                outputs = self._explicit(inputs, deviations)
+        outputs = self._outputs(ops.cast(inputs, self.layer.compute_dtype), latent)
         activation = self.layer.activation
         return outputs if activation is None else activation(outputs)
 
@@ -184,7 +169,8 @@ class MeanFieldLayer(StochasticLayer):
         """Return the wrapped layer, whose weights are the means."""
         plain = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         plain.build(self._input_shape)
-        plain.set_weights(self.layer.get_weights())
+        centers = map(ops.convert_to_numpy, self.posterior.centers(self._means()))
+        plain.set_weights([*centers, *self.layer.get_weights()[len(self._random) :]])
         return plain
 
     def carry_over(self, weights: list[Any]) -> None:
@@ -195,6 +181,45 @@ class MeanFieldLayer(StochasticLayer):
     def summary(self) -> Draw:
         """Return weights one scale above and below their means, with KL and entropy."""
         return self.posterior.summary(self._means())
+
+    def _with_kl(
+        self, forward_pass: Pass, latent: Any, count: int | Tensor, training: bool, *given: Any
+    ) -> Draw:
+        """Return the draw of a pass, with KL and entropy where they count; `given` is for both."""
+        posterior = self.posterior
+        if not forward_pass.losses:
+            nothing = ops.zeros((), dtype=posterior.dtype)
+            return Draw(latent, nothing, nothing)
+        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
+        own = functools.partial(forward_pass.source.normal, 1, **kind)
+        kl = posterior.kl_and_entropy(self._means(), lambda shape: own(shape)[0], *given)
+        return Draw(latent, *kl)
+
+    @staticmethod
+    def _sets(forward_pass: Pass, count: int | Tensor) -> int | Tensor:
+        """Return how many sets of explicit weights a pass has."""
+        by_example = forward_pass.source.sample is not None
+        return count if forward_pass.groups is not None or by_example else 1
+
+    @staticmethod
+    def _is_local(latent: Any) -> bool:
+        return isinstance(latent, Local)
+
+    def _outputs(self, inputs: Tensor, latent: Explicit | Flipped | Local) -> Tensor:
+        """Return the outputs for random weights before the activation."""
+        if isinstance(latent, Local):
+            outputs = self._linear(inputs, self._means()[:1], self._bias())
+            return outputs + self._local_noise(inputs, latent.noise)
+        deviations = self._deviations(latent)
+        if isinstance(latent, Flipped):
+            self.check_blocks(inputs, latent.sign_in.shape[0])
+            signs = (ops.cast(sign, inputs.dtype) for sign in latent[1:])
+            return self._in_terms(inputs, [x[0] for x in deviations], *signs)
+        return self._explicit(inputs, deviations)
+
+    def _deviations(self, latent: Explicit | Flipped) -> list[Tensor]:
+        """Return by how much the weights of each draw differ from their means."""
+        return [s * noise for s, noise in zip(self.posterior.scales(), latent.noise, strict=True)]
 
     def _means(self) -> list[Tensor]:
         return [keras_internals.uncast(getattr(self.layer, name)) for name in self._random]
@@ -259,15 +284,13 @@ class MeanFieldLayer(StochasticLayer):
             outputs += term * sign_out if noisy[-1] else term
         return outputs
 
-    def _local(self, inputs: Tensor, noise: Tensor) -> Tensor:
-        """Return outputs drawn from the Gaussians that Gaussian weights give them."""
-        number, dtype = len(self._kernels), self.posterior.dtype
+    def _local_noise(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        """Return what is added to the outputs at the means, as Gaussian weights give it."""
         squares = [ops.square(scale) for scale in self.posterior.scales()]
         # Squares of scales are too small for half precision.
-        variance = self._linear(ops.square(ops.cast(inputs, dtype)), squares[:1], *squares[1:])
-        scale = ops.sqrt(ops.maximum(variance, _LEAST_VARIANCE))
-        outputs = self._linear(inputs, self._means()[:number], self._bias())
-        return outputs + ops.cast(scale * noise, outputs.dtype)
+        full = ops.cast(inputs, self.posterior.dtype)
+        variance = self._linear(ops.square(full), squares[:1], *squares[1:])
+        return ops.cast(ops.sqrt(ops.maximum(variance, _LEAST_VARIANCE)) * noise, inputs.dtype)
 
     def _not_local(self, why: str) -> ValueError:
         return ValueError(

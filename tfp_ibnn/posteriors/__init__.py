@@ -6,6 +6,7 @@ from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
 from tfp_ibnn.posteriors.mean_field import MeanField
 from tfp_ibnn.posteriors.mixture import MixturePosterior
+from tfp_ibnn.posteriors.mnf import MNF
 from tfp_ibnn.posteriors.recipes import (
     NormalAffine,
     NormalGlowStep,
@@ -18,6 +19,7 @@ from tfp_ibnn.posteriors.recipes import (
 from tfp_ibnn.posteriors.template import Template
 
 __all__ = [
+    "MNF",
     "Draw",
     "FlowPosterior",
     "MeanField",

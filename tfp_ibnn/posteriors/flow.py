@@ -60,21 +60,7 @@ class FlowPosterior(base.Posterior):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
-            wanted = "a list of flows such as [ibnn.flows.Planar()]"
-            raise ValueError(f"`flows` must be {wanted}; got {flows!r}.")
-        for flow in flows:
-            if flow.condition_size is not None or flow.event_ndims != 1:
-                raise ValueError(
-                    "`flows` of a posterior must have condition_size=None and event_ndims=1; got "
-                    f"{type(flow).__name__} with condition_size={flow.condition_size} and "
-                    f"event_ndims={flow.event_ndims}."
-                )
-        self.flows = []
-        for position, flow in enumerate(flows):
-            name = f"{type(flow).__name__.lower()}_{position}"
-            config = {**flow.get_config(), "dtype": self.dtype, "name": name}
-            self.flows.append(type(flow).from_config(config))
+        self.flows = copied(flows, self.dtype)
         self.initial_scale = initial_scale
         self.order = checks.one_of("affine", affine, ("last", "first"))
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
@@ -207,3 +193,22 @@ class FlowPosterior(base.Posterior):
         z = loc + scale * noise
         q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
         return z, q.log_prob(z)
+
+
+def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[Flow]:
+    """Return copies of flows that a posterior may have, or raise."""
+    if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
+        wanted = "a list of flows such as [ibnn.flows.Planar()]"
+        raise ValueError(f"`{argument}` must be {wanted}; got {flows!r}.")
+    copies = []
+    for position, flow in enumerate(flows):
+        if flow.condition_size is not None or flow.event_ndims != 1:
+            raise ValueError(
+                f"`{argument}` of a posterior must have condition_size=None and event_ndims=1; got "
+                f"{type(flow).__name__} with condition_size={flow.condition_size} and "
+                f"event_ndims={flow.event_ndims}."
+            )
+        name = f"{type(flow).__name__.lower()}_{position}"
+        config = {**flow.get_config(), "dtype": dtype, "name": name}
+        copies.append(type(flow).from_config(config))
+    return copies

@@ -60,6 +60,7 @@ class MeanField(Template):
     """
 
     arguments = ("prior", "prior_scale", "initial_scale", "moped", "estimator", "bias")
+    wrapper = MeanFieldLayer
 
     def __init__(
         self,
@@ -113,6 +114,10 @@ class MeanField(Template):
         """Return the standard deviations of the weights."""
         return [constraints.scale(ops.convert_to_tensor(raw)) for raw in self.raw_scales]
 
+    def centers(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """Return the means of the weights of a layer whose own weights are given."""
+        return list(means)
+
     def kl_and_entropy(
         self, means: Sequence[Tensor], normal: Callable[[tuple[int, ...]], Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -130,7 +135,7 @@ class MeanField(Template):
         fixed = lambda shape: ops.cast(rng.standard_normal(tuple(shape)), self.dtype)  # noqa: E731
         sides = [
             ops.reshape(ops.stack([mean - scale, mean + scale]), (2, -1))
-            for mean, scale in zip(means, self.scales(), strict=True)
+            for mean, scale in zip(self.centers(means), self.scales(), strict=True)
         ]
         return Draw(ops.concatenate(sides, axis=1), *self.kl_and_entropy(means, fixed))
 
@@ -165,4 +170,4 @@ class MeanField(Template):
                 "leave it out, or use prior=ibnn.priors.Tied(scale), which leaves means alone.",
                 stacklevel=3,
             )
-        return MeanFieldLayer(layer, self, train_size, **options)
+        return self.wrapper(layer, self, train_size, **options)

@@ -1,0 +1,102 @@
+"""A layer whose Gaussian weights have means that are multiplied by a random z."""
+
+from typing import Any, NamedTuple
+
+import keras
+from keras import layers, ops
+
+from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local, MeanFieldLayer
+from tfp_ibnn.noise import Pass
+
+_KINDS = (layers.Dense, layers.Conv1D, layers.Conv2D, layers.Conv3D)
+
+
+class Multiplied(NamedTuple):
+    """Factors z (draws, channels) of the means, and the noise of the weights around them."""
+
+    z: Tensor
+    rest: Explicit | Flipped | Local
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MNFLayer(MeanFieldLayer):
+    """Wrap a layer: z multiplies its kernel, the mean of a Gaussian whose scales `MNF` has.
+
+    `MNF.wrap` and `to_stochastic` make it. z is on the inputs of a Dense layer, and on the output
+    channels of a convolution. The arguments are those of `MeanFieldLayer`.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
+        super().__init__(layer, *args, **kwargs)
+        if type(layer) not in _KINDS:
+            names = ", ".join(kind.__name__ for kind in _KINDS)
+            raise ValueError(
+                f"MNF needs one of {names}; got {layer!r}. Use ibnn.MeanField for this layer, by "
+                "patterns of layer names: to_stochastic(model, {pattern: posterior})."
+            )
+
+    @property
+    def draw_size(self) -> int:
+        """How many numbers a draw has."""
+        return super().draw_size + self.posterior.z.channels
+
+    def mean_latent(self) -> Multiplied:
+        """Return the mean of z, and noise of 0."""
+        return Multiplied(self.posterior.z.mean()[None], super().mean_latent())
+
+    def _with_kl(
+        self, forward_pass: Pass, latent: Any, count: int | Tensor, training: bool, *given: Any
+    ) -> Draw:
+        """Return z and the noise of a pass, with a bound of the KL, and of the entropy."""
+        posterior, z = self.posterior, self.posterior.z
+        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
+        number = self._sets(forward_pass, count) if isinstance(latent, Explicit) else count
+        # One chain of flows for the z of the pass, that of the KL and those of the mean: a graph
+        # with three of them takes three times as long to build.
+        numbers = (1, number) if forward_pass.losses else (number,)
+        noise = [forward_pass.source.normal(n, (z.channels,), **kind) for n in numbers]
+        fixed = z.fixed_noise(training)
+        start = len(numbers) - 1
+        end = start if fixed is None else start + len(fixed)
+        noise[start:start] = [] if fixed is None else [fixed]
+        draw = z.transform(ops.concatenate(noise), training=training)
+        center = z.mean() if fixed is None else mean(draw.z[start:end], axis=0)
+        factors = ops.where(self.noise_switch > 0.5, draw.z[end:], center)
+        latent = Multiplied(factors, latent)
+        own = Draw(*(part[:1] for part in draw))
+        return super()._with_kl(forward_pass, latent, count, training, own)
+
+    @staticmethod
+    def _is_local(latent: Any) -> bool:
+        return isinstance(latent, Multiplied) and isinstance(latent.rest, Local)
+
+    def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
+        """Return the outputs for random weights before the activation."""
+        z, rest = latent
+        if isinstance(rest, Explicit):
+            deviations = self._deviations(rest)
+            deviations[0] = deviations[0] + self.posterior.times_z(self._means()[0], z - 1)
+            return self._explicit(inputs, deviations)
+        self.check_blocks(inputs, z.shape[0])
+        outputs = self._at_mean(inputs, z)
+        if isinstance(rest, Local):
+            return outputs + self._local_noise(inputs, rest.noise)
+        own = [x[0] for x in self._deviations(rest)]
+        sign_in, sign_out = (ops.cast(sign, inputs.dtype) for sign in rest[1:])
+        return outputs + sign_out * self._linear(sign_in * inputs, own[:1], *own[1:])
+
+    def _at_mean(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Return the outputs for the means, with a z (examples, channels) for each example."""
+        z, kernel, bias = ops.cast(z, inputs.dtype), self._means()[:1], self._bias()
+        if self.posterior.on_inputs:
+            z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
+            return self._linear(inputs * z, kernel, bias)
+        ones = (1,) * (len(inputs.shape) - 2)
+        first = self.layer.data_format == "channels_first"
+        shape = (-1, z.shape[-1], *ones) if first else (-1, *ones, z.shape[-1])
+        outputs = self._linear(inputs, kernel) * ops.reshape(z, shape)
+        if bias is None:
+            return outputs
+        return outputs + ops.reshape(ops.cast(bias, outputs.dtype), (1, *shape[1:]))

@@ -48,7 +48,8 @@ def weights(rows):
                 counts = np.mean([run[key] for run in runs], axis=0)
                 share = counts / counts.sum() / (edges[1] - edges[0])
                 middle = (edges[1:] + edges[:-1]) / 2
-                ax.plot(middle, share, **{**look(method), "marker": None})
+                inside = slice(1, -1)  # the outer bins have all that lies beyond
+                ax.plot(middle[inside], share[inside], **{**look(method), "marker": None})
         ax.set(xlabel=label, ylabel="density", yscale="log" if key == "histogram" else "linear")
 
     def pruned(ax, *_):
@@ -132,8 +133,8 @@ def rotation(rows):
     grid = [cells[place : place + 3] for place in range(0, len(cells), 3)]
     figure = facets(grid, lambda ax, draw, *rest: draw(ax, *rest), (10.5, 0.6 + 3.3 * len(grid)))
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    below = {"loc": "outside lower center", "ncols": 10, "fontsize": 9}
-    figure.legend(handles, labels, title="class", **below)
+    beside = {"loc": "outside right upper", "fontsize": 9}
+    figure.legend(handles, labels, title="class", **beside)
     return figure
 
 

@@ -279,6 +279,7 @@ FIELDS = {
     "learn_prior_scale": st.booleans(),
     "freeze_network": st.booleans(),
     "transfer": st.booleans(),
+    "pruning": st.booleans(),
     "classes": st.none() | st.integers(2, 9),
     "validation": st.integers(0, 9),
     "limit": st.none() | st.integers(10, 10**5),
@@ -378,7 +379,7 @@ def write(folder, content):
 
 
 def test_the_example_of_the_docstring(tmp_path):
-    text = read_posteriors.__doc__.split("and its arguments:")[1].split("The path")[0]
+    text = read_posteriors.__doc__.split("and its arguments:")[1].split("A prior is")[0]
     found = read_posteriors(write(tmp_path, text), {"prior_scale": 0.7, "gamma": 0.2})
     assert list(found) == ["conv2", "fc1", ".*"]
     assert found["conv2"].prior_scale == 0.3

@@ -372,6 +372,53 @@ def test_processes_end_with_identical_weights(parallel):
     assert np.abs(np.array(first["end"][0]) - first["after"][0]).max() > 1e-3
 
 
+# Posteriors over weights, on either engine: one model on one device and on two.
+
+OF_WEIGHTS = f"""
+JIT = {JAX}
+{NETWORK}
+from experiments import Devices, devices_for
+
+two = devices_for(2)
+
+def results(devices, posterior):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(6, "tanh"), keras.layers.Dense(3)]
+    det = keras.Sequential([keras.Input((4,)), *layers])
+    with devices.building():
+        model = ibnn.to_stochastic(det, posterior, train_size=N, seed=1)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, jit_compile=JIT)
+        model.optimizer.build(model.trainable_variables)
+    with devices.training():
+        ibnn.set_noise(model, False)
+        off = fit(model)
+        ibnn.set_noise(model, True)
+        on = fit(model)
+    return {{"off": off, "on": on, "end": weights(model)}}
+
+templates = {{"mean_field": ibnn.MeanField(), "mnf": ibnn.MNF()}}
+print(json.dumps({{
+    name: [results(devices, template) for devices in (Devices(), two)]
+    for name, template in templates.items()
+}}))
+"""
+
+
+@pytest.mark.slow
+def test_posteriors_of_weights_on_two_devices():
+    found = result_of(start("-c", OF_WEIGHTS))
+    for name, (one, two) in found.items():
+        assert two["off"]["nll"] == pytest.approx(one["off"]["nll"], rel=1e-4), name
+        for logs in (one["on"], two["on"]):
+            assert logs["kl"] > 1, name
+            assert logs["loss"] - logs["nll"] == pytest.approx(logs["kl"] / 32, rel=1e-3), name
+        assert all(np.isfinite(part).all() for part in two["end"]), name
+    # The KL of mean field is a closed form of weights that have hardly moved.
+    one, two = found["mean_field"]
+    assert two["on"]["kl"] == pytest.approx(one["on"]["kl"], rel=0.02)
+
+
 # The command line.
 
 RUN = {

@@ -351,7 +351,7 @@ def test_a_model_is_trained_saved_exported_and_folded(tmp_path):
     use(model, tmp_path)
     plain = ibnn.to_deterministic(model)
     with ibnn.noise_off(model):
-        np.testing.assert_allclose(numpy(plain(X)), numpy(model(X)), atol=1e-4)
+        np.testing.assert_allclose(numpy(plain(X)), numpy(model(X)), atol=1e-5)
 
 
 def test_pretrained_weights_carry_over():
@@ -364,7 +364,9 @@ def test_pretrained_weights_carry_over():
 def test_half_precision(policy):
     policy("mixed_bfloat16")
     model = compiled(ibnn.to_stochastic(network(), ibnn.MNF(), train_size=64))
-    assert np.isfinite(model.fit(X, Y, epochs=1, verbose=0).history["loss"]).all()
+    # TensorFlow traces for longer than the one step takes; JAX compiles every operation by itself.
+    model.run_eagerly = keras.backend.backend() == "tensorflow"
+    assert np.isfinite(model.fit(X, Y, batch_size=64, epochs=1, verbose=0).history["loss"]).all()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 PYTHON ?= python3
 VENV := .venv
 VENV_JAX := .venv-jax
+VENV_PEERS := .venv-peers
 
 # Written when an environment is complete; older than its requirements, it is brought up to date.
 TF := $(VENV)/.installed
 JAX := $(VENV_JAX)/.installed
+PEERS := $(VENV_PEERS)/.installed
 
 # That of the backend which KERAS_BACKEND names.
 ACTIVE := $(if $(filter jax,$(KERAS_BACKEND)),$(VENV_JAX),$(VENV))
@@ -29,7 +31,7 @@ SHARED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
 # Several processes on one GPU: none takes all of its memory.
 SHARE_GPU := TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false
 
-.PHONY: help venv venv-jax gpu train reproduce test coverage test-jax test-gpu test-slow robustness bench lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax gpu train reproduce test coverage test-jax test-gpu test-slow robustness bench peers lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +76,9 @@ robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.
 bench: $(ACTIVE)/.installed ## Time what the noise costs, up to an hour; ARGS="--short"
 	$(ACTIVE)/bin/python scripts/benchmark.py $(ARGS)
 
+peers: $(TF) $(PEERS) ## Time steps of random weights beside other libraries', eight minutes
+	$(VENV)/bin/python scripts/benchmark.py --only weights --store $(ARGS)
+
 lint: $(TF) ## Check style and format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -110,3 +115,9 @@ $(TF): requirements.txt pyproject.toml
 
 $(JAX): requirements-jax.txt pyproject.toml
 	$(call install,$(VENV_JAX),requirements-jax.txt)
+
+# Without this package: the other libraries alone.
+$(PEERS): requirements-peers.txt
+	test -x $(VENV_PEERS)/bin/python || $(PYTHON) -m venv $(VENV_PEERS)
+	$(VENV_PEERS)/bin/python -m pip install --quiet --no-compile -r requirements-peers.txt
+	touch $@

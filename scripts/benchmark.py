@@ -1,6 +1,7 @@
 r"""Measure what the noise costs, and print it beside the targets.
 
     training      a step of LeNet, to a deterministic one's; TFP's layers, dropout, an ensemble
+    weights       a step of LeNet with random weights; TFP, and bayesian-torch by `make peers`
     vgg16         a step of VGG16
     prediction    128 samples of LeNet, to 128 deterministic passes; the same others
     sampling      error of 32 quasi-random samples, to that of 128 independent ones
@@ -38,6 +39,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 CPU = (
     "training",
+    "weights",
     "vgg16",
     "prediction",
     "sampling",
@@ -65,7 +67,8 @@ def main(argv=None):
     from experiments import benchmark
     from experiments.benchmark import record
 
-    path = RESULTS / (f"gpu_{backend}.json" if on_gpu else "cpu.json")
+    name = {"gpu": f"gpu_{backend}", "weights": "peers"}.get("".join(options.only), "cpu")
+    path = RESULTS / f"{name}.json"
     try:
         stored = stored_record(options.compare, path, record)
     except ValueError as error:
@@ -121,8 +124,9 @@ def parse(argv, on_jax=False):
         parser.error(f"--only {' '.join(unfit)} runs {why}")
     if options.short and groups == ("gpu",):
         parser.error("--short is of the groups of a CPU; leave it out here")
-    if options.store and (options.short or set(options.only or groups) != set(groups)):
-        parser.error("--store keeps whole runs: leave out --short, and --only but for gpu")
+    whole = options.only == ["weights"] or set(options.only or groups) == set(groups)
+    if options.store and (options.short or not whole):
+        parser.error("--store keeps whole runs: leave out --short, and --only but for gpu, weights")
     if options.store and not PAGE.exists():
         parser.error("--store works in the folder of the repository")
     chosen = options.only or (SHORT if options.short else groups)

@@ -1,3 +1,4 @@
+import ast
 import contextlib
 import importlib.util
 import json
@@ -10,8 +11,18 @@ import keras
 import numpy as np
 import pytest
 
+import tfp_ibnn as ibnn
 from experiments import benchmark
-from experiments.benchmark import cases, children, figures, gpu, networks, record, timing
+from experiments.benchmark import (
+    cases,
+    children,
+    figures,
+    gpu,
+    networks,
+    record,
+    timing,
+    weights,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "benchmark"
@@ -154,7 +165,7 @@ def test_tables_show_milliseconds(tmp_path):
 def test_every_target_has_a_stored_row():
     rows = record.read(RESULTS / "cpu.json")["rows"]
     assert len({row["id"] for row in rows}) == len(rows)
-    groups = {row["group"] for row in rows}
+    groups = {row["group"] for row in (*rows, *record.read(RESULTS / "peers.json")["rows"])}
     assert groups == {*benchmark.GROUPS, "sampling"}
     targets = [row for row in rows if row["target"] is not None and row["group"] != "growth"]
     assert len(targets) == 22
@@ -271,6 +282,57 @@ def test_tfp_layers_draw_in_one_loop_at_the_batch_that_suits_them(monkeypatch):
     assert 0 < mean() < 60
 
 
+@pytest.mark.once
+def test_other_libraries_are_compared_with_their_own_network(monkeypatch):
+    asked = []
+
+    def answer(command, text):
+        _, script, *words = map(str, command)
+        assert Path(script).is_file()
+        asked.append(words)
+        if words[2:] == ["memory"]:
+            return json.dumps({"deterministic": 2**21, "flipout": 2**22}.get(words[0], 2**23))
+        times = {
+            "deterministic": [0.2, 0.1],
+            "reparameterization": [0.2, 0.3],
+            "flipout": [0.4] * 2,
+        }
+        return f"a warning\n{json.dumps(times)}\n"
+
+    monkeypatch.setattr(weights.subprocess, "check_output", answer)
+    first, second = weights._torch_rows(2, 7)
+    assert (first["id"], second["id"]) == (
+        "weights.torch_reparameterization",
+        "weights.torch_flipout",
+    )
+    assert (first["ratio"], second["ratio"]) == (pytest.approx(2), pytest.approx(4))
+    assert second["seconds"] == {"step": 0.4, "deterministic": 0.1}
+    assert (second["memory_ratio"], second["mebibytes"]) == (2, [4, 2])
+    assert asked[0] == ["2", "7"]
+    assert len(asked) == 4
+
+
+@pytest.mark.once
+def test_other_libraries_train_the_same_way():
+    """What their script says of the training, which it cannot import."""
+    for part in ast.parse(weights._SCRIPT.read_text()).body:
+        if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Tuple):
+            found = ast.literal_eval(part.value)
+            assert [name.id for name in part.targets[0].elts][:2] == ["BATCH", "STEPS"]
+    known = cases.BATCH, cases.STEPS, networks.EPOCHS, networks.TRAIN_SIZE, networks.CLASSES
+    assert found == known
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", weights.OURS)
+def test_weights_are_random_as_their_name_says(kind):
+    layers = {layer.name: layer for layer in ibnn.stochastic_layers(weights._ours(kind))}
+    assert len(layers) == 5
+    found = {name: layer.posterior.estimator for name, layer in layers.items()}
+    assert found["fc2"] == kind
+    assert found["conv2"] == ("flipout" if kind == "local" else kind)
+
+
 @pytest.fixture
 def few_cases(monkeypatch):
     monkeypatch.setattr(gpu, "BATCHES", (4,))
@@ -325,6 +387,8 @@ def test_images_are_those_of_the_network(monkeypatch, policy):
     if sys.platform == "linux":
         found = children.memory("none", "channel", 0)
         assert found["peak"] >= found["before"] > 0
+        assert found["rest"] > 0
+        assert found["step"] >= 0
 
 
 @pytest.mark.once

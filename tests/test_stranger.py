@@ -37,7 +37,7 @@ def compiled(model):
 
 def use(model, tmp_path):
     """Predict, evaluate, save, load and export; return the prediction."""
-    mc = ibnn.MonteCarlo(model, samples=8, seed=0)
+    mc = ibnn.MonteCarlo(model, samples=4, seed=0)
     prediction = mc.predict(X, verbose=0)
     assert prediction["epistemic"].mean() > 0
     assert np.isfinite(mc.evaluate(X, Y, verbose=0)).all()
@@ -100,7 +100,7 @@ def test_a_posterior_with_a_layer_of_its_own(tmp_path):
 def test_a_posterior_over_weights(tmp_path):
     model = network()
     wide = use(Jitter(model, 0.2), tmp_path)["epistemic"].mean()
-    mc = ibnn.MonteCarlo(Jitter(model, 0.02), samples=8, seed=0)
+    mc = ibnn.MonteCarlo(Jitter(model, 0.02), samples=4, seed=0)
     narrow = ops.convert_to_numpy(mc(X)["epistemic"]).mean()
     assert wide > 10 * narrow
     expected = ops.convert_to_numpy(ops.softmax(model(X)))

@@ -2,8 +2,10 @@
 
 from experiments.benchmark.cases import GROUPS, Settings
 from experiments.benchmark.gpu import gpu_steps
+from experiments.benchmark.weights import weight_steps
 
 __all__ = ["GPU", "GROUPS", "Settings"]
 
 # Groups of cases of a GPU, with either backend; `GROUPS` are those of a CPU, with TensorFlow.
 GPU = {"gpu": gpu_steps}
+GROUPS["weights"] = weight_steps

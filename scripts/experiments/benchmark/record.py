@@ -144,6 +144,9 @@ def fill(text, results):
         names = ["", "target", "measured", "noise", "median", "ms / reference", " "]
         shown = pd.DataFrame(chosen, columns=names)
         shown["measured"] = (shown["measured"] + " " + shown.pop("noise")).str.strip()
+        sizes = [found.get("mebibytes") for found in record["rows"] if found["group"] == group]
+        if all(isinstance(pair, list) for pair in sizes):
+            shown.insert(5, "MiB / reference", ["{:.0f} / {:.0f}".format(*pair) for pair in sizes])
         if not shown["ms / reference"].any():
             del shown["ms / reference"]
         return f"{begin}{markdown_table(shown.rename(columns=str.strip))}\n{end}"

@@ -862,6 +862,16 @@ def test_the_prior_is_narrower_in_deep_networks(depth, scale, tmp_path):
         first, *rest = ibnn.stochastic_layers(copy)
         assert first.posterior.prior_scale == 0.4
         assert [layer.posterior.prior_scale for layer in rest] == [scale] * (depth - 1)
+    # A prior of one's own stays, and so does where z starts.
+    own = ibnn.NormalAffine(prior=ibnn.priors.Normal(0.3, loc=1.0), initial_scale=None)
+    layer = ibnn.stochastic_layers(to_stochastic(deep(depth), own))[0]
+    assert float(layer.posterior.affine.bijector().scale[0]) == pytest.approx(0.3)
     # Only what is converted counts.
     part = to_stochastic(deep(depth), {"layer1": ibnn.NormalAffine()})
     assert ibnn.stochastic_layers(part)[0].posterior.prior_scale == 0.3
+
+
+@pytest.mark.parametrize("option", ["noise", "kl_reduction"])
+def test_options_are_checked_whatever_the_posterior(option):
+    with pytest.raises(ValueError, match=f"`{option}` must be"):
+        to_stochastic(deep(3), ibnn.MeanField(), **{option: "none"})

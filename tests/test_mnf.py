@@ -354,6 +354,15 @@ def test_a_model_is_trained_saved_exported_and_folded(tmp_path):
         np.testing.assert_allclose(numpy(plain(X)), numpy(model(X)), atol=1e-5)
 
 
+def test_the_log_has_the_spread_of_the_weights():
+    layer, x = wrapped("dense")
+    kernel, scale = layer.layer.get_weights()[0], numpy(layer.posterior.scales()[0])
+    z_std = numpy(layer.posterior.z.summary().z).std(axis=0)
+    expected = np.sqrt(scale**2 + (z_std[:, None] * kernel) ** 2)
+    found = ibnn.training.callbacks.posterior_statistics(layer)["z_std"]
+    assert found == pytest.approx(expected.mean(), rel=1e-4)
+
+
 def test_pretrained_weights_carry_over():
     det = network()
     sto = ibnn.to_stochastic(det, ibnn.MNF(), train_size=64)
@@ -378,6 +387,10 @@ def test_half_precision(policy):
         (lambda: ibnn.MNF([layers.Dense(2)]), "`flows` must be a list of flows"),
         (lambda: ibnn.MNF(auxiliary_flows=3), "`auxiliary_flows` must be a list of flows"),
         (lambda: ibnn.MNF(z_scale=-1), "`z_scale` must be"),
+        (lambda: ibnn.Stochastic(layers.Dense(2), ibnn.MNF(), 10), r"MNF\(...\).wrap\(layer, tr"),
+        (lambda: ibnn.flows.AffineCoupling(mask=[0.5, 1, 0]), "`mask` must be 'halves'"),
+        (lambda: ibnn.flows.AffineCoupling(mask=[[1, 0]]), "`mask` must be 'halves'"),
+        (lambda: ibnn.MeanField(prior=tfd.Bernoulli(0.5)), "over real numbers"),
         (lambda: ibnn.MNF().wrap(layers.Dense(2), 10).build((None, 1)), "at least 2 channels"),
     ],
 )

@@ -15,6 +15,7 @@ from tfp_ibnn.conversion.graph import functional_graph, has_layer_graph, overrid
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE, check_train_size
 from tfp_ibnn.layers.model import StochasticModel
+from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 
 # Layers whose weights nobody expects to be converted.
 _SILENT = (
@@ -67,6 +68,8 @@ def to_stochastic(
     """
     train_size = check_train_size(train_size)
     checks.positive_integer("train_samples", train_samples)
+    checks.one_of("noise", noise, NOISES)
+    checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
     graph = _graph_of(model)
     if stochastic_layers(model):
         raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")

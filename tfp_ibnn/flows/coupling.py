@@ -104,9 +104,13 @@ class AffineCoupling(Flow):
         if isinstance(mask, str):
             checks.one_of("mask", mask, ("halves", "alternating"))
             return
-        self.mask = np.asarray(mask, dtype="bool").reshape(-1).tolist()
-        if len(set(self.mask)) < 2:
-            raise ValueError(f"`mask` must keep some channels and move others; got {mask!r}.")
+        given = np.asarray(mask)
+        if given.ndim != 1 or set(given.tolist()) != {False, True}:
+            raise ValueError(
+                "`mask` must be 'halves', 'alternating', or a boolean for each channel, some true "
+                f"and some false; got {mask!r}."
+            )
+        self.mask = given.astype("bool").tolist()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the network for the two parts."""

@@ -112,7 +112,8 @@ class Flow(Conditional):
         if channels < self.min_channels:
             raise ValueError(
                 f"{type(self).__name__} needs at least {self.min_channels} channels; got "
-                f"{channels}. For a single channel use a planar flow (NormalPlanar1d), for example."
+                f"{channels}. For a single channel use a planar flow, for example: "
+                "NormalPlanar1d(), or flows.Planar() in a list of flows."
             )
         self.channels = channels
 

@@ -179,7 +179,7 @@ class MeanFieldLayer(StochasticLayer):
         self.posterior.start_at(self._means())
 
     def summary(self) -> Draw:
-        """Return weights one scale above and below their means, with KL and entropy."""
+        """Return weights one standard deviation above and below their means, KL and entropy."""
         return self.posterior.summary(self._means())
 
     def _with_kl(

@@ -68,6 +68,12 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         if posterior is None:
             # By its name: posteriors know their layers, and not the other way round.
             posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
+        if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "transform"):
+            kind = type(posterior).__name__
+            raise ValueError(
+                f"`posterior` must be one over z; {kind} is over weights: write "
+                f"`{kind}(...).wrap(layer, train_size)` instead of this layer."
+            )
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)

@@ -158,7 +158,7 @@ class Posterior(Template):
 
     def at_depth(self, depth: int) -> "Posterior":
         """Return this template, or a copy that has the default prior scale for this depth."""
-        if self._scale_is_given:
+        if self._scale_is_given or self._given_prior is not None:
             return self
         return self.copy(prior_scale=self.default_prior_scale(depth))
 

@@ -129,13 +129,17 @@ class MeanField(Template):
             entropy += priors.gaussian_entropy(scale)
         return kl, entropy
 
+    def spreads(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """Return the standard deviations of the weights of a layer whose own weights are given."""
+        return self.scales()
+
     def summary(self, means: Sequence[Tensor] = ()) -> Draw:
-        """Return weights one scale above and below their means, with KL and entropy."""
+        """Return weights one standard deviation above and below their means, KL and entropy."""
         rng = np.random.default_rng(0)
         fixed = lambda shape: ops.cast(rng.standard_normal(tuple(shape)), self.dtype)  # noqa: E731
         sides = [
             ops.reshape(ops.stack([mean - scale, mean + scale]), (2, -1))
-            for mean, scale in zip(self.centers(means), self.scales(), strict=True)
+            for mean, scale in zip(self.centers(means), self.spreads(means), strict=True)
         ]
         return Draw(ops.concatenate(sides, axis=1), *self.kl_and_entropy(means, fixed))
 

@@ -99,6 +99,12 @@ class MNF(MeanField):
         """Return the means of the weights of a layer whose own weights are given."""
         return [self.times_z(means[0], self.z.mean()), *means[1:]]
 
+    def spreads(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """Return the standard deviations of the weights, those of z included."""
+        kernel, *rest = self.scales()
+        by_z = self.times_z(means[0], ops.std(self.z.summary().z, axis=0))
+        return [ops.sqrt(kernel**2 + by_z**2), *rest]
+
     def kl_and_entropy(
         self,
         means: Sequence[Tensor],

@@ -255,4 +255,7 @@ def checked(prior: Any) -> Prior:
             "`prior` must be a prior such as ibnn.priors.Laplace(0.1), or a distribution with a "
             f"method `log_prob`, such as tfd.Normal(0.0, 1.0); got {prior!r}."
         )
+    dtype = getattr(prior, "dtype", None)
+    if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
+        raise ValueError(f"`prior` must be over real numbers; got {prior!r}.")
     return Given(prior)

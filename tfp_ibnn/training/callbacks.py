@@ -25,6 +25,7 @@ class KLAnnealing(Configured, keras.callbacks.Callback):
     """Raise the weight of the KL, beta, linearly over the first epochs.
 
     Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs) in every layer.
+    The beta that is reached stays in the model and in its files: train for more than `epochs`.
 
     Args:
         epochs: how many epochs beta takes from `start` to `stop`.
@@ -60,8 +61,9 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,
-    mean and standard deviation of z over the channels; and `beta`, the weight of the KL. The second
-    layer of one name, in nested models, is `NAME_2`. List it before CSVLogger or TensorBoard.
+    mean and standard deviation of z, or of the weights, over the channels; and `beta`, the weight
+    of the KL in the first of these layers. The second layer of one name, in nested models, is
+    `NAME_2`. List it before CSVLogger or TensorBoard.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -191,8 +191,9 @@ def show_stored(record):
     """Bring the figures and tables of the page up to date."""
     from experiments import files
 
-    paths = sorted(RESULTS.glob("*.json"))
-    save_figures([row for path in paths for row in record.read(path)["rows"]], IMAGES)
+    # Whole runs: the other files of the folder have parts of one, or another form.
+    paths = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "gpu_tensorflow"))
+    save_figures([r for path in paths if path.exists() for r in record.read(path)["rows"]], IMAGES)
     files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 
 

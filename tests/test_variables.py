@@ -102,8 +102,11 @@ def test_of_training_prediction_and_loading(made, tmp_path):
         averaged.compile(run_eagerly=True)
         averaged.predict(X, verbose=0)
 
+    flows = ibnn.to_stochastic(plain, ibnn.MNF([ibnn.flows.Planar()], []), train_size=12)
+    flows(X, training=True)
+
     assert_none_is_int32(made)
-    models = (loaded, scaled, regression, random, *sets)
+    models = (loaded, scaled, regression, random, flows, *sets)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {type(part) for part in (*metrics, *callbacks, optimizer, *mc.metrics)}
     known = {

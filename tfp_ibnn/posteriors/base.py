@@ -158,9 +158,14 @@ class Posterior(Template):
 
     def at_depth(self, depth: int) -> "Posterior":
         """Return this template, or a copy that has the default prior scale for this depth."""
-        if self._scale_is_given or self._given_prior is not None:
+        scale = self.default_prior_scale(depth)
+        if not self._settled() or scale == self.prior_scale:
             return self
-        return self.copy(prior_scale=self.default_prior_scale(depth))
+        return self.copy(prior_scale=scale)
+
+    def _settled(self) -> dict[str, Any]:
+        is_open = not self._scale_is_given and self._given_prior is None
+        return {"prior_scale": self.prior_scale} if is_open else {}
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

@@ -73,10 +73,14 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
                 seed = int(words.generate_state(1)[0] >> 1)
             self._layers_served += 1
         beta = self.default_beta(train_size) if self.initial_beta is None else self.initial_beta
-        given = self.at_depth(1)  # what to_stochastic has not settled
-        copy = given.copy(name="posterior", dtype=dtype, seed=seed, beta=beta)
+        changes = {"name": "posterior", "dtype": dtype, "seed": seed, "beta": beta}
+        copy = self.copy(**changes, **self._settled())
         copy._layers_served = 1  # by its own layer, should it become a template in turn
         return copy
+
+    def _settled(self) -> dict[str, Any]:
+        """Return arguments that were left open, as a layer's copy has them, and its file."""
+        return {}
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""

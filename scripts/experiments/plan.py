@@ -121,7 +121,7 @@ def _plan(seeds, parts, **options):
     for name, part in parts.items():
         runs = part.pop("runs", None)
         if isinstance(runs, str):
-            runs = made[runs].runs
+            runs = made[runs].runs | part.pop("more", {})
         runs = runs or {label(change): change for change in part.pop("list")}
         shifts = part.pop("evaluations", {})
         shifts = {which: robustness.Settings(**shift) for which, shift in shifts.items()}

@@ -386,7 +386,7 @@ def _grid(rows):
     cells = {}
     for (part, dataset, method), group in rows.groupby(["budget", "dataset", "method"], sort=False):
         cell = cells.setdefault((part, dataset), {"part": part, "data": dataset})
-        name = re.sub(r"prior_(\d)_start_(\d)_beta_(\d+)", r"0.\1, 0.\2, \3", method)
+        name = re.sub(r"prior_(\d+)_start_(\d+)_beta_(\d+)", r"0.\1, 0.\2, \3", method)
         cell[name] = shown(group[["nll", "accuracy"]].to_dict("records"))
         if method == "deterministic":
             cell["+ temperature"] = shown(group["scaled"])

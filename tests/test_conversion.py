@@ -852,7 +852,7 @@ def deep(depth):
     return keras.Model(inputs, inner(inner(x)))
 
 
-@pytest.mark.parametrize(("depth", "scale"), [(3, 0.3), (16, 0.2)])
+@pytest.mark.parametrize(("depth", "scale"), [(3, 0.3), (15, 0.2)])
 def test_the_prior_is_narrower_in_deep_networks(depth, scale, tmp_path):
     given = {"layer0": ibnn.NormalAffine(prior_scale=0.4), ".*": ibnn.NormalAffine()}
     model = to_stochastic(deep(depth), given)

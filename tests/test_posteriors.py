@@ -620,15 +620,23 @@ def test_defaults_learn_and_the_prior_is_wider_than_the_start():
 
 
 def test_the_prior_scale_is_settled_by_the_depth_unless_it_is_given():
-    assert [ibnn.NormalAffine().at_depth(depth).prior_scale for depth in (1, 7, 16, 64)] == (
-        pytest.approx([0.3, 0.3, 0.2, 0.1])
+    assert [ibnn.NormalAffine().at_depth(depth).prior_scale for depth in (1, 10, 15, 60)] == (
+        pytest.approx([0.3, 0.3, 0.2, 0.05])
     )
     template, given = ibnn.NormalAffine(seed=3), ibnn.NormalAffine(prior_scale=0.3)
-    assert given.at_depth(64) is given
-    settled = template.at_depth(64)
-    assert settled.get_config() == {**template.get_config(), "prior_scale": 0.1}
+    assert given.at_depth(60) is given
+    settled = template.at_depth(15)
+    assert settled.get_config() == {**template.get_config(), "prior_scale": 0.2}
     assert template.prior_scale == 0.3
-    assert settled.at_depth(1).prior_scale == 0.1
+    assert settled.at_depth(1).prior_scale == 0.2
+
+
+def test_a_deep_model_does_not_start_wider_than_its_prior():
+    assert [ibnn.NormalAffine().at_depth(depth).initial_scale for depth in (1, 15, 60)] == (
+        pytest.approx([0.1, 0.1, 0.05])
+    )
+    assert ibnn.NormalAffine(initial_scale=None).at_depth(60).initial_scale is None
+    assert ibnn.MixturePosterior().at_depth(100).initial_scale == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(("train_size", "beta"), [(3, 1.0), (500, 1.0), (5000, 10.0)])

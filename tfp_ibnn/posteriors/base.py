@@ -151,17 +151,21 @@ class Posterior(Template):
     def default_prior_scale(depth: int) -> float:
         """Return the prior's scale if none is given, in a model of `depth` stochastic layers.
 
-        It is 0.3 in up to 7 layers and 0.8 / sqrt(depth) in more: the noise of all layers adds up,
-        and at 0.3 deep networks have too much of it (docs/choosing.md).
+        It is 0.3 in up to 10 layers and 3 / depth in more: the noise of all layers adds up, and at
+        0.3 deep networks have too much of it (docs/choosing.md).
         """
-        return min(0.3, 0.8 / math.sqrt(depth))
+        return min(0.3, 3 / depth)
 
     def at_depth(self, depth: int) -> "Posterior":
-        """Return this template, or a copy that has the default prior scale for this depth."""
+        """Return this template, or a copy that has the default prior scale for this depth.
+
+        The copy does not start wider than this prior.
+        """
         scale = self.default_prior_scale(depth)
         if not self._settled() or scale == self.prior_scale:
             return self
-        return self.copy(prior_scale=scale)
+        is_wider = (getattr(self, "initial_scale", None) or 0) > scale
+        return self.copy(prior_scale=scale, **({"initial_scale": scale} if is_wider else {}))
 
     def _settled(self) -> dict[str, Any]:
         is_open = not self._scale_is_given and self._given_prior is None

@@ -31,6 +31,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The settings of a run, which cannot be imported before the backend is chosen.
 OPTIONS = Path(__file__).with_name("experiments") / "settings.toml"
 TYPES = {"count": int, "whole": int, "seed": int, "text": str, "pattern": str, "flag": bool}
+# Those whose default depends on the network and the data.
+BY_THE_LIBRARY = ("prior_scale", "beta")
 # Of --help; options that no other group has are in the third.
 GROUPS = {
     "data and network": "dataset classes train_size limit augment model dropout dropout_layers",
@@ -62,7 +64,7 @@ def main(argv=None):
         devices = experiments.devices_for(*where)  # before the settings make any tensor
         if not jit:
             devices.jit_compile = False
-        settings = experiments.Settings(**options)
+        settings = experiments.Settings.with_defaults(**options)
     except ValueError as error:
         return fail(error, code=2)
     try:
@@ -94,7 +96,8 @@ def parse(argv):
     for name, option in options.items():
         group = next((t for t, names in GROUPS.items() if name in names.split()), "training")
         kind = TYPES.get(option["kind"] if isinstance(option["kind"], str) else "text", float)
-        more = {"type": kind, "default": option.get("default")}
+        default = None if name in BY_THE_LIBRARY else option.get("default")
+        more = {"type": kind, "default": default}
         if kind is bool:
             no = argparse.BooleanOptionalAction
             more = {"action": no if "default" not in option else "store_true"}

@@ -9,7 +9,7 @@ from collections import namedtuple
 
 from experiments import checks
 from experiments.posterior_files import read_posteriors
-from tfp_ibnn import data, models
+from tfp_ibnn import Posterior, data, models
 
 DATASETS = {
     **data.DATASETS,
@@ -85,10 +85,7 @@ class Settings(checks.Checked):
             if self.warmup_epochs >= stage.epochs:
                 good = f"be below the {stage.epochs} epochs of {stage.name}"
                 yield f"`warmup_epochs` must {good}; got {self.warmup_epochs}."
-        # All datasets have about as many images of each class.
-        available = self.train_size or known.train_size
-        available = available * (self.classes or len(known.classes)) // len(known.classes)
-        available = min(available, self.limit or available)
+        available = self.images
         if self.validation >= available:
             good = f"leave some of the {available} training images"
             yield f"`validation` must {good}; got {self.validation}."
@@ -98,6 +95,42 @@ class Settings(checks.Checked):
                 yield f"`{name}` goes into the posterior file {self.posterior}."
             if name in _OF_FLOWS and self.posterior != "flow":
                 yield f"`{name}` is of the posterior 'flow', not {self.posterior!r}."
+
+    @classmethod
+    def with_defaults(cls, **options):
+        """Return settings with the library's prior and beta where they are None.
+
+        With the library's prior, a Gaussian or a flow also starts where the library has it start.
+        """
+        missing = [name for name in ("prior_scale", "beta") if options[name] is None]
+        chosen = cls(**{name: value for name, value in options.items() if name not in missing})
+        if not chosen.is_stochastic:
+            return chosen
+        found = {"beta": Posterior.default_beta(chosen.images)}
+        found["prior_scale"] = scale = Posterior.default_prior_scale(chosen.depth)
+        found = {name: found[name] for name in missing}
+        starts = chosen.initial_scale is None and chosen.posterior in ("gaussian", "flow")
+        if "prior_scale" in found and starts:
+            found["initial_scale"] = min(0.1, scale)
+        return dataclasses.replace(chosen, **found)
+
+    @property
+    def depth(self):
+        """How many layers of the network can have a posterior."""
+        name, size = self.network()
+        if name == "wide_resnet":
+            return size.get("depth", 28) + 1
+        known = {"lenet": 5, "vgg16": 16, "mobilenet_v2": 53, "mlp": 3}
+        return len(size["hidden"]) + 1 if "hidden" in size else known[name]
+
+    @property
+    def images(self):
+        """About how many there are to train on, those for validation included."""
+        known = DATASETS[self.dataset]
+        count = self.train_size or known.train_size
+        # All datasets have about as many images of each class.
+        count = count * (self.classes or len(known.classes)) // len(known.classes)
+        return min(count, self.limit or count)
 
     @property
     def is_stochastic(self):
@@ -160,7 +193,8 @@ class Settings(checks.Checked):
     def command(self):
         """Return the command line that trains with these settings, but for the output folder."""
         words = ["python", "scripts/train_cifar.py"]
-        for name, value in self._changed().items():
+        named = ("prior_scale", "beta") if self.is_stochastic else ()
+        for name, value in {**self._changed(), **{x: getattr(self, x) for x in named}}.items():
             word = "--" + name.replace("_", "-")
             if name == "precision":
                 words += ["--mixed-precision", value.removeprefix("mixed_")]

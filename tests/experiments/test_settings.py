@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tfp_ibnn as ibnn
 from experiments import Settings, checks, read_posteriors
 from experiments.settings import DATASETS
-from tfp_ibnn import data
+from tfp_ibnn import data, models
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -224,7 +225,9 @@ def parsed(command):
     precision = options.pop("mixed_precision")
     for other in ("output", "data_dir", "backend", "devices", "distributed", "jit"):
         options.pop(other)
-    return Settings(**options, precision=f"mixed_{precision}" if precision else "float32")
+    return Settings.with_defaults(
+        **options, precision=f"mixed_{precision}" if precision else "float32"
+    )
 
 
 def test_the_options_know_all_there_is():
@@ -241,8 +244,26 @@ def test_the_groups_of_the_help_hold_known_options():
     assert set(grouped) < set(checks.OPTIONS["train"])
 
 
-def test_the_parser_and_the_settings_have_the_same_defaults():
-    assert parsed("python scripts/train_cifar.py") == Settings()
+def test_the_parser_has_the_defaults_of_the_library_and_else_those_of_the_settings():
+    found = {"prior_scale": 0.3, "initial_scale": 0.1, "beta": 100.0}
+    assert parsed("python scripts/train_cifar.py") == Settings(**found)
+    few = parsed("python scripts/train_cifar.py --model vgg16 --classes 5 --limit 2000")
+    assert (few.prior_scale, few.initial_scale, few.beta) == (3 / 16, 0.1, 4.0)
+    deep = parsed("python scripts/train_cifar.py --model mobilenet_v2 --posterior gaussian")
+    assert deep.prior_scale == deep.initial_scale == 3 / 53
+    given = parsed("python scripts/train_cifar.py --prior-scale 0.5 --beta 1")
+    assert given == Settings()
+    assert parsed("python scripts/train_cifar.py --posterior none") == Settings(posterior="none")
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "mlp_8_8_8", "wide_resnet_10_1"])
+def test_the_depth_of_a_network_is_that_of_its_posteriors(name):
+    chosen = Settings(model=name, posterior="gaussian")
+    kind, size = chosen.network()
+    model = getattr(models, kind)(input_shape=(32, 32, 3), **size)
+    assert chosen.depth == len(
+        ibnn.stochastic_layers(ibnn.to_stochastic(model, ibnn.NormalAffine()))
+    )
 
 
 @pytest.mark.parametrize("learning_rate", [0.1, 1e-7, 0.123456789, 1234567.5, 3e-4 / 7, 2])

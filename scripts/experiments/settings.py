@@ -119,7 +119,7 @@ class Settings(checks.Checked):
         """How many layers of the network can have a posterior."""
         name, size = self.network()
         if name == "wide_resnet":
-            return size.get("depth", 28) + 1
+            return size.get("depth", 28) + (size.get("width", 10) > 1)  # the first shortcut
         known = {"lenet": 5, "vgg16": 16, "mobilenet_v2": 53, "mlp": 3}
         return len(size["hidden"]) + 1 if "hidden" in size else known[name]
 

@@ -256,7 +256,9 @@ def test_the_parser_has_the_defaults_of_the_library_and_else_those_of_the_settin
     assert parsed("python scripts/train_cifar.py --posterior none") == Settings(posterior="none")
 
 
-@pytest.mark.parametrize("name", ["lenet", "mlp", "mlp_8_8_8", "wide_resnet_10_1"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "mlp", "mlp_8_8_8", "wide_resnet_10_1", "wide_resnet_10_2"]
+)
 def test_the_depth_of_a_network_is_that_of_its_posteriors(name):
     chosen = Settings(model=name, posterior="gaussian")
     kind, size = chosen.network()

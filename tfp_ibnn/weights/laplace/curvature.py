@@ -6,7 +6,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
 from tfp_ibnn.weights.features import LogitNetwork, batches, call
 from tfp_ibnn.weights.laplace.blocks import Block
@@ -43,9 +42,7 @@ def linearized(network: LogitNetwork, blocks: list[Block], inputs: Any) -> tuple
             seen[number] = args[0] if zeros is not None else output
             return after(output if zeros is None else output + zeros[number])
 
-        logits = network.logits(values, run)
-        dtype = checks.full_precision(network.model.dtype_policy)
-        return ops.cast(logits, dtype), [seen[i] for i in range(len(blocks))]
+        return network.logits(values, run), [seen[i] for i in range(len(blocks))]
 
     _, outputs = forward(None)  # for their shapes
     zeros = [ops.zeros_like(output) for output in outputs]
@@ -103,9 +100,6 @@ def collect(
                 )
             sums = found if sums is None else keras.tree.map_structure(np.add, sums, found)
             count += number
-        if count < max(2, network.width):
-            need = f"at least {max(2, network.width)}, as many as there are outputs"
-            raise ValueError(f"There are too few examples: {need}; got {count}.")
         values = structure.finish(sums[2], count)
         extra = structure.extra(sums[2])
         if extra is None:

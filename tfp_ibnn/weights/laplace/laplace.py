@@ -125,12 +125,11 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         chosen = {id(block.layer) for block in blocks}
         self.logit_network = LogitNetwork(model, lambda x: id(x) in chosen, head, from_logits)
-        self.full_dtype = checks.full_precision(model.dtype_policy)
         self.structure = structure(blocks, rank=rank)
         likelihood = self.logit_network.likelihood
         if pred_type == "glm" and link_approx == "probit" and not likelihood.is_classifier:
             raise ValueError("link_approx='probit' is for classifiers; use 'mc' for a regression.")
-        fixed = {"trainable": False, "autocast": False, "dtype": self.full_dtype}
+        fixed = {"trainable": False, "autocast": False, "dtype": self.logit_network.dtype}
         self.structure.variables = [
             self.add_weight(shape, "zeros", name=name, **fixed)
             for name, shape in self.structure.shapes().items()
@@ -174,6 +173,9 @@ class Laplace(WeightPosterior, keras.layers.Layer):
                 stacklevel=2,
             )
         found = collect(self.logit_network, self.structure, x, y, batch_size, verbose)
+        least = max(2, self.logit_network.width)
+        if found.examples < least:
+            raise ValueError(f"`x` must hold at least {least} examples; got {found.examples}.")
         for variable, value in zip(self.structure.variables, found.values, strict=True):
             variable.assign(value)
         self._fit = {"examples": found.examples, "log_likelihood": found.log_likelihood}
@@ -244,7 +246,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         """Return how far set `number` is from the mean."""
         sample = ops.reshape(ops.cast(number, "int32"), (1,))
         source = Source(seed=key, sample=sample)
-        noise = source.normal(1, (self.structure.size,), self.full_dtype, None)[0]
+        noise = source.normal(1, (self.structure.size,), self.logit_network.dtype, None)[0]
         return self._split(self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x))))
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
@@ -265,7 +267,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
             (diagonal,) = self.structure.variables
             return tfd.MultivariateNormalDiag(mean, ops.sqrt(self.scale(diagonal.value)))
         check_side(size, f"the covariance of {size:,} weights")
-        root = self.structure.scaled(ops.eye(size, dtype=self.full_dtype), self.scale)
+        root = self.structure.scaled(ops.eye(size, dtype=self.logit_network.dtype), self.scale)
         return tfd.MultivariateNormalTriL(mean, ops.cholesky(root))
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
@@ -311,7 +313,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
     def _check_trained(self, found: Fit) -> None:
         """Warn if the likelihood could be raised much by a small step."""
-        gradient = ops.convert_to_tensor(found.gradient.astype(self.full_dtype))
+        gradient = ops.convert_to_tensor(found.gradient.astype(self.logit_network.dtype))
         gradient = gradient / ops.cast(
             self._options["temperature"] * self.noise_scale**2, gradient.dtype
         )

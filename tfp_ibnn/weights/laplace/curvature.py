@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
-from tfp_ibnn.weights.features import LogitNetwork, batches, call
+from tfp_ibnn.weights.features import LogitNetwork, batches, call, without_activation
 from tfp_ibnn.weights.laplace.blocks import Block
 from tfp_ibnn.weights.laplace.structures import Structure, Taps
 
@@ -32,7 +32,7 @@ def linearized(network: LogitNetwork, blocks: list[Block], inputs: Any) -> tuple
         def run(layer: Any, is_stripped: bool, *args: Any, **kwargs: Any) -> Any:
             number = by_layer.get(id(layer))
             if number is None:
-                return call(layer, *args, **kwargs)
+                return (without_activation if is_stripped else call)(layer, *args, **kwargs)
             if len(args) != 1 or not ops.is_tensor(args[0]):
                 raise ValueError(
                     f"Layer {layer.name!r} is called on several tensors: leave its weights out by "
@@ -73,8 +73,8 @@ def collect(
             found = structure.step(taps, pull(columns[i]), extra)
             return [old + new for old, new in zip(sums, found, strict=True)]
 
-        start = structure.step(taps, pull(columns[0]), extra)
-        sums = fori_loop(1, columns.shape[0], step, start)
+        start = [ops.zeros(shape, logits.dtype) for shape in structure.sums()]
+        sums = fori_loop(0, columns.shape[0], step, start)
         return log_prob, ops.concatenate(gradient), [*structure.once(taps, mask), *sums]
 
     run = compiled(of_batch, network.model.weights)

@@ -39,6 +39,10 @@ class Structure:
         """Return the shapes of the variables."""
         raise NotImplementedError
 
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return the shapes of what `step` returns."""
+        return [(self.size,)]
+
     def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
         """Return what a batch adds whatever the column; the mask is 0 where it is filled up."""
         return []
@@ -108,6 +112,10 @@ class Full(Structure):
         """Return those of Q and l."""
         return {"vectors": (self.size, self.size), "values": (self.size,)}
 
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return that of the Hessian."""
+        return [(self.size, self.size)]
+
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         """Return the products of the gradients of each example."""
         rows = all_rows(taps, g)
@@ -148,6 +156,10 @@ class LowRank(Full):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return those of Q and l."""
         return {"vectors": (self.size, self._rank), "values": (self._rank,)}
+
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return that of the basis."""
+        return [(self.size, self._wide)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         """Return H times the basis."""
@@ -218,6 +230,10 @@ class Kronecker(Structure):
             for name, side in (("inputs", block.inputs), ("outputs", block.outputs)):
                 shapes |= {f"{name}_vectors_{i}": (side, side), f"{name}_values_{i}": (side,)}
         return shapes
+
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return those of the output factors."""
+        return [(block.outputs, block.outputs) for block in self.blocks]
 
     def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
         """Return the sums of a a^T, each divided by the number of positions."""

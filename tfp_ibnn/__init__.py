@@ -55,7 +55,7 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
-from tfp_ibnn.weights import DeepEnsemble
+from tfp_ibnn.weights import DeepEnsemble, Laplace
 
 __version__ = "0.1.0"
 
@@ -69,6 +69,7 @@ __all__ = [
     "Flow",
     "FlowPosterior",
     "KLAnnealing",
+    "Laplace",
     "MaximumCalibrationError",
     "MNF",
     "MeanField",

@@ -55,7 +55,15 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
-from tfp_ibnn.weights import DeepEnsemble
+from tfp_ibnn.weights import (
+    SGHMC,
+    SGLD,
+    SWAG,
+    CosineCycles,
+    DeepEnsemble,
+    Snapshots,
+    WeightMixture,
+)
 
 __version__ = "0.1.0"
 
@@ -64,6 +72,7 @@ __all__ = [
     "BrierScore",
     "Checkpoint",
     "ClasswiseCalibrationError",
+    "CosineCycles",
     "DeepEnsemble",
     "ExpectedCalibrationError",
     "Flow",
@@ -86,6 +95,10 @@ __all__ = [
     "NormalSylvester",
     "Posterior",
     "PosteriorLog",
+    "SGHMC",
+    "SGLD",
+    "SWAG",
+    "Snapshots",
     "Stochastic",
     "StochasticConv2D",
     "StochasticDense",
@@ -93,6 +106,7 @@ __all__ = [
     "TemperatureScaling",
     "TerminateOnNonFinite",
     "TwoSpeed",
+    "WeightMixture",
     "calibrate",
     "data",
     "export",

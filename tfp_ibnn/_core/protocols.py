@@ -112,6 +112,13 @@ class WeightPosterior:
         """Return the values of the one set that stands for all."""
         raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
 
+    def distribution(self) -> Any:
+        """Return a tfd.Distribution over the flat vector of `sampled` values in order.
+
+        The values are concatenated, each raveled.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no `distribution`.")
+
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs `samples` of the networks."""
         raise NotImplementedError(f"{type(self).__name__} must define `sampler`.")

@@ -57,11 +57,7 @@ def test_stationary_moments(chains):
 def test_a_wrong_size_or_temperature_would_show(chains):
     momentum, temperature, found = chains
     error = 3 * found.var() * np.sqrt(2 / COUNT)
-    for wrong in (
-        {"train_size": TRAIN_SIZE + 1},
-        {"temperature": 1.1 * temperature},
-        {"momentum": momentum + 0.1},
-    ):
+    for wrong in ({"train_size": TRAIN_SIZE + 1}, {"temperature": 1.1 * temperature}):
         options = {"momentum": momentum, "temperature": temperature, **wrong}
         assert abs(found.var() - stationary(**options)[1]) > 2 * error, wrong
 
@@ -145,7 +141,7 @@ def increments(model, epochs=6, **options):
     start = [np.array(w) for w in model.get_weights()]
     options = {"batch_size": 8, "epochs": epochs, "verbose": 0, **options}
     model.fit(X, Y, callbacks=[snapshots], **options)
-    path = [start, *(values for _, values in sorted(snapshots._kept.items()))]
+    path = [start, *snapshots.read()]
     kernels = np.array([[x[0].ravel()[:2000], x[2].ravel()[:2000]] for x in path])
     return np.diff(kernels, axis=0)
 
@@ -199,9 +195,7 @@ def test_resumed_it_draws_the_same_samples(tmp_path, eagerly):
     whole, model = chain(tmp_path / "whole", 6)
     chain(tmp_path / "parts", 3)
     parts, _ = chain(tmp_path / "parts", 6)
-    names = [path.name for path in whole._files()]
-    assert names == [f"step_{step:010d}.npz" for step in (5, 8, 11)]
-    assert names == [path.name for path in parts._files()]
+    assert whole.steps == parts.steps == [5, 8, 11]
     one, other = whole.posterior(), ibnn.Snapshots(folder=tmp_path / "parts/samples")
     for a, b in zip(one.weights, other.posterior(model).weights, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -218,7 +212,7 @@ def test_files_and_configs(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert loaded.optimizer.get_config() == model.optimizer.get_config()
     for one in (model, loaded):
-        one.fit(X, Y, verbose=0, batch_size=4)
+        one.fit(X, Y, verbose=0, batch_size=4, shuffle=False)
     for a, b in zip(model.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(a, b)
     sgld = ibnn.SGLD(0.1, 10, None, temperature=0.2)

@@ -55,29 +55,34 @@ class WeightPosterior(protocols.WeightPosterior):
 
         Args:
             number: of sets.
-            data: inputs, (inputs, labels), or a dataset of such batches, which can be read several
-                times. Without batch normalization none are needed.
+            data: inputs, (inputs, labels), or a dataset of such batches, which are all held in
+                memory. Without batch normalization none are needed.
             batch_size: for arrays.
             seed: of the draws.
         """
         number = checks.positive_integer("number", number)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
         weights, norms = self.network.weights, _batch_norms(self.network)
-        if norms and (data is None or iter(data) is data):
-            got = f"got {data!r}. Give the training inputs, or a dataset, not an iterator"
-            raise ValueError(f"{self.network.name!r} has batch normalization: `data` {got}.")
+        batches = list(_batches(data, batch_size)) if norms and data is not None else []
+        if norms and not batches:
+            got = "`data` holds no example. Give the training inputs, or a dataset"
+            raise ValueError(f"{self.network.name!r} has batch normalization, and {got}.")
         before, sets = [storable(w) for w in weights], []
         try:
             for place in range(number):
                 for variable, value in zip(self.sampled, self.sample(key, place), strict=True):
                     variable.assign(value)
-                if norms:
-                    _set_statistics(self.network, norms, lambda: _batches(data, batch_size))
+                _set_statistics(self.network, norms, batches)
                 sets.append([storable(w) for w in weights])
         finally:
             for variable, value in zip(weights, before, strict=True):
                 variable.assign(value)
         return WeightSets.of(self.network, sets)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightPosterior":
+        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
+        return cls(**keras.saving.deserialize_keras_object(config, custom_objects=custom_objects))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -188,31 +193,25 @@ def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]
 
 
-def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Any) -> None:
+def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequence[Any]) -> None:
     """Give batch-norm layers the mean and variance of their inputs over all batches."""
-    momentums = [layer.momentum for layer in norms]
-    sums, total = [0.0] * len(norms), 0
+    momentums, seen = [layer.momentum for layer in norms], []
     try:
         for layer in norms:
             layer.momentum = 0.0  # so that a pass leaves the statistics of its batch
-        for inputs in batches():
+        for inputs in batches:
             network(inputs, training=True)
-            size = ops.shape(keras.tree.flatten(inputs)[0])[0]
-            total += size
-            for number, layer in enumerate(norms):
-                mean, variance = (
-                    storable(x).astype("float64")
-                    for x in (layer.moving_mean, layer.moving_variance)
-                )
-                sums[number] += size * np.stack([mean, variance + mean**2])
+            seen.append([(storable(x.moving_mean), storable(x.moving_variance)) for x in norms])
     finally:
         for layer, momentum in zip(norms, momentums, strict=True):
             layer.momentum = momentum
-    if not total:
-        raise ValueError("`data` holds no example.")
-    for layer, (mean, square) in zip(norms, sums, strict=True):
-        layer.moving_mean.assign(mean / total)
-        layer.moving_variance.assign(square / total - (mean / total) ** 2)
+    sizes = [ops.shape(keras.tree.flatten(inputs)[0])[0] for inputs in batches]
+    for number, layer in enumerate(norms):
+        means, variances = (np.array([x[number][i] for x in seen], "float64") for i in (0, 1))
+        mean = np.average(means, axis=0, weights=sizes)
+        spread = variances + (means - mean) ** 2
+        layer.moving_mean.assign(mean)
+        layer.moving_variance.assign(np.average(spread, axis=0, weights=sizes))
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:
@@ -223,6 +222,6 @@ def _batches(data: Any, batch_size: int) -> Iterator[Any]:
         for start in range(0, len(leaves[0]), batch_size):
             yield keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], data)
         return
-    is_sequence = isinstance(data, keras.utils.PyDataset)
-    for batch in (data[i] for i in range(len(data))) if is_sequence else data:
+    has_length = isinstance(data, keras.utils.PyDataset)
+    for batch in (data[i] for i in range(len(data))) if has_length else data:
         yield batch[0] if isinstance(batch, tuple) else batch

@@ -57,8 +57,56 @@ class CosineCycles(Configured, Schedule):
         return ops.cast(ops.cast(step, "int32") % self.cycle, "float32") / self.cycle
 
 
-class _Langevin(keras.optimizers.Optimizer):
-    """What SGLD and SGHMC share; SGLD is SGHMC without momentum."""
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class SGLD(keras.optimizers.Optimizer):
+    """Stochastic-gradient Langevin dynamics: gradient descent whose noise makes it a sampler.
+
+    The posterior of N examples at temperature T is exp(-U / T), where
+    U(w) = N * loss(w) + |w|^2 / (2 s^2), with the loss Keras's: the *mean* negative log-likelihood,
+    and s the scale of the prior N(0, s^2). A Langevin step of size h on U is
+    w - h grad U + sqrt(2 h T) xi. With h = learning_rate / N, and u = U / N, that is
+
+        w <- w - learning_rate * grad u(w) + sqrt(2 learning_rate T / N) xi,    xi ~ N(0, 1)
+
+    so the learning rate means what it means for SGD. A finite rate samples with a bias: where u has
+    the curvature c, the variance is T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of
+    their own. Give small or falling rates, or `CosineCycles`, and keep samples by `Snapshots`.
+
+    With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
+    of its gradients, in the noise too. (The term for the change of that divisor is left out, as
+    usual, which is a bias for small `rho`.)
+
+    The noise is a function of seed, step and weight: nothing of it need be saved, and a run resumed
+    from a `Checkpoint` draws the same samples. Clipping, weight decay and averages are refused.
+
+    Args:
+        learning_rate: a number or a schedule.
+        train_size: N, the number of training examples.
+        prior_scale: s, standard deviation of the Gaussian prior of every trained weight; None is a
+            flat prior, for models that have the prior as a regularizer in their loss.
+        temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.
+        preconditioner: None or "rmsprop".
+        rho: decay of the mean square for each step.
+        epsilon: added to its root.
+        seed: of the noise; each chain needs its own.
+        **kwargs: those of `keras.optimizers.Optimizer`.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> model.compile(ibnn.SGLD(0.1, train_size=8, prior_scale=1.0), loss)
+        >>> x, y = np.ones((8, 3), "float32"), np.arange(8) % 2
+        >>> samples = ibnn.Snapshots(every=2, start=4)
+        >>> log = model.fit(x, y, epochs=10, verbose=0, callbacks=[samples])
+        >>> mc = ibnn.MonteCarlo(samples.posterior())
+
+    References:
+        Welling and Teh, Bayesian Learning via Stochastic Gradient Langevin Dynamics, ICML 2011. Li
+        et al., Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
+    """
+
+    momentum = 0.0
 
     def __init__(
         self,
@@ -66,7 +114,6 @@ class _Langevin(keras.optimizers.Optimizer):
         train_size: int,
         prior_scale: float | None,
         *,
-        momentum: float,
         temperature: float = 1.0,
         preconditioner: str | None = None,
         rho: float = 0.99,
@@ -89,7 +136,6 @@ class _Langevin(keras.optimizers.Optimizer):
         self.preconditioner = preconditioner
         if preconditioner is not None:
             checks.one_of("preconditioner", preconditioner, ("rmsprop",))
-        self.momentum = checks.fraction("momentum", momentum)
         self.rho, self.epsilon = checks.fraction("rho", rho), checks.positive("epsilon", epsilon)
         self.seed = checks.whole("seed", seed)
 
@@ -143,71 +189,12 @@ class _Langevin(keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         names = ("train_size", "prior_scale", "temperature", "preconditioner")
-        names += ("momentum", "rho", "epsilon", "seed")
+        names += ("rho", "epsilon", "seed")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class SGLD(_Langevin):
-    """Stochastic-gradient Langevin dynamics: gradient descent whose noise makes it a sampler.
-
-    The posterior of N examples at temperature T is exp(-U / T), where
-    U(w) = N * loss(w) + |w|^2 / (2 s^2), with the loss Keras's: the *mean* negative log-likelihood,
-    and s the scale of the prior N(0, s^2). A Langevin step of size h on U is
-    w - h grad U + sqrt(2 h T) xi. With h = learning_rate / N, and u = U / N, that is
-
-        w <- w - learning_rate * grad u(w) + sqrt(2 learning_rate T / N) xi,    xi ~ N(0, 1)
-
-    so the learning rate means what it means for SGD. A finite rate samples with a bias: where u has
-    the curvature c, the variance is T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of
-    their own. Give small or falling rates, or `CosineCycles`, and keep samples by `Snapshots`.
-
-    With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
-    of its gradients, in the noise too. (The term for the change of that divisor is left out, as
-    usual, which is a bias for small `rho`.)
-
-    The noise is a function of seed, step and weight: nothing of it need be saved, and a run resumed
-    from a `Checkpoint` draws the same samples. Clipping, weight decay and averages are refused.
-
-    Args:
-        learning_rate: a number or a schedule.
-        train_size: N, the number of training examples.
-        prior_scale: s, standard deviation of the Gaussian prior of every trained weight; None is a
-            flat prior, for models that have the prior as a regularizer in their loss.
-        temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.
-        preconditioner: None or "rmsprop".
-        rho: decay of the mean square for each step.
-        epsilon: added to its root.
-        seed: of the noise; each chain needs its own.
-        **kwargs: those of `keras.optimizers.Optimizer`.
-
-    Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        >>> model.compile(ibnn.SGLD(0.1, train_size=8, prior_scale=1.0), loss)
-        >>> x, y = np.ones((8, 3), "float32"), np.arange(8) % 2
-        >>> samples = ibnn.Snapshots(every=2, start=4)
-        >>> log = model.fit(x, y, epochs=10, verbose=0, callbacks=[samples])
-        >>> mc = ibnn.MonteCarlo(samples.posterior())
-
-    References:
-        Welling and Teh, Bayesian Learning via Stochastic Gradient Langevin Dynamics, ICML 2011. Li
-        et al., Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
-    """
-
-    def __init__(
-        self,
-        learning_rate: float | Schedule,
-        train_size: int,
-        prior_scale: float | None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, train_size, prior_scale, **{"momentum": 0.0, **kwargs})
-
-
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class SGHMC(_Langevin):
+class SGHMC(SGLD):
     """Stochastic-gradient Hamiltonian Monte Carlo: SGD with momentum, and noise.
 
         m <- momentum * m - learning_rate * grad u(w) + sqrt(2 a learning_rate T / N) xi
@@ -242,4 +229,9 @@ class SGHMC(_Langevin):
         momentum: float = 0.9,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate, train_size, prior_scale, momentum=momentum, **kwargs)
+        super().__init__(learning_rate, train_size, prior_scale, **kwargs)
+        self.momentum = checks.fraction("momentum", momentum)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor."""
+        return {**super().get_config(), "momentum": self.momentum}

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,16 +13,16 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
-from tfp_ibnn._core.serialization import storable
+from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.weights.base import WeightPosterior
-from tfp_ibnn.weights.snapshots import Collector
+from tfp_ibnn.weights.snapshots import Snapshots
 
 _SMALLEST_VARIANCE = 1e-20  # of weights that never move, such as those of dead units
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class GaussianWeights(WeightPosterior, keras.layers.Layer):
+class GaussianWeights(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """A Gaussian over some weights of a network: N(mean, diag(variance) + factor^T factor).
 
     Takes rank + 2 times the memory of the weights; a draw costs rank + 1 normal-sized products.
@@ -34,6 +35,7 @@ class GaussianWeights(WeightPosterior, keras.layers.Layer):
         **kwargs: those of `keras.layers.Layer`.
     """
 
+    arguments = ("network", "rank", "positions")
     count = None
 
     def __init__(
@@ -92,18 +94,6 @@ class GaussianWeights(WeightPosterior, keras.layers.Layer):
             cov_perturb_factor=ops.transpose(self._factor),
         )
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor; the moments are saved as weights."""
-        network = keras.saving.serialize_keras_object(self.network)
-        own = {"network": network, "rank": self.rank, "positions": self.positions}
-        return {**super().get_config(), **own}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "GaussianWeights":
-        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
-        load = keras.saving.deserialize_keras_object
-        return cls(**{**config, "network": load(config["network"], custom_objects=custom_objects)})
-
     def _split(self, flat: Tensor) -> list[Tensor]:
         values, start = [], 0
         for variable in self.sampled:
@@ -115,21 +105,21 @@ class GaussianWeights(WeightPosterior, keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class SWAG(Collector):
+class SWAG(Snapshots):
     """Fit a Gaussian to the weights along the path of SGD: a callback, whose result is a posterior.
 
         N(mean, 1/2 (diag(variance) + D^T D / (K - 1)))
 
-    Mean and variance are those of all weights collected; the K rows of D are the last ones, less
-    the mean. (The paper subtracts the mean so far, not knowing the last one yet.) Use a constant
-    learning rate, high enough for SGD to wander. Memory: K + 4 times the weights, on the host.
-    What is collected survives an interrupt of `fit`, and a further `fit` adds to it.
+    Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean.
+    (The paper subtracts the mean so far, not knowing the last one yet.) Use a constant learning
+    rate, high enough for SGD to wander. The posterior takes K + 2 times the memory of the weights.
 
     Args:
-        every: collect after every so many epochs, or steps.
+        every: take a snapshot after every so many epochs, or steps.
         start: how many to leave out first.
         unit: "epoch" or "step", of the two numbers.
-        rank: K, at least 2; as many as were collected, if they are fewer.
+        folder: for the snapshots, as for `Snapshots`; None keeps them in memory.
+        rank: K, at least 2; as many as there are snapshots, if they are fewer.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -146,36 +136,34 @@ class SWAG(Collector):
         1902.02476.
     """
 
-    def __init__(self, every: int = 1, start: int = 0, unit: str = "epoch", rank: int = 20) -> None:
-        super().__init__(every, start, unit)
+    least = 2
+
+    def __init__(
+        self,
+        every: int = 1,
+        start: int = 0,
+        unit: str = "epoch",
+        folder: str | os.PathLike | None = None,
+        rank: int = 20,
+    ) -> None:
+        super().__init__(every, start, unit, folder)
         self.rank = checks.positive_integer("rank", rank)
         if self.rank < 2:
             raise ValueError(f"`rank` must be at least 2; got {rank}.")
-        self.clear()
 
-    def clear(self) -> None:
-        """Forget what was collected."""
-        self._moments: tuple[int, Any, Any] = (0, 0.0, 0.0)  # count, mean, squared deviations
-        self._rows: collections.deque[np.ndarray] = collections.deque(maxlen=self.rank)
-
-    def collect(self, step: int) -> None:
-        """Count the trainable weights in."""
-        values = [storable(w).ravel() for w in self.model.trainable_weights]
-        row = np.concatenate(values)
-        if not np.isfinite(row).all():
-            raise ArithmeticError(f"The weights are not finite after {step} steps.")
-        count, mean, squares = self._moments
-        gap = row.astype("float64") - mean
-        mean = mean + gap / (count + 1)
-        self._moments = count + 1, mean, squares + gap * (row - mean)
-        self._rows.append(row)
-
-    def posterior(self, model: keras.Model | None = None) -> GaussianWeights:
-        """Return the Gaussian over the trainable weights of the model, or of one like it."""
-        count, mean, squares = self._moments
-        if count < 2:
-            raise ValueError(self._none())
-        made = GaussianWeights(self.model if model is None else model, len(self._rows))
-        factor = (np.stack(self._rows) - mean) / math.sqrt(2 * (len(self._rows) - 1))
-        made.assign(mean, squares / count / 2, factor)
+    def _posterior(self, model: keras.Model) -> GaussianWeights:
+        made = GaussianWeights(model, min(self.rank, len(self.steps)))
+        shapes = [tuple(w.shape) for w in model.weights]
+        rows, mean, squares = collections.deque(maxlen=made.rank), 0.0, 0.0
+        for number, values in enumerate(self.read(), 1):
+            if [value.shape for value in values] != shapes:
+                raise ValueError("The snapshots have other shapes than the weights of `model`.")
+            rows.append(np.concatenate([values[i].ravel() for i in made.positions]))
+            if not np.isfinite(rows[-1]).all():
+                raise ArithmeticError(f"Snapshot {number} is not finite: the training diverged.")
+            gap = rows[-1].astype("float64") - mean
+            mean = mean + gap / number
+            squares = squares + gap * (rows[-1] - mean)
+        factor = (np.stack(rows) - mean) / math.sqrt(2 * (made.rank - 1))
+        made.assign(mean, squares / number / 2, factor)
         return made

@@ -1,7 +1,6 @@
 """Snapshots are taken when they should, in memory or on disk, and none is lost."""
 
 import errno
-import json
 
 import keras
 import numpy as np
@@ -132,12 +131,3 @@ def test_an_interrupt_keeps_what_was_collected(eagerly):
         network().fit(X, Y, epochs=5, verbose=0, callbacks=[snapshots, swag, interrupt])
     assert snapshots.posterior().count == 3
     assert swag.posterior().rank == 3
-
-
-@pytest.mark.once
-def test_configs():
-    for callback in (ibnn.Snapshots(2, 3, "step", "folder"), ibnn.SWAG(2, 3, "step", rank=7)):
-        config = json.loads(json.dumps(keras.saving.serialize_keras_object(callback)))
-        copy = keras.saving.deserialize_keras_object(config)
-        assert type(copy) is type(callback)
-        assert copy.get_config() == callback.get_config()

@@ -172,7 +172,7 @@ def test_accumulated_gradients_are_one_step():
 
 def test_rows_that_are_not_looked_up_move_too():
     model = keras.Sequential([keras.Input((1,), dtype="int32"), keras.layers.Embedding(100, 20)])
-    model.compile(ibnn.SGHMC(0.01, train_size=100, prior_scale=1.0), nothing)
+    model.compile(ibnn.SGHMC(0.01, 100, 1e3, preconditioner="rmsprop", epsilon=1.0), nothing)
     before = model.get_weights()[0]
     model.train_on_batch(np.ones((2, 1), "int32"), np.zeros((2, 1)))
     moved = model.get_weights()[0] - before

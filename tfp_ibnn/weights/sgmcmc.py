@@ -68,9 +68,9 @@ class SGLD(keras.optimizers.Optimizer):
 
         w <- w - learning_rate * grad u(w) + sqrt(2 learning_rate T / N) xi,    xi ~ N(0, 1)
 
-    so the learning rate means what it means for SGD. A finite rate samples with a bias: where u has
-    the curvature c, the variance is T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of
-    their own. Give small or falling rates, or `CosineCycles`, and keep samples by `Snapshots`.
+    so the learning rate means what it means for SGD. A finite rate has a bias: where u has the
+    curvature c, the variance is T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of
+    their own. Use small or falling rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
     With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
     of its gradients, in the noise too. (The term for the change of that divisor is left out, as
@@ -162,25 +162,24 @@ class SGLD(keras.optimizers.Optimizer):
         """Move a variable by one step of the chain."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
         index = keras_internals.index_in(self, variable)
-        step, gradient = self.iterations, ops.cast(gradient, dtype)
-        rate = ops.cast(learning_rate, dtype)
+        step, rate = self.iterations, ops.cast(learning_rate, dtype)
+        # Not by operators: the gradient of an embedding has some of the rows only.
+        precision = 0.0 if self.prior_scale is None else 1 / self.prior_scale**2
+        pull = precision / self.train_size * ops.cast(variable, dtype)
+        gradient = ops.add(pull, ops.cast(gradient, dtype))
         if self.preconditioner:
-            square = self._squares[index]
-            mean = ops.add(self.rho * square, (1 - self.rho) * ops.square(gradient))
-            self.assign(square, mean)
+            mean = self.rho * self._squares[index] + (1 - self.rho) * ops.square(gradient)
+            self.assign(self._squares[index], mean)
             # Of the gradients so far, since the first value is 0.
             mean = mean / (1 - ops.power(ops.cast(self.rho, dtype), ops.cast(step, dtype) + 1))
             rate = rate / (self.epsilon + ops.sqrt(mean))
-        if self.prior_scale is not None:
-            precision = 1 / (self.prior_scale**2 * self.train_size)
-            gradient = ops.add(precision * ops.cast(variable, dtype), gradient)
         variance = 2 * (1 - self.momentum) * self.temperature / self.train_size * rate
         variance = variance * ops.cast(self.is_sampling(step), dtype)
         # A function of seed, step and variable alone; the key has a bit left for the step.
         first, second = (int(word) >> 1 for word in counter.key_from_seed(self.seed))
         key = ops.stack([first + ops.cast(step, "int32"), ops.cast(second + index, "int32")])
         noise = normal(tuple(variable.shape), dtype, key)
-        change = ops.subtract(ops.sqrt(variance) * noise, ops.multiply(gradient, rate))
+        change = ops.sqrt(variance) * noise - rate * gradient
         if self.momentum:
             change = self.momentum * self._momentums[index] + change
             self.assign(self._momentums[index], change)

@@ -103,8 +103,10 @@ def test_reference_has_the_public_names(site):
     assert missing == []
 
 
-# The longest page, and one whose example is the README's, are left to `make test-slow`.
-SLOW = ("from_tfp.md", "index.md")
+# The longest pages, and one whose example is the README's, are left to `make test-slow`.
+SLOW = ("ensembles_and_samplers.md", "from_tfp.md", "index.md")
+# What is collected while a model trains needs more than a few steps.
+WHOLE = ("ensembles_and_samplers.md",)
 
 
 @pytest.mark.filterwarnings("ignore:Limiting", "ignore:Your input ran out of data")
@@ -116,8 +118,10 @@ SLOW = ("from_tfp.md", "index.md")
         if BLOCK.search((DOCS / name).read_text())
     ],
 )
-def test_examples_run(few_steps, name, tmp_path, monkeypatch):
+def test_examples_run(request, name, tmp_path, monkeypatch):
     """The blocks of one page run in order, as a reader would paste them."""
+    if name not in WHOLE:
+        request.getfixturevalue("few_steps")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
     for fragment, code in BLOCK.findall((DOCS / name).read_text()):

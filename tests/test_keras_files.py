@@ -180,6 +180,8 @@ CALLBACKS = {
     "annealing": lambda: ibnn.KLAnnealing(7, start=0.1, stop=2.0),
     "log": ibnn.PosteriorLog,
     "checkpoint": lambda: ibnn.Checkpoint("run.npz"),
+    "snapshots": lambda: ibnn.Snapshots(2, 3, "step", "folder"),
+    "swag": lambda: ibnn.SWAG(2, 3, "step", rank=7),
     "finite": lambda: ibnn.TerminateOnNonFinite(every=3, raises=True),
     "evaluation": lambda: ibnn.MonteCarloEvaluation(
         (np.ones((2, 3)), np.array([0, 1])), samples=5, every=2, sampling="antithetic"

@@ -312,6 +312,14 @@ def test_decays():
         assert not keras_internals.decays(keras.optimizers.Adam(), kernel)
 
 
+def test_index_in():
+    variables = [keras.Variable([1.0]), keras.Variable([1.0])]
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(variables)
+    with contract("index_in", "Find how Optimizer.update_step finds the momentum of a variable."):
+        assert [keras_internals.index_in(optimizer, v) for v in variables] == [0, 1]
+
+
 def test_learning_rate_of():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     advice = "Find the schedule: `optimizer.learning_rate` only gives its present value."

@@ -97,6 +97,12 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     random = ibnn.to_stochastic(plain, ibnn.MeanField(moped=0.1), train_size=12)
     random.compile("adam", "sparse_categorical_crossentropy", run_eagerly=True)
     random.fit(X, Y, verbose=0)
+    samples = [ibnn.SWAG(unit="step", rank=2), ibnn.Snapshots(unit="step")]
+    chains = [kind(1e-3, train_size=12, prior_scale=1.0) for kind in (ibnn.SGLD, ibnn.SGHMC)]
+    for chain in chains:
+        plain.compile(chain, "sparse_categorical_crossentropy", run_eagerly=True)
+        plain.fit(X, Y, batch_size=4, verbose=0, callbacks=samples)
+    sets += [ibnn.WeightMixture([x.posterior() for x in samples])]
     for weights in (*sets, random):
         averaged = ibnn.MonteCarlo(weights)
         averaged.compile(run_eagerly=True)
@@ -108,7 +114,9 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     assert_none_is_int32(made)
     models = (loaded, scaled, regression, random, flows, *sets)
     seen = {type(part) for m in models for part in m._flatten_layers()}
-    seen |= {type(part) for part in (*metrics, *callbacks, optimizer, *mc.metrics)}
+    seen |= {
+        type(part) for part in (*metrics, *callbacks, *samples, optimizer, *chains, *mc.metrics)
+    }
     known = {
         kind
         for key, kind in keras.saving.get_custom_objects().items()

@@ -55,7 +55,16 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
-from tfp_ibnn.weights import DeepEnsemble, Laplace
+from tfp_ibnn.weights import (
+    SGHMC,
+    SGLD,
+    SWAG,
+    CosineCycles,
+    DeepEnsemble,
+    Laplace,
+    Snapshots,
+    WeightMixture,
+)
 
 __version__ = "0.1.0"
 
@@ -64,6 +73,7 @@ __all__ = [
     "BrierScore",
     "Checkpoint",
     "ClasswiseCalibrationError",
+    "CosineCycles",
     "DeepEnsemble",
     "ExpectedCalibrationError",
     "Flow",
@@ -87,6 +97,10 @@ __all__ = [
     "NormalSylvester",
     "Posterior",
     "PosteriorLog",
+    "SGHMC",
+    "SGLD",
+    "SWAG",
+    "Snapshots",
     "Stochastic",
     "StochasticConv2D",
     "StochasticDense",
@@ -94,6 +108,7 @@ __all__ = [
     "TemperatureScaling",
     "TerminateOnNonFinite",
     "TwoSpeed",
+    "WeightMixture",
     "calibrate",
     "data",
     "export",

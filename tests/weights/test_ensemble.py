@@ -156,9 +156,13 @@ def test_regression_and_temperature(models, by_hand):
         (lambda: [keras.Sequential([keras.layers.Dense(2)])], "is not built"),
         (lambda: [network(0), network(1, units=3)], "another architecture"),
         (lambda: [network(0), network(1, activation="tanh")], "another architecture"),
+        (lambda: [network(0), ibnn.DeepEnsemble([network(1)])], "use ibnn.WeightMixture"),
         (
-            lambda: [ibnn.to_stochastic(network(0), ibnn.NormalAffine(), 10)],
-            "has stochastic layers",
+            lambda: [
+                ibnn.to_stochastic(network(0), posterior, train_size=10)
+                for posterior in (ibnn.NormalAffine(), ibnn.NormalAffine(prior_scale=0.1))
+            ],
+            "another architecture",
         ),
     ],
 )
@@ -171,3 +175,116 @@ def test_what_is_not_an_ensemble(make, words):
 def test_options_of_noise_are_refused(models, option):
     with pytest.raises(ValueError, match=f"`{next(iter(option))}` must be"):
         ibnn.MonteCarlo(ibnn.DeepEnsemble(models), **option)
+
+
+SMALL, LABELS = X.reshape(20, -1)[:, :5], Y
+
+
+def small(seed, rate=0.1, builds=None):
+    if builds is not None:
+        builds.append(seed)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(rate), LOSS)
+    return model
+
+
+@pytest.fixture(scope="module")
+def stochastic_models():
+    models = []
+    for seed in range(2):
+        keras.utils.set_random_seed(seed)
+        posterior = ibnn.NormalAffine(initial_scale=0.3)
+        models.append(ibnn.to_stochastic(small(seed), posterior, train_size=20))
+        models[-1].compile("sgd", LOSS)
+    return models
+
+
+def test_stochastic_members_are_a_mixture(stochastic_models):
+    """Draw s is draw s of the member s mod 2 by itself."""
+    ensemble = ibnn.DeepEnsemble(stochastic_models)
+    mc = ibnn.MonteCarlo(ensemble, samples=5, seed=3)
+    members = [ibnn.MonteCarlo(model, samples=5, seed=3) for model in stochastic_models]
+    draws = [ops.convert_to_numpy(members[s % 2].draw(SMALL, s)["mean"]) for s in range(5)]
+    assert np.std(draws[::2], axis=0).min() > 0
+    for number, expected in enumerate(draws):
+        one = ops.convert_to_numpy(mc.draw(SMALL, number)["mean"])
+        np.testing.assert_allclose(one, expected, atol=3e-7)
+    found = ops.convert_to_numpy(mc(SMALL)["mean"])
+    np.testing.assert_allclose(found, np.mean(draws, axis=0), atol=1e-6)
+    first = ops.convert_to_numpy(members[0].at_mean(SMALL)["mean"])
+    np.testing.assert_allclose(ops.convert_to_numpy(mc.at_mean(SMALL)["mean"]), first, atol=1e-6)
+
+
+def test_a_file_holds_stochastic_members(stochastic_models, tmp_path):
+    mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(stochastic_models), samples=4, seed=3)
+    expected = ops.convert_to_numpy(mc(SMALL)["mean"])
+    mc.save(tmp_path / "ensemble.keras")
+    loaded = keras.models.load_model(tmp_path / "ensemble.keras")
+    np.testing.assert_allclose(ops.convert_to_numpy(loaded(SMALL)["mean"]), expected, atol=1e-6)
+
+
+def test_training(eagerly, capsys):
+    builds, epochs = [], []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+
+    def train(**options):
+        return ibnn.DeepEnsemble.train(
+            lambda seed: small(seed, builds=builds), 3, SMALL, LABELS, epochs=2, **options
+        )
+
+    ensemble = train(seed=4, callbacks=[count])
+    assert builds == [4, 5, 6]
+    assert len(epochs) == 6
+    assert capsys.readouterr().out.count("Member") == 3
+    again = train(seed=4, verbose=0, callbacks=lambda seed: [count])
+    assert capsys.readouterr().out == ""
+    kernels = ops.convert_to_numpy(ensemble.weights[0])
+    np.testing.assert_array_equal(kernels, ops.convert_to_numpy(again.weights[0]))
+    assert len(np.unique(kernels[:, 0, 0])) == 3
+    keras.utils.set_random_seed(5)
+    by_hand = small(5)
+    by_hand.fit(SMALL, LABELS, epochs=2, verbose=0)
+    np.testing.assert_array_equal(by_hand.get_weights()[0], kernels[1])
+
+
+def test_a_member_that_diverges_is_left_out(eagerly):
+    def build(seed):
+        return small(seed, rate=1e38 if seed == 1 else 0.1)
+
+    with pytest.warns(UserWarning, match="seed 1 diverged"):
+        ensemble = ibnn.DeepEnsemble.train(build, 3, 1e3 * SMALL, LABELS, epochs=3, verbose=0)
+    assert ensemble.count == 2
+    with (
+        pytest.warns(UserWarning, match="diverged"),
+        pytest.raises(ArithmeticError, match=r"seeds \[1\]"),
+    ):
+        ibnn.DeepEnsemble.train(build, 1, 1e3 * SMALL, LABELS, seed=1, epochs=3, verbose=0)
+
+
+def test_an_interrupt_keeps_the_finished_members(eagerly):
+    class Interrupt(keras.callbacks.Callback):
+        def __init__(self, seed):
+            super().__init__()
+            self.seed = seed
+
+        def on_epoch_end(self, epoch, logs=None):
+            if self.seed == 2:
+                raise KeyboardInterrupt
+
+    def train(seed):
+        options = {"callbacks": lambda seed: [Interrupt(seed)], "verbose": 0}
+        return ibnn.DeepEnsemble.train(small, 4, SMALL, LABELS, seed=seed, **options)
+
+    with pytest.warns(UserWarning, match="2 of 4 members"):
+        assert train(seed=0).count == 2
+    with pytest.raises(KeyboardInterrupt):
+        train(seed=2)
+
+
+@pytest.mark.once
+def test_what_build_must_return():
+    for wrong in (lambda seed: None, lambda seed: keras.Sequential([keras.Input((5,))])):
+        with pytest.raises(ValueError, match="compiled Keras model"):
+            ibnn.DeepEnsemble.train(wrong, 2, SMALL, LABELS)
+    with pytest.raises(ValueError, match="`n` must be"):
+        ibnn.DeepEnsemble.train(small, 0, SMALL, LABELS)

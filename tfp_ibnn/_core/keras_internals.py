@@ -103,6 +103,11 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     return optimizer._learning_rate
 
 
+def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """Return the place of a variable among those that an optimizer was built with."""
+    return optimizer._get_variable_index(variable)
+
+
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Whether the weight decay of an optimizer acts on a variable."""
     return bool(getattr(optimizer, "weight_decay", None)) and optimizer._use_weight_decay(variable)

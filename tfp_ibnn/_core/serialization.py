@@ -93,3 +93,9 @@ def fits(value: np.ndarray, dtype: str) -> bool:
     if keras.backend.is_float_dtype(dtype):
         return value.dtype.kind == "f"
     return value.dtype.kind in "iub" and np.array_equal(value, value.astype(dtype))
+
+
+def storable(variable: keras.Variable) -> np.ndarray:
+    """Return a value that numpy can store: it has no name for bfloat16, which fits in float32."""
+    value = ops.convert_to_numpy(variable.value)
+    return value.astype("float32") if value.dtype.kind == "V" else value

@@ -1,7 +1,8 @@
 """What runs many sampled networks: draws of the noise, or sets of weights."""
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -156,18 +157,27 @@ class NoiseSampler(Sampler):
 class WeightSampler(Sampler):
     """The networks that a posterior over weights gives; they run one after the other.
 
+    A network with stochastic layers draws its noise too, anew for each number.
+
     Args:
         posterior: over the weights of one network.
-        samples: number of networks; of a posterior with fewer weight sets, all of them.
+        samples: number of networks; of a posterior with fewer weight sets, all of them, unless
+            they have noise.
         chunk_size: of how many networks to keep the outputs at once; None keeps all.
     """
 
     def __init__(
         self, posterior: WeightPosterior, samples: int, chunk_size: int | None = None
     ) -> None:
-        self.samples = samples if posterior.count is None else min(samples, posterior.count)
+        self._posterior, self._chunk_size, self._noise = posterior, chunk_size, None
+        if stochastic_layers(posterior.network):
+            plain = {"independent": False, "chunk_size": None, "dropout": False}
+            self._noise = NoiseSampler(
+                posterior.network, samples, portable=True, sampling="iid", **plain
+            )
+        is_finite = posterior.count is not None and self._noise is None
+        self.samples = min(samples, posterior.count) if is_finite else samples
         self.is_random = self.samples > 1
-        self._posterior, self._chunk_size = posterior, chunk_size
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the networks that a key gives for a batch."""
@@ -181,16 +191,56 @@ class WeightSampler(Sampler):
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         """Return the outputs (1, batch, ...) of one of the networks."""
-        return self._run(self._posterior.sample(key, ops.cast(number, "int32")), inputs)
+        number = ops.cast(number, "int32")
+        with self._in_place(self._posterior.sample(key, number)):
+            if self._noise is None:
+                return self._plain(inputs)
+            return self._noise.draw(inputs, key, number)
 
     def at_mean(self, inputs: Any) -> Tensor:
         """Return the outputs (1, batch, ...) of the network that stands for all."""
-        return self._run(self._posterior.mean(), inputs)
+        with self._in_place(self._posterior.mean()):
+            return self._plain(inputs) if self._noise is None else self._noise.at_mean(inputs)
 
-    def _run(self, values: list[Tensor], inputs: Any) -> Tensor:
-        network, sampled = self._posterior.network, self._posterior.sampled
-        with keras_internals.values_in_place(zip(sampled, values, strict=True)):
-            return _one_output(network, network(inputs, training=False))[None]
+    def _in_place(self, values: list[Tensor]) -> Any:
+        return keras_internals.values_in_place(zip(self._posterior.sampled, values, strict=True))
+
+    def _plain(self, inputs: Any) -> Tensor:
+        network = self._posterior.network
+        return _one_output(network, network(inputs, training=False))[None]
+
+
+class MixtureSampler(WeightSampler):
+    """The networks of several samplers in turn, each as often as the others.
+
+    Args:
+        samplers: of the members of a mixture.
+        samples: number of networks; fewer, if all of the members are covered by fewer.
+        chunk_size: of how many networks to keep the outputs at once; None keeps all.
+    """
+
+    def __init__(
+        self, samplers: Sequence[Sampler], samples: int, chunk_size: int | None = None
+    ) -> None:
+        self._samplers, self._chunk_size = samplers, chunk_size
+        # Sets that are fewer than those of another member repeat, until all are even.
+        self.samples = min(samples, len(samplers) * math.lcm(*(x.samples for x in samplers)))
+        self.is_random = self.samples > 1
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...) of one of the networks."""
+        number, count = ops.cast(number, "int32"), len(self._samplers)
+
+        def drawing(place: int, sampler: Sampler) -> Callable[[], Tensor]:
+            # A key of its own: members of one size would have the same noise otherwise.
+            own = ops.stack([ops.bitwise_xor(key[0], place), key[1]])
+            return lambda: sampler.draw(inputs, own, number // count)
+
+        return ops.switch(number % count, [drawing(*x) for x in enumerate(self._samplers)])
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        """Return the outputs (1, batch, ...) of the first member's network that stands for all."""
+        return self._samplers[0].at_mean(inputs)
 
 
 def _one_output(model: keras.Model, outputs: Any) -> Tensor:

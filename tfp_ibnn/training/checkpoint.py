@@ -10,10 +10,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from tfp_ibnn._core import checks, files
-from tfp_ibnn._core.serialization import Configured, fits
+from tfp_ibnn._core.serialization import Configured, fits, storable
 
 
 class CheckpointError(RuntimeError):
@@ -98,7 +97,7 @@ class Checkpoint(Configured, keras.callbacks.Callback):
         # JSON has no NaN: what is not finite is left out.
         finite = {key: float(x) for key, x in (logs or {}).items() if math.isfinite(x)}
         self.logs = [*self.logs[:epoch], finite]
-        parts = {part: list(map(_array, own)) for part, own in _parts(self.model).items()}
+        parts = {part: list(map(storable, own)) for part, own in _parts(self.model).items()}
         record = {"epochs": epoch + 1, "logs": self.logs, **{p: len(x) for p, x in parts.items()}}
         record["sha256"] = _digest(record, parts)
         arrays = {f"{p}/{i}": x for p, values in parts.items() for i, x in enumerate(values)}
@@ -113,12 +112,6 @@ def _parts(model: keras.Model) -> dict[str, list[keras.Variable]]:
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     return {"model": model.variables, "optimizer": model.optimizer.variables}
-
-
-def _array(variable: keras.Variable) -> np.ndarray:
-    """Return a value that numpy can store: it has no name for bfloat16, which fits in float32."""
-    value = ops.convert_to_numpy(variable.value)
-    return value.astype("float32") if value.dtype.kind == "V" else value
 
 
 def _digest(record: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> str:

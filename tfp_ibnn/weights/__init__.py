@@ -1,8 +1,25 @@
-"""Posteriors over whole sets of weights."""
+"""Posteriors over whole sets of weights, and what collects them while a model trains."""
 
-from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.prediction.samplers import WeightSampler
-from tfp_ibnn.weights.ensemble import DeepEnsemble, WeightSets
+from tfp_ibnn.weights.base import WeightPosterior, WeightSets
+from tfp_ibnn.weights.ensemble import DeepEnsemble
 from tfp_ibnn.weights.laplace import Laplace
+from tfp_ibnn.weights.mixture import WeightMixture
+from tfp_ibnn.weights.sgmcmc import SGHMC, SGLD, CosineCycles
+from tfp_ibnn.weights.snapshots import Snapshots
+from tfp_ibnn.weights.swag import SWAG, GaussianWeights
 
-__all__ = ["DeepEnsemble", "Laplace", "WeightPosterior", "WeightSampler", "WeightSets"]
+__all__ = [
+    "SGHMC",
+    "SGLD",
+    "SWAG",
+    "CosineCycles",
+    "DeepEnsemble",
+    "GaussianWeights",
+    "Laplace",
+    "Snapshots",
+    "WeightMixture",
+    "WeightPosterior",
+    "WeightSampler",
+    "WeightSets",
+]

@@ -1,87 +1,30 @@
-"""A finite number of weight sets: an ensemble of trained models."""
+"""An ensemble of trained models."""
 
-import re
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
-from tfp_ibnn._core import keras_internals
-from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.protocols import WeightPosterior
-from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.samplers import WeightSampler
-
-# What may differ between two layers that compute the same for the same weights.
-_OF_NO_EFFECT = re.compile(
-    "name|seed|trainable|dtype|module|build_config|batch_shape|.*_initializer|.*_regularizer"
-)
-
-
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class WeightSets(WeightPosterior, keras.layers.Layer):
-    """Weight sets of one network, all equally likely: copies, batch-norm statistics included.
-
-    Args:
-        models: built Keras models of one architecture.
-        **kwargs: those of `keras.layers.Layer`.
-    """
-
-    def __init__(self, models: Sequence[keras.Model], **kwargs: Any) -> None:
-        models = _checked(models)
-        super().__init__(**kwargs)
-        self.network, self.count = models[0], len(models)
-        self._sets = []
-        fixed = {"initializer": "zeros", "trainable": False, "autocast": False}
-        for number, variable in enumerate(self.sampled):
-            shape = (self.count, *variable.shape)
-            stacked = self.add_weight(shape, dtype=variable.dtype, name=f"set_{number}", **fixed)
-            stacked.assign(np.stack([ops.convert_to_numpy(x.weights[number]) for x in models]))
-            self._sets.append(stacked)
-        self.built = True
-
-    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return the set of a number; they repeat in order, whatever the key."""
-        return [ops.take(stacked, number % self.count, axis=0) for stacked in self._sets]
-
-    def mean(self) -> list[Tensor]:
-        """Return the first set: what several trainings have in common is not their mean weight."""
-        return [stacked[0] for stacked in self._sets]
-
-    def materialize(self, number: int | None = None, data: Any = None) -> "WeightSets":
-        """Return itself: there is a finite number of sets already."""
-        return self
-
-    def sampler(self, samples: int, **options: Any) -> WeightSampler:
-        """Return what runs the networks; they have no noise."""
-        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
-            if options.get(name, value) != value:
-                got = f"{type(self).__name__}; got {options[name]!r}"
-                raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
-        return WeightSampler(self, samples, options.get("chunk_size"))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the network and the number of sets; the weights are saved as weights."""
-        network = keras.saving.serialize_keras_object(self.network)
-        return {**super().get_config(), "network": network, "count": self.count}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
-        """Return sets from what `get_config` gave; their weights are yet to be loaded."""
-        load, options = keras.saving.deserialize_keras_object, dict(config)
-        network = load(options.pop("network"), custom_objects=custom_objects)
-        return cls([network] * options.pop("count"), **options)
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.serialization import storable
+from tfp_ibnn.training import Interrupts
+from tfp_ibnn.weights.base import WeightSets, check_models
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class DeepEnsemble(WeightSets):
     """Several trainings of one network, from different starts; `MonteCarlo` averages them.
 
+    Members with stochastic layers make a mixture of posteriors: draw s is of member s mod n, with
+    noise of its own. Members of different architectures, or posteriors over weights such as SWAG's,
+    make a `WeightMixture`.
+
     Args:
-        models: built Keras models of one architecture, without stochastic layers. The first says
-            what the output means: compile it with its loss, or give `MonteCarlo` a `head`.
+        models: built Keras models of one architecture. The first says what the output means:
+            compile it with its loss, or give `MonteCarlo` a `head`.
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
@@ -97,37 +40,68 @@ class DeepEnsemble(WeightSets):
         Ensembles, arXiv 1612.01474.
     """
 
+    @classmethod
+    def train(
+        cls,
+        build: Callable[[int], keras.Model],
+        n: int,
+        x: Any,
+        y: Any = None,
+        *,
+        seed: int = 0,
+        callbacks: Any = (),
+        verbose: int = 1,
+        **fit: Any,
+    ) -> "DeepEnsemble":
+        """Train n members one after the other, each from a seed of its own.
 
-def _checked(models: Any) -> Sequence[keras.Model]:
-    """Return the models, or raise if they are not built, or not of one architecture."""
-    if not isinstance(models, Sequence) or not models:
-        raise ValueError(f"`models` must be a list of built Keras models; got {models!r}.")
-    for number, model in enumerate(models):
-        if not isinstance(model, keras.Model):
-            problem = f"must be a Keras model; got {model!r}."
-        elif not model.built:
-            problem = "is not built: call it on data, or build it, first."
-        elif stochastic_layers(model):
-            problem = "has stochastic layers: give plain models, or ibnn.to_deterministic(model)."
-        elif _architecture(model) != _architecture(models[0]):
-            problem = "is of another architecture than `models[0]`. Make both by one function."
-        else:
-            continue
-        raise ValueError(f"`models[{number}]` {problem}")
-    return models
+        Member i is built and trained after `keras.utils.set_random_seed(seed + i)`, so equal calls
+        give equal ensembles. A member whose loss or weights are not finite is left out, with a
+        warning. After an interrupt (Ctrl-C) the members that are finished are returned, with a
+        warning too.
 
-
-def _architecture(model: keras.Model) -> list[Any]:
-    """Return what decides on the outputs, but for the weights."""
-    layers = keras_internals.nested_layers(model)
-    leaves = [x for x in layers if not keras_internals.nested_layers(x, include_self=False)]
-    kinds = [(type(layer).__name__, _settings(layer.get_config())) for layer in leaves]
-    return [kinds, [(tuple(w.shape), w.dtype) for w in model.weights]]
-
-
-def _settings(config: Any) -> Any:
-    if isinstance(config, (list, tuple)):
-        return [_settings(value) for value in config]
-    if not isinstance(config, dict):
-        return config
-    return {key: _settings(x) for key, x in config.items() if not _OF_NO_EFFECT.fullmatch(key)}
+        Args:
+            build: a function that returns a compiled model, given the member's seed.
+            n: number of members.
+            x: training inputs, or a dataset, as for `fit`.
+            y: training targets.
+            seed: of the first member; the others follow.
+            callbacks: for `fit`; or a function that returns them, given the member's seed, for
+                callbacks that cannot be used twice.
+            verbose: 1 prints a line for each member, 2 the epochs too, 0 nothing.
+            **fit: other arguments of `fit`, such as `epochs`.
+        """
+        n, seed = checks.positive_integer("n", n), checks.whole("seed", seed)
+        first, sets, left_out = None, [], []
+        for number in range(seed, seed + n):
+            keras.utils.set_random_seed(number)
+            model, start = build(number), time.monotonic()
+            if not isinstance(model, keras.Model) or not model.compiled:
+                got = f"got {model!r}"
+                raise ValueError(f"`build({number})` must return a compiled Keras model; {got}.")
+            own = callbacks(number) if callable(callbacks) else callbacks
+            try:
+                with Interrupts() as interrupts:
+                    options = {"verbose": 2 if verbose > 1 else 0, **fit}
+                    log = model.fit(x, y, callbacks=[*own, interrupts], **options)
+            except KeyboardInterrupt:
+                if not sets:
+                    raise
+                done = f"{len(sets)} of {n} members are finished"
+                warnings.warn(f"Interrupted: {done}, and make the ensemble.", stacklevel=2)
+                break
+            loss = log.history.get("loss", [0.0])[-1]
+            values = [storable(w) for w in model.weights]
+            if not np.isfinite(loss) or not all(np.isfinite(v).all() for v in values):
+                left_out.append(number)
+                where = f"The member of seed {number} diverged (its loss is {loss:g})"
+                warnings.warn(f"{where}: it is left out of the ensemble.", stacklevel=2)
+                continue
+            first = model if first is None else check_models([first, model])[0]
+            sets.append(values)
+            if verbose:
+                took = f"{time.monotonic() - start:.0f} s, loss {loss:.4g}"
+                print(f"Member {number - seed + 1} of {n} (seed {number}): {took}.")
+        if not sets:
+            raise ArithmeticError(f"All members diverged: those of the seeds {left_out}.")
+        return cls.of(first, sets)

@@ -1,0 +1,252 @@
+"""SWAG's moments are those of the snapshots; its draws have them; batch norm is recomputed."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import tfp_ibnn as ibnn
+from tests.autodiff import quick
+
+JAX = keras.backend.backend() == "jax"
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 3)).astype("float32")
+Y = (X[:, 0] > 0).astype("int32")
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def network(seed=0, norm=True):
+    keras.utils.set_random_seed(seed)
+    hidden = [keras.layers.Dense(4), keras.layers.BatchNormalization()][: 1 + norm]
+    layers = [*hidden, keras.layers.ReLU(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(keras.optimizers.SGD(0.3, momentum=0.5), LOSS)
+    return model
+
+
+def trained(seed=0, norm=True):
+    """Return a SWAG callback, and the trainable weights at the end of each epoch from the third."""
+    model = network(seed, norm)
+    swag, snapshots = ibnn.SWAG(start=2, rank=4), ibnn.Snapshots(start=2)
+    model.fit(X, Y, epochs=9, batch_size=20, verbose=0, callbacks=[swag, snapshots])
+    ids = [id(w) for w in model.weights]
+    places = [ids.index(id(w)) for w in model.trainable_weights]
+    sets = list(snapshots.read())
+    assert len(sets) == 7
+    path = np.array([np.concatenate([x[i].ravel() for i in places]) for x in sets], "float64")
+    return swag, path
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return trained(norm=False)
+
+
+@pytest.fixture(scope="module")
+def normed():
+    return trained()
+
+
+def arrays(tensors):
+    return [ops.convert_to_numpy(x) for x in tensors]
+
+
+def moments(path, rank=4):
+    mean = path.mean(axis=0)
+    rows = path[-rank:] - mean
+    covariance = 0.5 * (np.diag(path.var(axis=0)) + rows.T @ rows / (rank - 1))
+    return mean, covariance
+
+
+def test_moments_are_those_of_the_snapshots(plain):
+    swag, path = plain
+    assert path.std(axis=0).max() > 0.01
+    mean, covariance = moments(path)
+    posterior = swag.posterior()
+    assert posterior.rank == 4
+    distribution = posterior.distribution()
+    np.testing.assert_allclose(distribution.mean(), mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(distribution.covariance(), covariance, rtol=1e-4, atol=1e-7)
+    flat = np.concatenate([np.ravel(x) for x in posterior.mean()])
+    np.testing.assert_allclose(flat, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_draws_have_the_moments(plain):
+    swag, path = plain
+    posterior, (mean, covariance) = swag.posterior(), moments(path)
+    key, count = ops.convert_to_tensor([5, 6], "int32"), 3000
+    numbers = ops.arange(count, dtype="int32")
+    values = ops.vectorized_map(lambda s: posterior.sample(key, s), numbers)
+    draws = np.concatenate([np.reshape(x, (count, -1)) for x in values], axis=1).astype("float64")
+    scale = np.sqrt(np.diag(covariance))
+    assert np.abs(draws.mean(axis=0) - mean).max() < 4 * scale.max() / np.sqrt(count)
+    # The standard error of a covariance, for Gaussians.
+    error = np.sqrt((covariance**2 + np.outer(scale, scale) ** 2) / count)
+    assert (np.abs(np.cov(draws.T) - covariance) < 4.5 * error + 1e-12).all()
+    assert [tuple(x.shape[1:]) for x in values] == [tuple(w.shape) for w in posterior.sampled]
+
+
+def test_fewer_snapshots_than_the_rank_and_too_few(eagerly):
+    model, swag = network(norm=False), ibnn.SWAG(rank=20)
+    with pytest.raises(ValueError, match="there are 0; 2 are needed"):
+        swag.posterior(model)
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[swag])
+    with pytest.raises(ValueError, match="2 are needed"):
+        swag.posterior()
+    model.fit(X, Y, epochs=2, initial_epoch=1, verbose=0, callbacks=[swag])
+    assert swag.posterior().rank == 2
+    model.compile("sgd", LOSS)
+    model.fit(X, Y, epochs=1, verbose=0, callbacks=[swag])  # a new training
+    with pytest.raises(ValueError, match="2 are needed"):
+        swag.posterior()
+
+
+def statistics_by_hand(values):
+    """Return mean and variance of the hidden units over all examples."""
+    hidden = X.astype("float64") @ values[0] + values[1]
+    return hidden.mean(axis=0), hidden.var(axis=0)
+
+
+def test_materialize(normed):
+    swag, _ = normed
+    posterior = swag.posterior()
+    before = posterior.network.get_weights()
+    momentum = posterior.network.layers[1].momentum
+    sets = posterior.materialize(2, (X, Y), batch_size=20, seed=2)
+    assert sets.count == 2
+    assert sets.materialize() is sets
+    for old, new in zip(before, posterior.network.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert posterior.network.layers[1].momentum == momentum
+    key = ibnn.noise.counter.key_from_seed(2)
+    draw = quick(posterior.sample, posterior.variables)
+    names = [w.name for w in posterior.network.weights]
+    for number in range(2):
+        values = arrays(sets.sample(None, number))
+        drawn = arrays(draw(ops.convert_to_tensor(key), ops.convert_to_tensor(number)))
+        trainable = [x for x, name in zip(values, names, strict=True) if "moving" not in name]
+        for a, b in zip(trainable, drawn, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+        mean, variance = statistics_by_hand(values)
+        np.testing.assert_allclose(values[names.index("moving_mean")], mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(values[names.index("moving_variance")], variance, rtol=1e-4)
+    batches = ((X[i : i + 20], Y[i : i + 20]) for i in (0, 20))
+    for data in (ibnn.data.ShuffledBatches(X, Y, 20), batches):
+        other = posterior.materialize(2, data, seed=2)
+        for a, b in zip(sets.weights, other.weights, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_is_warned_of(normed, plain):
+    posterior = normed[0].posterior()
+    with pytest.warns(UserWarning, match="use posterior.materialize"):
+        ibnn.MonteCarlo(posterior)
+    with pytest.raises(ValueError, match="Give the training inputs"):
+        posterior.materialize(2)
+    with pytest.raises(ValueError, match="no example"):
+        posterior.materialize(2, X[:0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        ibnn.MonteCarlo(posterior.materialize(2, X))
+        ibnn.MonteCarlo(plain[0].posterior())
+    assert plain[0].posterior().materialize(2).count == 2
+
+
+@pytest.fixture(scope="module")
+def mixture(plain):
+    """MultiSWAG, with a stochastic network of another architecture as its third member."""
+    layers = [keras.Input((3,)), keras.layers.Dense(2)]
+    noise = ibnn.NormalAffine(initial_scale=0.3)
+    other = ibnn.to_stochastic(keras.Sequential(layers), noise, train_size=40)
+    return ibnn.WeightMixture([plain[0].posterior(), trained(1, norm=False)[0].posterior(), other])
+
+
+def test_a_mixture_is_the_average_of_its_members(mixture):
+    """Draw s is draw s // 3 of member s mod 3, each with a key of its own."""
+    first, second = ibnn.noise.counter.key_from_seed(1)
+    draws = [None] * 6
+    for place, member in enumerate(mixture.members):
+        sampler = member.sampler(6)
+        key = ops.convert_to_tensor([first ^ place, second], "int32")
+        draw = quick(lambda number, s=sampler, k=key: s.draw(X, k, number), member.variables)
+        for turn in range(2):
+            outputs = ops.softmax(draw(ops.convert_to_tensor(turn, "int32"))[0])
+            draws[3 * turn + place] = ops.convert_to_numpy(outputs)
+    for one, other in ((0, 3), (0, 1), (2, 5)):
+        assert np.abs(draws[one] - draws[other]).max() > 1e-3
+    mc = ibnn.MonteCarlo(mixture, samples=6, seed=1)
+    found = ops.convert_to_numpy(mc(X)["mean"])
+    np.testing.assert_allclose(found, np.mean(draws, axis=0), atol=1e-5)
+
+
+def test_how_many_draws_a_mixture_has(mixture):
+    assert ibnn.MonteCarlo(mixture, samples=50).samples == 50
+    finite = mixture.materialize(2)
+    assert [member.count for member in finite.members] == [2, 2, 1]
+    kernels = [ops.convert_to_numpy(member.weights[-4]) for member in finite.members[:2]]
+    assert not np.allclose(*kernels)
+    assert ibnn.MonteCarlo(finite).samples == 128  # the third has noise
+    finite = ibnn.WeightMixture([*finite.members[:2], network(7, norm=False)])
+    assert ibnn.MonteCarlo(finite).samples == 6  # the set of the third is counted twice
+    assert ibnn.MonteCarlo(ibnn.WeightMixture([network(), network(1)])).samples == 2
+
+
+@pytest.mark.parametrize("kind", ["swag", "mixture"])
+def test_files_and_export(plain, mixture, kind, tmp_path):
+    posterior = mixture if kind == "mixture" else plain[0].posterior()
+    mc = ibnn.MonteCarlo(posterior, samples=4, seed=0)
+    expected = ops.convert_to_numpy(mc(X)["mean"])
+    mc.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(ops.convert_to_numpy(loaded(X)["mean"]), expected, atol=1e-6)
+    if not JAX:
+        import tensorflow as tf
+
+        ibnn.export(mc, tmp_path / "1")
+        served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
+        np.testing.assert_allclose(served(inputs=tf.constant(X))["mean"], expected, atol=1e-5)
+
+
+def test_frozen_weights_stay_after_loading(eagerly, tmp_path):
+    model, swag = network(norm=False), ibnn.SWAG()
+    model.layers[0].trainable = False
+    model.compile("sgd", LOSS)
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[swag])
+    posterior = swag.posterior()
+    assert [w.shape for w in posterior.sampled] == [(4, 2), (2,)]
+    ibnn.MonteCarlo(posterior).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").inner
+    loaded.network.trainable = True
+    assert [w.shape for w in loaded.sampled] == [(4, 2), (2,)]
+
+
+def test_weights_that_are_not_finite(eagerly):
+    model, swag = network(norm=False), ibnn.SWAG()
+    model.compile(keras.optimizers.SGD(1e38), LOSS)
+    model.fit(1e3 * X, Y, epochs=3, verbose=0, callbacks=[swag])
+    with pytest.raises(ArithmeticError, match="is not finite: the training diverged"):
+        swag.posterior()
+
+
+@pytest.mark.once
+def test_bad_arguments(plain):
+    with pytest.raises(ValueError, match="`rank` must be at least 2"):
+        ibnn.SWAG(rank=1)
+    with pytest.raises(ValueError, match="`unit` must be one of"):
+        ibnn.SWAG(unit="batch")
+    with pytest.raises(ValueError, match="`every`"):
+        ibnn.Snapshots(every=0)
+    stochastic = ibnn.to_stochastic(network(), ibnn.NormalAffine(), train_size=4)
+    with pytest.raises(ValueError, match="has stochastic layers"):
+        plain[0].posterior(stochastic)
+    with pytest.raises(ValueError, match="`sampling` must be"):
+        ibnn.MonteCarlo(plain[0].posterior(), sampling="qmc")
+    with pytest.raises(ValueError, match="`members` must be"):
+        ibnn.WeightMixture([])
+    wide = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)])
+    with pytest.raises(ValueError, match="of one shape"):
+        ibnn.WeightMixture([network(), wide])
+    with pytest.raises(NotImplementedError, match="WeightSets has no `distribution`"):
+        ibnn.weights.WeightSets([wide]).distribution()

@@ -1,0 +1,227 @@
+"""What posteriors over weights share; a finite number of weight sets."""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks, keras_internals, protocols
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.serialization import storable
+from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.noise import counter
+from tfp_ibnn.prediction.samplers import WeightSampler
+
+# What may differ between two layers that compute the same for the same weights.
+_OF_NO_EFFECT = re.compile(
+    "name|seed|trainable|dtype|module|build_config|batch_shape|train_size|.*_initializer"
+    "|.*_regularizer"
+)
+
+
+class WeightPosterior(protocols.WeightPosterior):
+    """A posterior over whole sets of weights of one network; the base of all of them.
+
+    A subclass is a Keras layer too, registered for serialization. It defines `sample`, `mean` and
+    the attributes `network` and `count`.
+    """
+
+    def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
+        """Return what runs the networks, one set of weights after the other."""
+        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
+            if options.get(name, value) != value:
+                got = f"{type(self).__name__}; got {options[name]!r}"
+                raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
+        if self.count is None and _batch_norms(self.network):
+            warnings.warn(
+                f"{self.network.name!r} has batch normalization, whose statistics belong to other "
+                "weights than those drawn: use posterior.materialize(number, x_train).",
+                stacklevel=4,
+            )
+        return WeightSampler(self, samples, options.get("chunk_size"))
+
+    def materialize(
+        self, number: int, data: Any = None, *, batch_size: int = 256, seed: int = 0
+    ) -> "WeightSets":
+        """Draw a finite number of weight sets, each with batch-norm statistics of its own.
+
+        Mean and variance of each batch-norm layer's input become those over the data, in training
+        mode, batch by batch. Costs `number` forward passes through the data. The draws are those of
+        `MonteCarlo(posterior, samples=number, seed=seed)`.
+
+        Args:
+            number: of sets.
+            data: inputs, (inputs, labels), or a dataset of such batches, which are all held in
+                memory. Without batch normalization none are needed.
+            batch_size: for arrays.
+            seed: of the draws.
+        """
+        number = checks.positive_integer("number", number)
+        key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
+        weights, norms = self.network.weights, _batch_norms(self.network)
+        batches = list(_batches(data, batch_size)) if norms and data is not None else []
+        if norms and not batches:
+            got = "`data` holds no example. Give the training inputs, or a dataset"
+            raise ValueError(f"{self.network.name!r} has batch normalization, and {got}.")
+        before, sets = [storable(w) for w in weights], []
+        try:
+            for place in range(number):
+                for variable, value in zip(self.sampled, self.sample(key, place), strict=True):
+                    variable.assign(value)
+                _set_statistics(self.network, norms, batches)
+                sets.append([storable(w) for w in weights])
+        finally:
+            for variable, value in zip(weights, before, strict=True):
+                variable.assign(value)
+        return WeightSets.of(self.network, sets)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightPosterior":
+        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
+        return cls(**keras.saving.deserialize_keras_object(config, custom_objects=custom_objects))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class WeightSets(WeightPosterior, keras.layers.Layer):
+    """Weight sets of one network, all equally likely: copies, batch-norm statistics included.
+
+    The network may have stochastic layers: every draw then takes the next set, and noise anew.
+
+    Args:
+        models: built Keras models of one architecture.
+        **kwargs: those of `keras.layers.Layer`.
+    """
+
+    def __init__(self, models: Sequence[keras.Model], **kwargs: Any) -> None:
+        models = check_models(models)
+        super().__init__(**kwargs)
+        self.network, self.count = models[0], len(models)
+        self._sets = []
+        fixed = {"initializer": "zeros", "trainable": False, "autocast": False}
+        for number, variable in enumerate(self.sampled):
+            shape = (self.count, *variable.shape)
+            stacked = self.add_weight(shape, dtype=variable.dtype, name=f"set_{number}", **fixed)
+            stacked.assign(np.stack([ops.convert_to_numpy(x.weights[number]) for x in models]))
+            self._sets.append(stacked)
+        self.built = True
+
+    @classmethod
+    def of(cls, network: keras.Model, sets: Sequence[Sequence[np.ndarray]]) -> "WeightSets":
+        """Return sets of given values, each in the order of `network.weights`."""
+        shapes = [tuple(w.shape) for w in network.weights]
+        for number, values in enumerate(sets):
+            if [np.shape(value) for value in values] != shapes:
+                raise ValueError(f"Set {number} has other shapes than the weights of the network.")
+        made = cls([network] * len(sets))
+        for stacked, values in zip(made._sets, zip(*sets, strict=True), strict=True):
+            stacked.assign(np.stack(values))
+        return made
+
+    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
+        """Return the set of a number; they repeat in order, whatever the key."""
+        return [ops.take(stacked, number % self.count, axis=0) for stacked in self._sets]
+
+    def mean(self) -> list[Tensor]:
+        """Return the first set: what several trainings have in common is not their mean weight."""
+        return [stacked[0] for stacked in self._sets]
+
+    def materialize(self, number: int | None = None, data: Any = None, **_: Any) -> "WeightSets":
+        """Return itself: there is a finite number of sets already."""
+        return self
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the network and the number of sets; the weights are saved as weights."""
+        network = keras.saving.serialize_keras_object(self.network)
+        return {**super().get_config(), "network": network, "count": self.count}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
+        """Return sets from what `get_config` gave; their weights are yet to be loaded."""
+        load, options = keras.saving.deserialize_keras_object, dict(config)
+        network = load(options.pop("network"), custom_objects=custom_objects)
+        return cls([network] * options.pop("count"), **options)
+
+
+def check_models(models: Any) -> Sequence[keras.Model]:
+    """Return the models, or raise if they are not built, or not of one architecture."""
+    if not isinstance(models, Sequence) or not models:
+        raise ValueError(f"`models` must be a list of built Keras models; got {models!r}.")
+    for number, model in enumerate(models):
+        if isinstance(model, protocols.WeightPosterior):
+            problem = f"is a {type(model).__name__}: use ibnn.WeightMixture(models)."
+        elif not isinstance(model, keras.Model):
+            problem = f"must be a Keras model; got {model!r}."
+        elif not model.built:
+            problem = "is not built: call it on data, or build it, first."
+        elif model is not models[0] and _architecture(model) != _architecture(models[0]):
+            problem = (
+                "is of another architecture than `models[0]`. Make both by one function, or use "
+                "ibnn.WeightMixture(models)."
+            )
+        else:
+            continue
+        raise ValueError(f"`models[{number}]` {problem}")
+    return models
+
+
+def _architecture(model: keras.Model) -> list[Any]:
+    """Return what decides on the outputs, but for the weights."""
+    inside = keras_internals.nested_layers
+    kinds = [
+        (type(layer).__name__, _settings(layer.get_config()))
+        for layer in inside(model)
+        if isinstance(layer, StochasticLayer) or not inside(layer, include_self=False)
+    ]
+    return [kinds, [(tuple(w.shape), w.dtype) for w in model.weights]]
+
+
+def _settings(config: Any) -> Any:
+    if isinstance(config, (list, tuple)):
+        return [_settings(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    return {key: _settings(x) for key, x in config.items() if not _OF_NO_EFFECT.fullmatch(key)}
+
+
+def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """Return the layers whose statistics a training changes."""
+    layers = keras_internals.nested_layers(network)
+    return [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]
+
+
+def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequence[Any]) -> None:
+    """Give batch-norm layers the mean and variance of their inputs over all batches."""
+    momentums, seen = [layer.momentum for layer in norms], []
+    try:
+        for layer in norms:
+            layer.momentum = 0.0  # so that a pass leaves the statistics of its batch
+        for inputs in batches:
+            network(inputs, training=True)
+            seen.append([(storable(x.moving_mean), storable(x.moving_variance)) for x in norms])
+    finally:
+        for layer, momentum in zip(norms, momentums, strict=True):
+            layer.momentum = momentum
+    sizes = [ops.shape(keras.tree.flatten(inputs)[0])[0] for inputs in batches]
+    for number, layer in enumerate(norms):
+        means, variances = (np.array([x[number][i] for x in seen], "float64") for i in (0, 1))
+        mean = np.average(means, axis=0, weights=sizes)
+        spread = variances + (means - mean) ** 2
+        layer.moving_mean.assign(mean)
+        layer.moving_variance.assign(np.average(spread, axis=0, weights=sizes))
+
+
+def _batches(data: Any, batch_size: int) -> Iterator[Any]:
+    """Yield the inputs, in batches."""
+    data = data[0] if isinstance(data, tuple) else data
+    leaves = keras.tree.flatten(data)
+    if all(hasattr(leaf, "shape") for leaf in leaves):
+        for start in range(0, len(leaves[0]), batch_size):
+            yield keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], data)
+        return
+    has_length = isinstance(data, keras.utils.PyDataset)
+    for batch in (data[i] for i in range(len(data))) if has_length else data:
+        yield batch[0] if isinstance(batch, tuple) else batch

@@ -1,0 +1,162 @@
+"""Callbacks that collect weights while a model trains."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks, files
+from tfp_ibnn._core.serialization import Configured, storable
+from tfp_ibnn.weights.base import WeightPosterior, WeightSets
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Snapshots(Configured, keras.callbacks.Callback):
+    """Collect whole weight sets while a model trains: samples of SGLD, ends of cycles, snapshots.
+
+    Each takes as much memory as the network, or as much disk: with a folder each is a file of its
+    own, written whole or not at all. On a full disk it stays in memory, with a warning, and is
+    written with the next one. A run that `Checkpoint` resumes continues in the same folder. An
+    interrupt of `fit` loses nothing, and a further `fit` adds to what is there, unless it begins at
+    step 0 of its optimizer. What falls into the exploration of `CosineCycles` is left out.
+
+    Args:
+        every: take one after every so many epochs, or steps.
+        start: how many to leave out first (burn-in): the first is taken after `start + every`.
+        unit: "epoch" or "step", of the two numbers.
+        folder: for the files; None keeps the snapshots in memory.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", "mse")
+        >>> snapshots, x = ibnn.Snapshots(every=2, start=2), np.ones((4, 3), "float32")
+        >>> log = model.fit(x, x[:, :1], epochs=6, verbose=0, callbacks=[snapshots])
+        >>> snapshots.posterior().count
+        2
+
+    References:
+        Huang et al., Snapshot Ensembles: Train 1, Get M for Free, arXiv 1704.00109.
+    """
+
+    least = 1  # how many a posterior needs
+
+    def __init__(
+        self,
+        every: int = 1,
+        start: int = 0,
+        unit: str = "epoch",
+        folder: str | os.PathLike | None = None,
+    ) -> None:
+        super().__init__()
+        self.every = checks.positive_integer("every", every)
+        self.start = checks.whole("start", start)
+        self.unit = checks.one_of("unit", unit, ("epoch", "step"))
+        self.folder = None if folder is None else str(folder)
+        self._kept: dict[int, list[np.ndarray]] = {}  # by step; with a folder, not yet written
+
+    def posterior(self, model: keras.Model | None = None) -> WeightPosterior:
+        """Return what was collected, as a posterior over the weights.
+
+        Args:
+            model: None takes the model that was trained; a folder's snapshots can be read in
+                another process too, and then need a model of the same architecture.
+        """
+        model = self.model if model is None else model
+        if model is None:
+            raise ValueError("`model` is missing: give the network that the snapshots are of.")
+        if len(self.steps) < self.least:
+            when = f"after every {self.every} {self.unit}s, from {self.start} on"
+            found = f"Of the snapshots, taken {when}, there are {len(self.steps)}"
+            raise ValueError(f"{found}; {self.least} are needed: train longer, or change `start`.")
+        return self._posterior(model)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the optimizer after which there is a snapshot."""
+        paths = [] if self.folder is None else Path(self.folder).glob("step_*.npz")
+        return sorted({*self._kept, *(int(path.stem.split("_")[1]) for path in paths)})
+
+    def read(self) -> Iterator[list[np.ndarray]]:
+        """Yield the snapshots one after the other, each in the order of `model.weights`."""
+        for step in self.steps:
+            yield self._kept[step] if step in self._kept else _read(self._path(step))
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the steps."""
+        self._before = self._step()
+        self._last = epoch if self.unit == "epoch" else self._before
+        if not self._before:
+            self._kept.clear()
+        if not self._before and self.steps:
+            remedy = "Choose another folder, or restore the run's checkpoint before `fit`."
+            raise ValueError(f"`folder` {self.folder!r} holds another run's snapshots. {remedy}")
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Take a snapshot, if it is time."""
+        if self.unit == "step":
+            # Counted, since to read the optimizer's number would wait for the device.
+            steps = (batch + 1) // (_innermost(self._model).gradient_accumulation_steps or 1)
+            self._reach(self._before + steps, self._before + steps)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Take a snapshot, if it is time."""
+        if self.unit == "epoch":
+            self._reach(epoch + 1, self._step())
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Write what could not be written before."""
+        self._write()
+
+    def _reach(self, now: int, step: int) -> None:
+        last, self._last = self._last, now
+        # Keras may run several steps at once, and then gives the last one's number.
+        if (now - self.start) // self.every <= max(0, (last - self.start) // self.every):
+            return
+        is_sampling = getattr(_innermost(self._model), "is_sampling", None)
+        if is_sampling is None or ops.convert_to_numpy(is_sampling(step - 1)):
+            self._kept[step] = [storable(w) for w in self.model.weights]
+            self._write()
+
+    def _step(self) -> int:
+        # Not `_model`: on JAX this brings the state of the training into the variables.
+        return int(ops.convert_to_numpy(self.model.optimizer.iterations))
+
+    def _posterior(self, model: keras.Model) -> WeightPosterior:
+        return WeightSets.of(model, list(self.read()))
+
+    def _path(self, step: int) -> Path:
+        return Path(self.folder) / f"step_{step:010d}.npz"
+
+    def _write(self) -> None:
+        for step in list(self._kept) if self.folder is not None else []:
+            path = self._path(step)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with files.replacing(path) as temporary:
+                    np.savez(temporary, *self._kept[step])
+            except OSError as error:
+                state = f"It stays in memory, as {len(self._kept)} do; those written are whole"
+                remedy = "Free some space: the next snapshot tries again."
+                message = f"{path} could not be written ({error}). {state}. {remedy}"
+                warnings.warn(message, stacklevel=2)
+                return
+            del self._kept[step]
+
+
+def _innermost(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Return the optimizer of a model, inside of what scales its loss."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def _read(path: Path) -> list[np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return [file[f"arr_{number}"] for number in range(len(file.files))]
+    except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
+        raise ValueError(f"{path} is not a whole snapshot ({error}). Delete it.") from error

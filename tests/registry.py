@@ -21,10 +21,12 @@ FLOWS = {
     "coupling": partial(flows.AffineCoupling, hidden=8),
     "coupling-swap": partial(flows.AffineCoupling, hidden=8, swap=True),
     "coupling-mask": partial(flows.AffineCoupling, hidden=8, swap=True, mask="alternating"),
+    "coupling-spline": partial(flows.SplineCoupling, hidden=8, bins=4),
     "glow-identity": partial(flows.GlowStep, hidden=8, swap=True, start="identity"),
     "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
     "planar": flows.Planar,
     "radial": flows.Radial,
+    "spline": partial(flows.Spline, bins=5, interval=4.0),
     "sylvester-1": partial(flows.Sylvester, units=1),
     "sylvester-3": partial(flows.Sylvester, units=3),
 }

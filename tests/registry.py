@@ -38,6 +38,7 @@ VARIANTS = {
     "coupling-swap",
     "coupling-mask",
     "glow-orthogonal",
+    "spline",  # the pieces are those of the coupling
     "sylvester-1",
 }
 FLOW_NAMES = [
@@ -106,6 +107,8 @@ RECIPES = {
     "NormalRadial": partial(ibnn.NormalRadial, **AT_PRIOR),
     "NormalSylvester": partial(ibnn.NormalSylvester, units=2, **AT_PRIOR),
     "NormalIAF": partial(ibnn.NormalIAF, hidden=8, **AT_PRIOR),
+    "NormalFull": partial(ibnn.NormalFull, **AT_PRIOR),
+    "NormalLowRank": partial(ibnn.NormalLowRank, 2, **AT_PRIOR),
     "MixturePosterior-bound": partial(ibnn.MixturePosterior, 3, **ELBO),
     "MixturePosterior-averaged": partial(ibnn.MixturePosterior, 3, kl="averaged", **ELBO),
 }

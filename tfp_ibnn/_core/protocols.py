@@ -112,6 +112,10 @@ class WeightPosterior:
         """Return the values of the one set that stands for all."""
         raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
 
+    def distribution(self) -> Any:
+        """Return a TFP distribution over one vector: the values of `sampled`, flat, in order."""
+        raise NotImplementedError(f"{type(self).__name__} has no density.")
+
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs `samples` of the networks."""
         raise NotImplementedError(f"{type(self).__name__} must define `sampler`.")

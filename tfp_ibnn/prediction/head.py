@@ -37,7 +37,6 @@ _HEAD_OF_LOSS = {
     losses.MeanSquaredLogarithmicError: "point",
 }
 
-# Layers that leave the meaning of their input as it is.
 _TRANSPARENT = (layers.Dropout, layers.Flatten, layers.Identity, layers.Permute, layers.Reshape)
 
 
@@ -159,16 +158,7 @@ def activation_of(model: keras.Model) -> str | None:
 
     A linear `Activation`, the cast that ends half-precision models, is looked through.
     """
-    graph = functional_graph(model)
-    if graph is None or len(graph.outputs) != 1:
-        return None
-    layer, node = keras_internals.origin(graph.outputs[0])
-    while isinstance(layer, _TRANSPARENT) or (
-        isinstance(layer, layers.Activation) and layer.activation is keras.activations.linear
-    ):
-        layer, node = keras_internals.origin(node.input_tensors[0])
-    if isinstance(layer, keras.Model):
-        return activation_of(layer)
+    layer = output_layer(model)
     while isinstance(layer, (StochasticLayer, layers.TimeDistributed)):
         layer = layer.layer
     if isinstance(layer, GaussianHead):
@@ -177,6 +167,23 @@ def activation_of(model: keras.Model) -> str | None:
     if kind in ("Softmax", "Sigmoid"):
         return kind.lower() + " over another axis" * (getattr(layer, "axis", -1) != -1)
     return getattr(getattr(layer, "activation", None), "__name__", None)
+
+
+def output_layer(model: keras.Model) -> Any:
+    """Return the layer or operation that gives a model's one output its meaning, or None."""
+    graph = functional_graph(model)
+    if graph is None or len(graph.outputs) != 1:
+        return None
+    layer, node = keras_internals.origin(graph.outputs[0])
+    while is_transparent(layer):
+        layer, node = keras_internals.origin(node.input_tensors[0])
+    return output_layer(layer) if isinstance(layer, keras.Model) else layer
+
+
+def is_transparent(layer: Any) -> bool:
+    """Whether a layer leaves the meaning of its input as it is."""
+    is_cast = isinstance(layer, layers.Activation) and layer.activation is keras.activations.linear
+    return is_cast or isinstance(layer, _TRANSPARENT)
 
 
 def _head_of_loss(loss: Any) -> tuple[str | None, bool | None]:

@@ -32,23 +32,45 @@ def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
     return x
 
 
-def gradient(
-    function: Callable[..., Tensor], variables: Sequence[keras.Variable]
-) -> Callable[..., Tensor]:
-    """Return the compiled gradient of a scalar function with respect to its first argument.
+def compiled(
+    function: Callable[..., Any], variables: Sequence[keras.Variable]
+) -> Callable[..., Any]:
+    """Return a function of arrays, compiled.
 
-    The function may read `variables` at each call, and assign to them, which need not take effect.
+    It may read `variables` at each call, and assign to them, which need not take effect.
     """
 
     @jax.jit
-    def compiled(values: list[Tensor], x: Tensor, *others: Tensor) -> Tensor:
-        def scalar(x: Tensor) -> Tensor:
-            with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
-                return function(x, *others)
+    def jitted(values: list[Tensor], *arrays: Any) -> Any:
+        with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
+            return function(*arrays)
 
-        return jax.grad(scalar)(x)
+    return lambda *arrays: jitted([v.value for v in variables], *arrays)
 
-    return lambda *arrays: compiled([v.value for v in variables], *arrays)
+
+def gradient(
+    function: Callable[..., Tensor], variables: Sequence[keras.Variable]
+) -> Callable[..., Tensor]:
+    """Return the compiled gradient of a scalar function with respect to its first argument."""
+    return compiled(jax.grad(function), variables)
+
+
+def pullback(
+    function: Callable[[list[Tensor]], tuple[Tensor, Any]], points: list[Tensor]
+) -> tuple[Tensor, Any, Callable[[Tensor], list[Tensor]]]:
+    """Return a function's value, what else it returns, and its vector-Jacobian product."""
+    value, pull, others = jax.vjp(function, points, has_aux=True)
+    return value, others, lambda cotangent: pull(cotangent)[0]
+
+
+def jvp(
+    function: Callable[[list[Tensor]], Tensor], points: list[Tensor], tangents: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return a function's value, and its derivative along tangents."""
+    return jax.jvp(function, (points,), (tangents,))
+
+
+vectorized_map = jax.vmap
 
 
 def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:

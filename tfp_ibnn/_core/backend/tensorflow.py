@@ -38,22 +38,52 @@ def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
         return tf.identity(x)
 
 
+def compiled(
+    function: Callable[..., Any], variables: Sequence[keras.Variable]
+) -> Callable[..., Any]:
+    """Return a function of arrays, compiled.
+
+    It may read `variables` at each call, and assign to them, which need not take effect.
+    """
+    traced = tf.function(function, autograph=False)  # which finds the variables by itself
+    return lambda *arrays: traced(*keras.tree.map_structure(tf.convert_to_tensor, arrays))
+
+
 def gradient(
     function: Callable[..., Tensor], variables: Sequence[keras.Variable]
 ) -> Callable[..., Tensor]:
-    """Return the compiled gradient of a scalar function with respect to its first argument.
+    """Return the compiled gradient of a scalar function with respect to its first argument."""
 
-    The function may read `variables` at each call, and assign to them, which need not take effect.
-    """
-
-    @tf.function  # which finds the variables by itself
-    def compiled(x: Tensor, *others: Tensor) -> Tensor:
+    def derived(x: Tensor, *others: Tensor) -> Tensor:
         with tf.GradientTape() as tape:
             tape.watch(x)
             value = function(x, *others)
         return tape.gradient(value, x, unconnected_gradients="zero")
 
-    return lambda *arrays: compiled(*map(tf.convert_to_tensor, arrays))
+    return compiled(derived, variables)
+
+
+def pullback(
+    function: Callable[[list[Tensor]], tuple[Tensor, Any]], points: list[Tensor]
+) -> tuple[Tensor, Any, Callable[[Tensor], list[Tensor]]]:
+    """Return a function's value, what else it returns, and its vector-Jacobian product."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(points)
+        value, others = function(points)
+    options = {"unconnected_gradients": "zero"}
+    return value, others, lambda vector: tape.gradient(value, points, vector, **options)
+
+
+def jvp(
+    function: Callable[[list[Tensor]], Tensor], points: list[Tensor], tangents: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return a function's value, and its derivative along tangents."""
+    with tf.autodiff.ForwardAccumulator(points, tangents) as accumulator:
+        value = function(points)
+    return value, accumulator.jvp(value, unconnected_gradients="zero")
+
+
+vectorized_map = tf.vectorized_map
 
 
 def jit_pays() -> bool:

@@ -1,0 +1,151 @@
+"""The likelihoods of heads, and the last layer of a network as a linear model of features."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+from scipy.special import log_expit, log_softmax
+from scipy.stats import norm
+
+import tfp_ibnn as ibnn
+from tests.autodiff import gradient
+from tfp_ibnn.weights.features import LastLayer, batches
+from tfp_ibnn.weights.likelihood import Gaussian, GaussianWithScale, Sigmoid, Softmax, likelihood_of
+
+RNG = np.random.default_rng(0)
+Z = RNG.normal(size=(5, 4))
+X = RNG.normal(size=(10, 4, 4, 2)).astype("float32")
+
+
+def network(*ends, loss=None):
+    model = keras.Sequential([keras.Input((4, 4, 2)), layers.Conv2D(3, 2), layers.Flatten(), *ends])
+    if loss is not None:
+        model.compile("sgd", loss)
+    return model
+
+
+CASES = {
+    "softmax": (Softmax(), np.array([0, 1, 2, 3, 0])),
+    "sigmoid": (Sigmoid(), RNG.integers(0, 2, (5, 4))),
+    "gaussian": (Gaussian(0.5), RNG.normal(size=(5, 4))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_factors_are_a_root_of_the_hessian(name):
+    likelihood, y = CASES[name]
+    y = likelihood.targets(y, 4)
+
+    def slope(z):
+        return gradient(lambda z: ops.sum(likelihood.log_prob(z, y)), z)
+
+    eps, hessian = 1e-5, np.zeros((5, 4, 4))
+    for k in range(4):
+        step = eps * np.eye(4)[k]
+        difference = np.asarray(slope(Z + step)) - np.asarray(slope(Z - step))
+        hessian[:, :, k] = -difference.reshape(5, 4) / (2 * eps)
+    s = ops.convert_to_numpy(likelihood.factors(ops.convert_to_tensor(Z)))
+    np.testing.assert_allclose(s @ np.swapaxes(s, 1, 2), hessian, atol=1e-8)
+
+
+def test_log_probs():
+    z = ops.convert_to_tensor(Z)
+    y = np.array([0, 1, 2, 3, 0])
+    for labels in (y, y[:, None], np.eye(4)[y]):
+        target = Softmax().targets(labels, 4)
+        found = ops.convert_to_numpy(Softmax().log_prob(z, target))
+        np.testing.assert_allclose(found, log_softmax(Z, axis=1)[np.arange(5), y], rtol=1e-10)
+    yes = CASES["sigmoid"][1]
+    found = ops.convert_to_numpy(Sigmoid().log_prob(z, Sigmoid().targets(yes, 4)))
+    np.testing.assert_allclose(found, log_expit((2 * yes - 1) * Z).sum(axis=1), rtol=1e-10)
+    numbers = CASES["gaussian"][1]
+    found = ops.convert_to_numpy(Gaussian(0.5).log_prob(z, Gaussian(0.5).targets(numbers, 4)))
+    np.testing.assert_allclose(found, norm(Z, 0.5).logpdf(numbers).sum(axis=1), rtol=1e-10)
+
+
+def test_a_gaussian_head_has_the_expected_hessian():
+    """For the mean and the logit of the scale; the average of the squared score says the same."""
+    head = ibnn.layers.GaussianHead(dtype="float64")
+    likelihood = GaussianWithScale(head)
+    z = np.tile([[0.3, -0.7]], (200_000, 1))
+    scale = np.log1p(np.exp(-0.7)) + 1e-3
+    y = 0.3 + scale * RNG.normal(size=(200_000, 1))
+    score = np.asarray(gradient(lambda z: ops.sum(likelihood.log_prob(z, y)), z)).reshape(-1, 2)
+    s = ops.convert_to_numpy(likelihood.factors(ops.convert_to_tensor(z[:1])))[0]
+    np.testing.assert_allclose(s @ s.T, score.T @ score / len(y), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("end", "loss", "kind", "from_logits"),
+    [
+        ([layers.Dense(3)], "sparse", Softmax, True),
+        ([layers.Dense(3, activation="softmax")], None, Softmax, False),
+        ([layers.Dense(3), layers.Softmax()], None, Softmax, False),
+        ([layers.Dense(3), layers.Activation("sigmoid")], None, Sigmoid, False),
+        ([layers.Dense(3), layers.Dropout(0.5)], "mse", Gaussian, True),
+        ([layers.Dense(4), ibnn.layers.GaussianHead()], None, GaussianWithScale, True),
+    ],
+)
+def test_the_last_layer_is_the_network(end, loss, kind, from_logits):
+    if loss == "sparse":
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = network(*end, loss=loss)
+    last = LastLayer(model)
+    assert type(last.likelihood) is kind
+    assert last.likelihood.from_logits is from_logits
+    y = np.zeros((10, last.width // 2 if kind is GaussianWithScale else last.width))
+    y = np.zeros(10) if kind is Softmax else y
+    cached = last.cache(X, y, batch_size=4, verbose=0)
+    kernel, bias = (ops.convert_to_tensor(v.value) for v in last.variables)
+    logits = last.logits(ops.convert_to_tensor(cached.features), kernel, bias)
+    found = ops.convert_to_numpy(last.likelihood.outputs(logits))
+    np.testing.assert_allclose(found, ops.convert_to_numpy(model(X)), atol=1e-6)
+    stacked = last.logits(ops.convert_to_tensor(cached.features), kernel[None], bias[None])
+    np.testing.assert_allclose(stacked[0], logits, atol=1e-6)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="must be a Dense one"):
+        LastLayer(network(layers.Dense(3), layers.BatchNormalization(), loss="mse"))
+    with pytest.raises(ValueError, match="followed by relu"):
+        LastLayer(network(layers.Dense(3, activation="relu"), loss="mse"))
+    with pytest.raises(ValueError, match="is unknown what the output"):
+        LastLayer(network(layers.Dense(3)))
+    for loss in ("huber", keras.losses.CategoricalFocalCrossentropy(from_logits=True)):
+        with pytest.raises(ValueError, match="not minus a log-likelihood"):
+            likelihood_of(network(layers.Dense(3), loss=loss))
+    assert isinstance(likelihood_of(network(layers.Dense(3), loss="huber"), head="point"), Gaussian)
+    inputs = keras.Input((3,))
+    split = keras.Model(inputs, layers.Dense(3)(inputs) + inputs)
+    with pytest.raises(ValueError, match="more than|followed by"):
+        LastLayer(split, head="point").cache(np.ones((2, 3)), np.ones((2, 3)), verbose=0)
+
+
+def test_batches():
+    x, y = np.arange(10.0)[:, None], np.arange(10)
+    sizes = [len(labels) for _, labels in batches(x, y, 4)]
+    assert sizes == [4, 4, 2]
+    with pytest.raises(ValueError, match="as many examples"):
+        list(batches(x, y[:3], 4))
+    with pytest.raises(ValueError, match="no examples"):
+        list(batches(x[:0], y[:0], 4))
+    with pytest.raises(ValueError, match="NaN or infinity in 1 of"):
+        list(batches(np.where(x == 5, np.nan, x), y, 4))
+    with pytest.raises(ValueError, match="Give arrays"):
+        list(batches([x], None, 4))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y", "words"),
+    [
+        (Softmax(), [0, 4], "whole numbers from 0 to 3; got 4 at example 1"),
+        (Softmax(), [[1, 1, 0, 0]], "one-hot"),
+        (Softmax(), np.zeros((2, 3)), "must have the shape"),
+        (Sigmoid(), [[0, 1, 2, 0]], "0 or 1"),
+        (Gaussian(), [[0, 1, np.nan, 0]], "finite"),
+        (Gaussian(), [[0, 1]], "must have the shape"),
+    ],
+)
+def test_wrong_targets(likelihood, y, words):
+    with pytest.raises(ValueError, match=words):
+        likelihood.targets(y, 4)

@@ -1,0 +1,211 @@
+"""The likelihood of a network's head, as a function of what its activation takes: the logits."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
+from tfp_ibnn.prediction import predictive
+from tfp_ibnn.prediction.head import output_layer, predictive_of
+
+_LOSSES = "categorical or binary crossentropy, the mean squared error, ibnn.layers.GaussianNLL"
+
+
+class Likelihood:
+    """What is known of an example's target given the logits z (N, K); the base of all kinds.
+
+    The logits are the output of the network without its softmax, its sigmoid or its
+    `GaussianHead`; of a plain regression they are the output itself.
+    """
+
+    free_scale = False
+    """Whether there is a noise scale, which the network does not predict."""
+
+    def __init__(self, from_logits: bool = True) -> None:
+        self.from_logits = from_logits
+
+    def targets(self, y: Any, width: int) -> np.ndarray:
+        """Return targets as an array, checked against `width` logits, or raise."""
+        raise NotImplementedError
+
+    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability or log-density of each target, (N,), in nats."""
+        raise NotImplementedError
+
+    def factors(self, logits: Tensor) -> Tensor:
+        """Return S (N, K, C), S S^T being the Hessian of minus `log_prob` in the logits.
+
+        Of a `GaussianHead` it is the expected Hessian; the other one need not be positive.
+        """
+        raise NotImplementedError
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return what the network gives for these logits."""
+        return logits
+
+
+class Softmax(Likelihood):
+    """Classes; labels are whole numbers (N,) or (N, 1), or one-hot (N, K).
+
+    S has the columns sqrt(p_c) (e_c - p).
+    """
+
+    def targets(self, y: Any, width: int) -> np.ndarray:
+        """Return classes (N,)."""
+        y = np.asarray(y)
+        if y.ndim == 2 and y.shape[1] == width:
+            one_hot = np.isin(y, (0, 1)).all(axis=1) & (y.sum(axis=1) == 1)
+            _check_each(one_hot, y, "one-hot, or whole numbers")
+            return y.argmax(axis=1).astype("int32")
+        y = y[:, 0] if y.shape[1:] == (1,) else y
+        if y.ndim != 1:
+            shapes = f"(N,) or, one-hot, (N, {width})"
+            raise ValueError(f"`y` must have the shape {shapes}; got {y.shape}.")
+        _check_each(np.isin(y, np.arange(width)), y, f"whole numbers from 0 to {width - 1}")
+        return y.astype("int32")
+
+    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of each class, for y as `targets` gives it."""
+        one_hot = ops.one_hot(y, logits.shape[-1], dtype=logits.dtype)
+        return ops.sum(one_hot * ops.log_softmax(logits, axis=-1), axis=-1)
+
+    def factors(self, logits: Tensor) -> Tensor:
+        """Return S (N, K, K)."""
+        p = ops.softmax(logits, axis=-1)
+        identity = ops.eye(logits.shape[-1], dtype=p.dtype)
+        return (identity - p[:, :, None]) * ops.sqrt(p)[:, None, :]
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return logits or probabilities, as the network does."""
+        return logits if self.from_logits else ops.softmax(logits, axis=-1)
+
+
+class Sigmoid(Likelihood):
+    """K questions of yes or no, independent; labels are 0 or 1, (N, K), or (N,) if K is 1."""
+
+    def targets(self, y: Any, width: int) -> np.ndarray:
+        """Return zeros and ones (N, K)."""
+        y = _with_columns(y, width)
+        _check_each(np.isin(y, (0, 1)).all(axis=1), y, "0 or 1")
+        return y.astype("float32")
+
+    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of all answers of an example."""
+        sign = 2 * ops.cast(y, logits.dtype) - 1
+        return -ops.sum(ops.softplus(-sign * logits), axis=-1)
+
+    def factors(self, logits: Tensor) -> Tensor:
+        """Return S (N, K, K), a diagonal matrix."""
+        return _diagonal(ops.sqrt(ops.sigmoid(logits) * ops.sigmoid(-logits)))
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return logits or probabilities, as the network does."""
+        return logits if self.from_logits else ops.sigmoid(logits)
+
+
+class Gaussian(Likelihood):
+    """Numbers (N, K), or (N,) if K is 1, under Gaussians of one standard deviation `scale`."""
+
+    free_scale = True
+
+    def __init__(self, scale: float | Tensor = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def targets(self, y: Any, width: int) -> np.ndarray:
+        """Return finite numbers (N, K)."""
+        y = _with_columns(y, width)
+        _check_each(np.isfinite(y).all(axis=1), y, "finite numbers")
+        return y
+
+    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the log-density, summed over the outputs."""
+        variance = ops.square(ops.cast(self.scale, logits.dtype)) * ops.ones_like(logits)
+        return -gaussian_nll(matched(y, logits), logits, variance)
+
+    def factors(self, logits: Tensor) -> Tensor:
+        """Return S (N, K, K), the identity divided by the scale."""
+        return _diagonal(ops.ones_like(logits) / ops.cast(self.scale, logits.dtype))
+
+
+class GaussianWithScale(Gaussian):
+    """Numbers (N, K / 2) under the Gaussians of a `GaussianHead`, given what that layer takes."""
+
+    free_scale = False
+
+    def __init__(self, head: GaussianHead | None) -> None:
+        super().__init__()
+        self._head = head
+
+    def targets(self, y: Any, width: int) -> np.ndarray:
+        """Return finite numbers (N, K / 2)."""
+        return super().targets(y, width // 2)
+
+    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the log-density, summed over the outputs."""
+        loc, scale = ops.split(self.outputs(logits), 2, axis=-1)
+        return -gaussian_nll(matched(y, loc), loc, ops.square(scale))
+
+    def factors(self, logits: Tensor) -> Tensor:
+        """Return S (N, K, K), diagonal: 1 / scale, then sqrt(2) / scale * d scale / d logit."""
+        _, scale = ops.split(self.outputs(logits), 2, axis=-1)
+        slope = ops.ones_like(scale)
+        if self._head is not None:
+            slope = ops.sigmoid(ops.split(logits, 2, axis=-1)[1])
+        return _diagonal(ops.concatenate([1 / scale, math.sqrt(2) * slope / scale], axis=-1))
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return means and standard deviations."""
+        return logits if self._head is None else self._head(logits)
+
+
+def likelihood_of(
+    model: keras.Model, head: str | None = None, from_logits: bool | None = None
+) -> Likelihood:
+    """Return the likelihood of a model's head, found as `MonteCarlo` finds it.
+
+    A loss that is not minus a log-likelihood is refused, unless a `head` is given.
+    """
+    remedy = (
+        f"Compile the model with one of these losses: {_LOSSES}; or give head='softmax', "
+        "'sigmoid', 'point' or 'gaussian', for logits with from_logits=True."
+    )
+    kind = predictive_of(model, head, from_logits, remedy=remedy)
+    if head is None and model.compiled:
+        (loss, *_) = keras.tree.flatten(model.loss) or [None]
+        name = str(getattr(loss, "name", getattr(loss, "__name__", loss))).lower()
+        of_another = isinstance(kind, predictive.Point) and type(kind) is predictive.Point
+        if "focal" in name or (of_another and "squared_error" not in name and name != "mse"):
+            raise ValueError(f"The loss {name!r} is not minus a log-likelihood. {remedy}")
+    if isinstance(kind, predictive.Labels):
+        return Sigmoid(kind.from_logits)
+    if isinstance(kind, predictive.Categorical):
+        return Softmax(kind.from_logits)
+    if isinstance(kind, predictive.Gaussian):
+        last = output_layer(model)
+        return GaussianWithScale(last if isinstance(last, GaussianHead) else None)
+    return Gaussian()
+
+
+def _with_columns(y: Any, width: int) -> np.ndarray:
+    y = np.asarray(y)
+    y = y[:, None] if y.ndim == 1 and width == 1 else y
+    if y.ndim != 2 or y.shape[1] != width:
+        raise ValueError(f"`y` must have the shape (N, {width}); got {y.shape}.")
+    return y
+
+
+def _check_each(good: np.ndarray, y: np.ndarray, want: str) -> None:
+    if not good.all():
+        i = int(good.argmin())
+        got = checks.shown(y[i].tolist())
+        raise ValueError(f"`y` must be {want}; got {got} at example {i}.")
+
+
+def _diagonal(values: Tensor) -> Tensor:
+    return values[:, :, None] * ops.eye(values.shape[-1], dtype=values.dtype)

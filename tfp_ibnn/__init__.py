@@ -57,7 +57,7 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
-from tfp_ibnn.weights import DeepEnsemble
+from tfp_ibnn.weights import DeepEnsemble, GaussianVI, LastLayerHMC
 
 __version__ = "0.1.0"
 
@@ -70,7 +70,9 @@ __all__ = [
     "ExpectedCalibrationError",
     "Flow",
     "FlowPosterior",
+    "GaussianVI",
     "KLAnnealing",
+    "LastLayerHMC",
     "MaximumCalibrationError",
     "MNF",
     "MeanField",

@@ -36,7 +36,7 @@ class _CorrelatedNormal(Posterior):
     ) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
-        loc, scale = ops.convert_to_tensor(self.loc), constraints.scale(self.raw_scale)
+        loc, scale = ops.convert_to_tensor(self.loc), self.scales()
         z = loc + scale * self._mixed(noise)
         excess, log_det = self._traces()
         kl, entropy = self._gaussian(loc, scale, z)
@@ -50,9 +50,13 @@ class _CorrelatedNormal(Posterior):
         """Return the mean of z, (channels,)."""
         return ops.convert_to_tensor(self.loc)
 
+    def scales(self) -> Tensor:
+        """Return `scale`, (channels,)."""
+        return constraints.scale(self.raw_scale)
+
     def distribution(self) -> tfd.Distribution:
         """Return q(z), with event shape (channels,)."""
-        factor = constraints.scale(self.raw_scale)[:, None] * self._matrix()
+        factor = self.scales()[:, None] * self._matrix()
         factor = ops.cholesky(matmul(factor, ops.transpose(factor)))
         return tfd.MultivariateNormalTriL(ops.convert_to_tensor(self.loc), factor)
 

@@ -3,5 +3,14 @@
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.ensemble import DeepEnsemble, WeightSets
+from tfp_ibnn.weights.gaussian_vi import GaussianVI
+from tfp_ibnn.weights.hmc import LastLayerHMC
 
-__all__ = ["DeepEnsemble", "WeightPosterior", "WeightSampler", "WeightSets"]
+__all__ = [
+    "DeepEnsemble",
+    "GaussianVI",
+    "LastLayerHMC",
+    "WeightPosterior",
+    "WeightSampler",
+    "WeightSets",
+]

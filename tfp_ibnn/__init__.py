@@ -57,7 +57,7 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
-from tfp_ibnn.weights import DeepEnsemble, GaussianVI, LastLayerHMC
+from tfp_ibnn.weights import DeepEnsemble, GaussianVI, LastLayerHMC, refine
 
 __version__ = "0.1.0"
 
@@ -110,6 +110,7 @@ __all__ = [
     "noise",
     "noise_off",
     "priors",
+    "refine",
     "set_noise",
     "stochastic_layers",
     "to_deterministic",

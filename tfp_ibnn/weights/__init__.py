@@ -5,12 +5,15 @@ from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.ensemble import DeepEnsemble, WeightSets
 from tfp_ibnn.weights.gaussian_vi import GaussianVI
 from tfp_ibnn.weights.hmc import LastLayerHMC
+from tfp_ibnn.weights.refine import RefinedPosterior, refine
 
 __all__ = [
     "DeepEnsemble",
     "GaussianVI",
     "LastLayerHMC",
+    "RefinedPosterior",
     "WeightPosterior",
     "WeightSampler",
     "WeightSets",
+    "refine",
 ]

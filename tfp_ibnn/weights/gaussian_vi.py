@@ -204,7 +204,7 @@ def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
 
 
 def _pairs(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
-    """Return mirrored normal draws (2 * pairs, size), of covariance 1 exactly if there are enough."""
+    """Return mirrored normal draws (2 * pairs, size), of covariance 1 if there are enough."""
     half = rng.standard_normal((pairs, size))
     if pairs > size:
         half = half @ np.linalg.inv(np.linalg.cholesky(half.T @ half / pairs)).T

@@ -90,7 +90,7 @@ class Target:
         return -(squares + self.size * (_LOG_2_PI + 2 * math.log(self.prior_scale))) / 2
 
     def log_prob(self, w: Tensor, x: Tensor, y: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-        """Return the log-density (S,); `scale` is that of the likelihood, for a part of the data."""
+        """Return the log-density (S,); `scale` multiplies the likelihood of a part of the data."""
         likelihood = ops.sum(self.log_likelihoods(w, x, y), axis=-1)
         return ops.cast(scale, w.dtype) * likelihood + self.log_prior(w)
 

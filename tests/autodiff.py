@@ -15,6 +15,7 @@ __all__ = [
     "quick",
     "run_eagerly",
     "weight_gradients",
+    "whole_jacobian",
 ]
 
 if keras.backend.backend() == "tensorflow":
@@ -82,6 +83,14 @@ if keras.backend.backend() == "tensorflow":
         rows = [gradient(lambda v, i=i: ops.sum(function(v)[..., i]), x) for i in range(size)]
         return np.stack(rows, axis=-2)
 
+    def whole_jacobian(function, x):
+        """The derivatives of all outputs by all of x, with the axes of both."""
+        x = ops.convert_to_tensor(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = function(x)
+        return _numpy(tape.jacobian(value, x, unconnected_gradients="zero"))
+
 else:
     import jax
 
@@ -144,6 +153,10 @@ else:
             return jax.vmap(lambda row: pull(row + 0 * y)[0])(ops.eye(y.shape[-1], dtype=y.dtype))
 
         return np.moveaxis(_numpy(rows(ops.convert_to_tensor(x))), 0, -2)
+
+    def whole_jacobian(function, x):
+        """The derivatives of all outputs by all of x, with the axes of both."""
+        return _numpy(jax.jit(jax.jacrev(function))(ops.convert_to_tensor(x)))
 
 
 def _numpy(x):

@@ -57,7 +57,7 @@ from tfp_ibnn.training import (
     TwoSpeed,
     two_speed,
 )
-from tfp_ibnn.weights import DeepEnsemble, GaussianVI, LastLayerHMC, refine
+from tfp_ibnn.weights import DeepEnsemble, GaussianVI, Laplace, LastLayerHMC, refine
 
 __version__ = "0.1.0"
 
@@ -72,6 +72,7 @@ __all__ = [
     "FlowPosterior",
     "GaussianVI",
     "KLAnnealing",
+    "Laplace",
     "LastLayerHMC",
     "MaximumCalibrationError",
     "MNF",

@@ -5,11 +5,13 @@ from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.ensemble import DeepEnsemble, WeightSets
 from tfp_ibnn.weights.gaussian_vi import GaussianVI
 from tfp_ibnn.weights.hmc import LastLayerHMC
-from tfp_ibnn.weights.refine import RefinedPosterior, refine
+from tfp_ibnn.weights.laplace import Laplace
+from tfp_ibnn.weights.refinement import RefinedPosterior, refine
 
 __all__ = [
     "DeepEnsemble",
     "GaussianVI",
+    "Laplace",
     "LastLayerHMC",
     "RefinedPosterior",
     "WeightPosterior",

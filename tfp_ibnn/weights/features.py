@@ -37,6 +37,9 @@ class LogitNetwork:
         if len(shape) != 2 or shape[-1] is None:
             raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
         self.width = shape[-1]
+        # Half precision is too little for sums over the data.
+        wide = any(v.dtype == "float64" for v in model.weights)
+        self.dtype = "float64" if wide else "float32"
         # What turns logits into the output, and is left out.
         heads = ("softmax", "log_softmax", "sigmoid", "gaussian")
         self.strips = activation_of(model) in heads
@@ -60,7 +63,7 @@ class LogitNetwork:
                 return run(layer, is_stripped, *args, **kwargs)
             return (without_activation if is_stripped else call)(layer, *args, **kwargs)
 
-        return self.graph.suffix(values, run_layer)
+        return ops.cast(self.graph.suffix(values, run_layer), self.dtype)
 
 
 class Cache(NamedTuple):

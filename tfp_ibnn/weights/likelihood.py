@@ -25,6 +25,7 @@ class Likelihood:
 
     free_scale = False
     """Whether there is a noise scale, which the network does not predict."""
+    is_classifier = True
 
     def __init__(self, from_logits: bool = True) -> None:
         self.from_logits = from_logits
@@ -111,7 +112,7 @@ class Sigmoid(Likelihood):
 class Gaussian(Likelihood):
     """Numbers (N, K), or (N,) if K is 1, under Gaussians of one standard deviation `scale`."""
 
-    free_scale = True
+    free_scale, is_classifier = True, False
 
     def __init__(self, scale: float | Tensor = 1.0) -> None:
         super().__init__()

@@ -78,7 +78,8 @@ class Target:
     def log_likelihoods(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return log p(y_n | x_n, w_s), (S, N), for vectors w (S, size)."""
         if self._last is not None:
-            logits = self._last.logits(x, *split(w, self.variables))
+            parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
+            logits = self._last.logits(x, *(parts[id(v)] for v in self._last.variables))
         else:
             logits = ops.stack([self._logits(w[s], x) for s in range(w.shape[0])])
         y = ops.broadcast_to(y, (w.shape[0], *y.shape))

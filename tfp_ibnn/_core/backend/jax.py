@@ -70,9 +70,6 @@ def jvp(
     return jax.jvp(function, (points,), (tangents,))
 
 
-vectorized_map = jax.vmap
-
-
 def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
     """Return the function: JAX traces quickly."""
     return function

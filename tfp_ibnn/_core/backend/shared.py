@@ -34,6 +34,5 @@ NAMES = [
     "tfp",
     "times",
     "traced_once",
-    "vectorized_map",
 ]
 """What the file of each backend defines."""

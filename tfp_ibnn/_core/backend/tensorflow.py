@@ -83,9 +83,6 @@ def jvp(
     return value, accumulator.jvp(value, unconnected_gradients="zero")
 
 
-vectorized_map = tf.vectorized_map
-
-
 def jit_pays() -> bool:
     """Whether just-in-time compilation pays: XLA is slow on CPUs, to compile and to run."""
     return bool(tf.config.list_physical_devices("GPU"))

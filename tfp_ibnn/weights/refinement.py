@@ -15,6 +15,7 @@ from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of
+from tfp_ibnn.weights.likelihood import likelihood_of
 from tfp_ibnn.weights.target import Target
 from tfp_ibnn.weights.training import ascend
 
@@ -221,12 +222,17 @@ def refine(
         return refined
     if x is None:
         raise ValueError("`x` and `y` must be given, or `samples`.")
-    prior_scale = prior_scale or getattr(posterior, "prior_scale", None)
+    config = posterior.get_config()
+    of_model = {name: config.get(name) for name in ("head", "from_logits")}
+    if noise_scale is None and likelihood_of(model, **of_model).free_scale:
+        noise_scale = _number(posterior, "noise_scale")
+    prior_scale = _number(posterior, "prior_scale") if prior_scale is None else prior_scale
+    if prior_scale is None:  # Laplace's
+        precision = _number(posterior, "prior_precision")
+        prior_scale = None if precision is None else precision**-0.5
     if prior_scale is None:
         kind = type(posterior).__name__
         raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
-    noise_scale = noise_scale or getattr(posterior, "noise_scale", None)
-    of_model = {name: getattr(posterior, name, None) for name in ("head", "from_logits")}
     prior_scale = checks.positive("prior_scale", prior_scale)
     target = Target(model, variables, x, y, prior_scale, noise_scale, verbose=verbose, **of_model)
     if rotate and matrix.ndim == 2:
@@ -235,6 +241,12 @@ def refine(
     objective = _Elbo(refined, target, path_gradients)
     _fit_elbo(objective, checking, rng, draws, batch_size, options)
     return refined
+
+
+def _number(posterior: WeightPosterior, name: str) -> float | None:
+    """Return an attribute of a posterior, a number or a variable, if there is one."""
+    value = getattr(posterior, name, None)
+    return None if value is None else float(ops.convert_to_numpy(value))
 
 
 class _Elbo:
@@ -252,6 +264,11 @@ class _Elbo:
             with keras_internals.values_in_place(fixed):
                 log_q = self.refined.log_prob(w)
         return mean(self.target.log_prob(w, *data, scale) - log_q)
+
+    def value(self, eps: Tensor, *data: Tensor) -> Tensor:
+        """Return the ELBO over all data at given draws."""
+        w, log_q = self.refined.transform(eps)
+        return mean(self.target.log_prob(w, *data) - log_q)
 
     def predictive(self, eps: Tensor, *data: Tensor) -> Tensor:
         """Return the mean log-likelihood of examples under the average network."""
@@ -283,8 +300,7 @@ def _fit_elbo(
 
     fixed = pairs(8 * draws)
     if validation is None:
-        total = compiled(lambda eps, *data: refined_elbo(objective, eps, *data), objective.reads)
-        data = target.data
+        total, data = compiled(objective.value, objective.reads), target.data
     else:
         total = compiled(objective.predictive, objective.reads)
         data = tuple(map(ops.convert_to_tensor, validation))
@@ -297,12 +313,6 @@ def _fit_elbo(
         patience=0 if validation is None else 5,
         **options,
     )
-
-
-def refined_elbo(objective: _Elbo, eps: Tensor, *data: Tensor) -> Tensor:
-    """Return the ELBO over all data at given draws."""
-    w, log_q = objective.refined.transform(eps)
-    return mean(objective.target.log_prob(w, *data) - log_q)
 
 
 def _fit_samples(

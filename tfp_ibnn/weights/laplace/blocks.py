@@ -1,0 +1,152 @@
+"""The layers whose weights are uncertain: gradients of each example, without hooks.
+
+A layer is run on its input a and gives s; a zero is added to s, and the derivative of the logits by
+that zero, g, gives with a the gradient of the weights for each example.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.backend import Tensor, pullback
+from tfp_ibnn.weights.features import call, without_activation
+
+_CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+
+
+class Block:
+    """The chosen weights of one layer of any kind that takes one tensor."""
+
+    is_linear = False
+    """Whether the weights are a matrix that multiplies the inputs: those have Kronecker factors."""
+
+    def __init__(self, layer: keras.layers.Layer, variables: list[keras.Variable]) -> None:
+        self.layer, self.variables = layer, variables
+        self.size = sum(math.prod(v.shape) for v in variables)
+
+    def run(self, is_stripped: bool, x: Tensor) -> tuple[Tensor, Any]:
+        """Return the layer's output s before the zero is added, and what follows it."""
+        return (without_activation if is_stripped else call)(self.layer, x), lambda s: s
+
+    def rows(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the gradient of each example, (N, size), for the layer's input and g."""
+        values = [ops.cast(v, v.dtype) for v in self.variables]
+
+        def of_one(pair: tuple[Tensor, Tensor]) -> Tensor:
+            def output(values: list[Tensor]) -> tuple[Tensor, None]:
+                pairs = zip(self.variables, values, strict=True)
+                with keras_internals.values_in_place(pairs):
+                    return call(self.layer, pair[0][None]), None
+
+            _, _, pull = pullback(output, values)
+            parts = [ops.reshape(part, (-1,)) for part in pull(pair[1][None])]
+            return ops.concatenate(parts)
+
+        return ops.vectorized_map(of_one, (x, g))
+
+    def total(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the sum of `rows` over the examples."""
+        return ops.sum(self.rows(x, g), axis=0)
+
+    def squares(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the sum of the squares of `rows`."""
+        return ops.sum(ops.square(self.rows(x, g)), axis=0)
+
+
+class LinearBlock(Block):
+    """A Dense layer, or a convolution: one Dense layer on the patch of each position.
+
+    The bias is the last row of the matrix; its input is 1.
+    """
+
+    is_linear = True
+
+    def __init__(self, layer: keras.layers.Layer, variables: list[keras.Variable]) -> None:
+        super().__init__(layer, variables)
+        chosen = {id(v) for v in variables}
+        self._has_kernel, self._has_bias = id(layer.kernel) in chosen, id(layer.bias) in chosen
+        self.outputs = layer.kernel.shape[-1]
+        self.inputs = self.size // self.outputs
+
+    def run(self, is_stripped: bool, x: Tensor) -> tuple[Tensor, Any]:
+        """Return what the activation takes, and the activation."""
+        before = without_activation(self.layer, x)
+        if is_stripped:
+            return before, lambda s: s
+        return before, lambda s: ops.cast(self.layer.activation(s), self.layer.compute_dtype)
+
+    def matrix_input(self, x: Tensor) -> Tensor:
+        """Return what the matrix multiplies, (N, positions, inputs)."""
+        x = ops.cast(x, self.layer.variable_dtype)
+        if isinstance(self.layer, _CONVOLUTIONS):
+            x = _patches(self.layer, x)
+        else:
+            x = ops.reshape(x, (ops.shape(x)[0], math.prod(x.shape[1:-1]), x.shape[-1]))
+        parts = [x] * self._has_kernel + [ops.ones_like(x[..., :1])] * self._has_bias
+        return ops.concatenate(parts, axis=-1)
+
+    def matrix_output(self, g: Tensor) -> Tensor:
+        """Return g as (N, positions, outputs)."""
+        if getattr(self.layer, "data_format", None) == "channels_first":
+            g = ops.moveaxis(g, 1, -1)
+        return ops.reshape(g, (ops.shape(g)[0], math.prod(g.shape[1:-1]), self.outputs))
+
+    def rows(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the gradient of each example, (N, size)."""
+        a, g = self.matrix_input(x), self.matrix_output(g)
+        rows = ops.matmul(ops.swapaxes(a, 1, 2), g)
+        return ops.reshape(rows, (-1, self.size))
+
+    def total(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the sum of `rows` over the examples, without these."""
+        return ops.reshape(product(self.matrix_input(x), self.matrix_output(g)), (-1,))
+
+    def squares(self, x: Tensor, g: Tensor) -> Tensor:
+        """Return the sum of the squares of `rows`; with one position, without these."""
+        a, g_ = self.matrix_input(x), self.matrix_output(g)
+        if a.shape[1] != 1:
+            return super().squares(x, g)
+        return ops.reshape(product(ops.square(a), ops.square(g_)), (-1,))
+
+
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """Return X^T Y of (..., A) and (..., B), summed over all axes but the last."""
+    x, y = (ops.reshape(part, (-1, part.shape[-1])) for part in (x, y))
+    return ops.matmul(ops.transpose(x), y)
+
+
+def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Block:
+    """Return the block of a layer."""
+    is_linear = type(layer) is layers.Dense or (
+        type(layer) in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1
+    )
+    return (LinearBlock if is_linear else Block)(layer, variables)
+
+
+def _patches(layer: Any, x: Tensor) -> Tensor:
+    """Return the inputs of a convolution's matrix at each position, (N, positions, inputs)."""
+    if layer.data_format == "channels_first":
+        x = ops.moveaxis(x, 1, -1)
+    pads, places = [(0, 0)], []
+    steps = zip(x.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
+    for size, kernel, stride, dilation in steps:
+        reach = (kernel - 1) * dilation
+        count, before, after = (size - reach - 1) // stride + 1, 0, 0
+        if layer.padding == "same":
+            count = -(-size // stride)
+            lacking = max(0, (count - 1) * stride + reach + 1 - size)
+            before, after = lacking // 2, lacking - lacking // 2
+        elif layer.padding == "causal":
+            count, before = (size - 1) // stride + 1, reach
+        pads.append((before, after))
+        last = (count - 1) * stride + 1
+        places.append([slice(i * dilation, i * dilation + last, stride) for i in range(kernel)])
+    x = ops.pad(x, [*pads, (0, 0)])
+    parts = [x[(slice(None), *place)] for place in itertools.product(*places)]
+    positions = int(np.prod(parts[0].shape[1:-1]))
+    return ops.reshape(ops.stack(parts, -2), (-1, positions, len(parts) * x.shape[-1]))

@@ -1,0 +1,111 @@
+"""One pass, or several, over the data: the sums of which a Hessian is made."""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
+from tfp_ibnn.weights.features import LogitNetwork, batches, call, without_activation
+from tfp_ibnn.weights.laplace.blocks import Block
+from tfp_ibnn.weights.laplace.structures import Structure, Taps
+
+
+class Fit(NamedTuple):
+    """What the data says at the trained weights, in sums over the examples."""
+
+    examples: int
+    log_likelihood: float  # of a Gaussian with a free scale, at the scale 1
+    gradient: np.ndarray  # (W,), of the log-likelihood
+    values: list[np.ndarray]  # of the structure's variables
+
+
+def linearized(network: LogitNetwork, blocks: list[Block], inputs: Any) -> tuple[Tensor, Taps, Any]:
+    """Return the logits, each block with its layer's input, and what pulls cotangents back."""
+    by_layer = {id(block.layer): i for i, block in enumerate(blocks)}
+    values = network.prefix(inputs)
+
+    def forward(zeros: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        seen: dict[int, Tensor] = {}
+
+        def run(layer: Any, is_stripped: bool, *args: Any, **kwargs: Any) -> Any:
+            number = by_layer.get(id(layer))
+            if number is None:
+                return (without_activation if is_stripped else call)(layer, *args, **kwargs)
+            if len(args) != 1 or not ops.is_tensor(args[0]):
+                raise ValueError(
+                    f"Layer {layer.name!r} is called on several tensors: leave its weights out by "
+                    "a pattern in `subset_of_weights`."
+                )
+            output, after = blocks[number].run(is_stripped, args[0])
+            seen[number] = args[0] if zeros is not None else output
+            return after(output if zeros is None else output + zeros[number])
+
+        return network.logits(values, run), [seen[i] for i in range(len(blocks))]
+
+    _, outputs = forward(None)  # for their shapes
+    zeros = [ops.zeros_like(output) for output in outputs]
+    logits, inputs_of, pull = pullback(forward, zeros)
+    return logits, list(zip(blocks, inputs_of, strict=True)), pull
+
+
+def collect(
+    network: LogitNetwork, structure: Structure, x: Any, y: Any, batch_size: int, verbose: Any
+) -> Fit:
+    """Go through the data and return what it says; the network stays as it is."""
+    likelihood, blocks = network.likelihood, structure.blocks
+
+    def of_batch(inputs: Any, y: Tensor, mask: Tensor, extra: list[Tensor]) -> Any:
+        logits, taps, pull = linearized(network, blocks, inputs)
+        mask = ops.cast(mask, logits.dtype)
+        extra = [ops.cast(part, logits.dtype) for part in extra]
+
+        def total(logits: list[Tensor]) -> tuple[Tensor, None]:
+            return ops.sum(mask * likelihood.log_prob(logits[0], y)), None
+
+        log_prob, _, score = pullback(total, [logits])
+        g = pull(score(ops.ones_like(log_prob))[0])
+        gradient = [block.total(a, part) for (block, a), part in zip(taps, g, strict=True)]
+        columns = ops.moveaxis(likelihood.factors(logits) * mask[:, None, None], -1, 0)
+
+        def step(i: int | Tensor, sums: list[Tensor]) -> list[Tensor]:
+            found = structure.step(taps, pull(columns[i]), extra)
+            return [old + new for old, new in zip(sums, found, strict=True)]
+
+        start = [ops.zeros(shape, logits.dtype) for shape in structure.sums()]
+        sums = fori_loop(0, columns.shape[0], step, start)
+        return log_prob, ops.concatenate(gradient), [*structure.once(taps, mask), *sums]
+
+    run = compiled(of_batch, network.model.weights)
+    sums, extra = None, structure.extra(None)
+    for _ in range(structure.passes):
+        count, size, sums = 0, 0, None
+        for inputs, labels in batches(x, y, batch_size, verbose):
+            labels = likelihood.targets(labels, network.width)
+            size, number = max(size, len(labels)), len(labels)
+            # A batch that is not full is filled up, since another size would be compiled anew.
+            inputs, labels = keras.tree.map_structure(
+                lambda part, size=size: _filled(part, size), (inputs, labels)
+            )
+            mask = np.arange(size) < number
+            found = run(inputs, labels, mask.astype("float32"), extra)
+            found = keras.tree.map_structure(
+                lambda part: ops.convert_to_numpy(part).astype("float64"), found
+            )
+            if not all(np.isfinite(part).all() for part in keras.tree.flatten(found)):
+                raise ValueError(
+                    f"The gradients are NaN or infinite between the examples {count} and "
+                    f"{count + number}: check the weights of model {network.model.name!r}."
+                )
+            sums = found if sums is None else keras.tree.map_structure(np.add, sums, found)
+            count += number
+        values = structure.finish(sums[2], count)
+        extra = structure.extra(sums[2])
+        if extra is None:
+            break
+    return Fit(count, float(sums[0]), sums[1], values)
+
+
+def _filled(part: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([part, np.repeat(part[:1], size - len(part), axis=0)])

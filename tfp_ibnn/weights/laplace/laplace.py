@@ -1,0 +1,384 @@
+"""The Laplace approximation of a trained network."""
+
+import re
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, tfd
+from tfp_ibnn._core.protocols import Sampler, WeightPosterior
+from tfp_ibnn.conversion.graph import Graph
+from tfp_ibnn.layers.heads import gaussian_nll
+from tfp_ibnn.noise.source import Source
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.samplers import WeightSampler
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, check_network
+from tfp_ibnn.weights.laplace.blocks import Block, block_of
+from tfp_ibnn.weights.laplace.curvature import Fit, collect
+from tfp_ibnn.weights.laplace.evidence import Evidence
+from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, ProbitSampler
+from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
+
+GRID = np.logspace(-4, 4, 21)
+"""The prior precisions that are compared on validation data."""
+
+_FAR = 0.1
+"""By how many nats per example a Newton step may raise the likelihood of a trained network."""
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Laplace(WeightPosterior, keras.layers.Layer):
+    """A Gaussian posterior around the weights of a trained network, without training it again.
+
+    N(w*, (f H + prior_precision I)^-1), where H is the generalised Gauss-Newton matrix (GGN) of
+    minus the log-likelihood, summed over the training data, and f is 1 / (temperature * noise
+    variance). The prior's mean is 0.
+
+    A fit takes a backward pass for each output of the network, and W, the number of weights,
+    squared numbers for "full", W for "diag", W times `rank` for "lowrank", and those of two
+    matrices a layer, inputs^2 + outputs^2, for "kron". Batch normalization stays as it is in
+    inference; its scale and shift are uncertain only if a pattern asks for them.
+
+    Args:
+        model: a built Functional or Sequential model with one output (N, K), trained. It is not
+            copied; what is trained later needs a new fit.
+        subset_of_weights: which weights are uncertain: "last_layer", a Dense one; "all"; or a
+            regular expression, which is searched for in `path` of each trainable weight.
+        hessian_structure: "diag", "kron" (a Kronecker product for each layer: Dense layers, and
+            convolutions by the expand rule), "full" or "lowrank".
+        prior_precision: a number; or "marglik", that of the largest marginal likelihood; or
+            "validation", that of the least NLL on `validation_data`.
+        noise_scale: standard deviation of the targets of a plain regression: a number, or
+            "marglik".
+        temperature: multiplies the covariance that the data leaves; below 1 it is a cold posterior.
+        pred_type: "glm", the network linearised in its weights, or "nn", networks with sampled
+            weights.
+        link_approx: of "glm": "mc", draws; or "probit", one distribution in closed form, for
+            classifiers. Nothing tells the draws apart then: `epistemic` is 0.
+        rank: of "lowrank", the number of eigenvectors.
+        head: what the output means, as for `MonteCarlo`; None asks the last layer and the loss.
+        from_logits: whether the output is logits, as for `MonteCarlo`.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> x = np.random.default_rng(0).normal(size=(50, 2)).astype("float32")
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile(loss="mse")
+        >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, model(x) + 0.1, verbose=0)
+        >>> sorted(ibnn.MonteCarlo(la, samples=8, seed=0).predict(x, verbose=0))
+        ['aleatoric', 'epistemic', 'mean', 'total_variance']
+
+    References:
+        MacKay, A Practical Bayesian Framework for Backpropagation Networks, 1992. Immer et al.,
+        Improving Predictions of Bayesian Neural Nets via Local Linearization, arXiv 2008.08400.
+        Daxberger et al., Laplace Redux, arXiv 2106.14806.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        subset_of_weights: str = "last_layer",
+        hessian_structure: str = "kron",
+        prior_precision: str | float = "marglik",
+        noise_scale: str | float = "marglik",
+        temperature: float = 1.0,
+        pred_type: str = "glm",
+        link_approx: str = "mc",
+        rank: int = 50,
+        head: str | None = None,
+        from_logits: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        structure = STRUCTURES[checks.one_of("hessian_structure", hessian_structure, [*STRUCTURES])]
+        checks.one_of("pred_type", pred_type, ("glm", "nn"))
+        checks.one_of("link_approx", link_approx, ("mc", "probit"))
+        for name, value, words in (
+            ("prior_precision", prior_precision, ("marglik", "validation")),
+            ("noise_scale", noise_scale, ("marglik",)),
+        ):
+            if isinstance(value, str):
+                checks.one_of(name, value, words)
+            else:
+                checks.positive(name, value)
+        check_network(model)
+        blocks, left_out = _blocks(model, subset_of_weights, head, from_logits)
+        rank = checks.positive_integer("rank", rank)
+        super().__init__(**kwargs)
+        self.network, self.count = model, None
+        self._options = {
+            "subset_of_weights": subset_of_weights,
+            "hessian_structure": hessian_structure,
+            "prior_precision": prior_precision,
+            "noise_scale": noise_scale,
+            "temperature": checks.positive("temperature", temperature),
+            "pred_type": pred_type,
+            "link_approx": link_approx,
+            "rank": rank,
+            "head": head,
+            "from_logits": from_logits,
+        }
+        self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
+        chosen = {id(block.layer) for block in blocks}
+        self.logit_network = LogitNetwork(model, lambda x: id(x) in chosen, head, from_logits)
+        self.structure = structure(blocks, rank=rank)
+        likelihood = self.logit_network.likelihood
+        if pred_type == "glm" and link_approx == "probit" and not likelihood.is_classifier:
+            raise ValueError("link_approx='probit' is for classifiers; use 'mc' for a regression.")
+        fixed = {"trainable": False, "autocast": False, "dtype": self.logit_network.dtype}
+        self.structure.variables = [
+            self.add_weight(shape, "zeros", name=name, **fixed)
+            for name, shape in self.structure.shapes().items()
+        ]
+        self.prior_precision = self.add_weight((), "ones", name="prior_precision", **fixed)
+        self.noise_scale = self.add_weight((), "ones", name="noise_scale", **fixed)
+        self._fit: dict[str, float] = {}
+        self.built = True
+
+    @property
+    def sampled(self) -> list[keras.Variable]:
+        """The uncertain weights."""
+        return [v for block in self.structure.blocks for v in block.variables]
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        validation_data: Any = None,
+        batch_size: int = 64,
+        verbose: Any = "auto",
+    ) -> "Laplace":
+        """Find the posterior from the training data, and return it; the network stays as it is.
+
+        Args:
+            x: inputs, arrays; or a `tf.data.Dataset` or `PyDataset` of batches (x, y).
+            y: labels or targets of arrays.
+            validation_data: (x, y) or a dataset, for prior_precision="validation".
+            batch_size: of arrays. A batch goes through the network once, and back for each output.
+            verbose: 0 for no progress bar.
+        """
+        wanted = self._options["prior_precision"]
+        if wanted == "validation" and validation_data is None:
+            raise ValueError("prior_precision='validation' needs `validation_data`, (x, y).")
+        if self._left_out:
+            names = ", ".join(self._left_out)
+            warnings.warn(
+                f"The scale and shift of the batch normalization {names} stay as they are, and so "
+                "do its statistics: a pattern in `subset_of_weights` can include the former.",
+                stacklevel=2,
+            )
+        found = collect(self.logit_network, self.structure, x, y, batch_size, verbose)
+        least = max(2, self.logit_network.width)
+        if found.examples < least:
+            raise ValueError(f"`x` must hold at least {least} examples; got {found.examples}.")
+        for variable, value in zip(self.structure.variables, found.values, strict=True):
+            variable.assign(value)
+        self._fit = {"examples": found.examples, "log_likelihood": found.log_likelihood}
+        method = wanted if isinstance(wanted, str) else "marglik"
+        self.optimize_prior_precision(method, validation_data, batch_size)
+        self._check_trained(found)
+        return self
+
+    def optimize_prior_precision(
+        self, method: str = "marglik", validation_data: Any = None, batch_size: int = 64
+    ) -> float:
+        """Set and return the prior precision; the training data is not needed again.
+
+        Args:
+            method: "marglik", by the marginal likelihood, which sets the noise scale too; or
+                "validation", by the NLL of predictions, the best of `GRID`. What was given to the
+                constructor as a number stays.
+            validation_data: (x, y) or a dataset that the network was not trained on.
+            batch_size: of the predictions.
+        """
+        checks.one_of("method", method, ("marglik", "validation"))
+        given = [self._options[name] for name in ("prior_precision", "noise_scale")]
+        prior, scale = (None if isinstance(value, str) else value for value in given)
+        prior, scale = self.evidence.maximize(prior, scale)
+        self.prior_precision.assign(prior)
+        self.noise_scale.assign(scale)
+        if method == "validation":
+            try:
+                losses = self._validation_losses(validation_data, batch_size)
+            finally:
+                self.prior_precision.assign(prior)
+            if not np.isfinite(losses).any():
+                raise ValueError("The predictions for `validation_data` are not finite.")
+            self.prior_precision.assign(GRID[np.nanargmin(losses)])
+        return float(self.prior_precision)
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the marginal likelihood depends on."""
+        self._check_fitted()
+        free = self.logit_network.likelihood.free_scale
+        return Evidence(
+            self.structure.eigenvalues(),
+            float(sum(np.sum(np.square(ops.convert_to_numpy(v), dtype="f8")) for v in self.mean())),
+            self._fit["log_likelihood"],
+            self._fit["examples"] * self.logit_network.width if free else 0,
+            self._options["temperature"],
+        )
+
+    def log_marginal_likelihood(
+        self, prior_precision: float | None = None, noise_scale: float | None = None
+    ) -> float:
+        """Return the logarithm of the evidence in nats, to compare models and priors by.
+
+        The arguments take the place of those that were fitted; it costs a sum over the weights.
+        """
+        prior = float(self.prior_precision) if prior_precision is None else prior_precision
+        scale = float(self.noise_scale) if noise_scale is None else noise_scale
+        checks.positive("prior_precision", prior)
+        return self.evidence.log_prob(prior, checks.positive("noise_scale", scale))
+
+    def scale(self, values: Tensor) -> Tensor:
+        """Return the variances along eigenvectors of the Hessian with these eigenvalues."""
+        prior, noise = (ops.cast(v, values.dtype) for v in (self.prior_precision, self.noise_scale))
+        return 1 / (values / (self._options["temperature"] * ops.square(noise)) + prior)
+
+    def deviation(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
+        """Return how far set `number` is from the mean."""
+        sample = ops.reshape(ops.cast(number, "int32"), (1,))
+        source = Source(seed=key, sample=sample)
+        noise = source.normal(1, (self.structure.size,), self.logit_network.dtype, None)[0]
+        return self._split(self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x))))
+
+    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
+        """Return set `number`, from 0 on, of those a key gives."""
+        pairs = zip(self.mean(), self.deviation(key, number), strict=True)
+        return [mean + step for mean, step in pairs]
+
+    def mean(self) -> list[Tensor]:
+        """Return the trained weights."""
+        return [ops.cast(v, v.dtype) for v in self.sampled]
+
+    def distribution(self) -> Any:
+        """Return the Gaussian over the uncertain weights, flat; W^2 numbers unless diagonal."""
+        self._check_fitted()
+        size = self.structure.size
+        mean = ops.concatenate([ops.reshape(v, (-1,)) for v in self.mean()])
+        if self._options["hessian_structure"] == "diag":
+            (diagonal,) = self.structure.variables
+            return tfd.MultivariateNormalDiag(mean, ops.sqrt(self.scale(diagonal.value)))
+        check_side(size, f"the covariance of {size:,} weights")
+        root = self.structure.scaled(ops.eye(size, dtype=self.logit_network.dtype), self.scale)
+        return tfd.MultivariateNormalTriL(mean, ops.cholesky(root))
+
+    def sampler(self, samples: int, **options: Any) -> Sampler:
+        """Return what runs draws of the linearised network, or networks with sampled weights."""
+        self._check_fitted()
+        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
+            if options.get(name, value) != value:
+                got = f"a Laplace; got {options[name]!r}"
+                raise ValueError(f"`{name}` must be {value!r} for {got}. Leave it out.")
+        chunk_size = options.get("chunk_size")
+        if self._options["pred_type"] == "nn":
+            return WeightSampler(self, samples, chunk_size)
+        if self._options["link_approx"] == "probit":
+            return ProbitSampler(self)
+        return LinearizedSampler(self, samples, chunk_size)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, and what the fit found beside the variables."""
+        model = keras.saving.serialize_keras_object(self.network)
+        return {**super().get_config(), "model": model, **self._options, "fit": self._fit}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Laplace":
+        """Return a posterior from what `get_config` gave; its variables are yet to be loaded."""
+        load, options = keras.saving.deserialize_keras_object, dict(config)
+        fit = options.pop("fit", {})
+        found = cls(load(options.pop("model"), custom_objects=custom_objects), **options)
+        found._fit = dict(fit)
+        return found
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        """Return the parts of a flat vector in the shapes of the weights."""
+        sizes = [int(np.prod(v.shape)) for v in self.sampled]
+        parts = ops.split(flat, np.cumsum(sizes)[:-1].tolist())
+        return [
+            ops.cast(ops.reshape(part, v.shape), v.dtype)
+            for part, v in zip(parts, self.sampled, strict=True)
+        ]
+
+    def _check_fitted(self) -> None:
+        if not self._fit:
+            raise ValueError("The Laplace approximation is not fitted: call fit(x, y) first.")
+
+    def _check_trained(self, found: Fit) -> None:
+        """Warn if the likelihood could be raised much by a small step."""
+        gradient = ops.convert_to_tensor(found.gradient.astype(self.logit_network.dtype))
+        gradient = gradient / ops.cast(
+            self._options["temperature"] * self.noise_scale**2, gradient.dtype
+        )
+        gain = 0.5 * ops.sum(gradient * self.structure.scaled(gradient, self.scale))
+        gain = float(gain) / found.examples
+        if gain > _FAR:
+            warnings.warn(
+                f"The network does not seem to be trained: its gradient is far from zero, a Newton "
+                f"step would raise the log-likelihood by about {gain:.2g} nats per example. A "
+                "Laplace approximation is made at the end of the training, on its data.",
+                stacklevel=3,
+            )
+
+    def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
+        """Return the NLL for each prior precision of the grid."""
+        if data is None:
+            raise ValueError("`validation_data` is missing: give (x, y) or a dataset.")
+        x, y = data if isinstance(data, (tuple, list)) else (data, None)
+        names = ("head", "from_logits")
+        options = {name: self._options[name] for name in names}
+        averaged = MonteCarlo(self, samples=32, seed=0, **options)
+        likelihood, losses = self.logit_network.likelihood, []
+        for prior in GRID:
+            self.prior_precision.assign(prior)
+            total, count = 0.0, 0
+            for inputs, labels in batches(x, y, batch_size):
+                labels = likelihood.targets(labels, self.logit_network.width)
+                found = averaged.predict_on_batch(inputs)
+                if likelihood.free_scale:
+                    variance = found["total_variance"] + float(self.noise_scale) ** 2
+                    loss = np.mean(gaussian_nll(labels, found["mean"], variance))
+                else:
+                    loss = averaged.compute_loss(y=labels, y_pred=found)
+                total, count = total + float(loss) * len(labels), count + len(labels)
+            losses.append(total / count)
+        return losses
+
+
+def _blocks(
+    model: keras.Model, subset: Any, head: str | None, from_logits: bool | None
+) -> tuple[list[Block], list[str]]:
+    """Return the chosen weights layer by layer, and the batch normalization that is left out."""
+    if not isinstance(subset, str):
+        kinds = "'last_layer', 'all' or a regular expression"
+        raise ValueError(f"`subset_of_weights` must be {kinds}; got {subset!r}.")
+    if subset == "last_layer":
+        last = LastLayer(model, head, from_logits)
+        return [block_of(last.layer, last.variables)], []
+    calls, blocks, left_out = Graph(model, lambda _: True).layers, [], []
+    for layer in dict.fromkeys(calls):
+        weights = getattr(layer, "trainable_weights", [])
+        if subset == "all" and isinstance(layer, layers.BatchNormalization):
+            left_out += [layer.name] * bool(weights)
+            continue
+        chosen = [v for v in weights if subset == "all" or re.search(subset, v.path)]
+        if chosen and calls.count(layer) > 1:
+            raise ValueError(
+                f"Layer {layer.name!r} is called {calls.count(layer)} times: Laplace is for layers "
+                "that are called once. Leave it out by a pattern in `subset_of_weights`."
+            )
+        if chosen:
+            blocks.append(block_of(layer, chosen))
+    if not blocks:
+        paths = ", ".join(v.path for v in model.trainable_weights) or "none"
+        raise ValueError(
+            f"`subset_of_weights` {subset!r} chooses no weight. The trainable ones are: {paths}."
+        )
+    return blocks, left_out

@@ -1,0 +1,100 @@
+"""The linearised network: output samples, or the probit approximation in closed form."""
+
+import math
+from typing import Any
+
+from keras import ops
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.backend import Tensor, jvp
+from tfp_ibnn._core.protocols import Chunks, Sampler
+from tfp_ibnn.weights.features import LogitNetwork
+from tfp_ibnn.weights.laplace.curvature import linearized
+from tfp_ibnn.weights.laplace.structures import all_rows
+
+
+class LinearizedSampler(Sampler):
+    """Draws f(x) + J(x) (w - w*), w from the posterior, each the same for all examples.
+
+    What comes before the first uncertain layer runs once for a batch. A last layer is linear
+    already; of other weights every draw takes a Jacobian-vector product, about two passes.
+    """
+
+    def __init__(self, posterior: Any, samples: int, chunk_size: int | None) -> None:
+        self.samples, self.is_random = samples, samples > 1
+        self._posterior = posterior
+        self._chunk_size = min(chunk_size or samples, samples)
+
+    @property
+    def _network(self) -> LogitNetwork:
+        return self._posterior.logit_network
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Prepare the draws that a key gives for a batch."""
+        values, size = self._network.prefix(inputs), self._chunk_size
+
+        def run(first: int | Tensor) -> Tensor:
+            numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
+            return ops.map(lambda number: self._run(values, key, number), numbers)
+
+        return Chunks(run, size, -(-self.samples // size))
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...) of one draw."""
+        return self._run(self._network.prefix(inputs), key, ops.cast(number, "int32"))[None]
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        """Return the outputs (1, batch, ...) of the trained network."""
+        return self._outputs(self._network.logits(self._network.prefix(inputs)))[None]
+
+    def _run(self, values: dict[int, Tensor], key: Tensor, number: Tensor) -> Tensor:
+        posterior = self._posterior
+        means, steps = posterior.mean(), posterior.deviation(key, number)
+
+        def logits(weights: list[Tensor]) -> Tensor:
+            pairs = zip(posterior.sampled, weights, strict=True)
+            with keras_internals.values_in_place(pairs):
+                return self._network.logits(values)
+
+        if posterior.is_last_layer:
+            return self._outputs(logits([m + s for m, s in zip(means, steps, strict=True)]))
+        center, slope = jvp(logits, means, steps)
+        return self._outputs(center + slope)
+
+    def _outputs(self, logits: Tensor) -> Tensor:
+        return ops.cast(self._network.likelihood.outputs(logits), self._network.dtype)
+
+
+class ProbitSampler(LinearizedSampler):
+    """One distribution instead of draws: the logits divided by sqrt(1 + pi / 8 * variance)."""
+
+    def __init__(self, posterior: Any) -> None:
+        super().__init__(posterior, 1, None)
+        self.is_random = False
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Return the one prediction."""
+        return Chunks(lambda _: self.draw(inputs, key, 0), 1, 1)
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        """Return the outputs (1, batch, ...)."""
+        logits, variance = self.moments(inputs)
+        return self._outputs(logits / ops.sqrt(1 + math.pi / 8 * variance))[None]
+
+    def moments(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Return the mean and the variance (N, K) of the linearised logits."""
+        posterior, structure = self._posterior, self._posterior.structure
+        if posterior.is_last_layer:
+            values = self._network.prefix(inputs)
+            (features,) = values.values()
+            (block,) = structure.blocks
+            features = block.matrix_input(features)[:, 0]
+            return self._network.logits(values), structure.variance(features, posterior.scale)
+        logits, taps, pull = linearized(self._network, structure.blocks, inputs)
+
+        def of_logit(unit: Tensor) -> Tensor:
+            rows = all_rows(taps, pull(ops.broadcast_to(unit, ops.shape(logits))))
+            return ops.sum(rows * structure.scaled(rows, posterior.scale), axis=-1)
+
+        units = ops.eye(logits.shape[-1], dtype=logits.dtype)
+        return logits, ops.transpose(ops.map(of_logit, units))

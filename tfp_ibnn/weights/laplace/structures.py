@@ -1,0 +1,326 @@
+"""Forms of the Hessian, each as H = Q diag(l) Q^T: the posterior precision is f H + prior I.
+
+Of that form sampling, the evidence and a change of the prior cost no further decomposition. f is
+1 / (temperature * noise variance).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.weights.laplace.blocks import Block, product
+
+LARGEST_SIDE = 10_000
+"""Of a matrix that is decomposed."""
+
+Taps = list[tuple[Block, Tensor]]
+"""The blocks, each with the input of its layer."""
+
+
+class Structure:
+    """A form of the Hessian over W weights; the base of all.
+
+    What `once` and `step` return is summed over batches and, of `step`, over the columns of the
+    likelihood's factors; `finish` makes of the sums, arrays, what the variables hold.
+    """
+
+    passes = 1
+    """How often all data is gone through, at most."""
+
+    def __init__(self, blocks: list[Block], **_: Any) -> None:
+        self.blocks, self.size = blocks, sum(block.size for block in blocks)
+        self.variables: list[keras.Variable] = []
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the variables."""
+        raise NotImplementedError
+
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return the shapes of what `step` returns."""
+        return [(self.size,)]
+
+    def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
+        """Return what a batch adds whatever the column; the mask is 0 where it is filled up."""
+        return []
+
+    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Return what one column adds."""
+        raise NotImplementedError
+
+    def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
+        """Return what the steps of the next pass take; None ends the passes."""
+        return [] if sums is None else None
+
+    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+        """Return the values of the variables."""
+        raise NotImplementedError
+
+    def eigenvalues(self) -> np.ndarray:
+        """Return l, (W,)."""
+        raise NotImplementedError
+
+    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return Q s(l) Q^T times vectors x (..., W)."""
+        raise NotImplementedError
+
+    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the variances (N, K) of the logits of a last layer with s(l), its inputs given."""
+        raise NotImplementedError
+
+
+class Diagonal(Structure):
+    """The diagonal alone; Q is the identity."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return that of the diagonal."""
+        return {"diagonal": (self.size,)}
+
+    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Return the squared gradients, summed over the examples."""
+        return [ops.concatenate([b.squares(x, part) for (b, x), part in zip(taps, g, strict=True)])]
+
+    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+        """Return the diagonal."""
+        return sums
+
+    def eigenvalues(self) -> np.ndarray:
+        """Return the diagonal."""
+        return _double(self.variables[0])
+
+    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Scale each weight by itself."""
+        return x * scale(ops.cast(self.variables[0], x.dtype))
+
+    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a^2 s(h)."""
+        diagonal = ops.reshape(self.variables[0], (features.shape[-1], -1))
+        return ops.matmul(ops.square(features), scale(diagonal))
+
+
+class Full(Structure):
+    """All of the Hessian; W is limited."""
+
+    def __init__(self, blocks: list[Block], **_: Any) -> None:
+        super().__init__(blocks)
+        check_side(self.size, f"hessian_structure='full' of {self.size:,} weights")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return those of Q and l."""
+        return {"vectors": (self.size, self.size), "values": (self.size,)}
+
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return that of the Hessian."""
+        return [(self.size, self.size)]
+
+    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Return the products of the gradients of each example."""
+        rows = all_rows(taps, g)
+        return [product(rows, rows)]
+
+    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+        """Return eigenvectors and eigenvalues."""
+        return _eigen(sums[0])
+
+    def eigenvalues(self) -> np.ndarray:
+        """Return l."""
+        return _double(self.variables[1])
+
+    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Scale by the eigenvectors."""
+        vectors, values = (ops.cast(v, x.dtype) for v in self.variables)
+        return ops.matmul(ops.matmul(x, vectors) * scale(values), ops.transpose(vectors))
+
+    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the sum over the eigenvectors."""
+        return _variance(features, *self.variables, scale)
+
+
+class LowRank(Full):
+    """The largest `rank` eigenvalues; H is 0 along all other directions.
+
+    They are found by subspace iteration: every pass multiplies 10 vectors more than asked for by H,
+    until the eigenvalues change by less than one in ten thousand.
+    """
+
+    passes = 20
+
+    def __init__(self, blocks: list[Block], rank: int) -> None:
+        Structure.__init__(self, blocks)
+        self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
+        self._basis, self._found = np.zeros(0), np.zeros(self._rank)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return those of Q and l."""
+        return {"vectors": (self.size, self._rank), "values": (self._rank,)}
+
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return that of the basis."""
+        return [(self.size, self._wide)]
+
+    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Return H times the basis."""
+        rows = all_rows(taps, g)
+        return [product(rows, ops.matmul(rows, extra[0]))]
+
+    def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
+        """Return the basis."""
+        if sums is None:
+            start = np.random.default_rng(0).normal(size=(self.size, self._wide))
+            self._found = np.full(self._rank, np.inf)
+        else:
+            start = sums[0]
+            found = np.linalg.eigvalsh(self._basis.T @ start)[::-1][: self._rank]
+            moved = np.abs(found - self._found) > 1e-4 * np.abs(found).max()
+            self._found = found
+            if not moved.any():
+                return None
+        self._basis = np.linalg.qr(start)[0]
+        return [self._basis]
+
+    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+        """Return eigenvectors and eigenvalues of H in the basis."""
+        vectors, values = _eigen(self._basis.T @ sums[0])
+        return [(self._basis @ vectors)[:, -self._rank :], values[-self._rank :]]
+
+    def eigenvalues(self) -> np.ndarray:
+        """Return l; most are 0."""
+        return np.concatenate([super().eigenvalues(), np.zeros(self.size - self._rank)])
+
+    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Scale along the eigenvectors, and in all other directions by s(0)."""
+        vectors, values = (ops.cast(v, x.dtype) for v in self.variables)
+        rest = scale(ops.zeros((), x.dtype))
+        along = ops.matmul(x, vectors) * (scale(values) - rest)
+        return rest * x + ops.matmul(along, ops.transpose(vectors))
+
+    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the same, for the logits."""
+        rest = scale(ops.zeros((), features.dtype))
+        along = _variance(features, *self.variables, lambda values: scale(values) - rest)
+        return rest * ops.sum(ops.square(features), axis=-1, keepdims=True) + along
+
+
+class Kronecker(Structure):
+    """A Kronecker product A x G for each layer, H being block-diagonal (K-FAC, expand).
+
+    A is the mean of a a^T over examples and positions, the input 1 of the bias included, and G the
+    sum of g g^T over them and the columns.
+    """
+
+    def __init__(self, blocks: list[Block], **_: Any) -> None:
+        super().__init__(blocks)
+        for block in blocks:
+            if not block.is_linear:
+                what = f"{block.layer.name!r} is a {type(block.layer).__name__}"
+                raise ValueError(
+                    "hessian_structure='kron' is for Dense layers and convolutions without groups; "
+                    f"{what}: use 'diag', or leave it out by a pattern in `subset_of_weights`."
+                )
+            side = max(block.inputs, block.outputs)
+            check_side(side, f"hessian_structure='kron' of layer {block.layer.name!r}")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return those of the eigenvectors and eigenvalues of all factors."""
+        shapes = {}
+        for i, block in enumerate(self.blocks):
+            for name, side in (("inputs", block.inputs), ("outputs", block.outputs)):
+                shapes |= {f"{name}_vectors_{i}": (side, side), f"{name}_values_{i}": (side,)}
+        return shapes
+
+    def sums(self) -> list[tuple[int, ...]]:
+        """Return those of the output factors."""
+        return [(block.outputs, block.outputs) for block in self.blocks]
+
+    def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
+        """Return the sums of a a^T, each divided by the number of positions."""
+        inputs = [block.matrix_input(x) for block, x in taps]
+        return [product(a * mask[:, None, None], a) / a.shape[1] for a in inputs]
+
+    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+        """Return the sums of g g^T."""
+        outputs = [b.matrix_output(part) for (b, _), part in zip(taps, g, strict=True)]
+        return [product(part, part) for part in outputs]
+
+    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+        """Return eigenvectors and eigenvalues of both factors of each layer."""
+        count = len(self.blocks)
+        pairs = zip(sums[:count], sums[count:], strict=True)
+        return [x for a, g in pairs for x in (*_eigen(a / examples), *_eigen(g))]
+
+    def eigenvalues(self) -> np.ndarray:
+        """Return the products of the factors' eigenvalues."""
+        parts = [np.outer(_double(v[1]), _double(v[3])).ravel() for _, v in self._factors()]
+        return np.concatenate(parts)
+
+    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Scale layer by layer."""
+        found, start = [], 0
+        for block, factors in self._factors():
+            inputs, a, outputs, g = (ops.cast(v, x.dtype) for v in factors)
+            shape = (*ops.shape(x)[:-1], block.inputs, block.outputs)
+            part = ops.reshape(x[..., start : start + block.size], shape)
+            part = ops.matmul(ops.transpose(inputs), ops.matmul(part, outputs))
+            part = part * scale(a[:, None] * g)
+            part = ops.matmul(inputs, ops.matmul(part, ops.transpose(outputs)))
+            found.append(ops.reshape(part, (*ops.shape(x)[:-1], block.size)))
+            start += block.size
+        return ops.concatenate(found, axis=-1)
+
+    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return it without the Jacobian, which has N K W numbers."""
+        ((_, (inputs, a, outputs, g)),) = self._factors()
+        a = ops.convert_to_tensor(a)
+        turned = ops.square(ops.matmul(features, inputs))
+        return ops.matmul(
+            ops.matmul(turned, scale(a[:, None] * g)), ops.transpose(ops.square(outputs))
+        )
+
+    def _factors(self) -> Iterator[tuple[Block, list[keras.Variable]]]:
+        for i, block in enumerate(self.blocks):
+            yield block, self.variables[4 * i : 4 * i + 4]
+
+
+STRUCTURES: dict[str, type[Structure]] = {
+    "diag": Diagonal,
+    "kron": Kronecker,
+    "full": Full,
+    "lowrank": LowRank,
+}
+
+
+def all_rows(taps: Taps, g: list[Tensor]) -> Tensor:
+    """Return the gradients (N, W) of all blocks."""
+    rows = [block.rows(x, part) for (block, x), part in zip(taps, g, strict=True)]
+    return ops.concatenate(rows, axis=-1)
+
+
+def check_side(side: int, what: str) -> None:
+    """Raise if a matrix is too large."""
+    if side > LARGEST_SIDE:
+        gigabytes = 8 * side**2 / 1e9
+        raise ValueError(
+            f"{what} needs a matrix of {side:,} x {side:,} numbers, {gigabytes:.1f} GB; at most "
+            f"{LARGEST_SIDE:,} x {LARGEST_SIDE:,} are decomposed. Use 'diag' or 'lowrank', or "
+            "fewer weights: subset_of_weights='last_layer' or a pattern."
+        )
+
+
+def _variance(features: Tensor, vectors: Any, values: Any, scale: Any) -> Tensor:
+    """Return the variances (N, K) of logits by eigenvectors (D K, R)."""
+    vectors, values = ops.cast(vectors, features.dtype), ops.cast(values, features.dtype)
+    by_logit = ops.reshape(vectors, (features.shape[-1], -1, vectors.shape[-1]))
+    along = ops.square(ops.tensordot(features, by_logit, axes=1))
+    return ops.matmul(along, scale(values))
+
+
+def _eigen(matrix: np.ndarray) -> list[np.ndarray]:
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return [vectors, np.maximum(values, 0)]
+
+
+def _double(variable: keras.Variable) -> np.ndarray:
+    return ops.convert_to_numpy(variable.value).astype("float64")

@@ -85,9 +85,9 @@ class _Splines:
     arguments = ("bins", "interval")
 
     def __init__(
-        self, *, bins: int = 8, interval: float = 5.0, limit: float = 2.0, **kwargs: Any
+        self, *args: Any, bins: int = 8, interval: float = 5.0, limit: float = 2.0, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(*args, **kwargs)
         self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
         self.interval = checks.moderate("interval", checks.positive("interval", interval))
         self.limit = checks.positive("limit", limit)

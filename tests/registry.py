@@ -21,10 +21,12 @@ FLOWS = {
     "coupling": partial(flows.AffineCoupling, hidden=8),
     "coupling-swap": partial(flows.AffineCoupling, hidden=8, swap=True),
     "coupling-mask": partial(flows.AffineCoupling, hidden=8, swap=True, mask="alternating"),
+    "coupling-spline": partial(flows.SplineCoupling, hidden=8, bins=4),
     "glow-identity": partial(flows.GlowStep, hidden=8, swap=True, start="identity"),
     "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
     "planar": flows.Planar,
     "radial": flows.Radial,
+    "spline": partial(flows.Spline, bins=5, interval=4.0),
     "sylvester-1": partial(flows.Sylvester, units=1),
     "sylvester-3": partial(flows.Sylvester, units=3),
 }
@@ -36,6 +38,7 @@ VARIANTS = {
     "coupling-swap",
     "coupling-mask",
     "glow-orthogonal",
+    "spline",  # the pieces are those of the coupling
     "sylvester-1",
 }
 FLOW_NAMES = [
@@ -104,6 +107,8 @@ RECIPES = {
     "NormalRadial": partial(ibnn.NormalRadial, **AT_PRIOR),
     "NormalSylvester": partial(ibnn.NormalSylvester, units=2, **AT_PRIOR),
     "NormalIAF": partial(ibnn.NormalIAF, hidden=8, **AT_PRIOR),
+    "NormalFull": partial(ibnn.NormalFull, **AT_PRIOR),
+    "NormalLowRank": partial(ibnn.NormalLowRank, 2, **AT_PRIOR),
     "MixturePosterior-bound": partial(ibnn.MixturePosterior, 3, **ELBO),
     "MixturePosterior-averaged": partial(ibnn.MixturePosterior, 3, kl="averaged", **ELBO),
 }

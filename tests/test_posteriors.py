@@ -31,7 +31,8 @@ SELECTED = [name for name in POSTERIORS if not name.startswith("over-")]
 selected_posterior = pytest.mark.parametrize("name", SELECTED)
 
 # KL and entropy of these are one number, not one for each draw.
-CLOSED_FORM = {"NormalAffine", "MixturePosterior-bound", "MixturePosterior-averaged"}
+CORRELATED = {"NormalFull", "NormalLowRank"}
+CLOSED_FORM = {"NormalAffine", "MixturePosterior-bound", "MixturePosterior-averaged", *CORRELATED}
 # Given the component, their KL is not that of the marginal density, but above it.
 GIVEN_THE_COMPONENT = {"mixture-base-shared", "MixturePosterior-bound"}
 # What differs between the settings of a flow is shown by the tests of flows.
@@ -162,6 +163,38 @@ def test_gaussian_has_the_closed_form(float64):
     np.testing.assert_allclose(z.std(axis=0), s, rtol=0.02)
 
 
+@pytest.mark.parametrize("name", sorted(CORRELATED))
+def test_correlated_gaussians_have_the_closed_form(float64, name):
+    posterior = make_posterior(name, channels=4, seed=1)
+    p, q, each = 0.5, posterior.distribution(), numpy(posterior.loc.value)
+    eye = ops.eye(4, dtype="float64")
+    factor = numpy(posterior.transform(eye).z) - each  # the noise e_c gives column c
+    covariance = factor.T @ factor
+    close(numpy(q.covariance()), covariance, 1e-9)
+    assert np.abs(covariance - np.diag(np.diag(covariance))).max() > 0.1
+    log_det = np.linalg.slogdet(covariance)[1]
+    trace = (np.trace(covariance) + np.sum((each - 1) ** 2)) / p**2
+    found = posterior.summary()
+    close(float(found.kl), (trace - 4 - log_det) / 2 + 4 * np.log(p), 1e-9)
+    close(float(found.entropy), (log_det + 4 * np.log(2 * np.pi * np.e)) / 2, 1e-9)
+    other = posterior.copy(prior=ibnn.priors.Normal(p, loc=1.0))
+    other.build((4,))
+    other.set_weights(posterior.get_weights())
+    found = other.summary()
+    close(numpy(found.kl), -float(found.entropy) - log_density(posterior.prior(), found.z), 1e-9)
+
+
+def test_a_low_rank_covariance_is_a_diagonal_plus_that_rank(float64):
+    posterior = ibnn.NormalLowRank(rank=1)
+    posterior.build((5,))
+    posterior.columns.assign(np.random.default_rng(0).normal(size=(5, 1)))
+    scale = 0.1
+    rest = numpy(posterior.distribution().covariance()) - scale**2 * np.eye(5)
+    values = np.linalg.eigvalsh(rest)
+    assert values[-1] > 1e-2
+    assert np.abs(values[:-1]).max() < 1e-7
+
+
 @pytest.mark.once
 @quadrature_cases([name for name in ESTIMATED if name in SELECTED])
 def test_expected_kl_and_entropy_agree_with_quadrature(float64, name, channels):
@@ -275,7 +308,7 @@ def test_kl_starts_at_zero_and_the_mean_at_prior_loc(name, channels):
 @pytest.mark.once
 @pytest.mark.parametrize("name", [n for n in RECIPES if n.startswith("Normal")])
 def test_every_recipe_starts_at_kl_zero(name):
-    arguments = {} if name == "NormalAffine" else {"depth": 4}
+    arguments = {} if name in CLOSED_FORM else {"depth": 4}
     posterior = RECIPES[name](initial_scale=0.5, **arguments)
     posterior.build((None, 8))
     assert abs(draw(posterior, 2000)[1].mean()) <= 8e-5
@@ -513,7 +546,12 @@ def test_a_single_channel_is_told_which_recipe_can_serve(name):
     [
         *[
             (make, argument, value)
-            for make in (ibnn.NormalAffine, ibnn.NormalIAF, ibnn.MixturePosterior)
+            for make in (
+                ibnn.NormalAffine,
+                ibnn.NormalFull,
+                ibnn.NormalIAF,
+                ibnn.MixturePosterior,
+            )
             for argument in ("prior_scale", "initial_scale")
             for value in (-0.5, 0.0, NAN, "a")
         ],
@@ -540,6 +578,7 @@ def test_a_single_channel_is_told_which_recipe_can_serve(name):
             for value in (0, -1, 1.5)
         ],
         (ibnn.NormalInvConv, "planar", -1),
+        (ibnn.NormalLowRank, "rank", 0),
         (ibnn.NormalSylvester, "units", 0),
         (ibnn.NormalIAF, "hidden", 0),
         (ibnn.NormalGlowStep, "hidden", -2),

@@ -269,6 +269,10 @@ def test_unusable_input_shapes_are_refused(name, shape):
         (flows.InverseAutoregressive, "hidden"),
         (flows.InverseAutoregressive, "limit"),
         (flows.InvertibleConv1x1, "limit"),
+        (flows.Spline, "bins"),
+        (flows.Spline, "interval"),
+        (flows.SplineCoupling, "hidden"),
+        (flows.SplineCoupling, "limit"),
         (flows.Sylvester, "units"),
     ],
 )

@@ -10,6 +10,12 @@ from tfp_ibnn.flows.flow import Flow, FlowBijector
 from tfp_ibnn.flows.glow import GlowStep
 from tfp_ibnn.flows.planar import Planar, PlanarBijector
 from tfp_ibnn.flows.radial import Radial, RadialBijector
+from tfp_ibnn.flows.spline import (
+    Spline,
+    SplineBijector,
+    SplineCoupling,
+    SplineCouplingBijector,
+)
 from tfp_ibnn.flows.sylvester import Sylvester, SylvesterBijector
 
 __all__ = [
@@ -30,6 +36,10 @@ __all__ = [
     "PlanarBijector",
     "Radial",
     "RadialBijector",
+    "Spline",
+    "SplineBijector",
+    "SplineCoupling",
+    "SplineCouplingBijector",
     "Sylvester",
     "SylvesterBijector",
 ]

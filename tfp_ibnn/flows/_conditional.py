@@ -94,6 +94,8 @@ class Conditioner(Conditional):
     each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs).
     """
 
+    parts = 2  # numbers per output
+
     def __init__(
         self,
         outputs: int,
@@ -110,9 +112,9 @@ class Conditioner(Conditional):
         normal, fixed = keras.initializers.RandomNormal(stddev=1.0), {"conditional": False}
         self.kernel = self.add_parameter("kernel", (inputs, hidden), normal, **fixed)
         self.bias = self.add_parameter("bias", (hidden,), "zeros")
-        shape = (2, hidden, outputs)
+        shape = (self.parts, hidden, outputs)
         self.output_kernel = self.add_parameter("output_kernel", shape, "zeros", **fixed)
-        self.output_bias = self.add_parameter("output_bias", (2, outputs), "zeros")
+        self.output_bias = self.add_parameter("output_bias", (self.parts, outputs), "zeros")
 
     def given(self, condition: Tensor | None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return the network as a function of its inputs alone."""

@@ -1,4 +1,4 @@
-"""Affine coupling."""
+"""Couplings: one part of the channels steers a map of the other; the affine one."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -37,18 +37,26 @@ class CouplingBijector(FlowBijector):
 
     def _inverse(self, y: Tensor) -> Tensor:
         kept, moved = self._split(y)
-        shift, log_scale = self.network(kept)
-        return self._join(kept, (moved - shift) * ops.exp(-log_scale))
+        return self._join(kept, self.move_back(moved, self.network(kept)))
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return ops.sum(self.network(self._split(x)[0])[1], axis=-1)
+        return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return `forward(x)` and its log-determinants, from one pass of the network."""
         kept, moved = self._split(x)
-        shift, log_scale = self.network(kept)
-        moved = moved * ops.exp(log_scale) + shift
-        return self._join(kept, moved), ops.sum(log_scale, axis=-1)
+        moved, log_slope = self.move(moved, self.network(kept))
+        return self._join(kept, moved), ops.sum(log_slope, axis=-1)
+
+    def move(self, x: Tensor, parameters: Any) -> tuple[Tensor, Tensor]:
+        """Map the moved part (..., moved) by the network's output; return the log-slopes too."""
+        shift, log_scale = parameters
+        return x * ops.exp(log_scale) + shift, log_scale
+
+    def move_back(self, y: Tensor, parameters: Any) -> Tensor:
+        """Undo `move`."""
+        shift, log_scale = parameters
+        return (y - shift) * ops.exp(-log_scale)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
@@ -62,29 +70,13 @@ class CouplingBijector(FlowBijector):
         return x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class AffineCoupling(Flow):
-    """Affine coupling flow with a small Keras network and a bounded log-scale.
+class Coupling(Flow):
+    """Base of coupling flows: which channels are kept, and the network that sees them.
 
-    The channels are cut into halves (an odd one out goes to the last half), or as a mask says. The
-    network's last layer starts at 0, so the flow starts as the identity.
-
-    Args:
-        hidden: units of the network's hidden layer.
-        swap: keep the last half and move the first, or keep what the mask would move.
-        limit: bound of |log scale|.
-        mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
-            true where it is kept.
-
-    Example:
-        >>> import keras
-        >>> AffineCoupling(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
-    References:
-        Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
+    A subclass has `make_network`, and `bijector_class`, which maps the moved channels.
     """
 
+    bijector_class: ClassVar[type[CouplingBijector]] = CouplingBijector
     min_channels: ClassVar[int] = 2
     arguments = ("hidden", "swap", "limit", "mask")
 
@@ -121,20 +113,29 @@ class AffineCoupling(Flow):
         kept = int(self._kept().sum())
         moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
-        self.network = Conditioner(moved, self.hidden, self.limit, **options)
+        self.network = self.make_network(moved, **options)
         self.network.build((None, kept))
+
+    def make_network(self, moved: int, **options: Any) -> Conditioner:
+        """Return the network, unbuilt, for so many moved channels."""
+        return Conditioner(moved, self.hidden, self.limit, **options)
+
+    def bijector_options(self) -> dict[str, Any]:
+        """Return what the bijector needs besides."""
+        return {}
 
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
         """Return the map for the present weights."""
         condition = self.checked_condition(condition)
         halves = self.mask == "halves"
-        return CouplingBijector(
+        return self.bijector_class(
             network=self.network.given(condition),
             split_at=self.channels // 2 if halves else int(self._kept().sum()),
             swap=self.swap and halves,
             order=None if halves else np.argsort(~self._kept(), kind="stable"),
             condition=condition,
             dtype=self.dtype,
+            **self.bijector_options(),
         )
 
     def _kept(self) -> np.ndarray:
@@ -143,3 +144,27 @@ class AffineCoupling(Flow):
         named = {"halves": places < self.channels // 2, "alternating": places % 2 == 0}
         mask = named[self.mask] if isinstance(self.mask, str) else np.array(self.mask)
         return ~mask if self.swap else mask
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class AffineCoupling(Coupling):
+    """Affine coupling flow with a small Keras network and a bounded log-scale.
+
+    The channels are cut into halves (an odd one out goes to the last half), or as a mask says. The
+    network's last layer starts at 0, so the flow starts as the identity.
+
+    Args:
+        hidden: units of the network's hidden layer.
+        swap: keep the last half and move the first, or keep what the mask would move.
+        limit: bound of |log scale|.
+        mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
+            true where it is kept.
+
+    Example:
+        >>> import keras
+        >>> AffineCoupling(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
+        3
+
+    References:
+        Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
+    """

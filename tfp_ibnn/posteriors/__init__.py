@@ -4,6 +4,7 @@ from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.posteriors import priors
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.flow import FlowPosterior
+from tfp_ibnn.posteriors.gaussian import NormalFull, NormalLowRank
 from tfp_ibnn.posteriors.mean_field import MeanField
 from tfp_ibnn.posteriors.mixture import MixturePosterior
 from tfp_ibnn.posteriors.mnf import MNF
@@ -25,9 +26,11 @@ __all__ = [
     "MeanField",
     "MixturePosterior",
     "NormalAffine",
+    "NormalFull",
     "NormalGlowStep",
     "NormalIAF",
     "NormalInvConv",
+    "NormalLowRank",
     "NormalPlanar1d",
     "NormalRadial",
     "NormalSylvester",

@@ -3,8 +3,11 @@
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.base import WeightPosterior, WeightSets
 from tfp_ibnn.weights.ensemble import DeepEnsemble
+from tfp_ibnn.weights.gaussian_vi import GaussianVI
+from tfp_ibnn.weights.hmc import LastLayerHMC
 from tfp_ibnn.weights.laplace import Laplace
 from tfp_ibnn.weights.mixture import WeightMixture
+from tfp_ibnn.weights.refinement import RefinedPosterior, refine
 from tfp_ibnn.weights.sgmcmc import SGHMC, SGLD, CosineCycles
 from tfp_ibnn.weights.snapshots import Snapshots
 from tfp_ibnn.weights.swag import SWAG, GaussianWeights
@@ -15,11 +18,15 @@ __all__ = [
     "SWAG",
     "CosineCycles",
     "DeepEnsemble",
+    "GaussianVI",
     "GaussianWeights",
     "Laplace",
+    "LastLayerHMC",
+    "RefinedPosterior",
     "Snapshots",
     "WeightMixture",
     "WeightPosterior",
     "WeightSampler",
     "WeightSets",
+    "refine",
 ]

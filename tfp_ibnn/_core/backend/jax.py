@@ -90,6 +90,10 @@ def accelerators() -> list[str]:
     return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
 
 
+KEY_DTYPE = "uint32"
+"""Of a key of two integers, as TensorFlow Probability takes it."""
+
+
 def replica_count() -> int:
     """Number of replicas that share the present training step: JAX sees one global batch."""
     return 1

@@ -9,6 +9,7 @@ REPLICA_STRIDE = 0x5851F42D
 """Distance between the seeds of two replicas: seeds that users and layers choose lie close."""
 
 NAMES = [
+    "KEY_DTYPE",
     "SCANS_EPOCHS",
     "SeedGenerator",
     "accelerators",

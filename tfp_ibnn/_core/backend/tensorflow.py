@@ -100,6 +100,10 @@ def accelerators() -> list[str]:
     return [details(device).get("device_name", device.device_type) for device in found]
 
 
+KEY_DTYPE = "int32"
+"""Of a key of two integers, as TensorFlow Probability takes it."""
+
+
 def replica_count() -> int:
     """Number of replicas that share the present training step."""
     return tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,0 +1,213 @@
+"""Rational-quadratic splines, element by element and as couplings."""
+
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core.backend import Tensor, matmul
+from tfp_ibnn.flows._conditional import Conditioner
+from tfp_ibnn.flows._rows import total
+from tfp_ibnn.flows.coupling import Coupling, CouplingBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector
+
+
+class SplineBijector(FlowBijector):
+    """A monotone spline for each channel; the identity outside of [-interval, interval].
+
+    In a bin of width w, height h, mean slope s = h / w, with the slopes d0 and d1 at its ends and
+    t = (x - x0) / w, y = y0 + h (s t^2 + d0 t (1 - t)) / (s + (d0 + d1 - 2 s) t (1 - t)).
+    Log-determinant: the sum of log dy/dx. Always invertible: the inverse solves a quadratic.
+    Cost: O(channels * bins) per draw, both ways.
+
+    Args:
+        knots: (..., 3 * bins - 1, channels): logarithms, bounded, of the bins' widths and heights,
+            up to a common factor, and of the slopes at the inner knots. All 0 is the identity.
+        interval: half the length of the interval.
+    """
+
+    parameter_ndims: ClassVar[dict[str, int]] = {"knots": 2}
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return _spline(x, self.knots, self.interval)[0]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return _inverse_spline(y, self.knots, self.interval)
+
+    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
+        return total(_spline(x, self.knots, self.interval)[1])
+
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `forward(x)` and its log-determinants."""
+        y, log_slope = _spline(x, self.knots, self.interval)
+        return y, total(log_slope)
+
+
+class SplineCouplingBijector(CouplingBijector):
+    """Keep one part of the channels; map the other by splines whose knots the first decides.
+
+    Args:
+        network: maps (..., kept) to knots (..., 3 * bins - 1, moved), those of `SplineBijector`.
+        interval: half the length of the interval.
+        **others: those of `CouplingBijector`.
+    """
+
+    def move(self, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Map the moved part (..., moved); return the log-slopes too."""
+        return _spline(x, parameters, self.interval)
+
+    def move_back(self, y: Tensor, parameters: Tensor) -> Tensor:
+        """Undo `move`."""
+        return _inverse_spline(y, parameters, self.interval)
+
+
+class _KnotNetwork(Conditioner):
+    """One hidden ReLU layer, then bounded knots (..., parts, outputs), which start at 0."""
+
+    def __init__(self, outputs: int, hidden: int, limit: float, parts: int, **kwargs: Any) -> None:
+        super().__init__(outputs, hidden, limit, **kwargs)
+        self.parts = parts
+
+    def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Return the knots for `inputs` of shape (..., inputs)."""
+        kernel = ops.convert_to_tensor(self.kernel) / self.kernel.shape[0] ** 0.5
+        output_kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
+        bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
+        hidden = ops.relu(matmul(inputs, kernel) + bias)
+        knots = matmul(hidden[..., None, None, :], output_kernel)[..., 0, :] + output_bias
+        return constraints.bounded(knots, self.limit)
+
+
+class _Splines:
+    """What both flows have: the number of bins, the interval, the bound; mix it in first."""
+
+    arguments = ("bins", "interval")
+
+    def __init__(
+        self, *args: Any, bins: int = 8, interval: float = 5.0, limit: float = 2.0, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
+        self.interval = checks.moderate("interval", checks.positive("interval", interval))
+        self.limit = checks.positive("limit", limit)
+        if self.bins == 1:
+            raise ValueError("`bins` must be 2 or more: a spline of 1 bin is the identity.")
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Spline(_Splines, Flow):
+    """Element-wise monotone rational-quadratic spline: the identity far out, and at the start.
+
+    It changes the shape of each channel's distribution (skewness, tails, several modes), but not
+    how the channels depend on each other.
+
+    Args:
+        bins: number of bins between -interval and interval.
+        interval: beyond it, on either side, the map is the identity.
+        limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
+
+    Example:
+        >>> import keras
+        >>> Spline(bins=4)(keras.ops.zeros((4, 3))).shape[-1]
+        3
+
+    References:
+        Durkan et al., Neural Spline Flows, arXiv 1906.04032.
+    """
+
+    arguments = ("limit",)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Add the knots."""
+        super().build(input_shape)
+        self.knots = self.add_parameter("knots", (3 * self.bins - 1, self.channels), "zeros")
+
+    def bijector(self, condition: Tensor | None = None) -> SplineBijector:
+        """Return the map for the present weights."""
+        knots = constraints.bounded(self.parameter(self.knots, condition), self.limit)
+        return SplineBijector(knots=knots, interval=self.interval)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class SplineCoupling(_Splines, Coupling):
+    """Coupling flow whose moved channels go through monotone rational-quadratic splines.
+
+    The network's last layer starts at 0, so the flow starts as the identity.
+
+    Args:
+        bins: number of bins between -interval and interval.
+        interval: beyond it, on either side, the map is the identity.
+        limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
+        hidden: units of the network's hidden layer.
+        swap: keep the last half and move the first, or keep what the mask would move.
+        mask: which channels are kept, as in `AffineCoupling`.
+
+    Example:
+        >>> import keras
+        >>> SplineCoupling(hidden=8, bins=4)(keras.ops.zeros((4, 3))).shape[-1]
+        3
+
+    References:
+        Durkan et al., Neural Spline Flows, arXiv 1906.04032.
+    """
+
+    bijector_class = SplineCouplingBijector
+
+    def make_network(self, moved: int, **options: Any) -> Conditioner:
+        """Return the network, unbuilt, for so many moved channels."""
+        return _KnotNetwork(moved, self.hidden, self.limit, 3 * self.bins - 1, **options)
+
+    def bijector_options(self) -> dict[str, Any]:
+        """Return the interval."""
+        return {"interval": self.interval}
+
+
+def _spline(x: Tensor, knots: Tensor, interval: float) -> tuple[Tensor, Tensor]:
+    """Return the values and the log-slopes of splines at x (..., channels)."""
+    near, (x0, y0, width, height, d0, d1) = _bin_of(x, knots, interval, 0)
+    t = ops.clip((near - x0) / width, 0.0, 1.0)
+    slope, both = height / width, t * (1 - t)
+    below = slope + (d0 + d1 - 2 * slope) * both
+    y = y0 + height * (slope * t * t + d0 * both) / below
+    rise = d1 * t * t + 2 * slope * both + d0 * (1 - t) * (1 - t)
+    log_slope = 2 * ops.log(slope) + ops.log(rise) - 2 * ops.log(below)
+    inside = ops.abs(x) < interval
+    return ops.where(inside, y, x), ops.where(inside, log_slope, ops.zeros_like(log_slope))
+
+
+def _inverse_spline(y: Tensor, knots: Tensor, interval: float) -> Tensor:
+    """Return where splines take the values y (..., channels)."""
+    near, (x0, y0, width, height, d0, d1) = _bin_of(y, knots, interval, 1)
+    # The equation of t is a t^2 + b t + c = 0; this form of its root loses no digits near a = 0.
+    slope, up = height / width, ops.clip(near - y0, 0.0, height)
+    bent = up * (d0 + d1 - 2 * slope)
+    a, b, c = height * (slope - d0) + bent, height * d0 - bent, -slope * up
+    t = -2 * c / (b + ops.sqrt(b * b - 4 * a * c))
+    return ops.where(ops.abs(y) < interval, x0 + width * t, y)
+
+
+def _bin_of(
+    x: Tensor, knots: Tensor, interval: float, axis: int
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return x, moved into the interval, and the bin that holds it.
+
+    The bin is its corner x0, y0, its width and height, and the slopes at its ends; `axis` is 0 if x
+    lies on the axis of the widths, and 1 if on that of the heights.
+    """
+    bins = (knots.shape[-2] + 1) // 3
+    sizes = [ops.exp(part) for part in (knots[..., :bins, :], knots[..., bins : 2 * bins, :])]
+    sizes = [2 * interval * s / ops.sum(s, axis=-2, keepdims=True) for s in sizes]
+    ends = [ops.cumsum(s, axis=-2) - interval for s in sizes]
+    inner = ops.exp(knots[..., 2 * bins :, :])
+    one = ops.ones_like(inner[..., :1, :])
+    near = ops.clip(x, -interval, interval)
+    passed = ops.cast(near[..., None, :] >= ends[axis][..., :-1, :], inner.dtype)
+    # 1 at the bin, 0 elsewhere: a sum over all bins is quicker than to look one up.
+    one_more = ops.ones_like(passed[..., :1, :])
+    chosen = ops.concatenate([one_more, passed], axis=-2)
+    chosen = chosen - ops.concatenate([passed, ops.zeros_like(one_more)], axis=-2)
+    slopes = (ops.concatenate(x, axis=-2) for x in ([one, inner], [inner, one]))
+    starts = (end - size for end, size in zip(ends, sizes, strict=True))
+    parts = (*starts, *sizes, *slopes)
+    return near, tuple(ops.sum(chosen * part, axis=-2) for part in parts)

@@ -1,0 +1,242 @@
+"""The best Gaussian over the last layer's weights, by natural gradients."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, matmul, mean, tfd
+from tfp_ibnn.posteriors.gaussian import NormalLowRank
+from tfp_ibnn.weights.target import LastLayerPosterior, Target
+from tfp_ibnn.weights.training import ascend
+
+MOST_FULL = 10_000
+"""Weights of which a full covariance is still held: 800 MB in double precision."""
+
+_EVALUATION_PAIRS = 512
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class GaussianVI(LastLayerPosterior):
+    """The Gaussian over the last layer's weights that maximises the ELBO.
+
+    ELBO = E_q[log p(y | x, w) + log p(w)] + H[q], with the prior w ~ N(0, prior_scale^2) and all
+    data in every step, from cached features. Full and diagonal covariances by natural gradients: in
+    coordinates where q is N(0, 1), the precision becomes 1 - rate * (1 + E[g eps']), g the gradient
+    of the log-density at eps. "lowrank", diagonal + F F', by Adam from the diagonal one.
+    Cost of a step, for D weights: 2.5 D gradients (at most 1,024) and O(D^3) for a full covariance;
+    64 gradients for the others. Nothing of the network before the last layer is uncertain.
+
+    Args:
+        model: a built Functional or Sequential model that ends in a Dense layer; it is not changed.
+        covariance: "full", "lowrank" or "diag".
+        rank: of F.
+        **kwargs: `prior_scale` (1.0), the standard deviation of each weight's prior; `noise_scale`,
+            that of a plain regression's targets (None takes the root mean square of the residuals
+            of `model`); `head` and `from_logits` as for `MonteCarlo`; those of a Keras layer.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        >>> posterior = ibnn.GaussianVI(model).fit(x, x > 0.1, verbose=0)
+        >>> posterior.distribution().event_shape[0], posterior.elbo > -13
+        (2, True)
+
+    References:
+        Lin et al., Handling the Positive-Definite Constraint in the Bayesian Learning Rule, arXiv
+        2002.10060. Khan and Rue, The Bayesian Learning Rule, arXiv 2107.04562.
+    """
+
+    arguments = ("covariance", "rank")
+
+    def __init__(
+        self, model: keras.Model, *, covariance: str = "full", rank: int = 4, **kwargs: Any
+    ) -> None:
+        super().__init__(model, **kwargs)
+        self.covariance = checks.one_of("covariance", covariance, ("full", "lowrank", "diag"))
+        self.rank = checks.positive_integer("rank", rank, checks.LARGEST_SIZE)
+        size = self.size
+        if covariance == "full" and size > MOST_FULL:
+            need = f"{size} weights need {8e-9 * size**2:.1f} GB, and are more than {MOST_FULL}"
+            raise ValueError(f"`covariance` must be 'lowrank' or 'diag' here: {need}.")
+        self.loc = self._add("loc", (size,))
+        self.scale = self._add("scale", (size, size) if covariance == "full" else (size,))
+        columns = (size, self.rank) if covariance == "lowrank" else (size, 0)
+        self.columns = self._add("columns", columns)
+        self._elbo = self._add("elbo", (), np.nan)
+
+    @property
+    def elbo(self) -> float:
+        """The ELBO that was reached, in nats: a lower bound of the log-evidence."""
+        return float(ops.convert_to_numpy(self._elbo.value))
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        steps: int = 100,
+        batch_size: int = 256,
+        seed: int = 0,
+        verbose: Any = "auto",
+    ) -> "GaussianVI":
+        """Fit to all of the training data, and return itself.
+
+        Args:
+            x: inputs, or a dataset of batches (x, y).
+            y: targets.
+            steps: of natural gradients; ten times as many of Adam follow for "lowrank".
+            batch_size: with which the features are computed.
+            seed: of the draws: the same one gives the same fit.
+            verbose: 0 shows no progress.
+        """
+        steps = checks.positive_integer("steps", steps)
+        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
+        return self.fit_to(target, steps, np.random.default_rng(seed), verbose)
+
+    def fit_to(
+        self, target: Target, steps: int, rng: np.random.Generator, verbose: Any = 0
+    ) -> "GaussianVI":
+        """Fit to a target, and return itself."""
+        loc, scale = _natural_gradients(target, self.covariance == "full", steps, rng, verbose)
+        if self.covariance == "lowrank":
+            loc, scale, columns = _low_rank(target, loc, scale, self.rank, 10 * steps, rng, verbose)
+            self.columns.assign(columns)
+        self.loc.assign(loc)
+        self.scale.assign(scale)
+        eps = _pairs(rng, _EVALUATION_PAIRS, self.size)
+        w = ops.convert_to_numpy(self._colored(ops.cast(eps, self.variable_dtype)))
+        # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
+        values = target.values(w) + np.sum(eps**2, axis=1) / 2
+        elbo = values.mean() + self.size * math.log(2 * math.pi) / 2 + self._log_det()
+        if not np.isfinite(elbo):
+            raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
+        self._elbo.assign(elbo)
+        return self
+
+    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
+        """Return draw `number` of those a key gives, (size,)."""
+        return self._colored(self._standard_normal(key, number)[None])[0]
+
+    def center(self) -> Tensor:
+        """Return the mean."""
+        return ops.convert_to_tensor(self.loc)
+
+    def distribution(self) -> tfd.Distribution:
+        """Return q, a Gaussian over the flat vector of the last layer's kernel and bias."""
+        loc, scale = ops.convert_to_tensor(self.loc), ops.convert_to_tensor(self.scale)
+        if self.covariance == "diag":
+            return tfd.MultivariateNormalDiag(loc, scale)
+        if self.covariance == "lowrank":
+            factor = self._colored(ops.eye(self.size, dtype=scale.dtype)) - loc
+            scale = ops.cholesky(matmul(ops.transpose(factor), factor))
+        return tfd.MultivariateNormalTriL(loc, scale)
+
+    def _colored(self, eps: Tensor) -> Tensor:
+        """Turn standard normal rows (S, size) into draws."""
+        loc, scale = ops.convert_to_tensor(self.loc), ops.convert_to_tensor(self.scale)
+        if self.covariance == "full":
+            return loc + matmul(eps, ops.transpose(scale))
+        if self.covariance == "lowrank":
+            columns = ops.convert_to_tensor(self.columns)
+            eps = eps + matmul(matmul(eps, columns), ops.transpose(columns))
+        return loc + scale * eps
+
+    def _log_det(self) -> float:
+        scale, columns = (ops.convert_to_numpy(v.value) for v in (self.scale, self.columns))
+        diagonal = np.diagonal(scale) if self.covariance == "full" else scale
+        inner = np.eye(columns.shape[1]) + columns.T @ columns
+        return float(np.log(diagonal.astype("float64")).sum() + np.linalg.slogdet(inner)[1])
+
+
+def _natural_gradients(
+    target: Target, full: bool, steps: int, rng: np.random.Generator, verbose: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean, and the lower triangular factor or the standard deviations, of q."""
+    size = target.size
+    pairs = int(np.clip(1.25 * size, 32, 512)) if full else 32
+    # With fewer pairs than weights the noise of a step has eigenvalues up to this.
+    most = 0.5 / max(1.0, (size / pairs) ** 0.5) ** 2
+    loc = target.mode()
+    factor = 0.1 * target.prior_scale * (np.eye(size) if full else np.ones(size))
+    bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
+    for step in range(steps):
+        # Constant at first; then such that all later steps count alike in the result.
+        rate = most / (1 + most * max(0.0, step - 0.4 * steps))
+        eps = _pairs(rng, pairs, size)
+        w = loc + (eps @ factor.T if full else eps * factor)
+        slopes = target.gradients(w)
+        if not np.isfinite(slopes).all():
+            raise ValueError(
+                f"The gradient became NaN or infinite at step {step + 1}: give a smaller "
+                "`prior_scale`, or scale `x`."
+            )
+        slopes = slopes @ factor if full else slopes * factor
+        shift = slopes.mean(axis=0)
+        if full:
+            excess = (slopes + eps).T @ eps / len(eps)
+            excess = rate * (excess + excess.T) / 2
+            root = _root(np.eye(size) - excess, excess)
+            factor = np.linalg.solve(root, factor.T).T
+            shift = np.linalg.solve(root, shift)
+        else:
+            excess = rate * np.mean((slopes + eps) * eps, axis=0)
+            root = np.sqrt(1 - excess + excess**2 / 2)
+            factor, shift = factor / root, shift / root
+        # No step is longer than q is wide.
+        shift *= rate * min(1.0, size**0.5 / max(np.linalg.norm(shift), 1e-30))
+        loc = loc + (factor @ shift if full else factor * shift)
+        bar.update(step + 1, [("step", float(np.linalg.norm(shift)))])
+    return loc, np.linalg.cholesky(factor @ factor.T) if full else factor
+
+
+def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
+    """Return the lower triangular root of the new precision; noise may make it indefinite."""
+    try:
+        return np.linalg.cholesky(precision)
+    except np.linalg.LinAlgError:
+        return np.linalg.cholesky(precision + excess @ excess / 2)
+
+
+def _pairs(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
+    """Return mirrored normal draws (2 * pairs, size), of covariance 1 if there are enough."""
+    half = rng.standard_normal((pairs, size))
+    if pairs > size:
+        half = half @ np.linalg.inv(np.linalg.cholesky(half.T @ half / pairs)).T
+    return np.concatenate([half, -half])
+
+
+def _low_rank(
+    target: Target,
+    loc: np.ndarray,
+    scale: np.ndarray,
+    rank: int,
+    steps: int,
+    rng: np.random.Generator,
+    verbose: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean, scales and columns of the best Gaussian with a low-rank covariance."""
+    # Standard normal at the start, in coordinates where the diagonal Gaussian is.
+    start = {"initial_scale": 1.0, "prior_loc": 0.0, "prior_scale": 1.0}
+    q = NormalLowRank(rank, dtype=keras.backend.standardize_dtype(target.dtype), **start)
+    q.build((target.size,))
+    q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
+    first, unit = loc.astype(target.dtype), scale.astype(target.dtype)
+
+    def objective(eps: Tensor, *data: Tensor) -> Tensor:
+        draw = q.transform(eps)
+        return mean(target.log_prob(first + unit * draw.z, *data)) + draw.entropy
+
+    def batch() -> tuple[Any, ...]:
+        return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
+
+    ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
+    columns = ops.convert_to_numpy(q.columns.value)
+    found = (ops.convert_to_numpy(x) for x in (q.mean(), q.scales()))
+    center, own = (part.astype("float64") for part in found)
+    return loc + scale * center, scale * own, columns

@@ -1,0 +1,186 @@
+"""Hamiltonian Monte Carlo over the last layer's weights."""
+
+import math
+import time
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, matmul, mean, tfp
+from tfp_ibnn.weights.gaussian_vi import GaussianVI
+from tfp_ibnn.weights.target import LastLayerPosterior
+
+_MOST_WEIGHTS = 5_000
+_MOST_NUMBERS = 2**28
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class LastLayerHMC(LastLayerPosterior):
+    """Draws from the exact posterior of the last layer's weights, by Hamiltonian Monte Carlo.
+
+    Log-density: log p(y | x, w) + log p(w), with the prior w ~ N(0, prior_scale^2), on cached
+    features. A `GaussianVI` of full covariance comes first; the chains start from its draws and run
+    in coordinates where it is N(0, 1). The step size adapts in the warm-up to 80 % acceptance.
+    `report` has R-hat and effective sample sizes. Nothing of the network before the last layer is
+    uncertain.
+
+    Cost: (warmup + draws) * leapfrog gradients of all chains together, each O(N * D) per chain for
+    N examples and D weights. Stores chains * draws sets of the last layer's weights.
+
+    Args:
+        model: a built Functional or Sequential model that ends in a Dense layer; it is not changed.
+        chains: number of independent chains, at least 2.
+        draws: from each chain, after the warm-up.
+        warmup: steps of each chain that are not kept.
+        **kwargs: `prior_scale` (1.0), the standard deviation of each weight's prior; `noise_scale`,
+            that of a plain regression's targets (None takes the root mean square of the residuals
+            of `model`); `head` and `from_logits` as for `MonteCarlo`; those of a Keras layer.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        >>> posterior = ibnn.LastLayerHMC(model, draws=50, warmup=50)
+        >>> posterior = posterior.fit(x, x > 0.1, verbose=0)  # doctest: +SKIP
+        >>> posterior.count
+        200
+
+    References:
+        Neal, MCMC Using Hamiltonian Dynamics, arXiv 1206.1901. Gelman and Rubin, Inference from
+        Iterative Simulation Using Multiple Sequences, 1992.
+    """
+
+    arguments = ("chains", "draws", "warmup")
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        chains: int = 4,
+        draws: int = 250,
+        warmup: int = 300,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, **kwargs)
+        for name, value in {"chains": chains, "draws": draws, "warmup": warmup}.items():
+            setattr(self, name, checks.positive_integer(name, value))
+        if self.chains < 2 or self.draws < 4:
+            got = f"got {self.chains} and {self.draws}"
+            raise ValueError(f"`chains` must be at least 2 and `draws` at least 4; {got}.")
+        self.count = self.chains * self.draws
+        if self.size > _MOST_WEIGHTS or self.count * self.size > _MOST_NUMBERS:
+            raise ValueError(
+                f"{self.count} draws of {self.size} weights are too many: the last layer may have "
+                f"{_MOST_WEIGHTS} weights, and all draws together {_MOST_NUMBERS} numbers. Take "
+                "fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')."
+            )
+        self._sets = self._add("sets", (self.draws, self.chains, self.size))
+        self._acceptance = self._add("acceptance", (), np.nan)
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int = 256,
+        seed: int = 0,
+        verbose: Any = "auto",
+    ) -> "LastLayerHMC":
+        """Run the chains on all of the training data, and return itself.
+
+        Args:
+            x: inputs, or a dataset of batches (x, y).
+            y: targets.
+            batch_size: with which the features are computed.
+            seed: the same one gives the same draws.
+            verbose: 0 shows no progress.
+        """
+        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
+        rng = np.random.default_rng(seed)
+        gaussian = GaussianVI(self.network, prior_scale=self.prior_scale)
+        gaussian.fit_to(target, 50, rng, verbose)
+        loc, factor = (ops.convert_to_numpy(v.value) for v in (gaussian.loc, gaussian.scale))
+        leapfrog = math.ceil(1.5 * self.size**0.25)
+
+        def run(start: Tensor, step_size: Tensor, key: Tensor, loc: Tensor, *data: Tensor) -> Any:
+            # Of all chains together; where one of them leaves the numbers, its step is refused.
+            def log_prob(white: Tensor) -> Tensor:
+                value = target.log_prob(loc + matmul(white, ops.transpose(data[0])), *data[1:])
+                return ops.where(ops.isfinite(value), value, -float("inf") * ops.ones_like(value))
+
+            kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(
+                tfp.mcmc.HamiltonianMonteCarlo(log_prob, step_size, leapfrog),
+                num_adaptation_steps=self.warmup * 4 // 5,
+                target_accept_prob=ops.cast(0.8, start.dtype),
+            )
+            return tfp.mcmc.sample_chain(
+                self.draws,
+                start,
+                num_burnin_steps=self.warmup,
+                kernel=kernel,
+                trace_fn=lambda _, results: results.inner_results.is_accepted,
+                seed=key,
+            )
+
+        begun, dtype = time.perf_counter(), target.dtype
+        start = rng.standard_normal((self.chains, self.size)).astype(dtype)
+        step_size = np.full((self.chains, 1), 1.5 / leapfrog, dtype)
+        key = rng.integers(0, 2**31 - 1, 2).astype(KEY_DTYPE)
+        arrays = (start, step_size, key, loc, factor, *target.data)
+        white, accepted = map(ops.convert_to_numpy, compiled(run, [])(*arrays))
+        if not np.isfinite(white).all():
+            raise ValueError("A chain became NaN or infinite: give a smaller `prior_scale`.")
+        self._sets.assign(loc + white @ factor.T)
+        self._acceptance.assign(accepted.mean())
+        r_hat = self.diagnostics()["R-hat, largest"]
+        if verbose:
+            print(f"{self.report()}\n{time.perf_counter() - begun:.1f} s")
+        if not r_hat < 1.1:
+            warnings.warn(
+                f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1. Give "
+                f"more than {self.warmup} steps of `warmup` and {self.draws} `draws`.",
+                stacklevel=2,
+            )
+        return self
+
+    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
+        """Return a draw, (size,): all of them in an order that mixes early and late ones."""
+        stride = next(
+            n for n in range(int(0.618 * self.count), 0, -1) if math.gcd(n, self.count) == 1
+        )
+        rows = ops.reshape(ops.convert_to_tensor(self._sets), (self.count, self.size))
+        return ops.take(rows, number % self.count * stride % self.count, axis=0)
+
+    def center(self) -> Tensor:
+        """Return the mean of all draws."""
+        return mean(ops.convert_to_tensor(self._sets), axis=(0, 1))
+
+    def samples(self) -> np.ndarray:
+        """Return all draws, (draws * chains, size)."""
+        return ops.convert_to_numpy(self._sets.value).reshape(self.count, self.size)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Return acceptance, R-hat and effective sample sizes by name."""
+        sets = ops.convert_to_tensor(self._sets)
+        r_hat = tfp.mcmc.potential_scale_reduction(sets, split_chains=self.draws % 2 == 0)
+        ess = tfp.mcmc.effective_sample_size(
+            sets, filter_beyond_positive_pairs=True, cross_chain_dims=1
+        )
+        r_hat, ess = ops.convert_to_numpy(r_hat), ops.convert_to_numpy(ess)
+        return {
+            "acceptance": float(ops.convert_to_numpy(self._acceptance.value)),
+            "R-hat, largest": float(r_hat.max()),
+            "effective draws, fewest": float(ess.min()),
+            "effective draws, median": float(np.median(ess)),
+        }
+
+    def report(self) -> str:
+        """Return the diagnostics as a table."""
+        head = f"{self.chains} chains of {self.draws} draws, {self.size} weights"
+        rows = [f"{name:<24} {value:10.3f}" for name, value in self.diagnostics().items()]
+        return "\n".join([head, *rows])

@@ -1,0 +1,61 @@
+r"""Compare every method of the library on the same networks and data, none of them tuned.
+
+Networks are trained and kept in models/ of --output; Laplace, SWAG, ensembles and posteriors of the
+last layer begin with them; SG-MCMC, MC dropout and posteriors of z train their own. Every task has
+a process of its own and becomes a line of runs.jsonl in --output; tasks that are there are skipped,
+so the same command resumes. Then table.md is written from all of them.
+
+Examples:
+    python scripts/study_methods.py --pairs digits --seeds 0 1 2
+    python scripts/study_methods.py --backend jax --jobs 14
+    python scripts/study_methods.py --tables
+"""
+
+import argparse
+import os
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+RESULTS = "results/methods"
+PAGES = (f"{RESULTS}/README.md", "docs/which_method.md")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--pairs", nargs="+", metavar="PAIR", help="data and network (default: all)")
+    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
+    add("--jobs", type=int, default=1, help="tasks at once (default 1); more pay on a GPU")
+    add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
+    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add("--output", help=f"default: {RESULTS}, or outputs/quick/methods")
+    add("--tables", action="store_true", help="run nothing, only write the tables")
+    add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
+    options = parser.parse_args(argv)
+    if options.jobs < 1:
+        parser.error(f"--jobs must be at least 1; got {options.jobs}")
+    # Before Keras is imported, here and in the processes that this one starts.
+    if options.backend:
+        os.environ["KERAS_BACKEND"] = options.backend
+    if options.jobs > 1:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+    from experiments import method_study as study
+
+    pairs = options.pairs or list(study.PAIRS)
+    if unknown := set(pairs) - study.PAIRS.keys():
+        parser.error(f"--pairs must be some of {', '.join(study.PAIRS)}; got {unknown.pop()}")
+    output, failed = options.output, 0
+    output = output or ("outputs/quick/methods" if options.quick else RESULTS)
+    if not options.tables:
+        more = {key: getattr(options, key) for key in ("quick", "jobs", "data_dir")}
+        failed = study.run_all(pairs, options.seeds, output, **more)
+    study.write_tables(output, *(PAGES if output == RESULTS else ()))
+    print(f"Written to {output}; {failed} tasks failed.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

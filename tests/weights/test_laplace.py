@@ -293,11 +293,18 @@ def called_twice():
     return model
 
 
+def recurrent():
+    model = keras.Sequential([keras.Input((4, 3)), layers.LSTM(2), layers.Dense(3)])
+    model.compile(loss="mse")
+    return model
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: ibnn.Laplace(called_twice(), "all"), "is called 2 times"),
+        (lambda: ibnn.Laplace(recurrent(), "all"), "is recurrent"),
         (lambda: ibnn.Laplace(network("other"), "all", "kron"), "DepthwiseConv2D: use 'diag'"),
         (lambda: ibnn.Laplace(small(), "nothing"), "chooses no weight"),
         (lambda: ibnn.Laplace(small(), 3), "`subset_of_weights` must be"),

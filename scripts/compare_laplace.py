@@ -1,8 +1,8 @@
 """Compare Laplace with laplace-torch: the same network, data and prior, in one run.
 
 A small LeNet is trained on images that are made up (a pattern for each class, and noise); its
-weights go to PyTorch, in the environment of `make peers` and a process of its own. For each subset of
-weights and structure of the Hessian the table has the largest difference of a predicted probability
+weights go to PyTorch, in the environment of `make peers` and a process of its own. For each subset
+of weights and structure of the Hessian the table has the largest difference of a probability
 (linearised, probit), the evidence of both, and the seconds of fit and prediction of both.
 
 The Kronecker factors differ by a convention: laplace-torch keeps the bias in a block of its own,

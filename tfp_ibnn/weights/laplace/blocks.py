@@ -6,6 +6,7 @@ that zero, g, gives with a the gradient of the weights for each example.
 
 import itertools
 import math
+import re
 from typing import Any
 
 import keras
@@ -14,7 +15,8 @@ from keras import layers, ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, pullback
-from tfp_ibnn.weights.features import call, without_activation
+from tfp_ibnn.conversion.graph import Graph
+from tfp_ibnn.weights.features import LastLayer, call, without_activation
 
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 
@@ -58,7 +60,7 @@ class Block:
         return ops.sum(ops.square(self.rows(x, g)), axis=0)
 
 
-class LinearBlock(Block):
+class _LinearBlock(Block):
     """A Dense layer, or a convolution: one Dense layer on the patch of each position.
 
     The bias is the last row of the matrix; its input is 1.
@@ -74,7 +76,6 @@ class LinearBlock(Block):
         self.inputs = self.size // self.outputs
 
     def run(self, is_stripped: bool, x: Tensor) -> tuple[Tensor, Any]:
-        """Return what the activation takes, and the activation."""
         before = without_activation(self.layer, x)
         if is_stripped:
             return before, lambda s: s
@@ -97,17 +98,14 @@ class LinearBlock(Block):
         return ops.reshape(g, (ops.shape(g)[0], math.prod(g.shape[1:-1]), self.outputs))
 
     def rows(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient of each example, (N, size)."""
         a, g = self.matrix_input(x), self.matrix_output(g)
         rows = ops.matmul(ops.swapaxes(a, 1, 2), g)
         return ops.reshape(rows, (-1, self.size))
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the sum of `rows` over the examples, without these."""
         return ops.reshape(product(self.matrix_input(x), self.matrix_output(g)), (-1,))
 
     def squares(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the sum of the squares of `rows`; with one position, without these."""
         a, g_ = self.matrix_input(x), self.matrix_output(g)
         if a.shape[1] != 1:
             return super().squares(x, g)
@@ -125,7 +123,45 @@ def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Bloc
     is_linear = type(layer) is layers.Dense or (
         type(layer) in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1
     )
-    return (LinearBlock if is_linear else Block)(layer, variables)
+    return (_LinearBlock if is_linear else Block)(layer, variables)
+
+
+def blocks_of(
+    model: keras.Model, subset: Any, head: str | None, from_logits: bool | None
+) -> tuple[list[Block], list[str]]:
+    """Return the chosen weights layer by layer, and the batch normalization that is left out."""
+    if not isinstance(subset, str):
+        kinds = "'last_layer', 'all' or a regular expression"
+        raise ValueError(f"`subset_of_weights` must be {kinds}; got {subset!r}.")
+    if subset == "last_layer":
+        last = LastLayer(model, head, from_logits)
+        return [block_of(last.layer, last.variables)], []
+    calls, blocks, left_out = Graph(model, lambda _: True).layers, [], []
+    for layer in dict.fromkeys(calls):
+        weights = getattr(layer, "trainable_weights", [])
+        if subset == "all" and isinstance(layer, layers.BatchNormalization):
+            left_out += [layer.name] * bool(weights)
+            continue
+        chosen = [v for v in weights if subset == "all" or re.search(subset, v.path)]
+        if chosen and calls.count(layer) > 1:
+            raise ValueError(
+                f"Layer {layer.name!r} is called {calls.count(layer)} times: Laplace is for layers "
+                "that are called once. Leave it out by a pattern in `subset_of_weights`."
+            )
+        if (chosen or blocks) and isinstance(layer, (layers.RNN, layers.Bidirectional)):
+            # TensorFlow cannot differentiate its loop inside of another one.
+            raise ValueError(
+                f"Layer {layer.name!r} is recurrent: only weights behind it can be uncertain, for "
+                "example those of subset_of_weights='last_layer'."
+            )
+        if chosen:
+            blocks.append(block_of(layer, chosen))
+    if not blocks:
+        paths = ", ".join(v.path for v in model.trainable_weights) or "none"
+        raise ValueError(
+            f"`subset_of_weights` {subset!r} chooses no weight. The trainable ones are: {paths}."
+        )
+    return blocks, left_out
 
 
 def _patches(layer: Any, x: Tensor) -> Tensor:

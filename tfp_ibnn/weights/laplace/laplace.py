@@ -1,23 +1,21 @@
 """The Laplace approximation of a trained network."""
 
-import re
 import warnings
 from typing import Any
 
 import keras
 import numpy as np
-from keras import layers, ops
+from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Sampler, WeightPosterior
-from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.noise.source import Source
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.samplers import WeightSampler
-from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, check_network
-from tfp_ibnn.weights.laplace.blocks import Block, block_of
+from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
+from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, ProbitSampler
@@ -26,7 +24,10 @@ from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 GRID = np.logspace(-4, 4, 21)
 """The prior precisions that are compared on validation data."""
 
-_FAR = 0.1
+_ARGUMENTS = ("subset_of_weights", "hessian_structure", "prior_precision", "noise_scale")
+_ARGUMENTS += ("temperature", "pred_type", "link_approx", "rank", "head", "from_logits")
+
+_FAR = 0.3
 """By how many nats per example a Newton step may raise the likelihood of a trained network."""
 
 
@@ -66,10 +67,11 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.random.default_rng(0).normal(size=(50, 2)).astype("float32")
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> x, noise = np.random.default_rng(0).normal(size=(2, 50, 1)).astype("float32")
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         >>> model.compile(loss="mse")
-        >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, model(x) + 0.1, verbose=0)
+        >>> y = keras.ops.convert_to_numpy(model(x)) + noise
+        >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, y, verbose=0)
         >>> sorted(ibnn.MonteCarlo(la, samples=8, seed=0).predict(x, verbose=0))
         ['aleatoric', 'epistemic', 'mean', 'total_variance']
 
@@ -94,6 +96,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         from_logits: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        given = dict(locals())
         structure = STRUCTURES[checks.one_of("hessian_structure", hessian_structure, [*STRUCTURES])]
         checks.one_of("pred_type", pred_type, ("glm", "nn"))
         checks.one_of("link_approx", link_approx, ("mc", "probit"))
@@ -106,22 +109,12 @@ class Laplace(WeightPosterior, keras.layers.Layer):
             else:
                 checks.positive(name, value)
         check_network(model)
-        blocks, left_out = _blocks(model, subset_of_weights, head, from_logits)
-        rank = checks.positive_integer("rank", rank)
+        blocks, left_out = blocks_of(model, subset_of_weights, head, from_logits)
+        checks.positive("temperature", temperature)
+        checks.positive_integer("rank", rank)
         super().__init__(**kwargs)
         self.network, self.count = model, None
-        self._options = {
-            "subset_of_weights": subset_of_weights,
-            "hessian_structure": hessian_structure,
-            "prior_precision": prior_precision,
-            "noise_scale": noise_scale,
-            "temperature": checks.positive("temperature", temperature),
-            "pred_type": pred_type,
-            "link_approx": link_approx,
-            "rank": rank,
-            "head": head,
-            "from_logits": from_logits,
-        }
+        self._options = {name: given[name] for name in _ARGUMENTS}
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         chosen = {id(block.layer) for block in blocks}
         self.logit_network = LogitNetwork(model, lambda x: id(x) in chosen, head, from_logits)
@@ -179,8 +172,10 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         for variable, value in zip(self.structure.variables, found.values, strict=True):
             variable.assign(value)
         self._fit = {"examples": found.examples, "log_likelihood": found.log_likelihood}
-        method = wanted if isinstance(wanted, str) else "marglik"
-        self.optimize_prior_precision(method, validation_data, batch_size)
+        if isinstance(wanted, str):
+            self.optimize_prior_precision(wanted, validation_data, batch_size)
+        else:
+            self._maximize_evidence(wanted)
         self._check_trained(found)
         return self
 
@@ -191,17 +186,13 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
         Args:
             method: "marglik", by the marginal likelihood, which sets the noise scale too; or
-                "validation", by the NLL of predictions, the best of `GRID`. What was given to the
-                constructor as a number stays.
+                "validation", by the NLL of predictions, the best of `GRID`. A noise scale that was
+                given as a number stays.
             validation_data: (x, y) or a dataset that the network was not trained on.
             batch_size: of the predictions.
         """
         checks.one_of("method", method, ("marglik", "validation"))
-        given = [self._options[name] for name in ("prior_precision", "noise_scale")]
-        prior, scale = (None if isinstance(value, str) else value for value in given)
-        prior, scale = self.evidence.maximize(prior, scale)
-        self.prior_precision.assign(prior)
-        self.noise_scale.assign(scale)
+        prior = self._maximize_evidence(None)
         if method == "validation":
             try:
                 losses = self._validation_losses(validation_data, batch_size)
@@ -211,6 +202,14 @@ class Laplace(WeightPosterior, keras.layers.Layer):
                 raise ValueError("The predictions for `validation_data` are not finite.")
             self.prior_precision.assign(GRID[np.nanargmin(losses)])
         return float(self.prior_precision)
+
+    def _maximize_evidence(self, prior: float | None) -> float:
+        """Set noise scale and prior precision, the latter to a value if that is given."""
+        scale = self._options["noise_scale"]
+        found = self.evidence.maximize(prior, None if isinstance(scale, str) else scale)
+        self.prior_precision.assign(found[0])
+        self.noise_scale.assign(found[1])
+        return found[0]
 
     @property
     def evidence(self) -> Evidence:
@@ -244,8 +243,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
     def deviation(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return how far set `number` is from the mean."""
-        sample = ops.reshape(ops.cast(number, "int32"), (1,))
-        source = Source(seed=key, sample=sample)
+        source = Source(seed=key, sample=ops.reshape(ops.cast(number, "int32"), (1,)))
         noise = source.normal(1, (self.structure.size,), self.logit_network.dtype, None)[0]
         return self._split(self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x))))
 
@@ -267,8 +265,12 @@ class Laplace(WeightPosterior, keras.layers.Layer):
             (diagonal,) = self.structure.variables
             return tfd.MultivariateNormalDiag(mean, ops.sqrt(self.scale(diagonal.value)))
         check_side(size, f"the covariance of {size:,} weights")
-        root = self.structure.scaled(ops.eye(size, dtype=self.logit_network.dtype), self.scale)
-        return tfd.MultivariateNormalTriL(mean, ops.cholesky(root))
+        eye = ops.eye(size, dtype=self.logit_network.dtype)
+        root = self.structure.scaled(eye, lambda x: ops.sqrt(self.scale(x)))
+        # Of R^T R, R being this root: a Cholesky factor of the product would lose digits.
+        upper = np.linalg.qr(ops.convert_to_numpy(root).astype("float64"), mode="r")
+        lower = (upper * np.sign(np.diag(upper))[:, None]).T
+        return tfd.MultivariateNormalTriL(mean, ops.cast(lower, mean.dtype))
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs draws of the linearised network, or networks with sampled weights."""
@@ -313,12 +315,9 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
     def _check_trained(self, found: Fit) -> None:
         """Warn if the likelihood could be raised much by a small step."""
-        gradient = ops.convert_to_tensor(found.gradient.astype(self.logit_network.dtype))
-        gradient = gradient / ops.cast(
-            self._options["temperature"] * self.noise_scale**2, gradient.dtype
-        )
-        gain = 0.5 * ops.sum(gradient * self.structure.scaled(gradient, self.scale))
-        gain = float(gain) / found.examples
+        factor = self._options["temperature"] * float(self.noise_scale) ** 2
+        slope = ops.convert_to_tensor((found.gradient / factor).astype(self.logit_network.dtype))
+        gain = float(ops.sum(slope * self.structure.scaled(slope, self.scale))) / 2 / found.examples
         if gain > _FAR:
             warnings.warn(
                 f"The network does not seem to be trained: its gradient is far from zero, a Newton "
@@ -332,8 +331,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         if data is None:
             raise ValueError("`validation_data` is missing: give (x, y) or a dataset.")
         x, y = data if isinstance(data, (tuple, list)) else (data, None)
-        names = ("head", "from_logits")
-        options = {name: self._options[name] for name in names}
+        options = {name: self._options[name] for name in ("head", "from_logits")}
         averaged = MonteCarlo(self, samples=32, seed=0, **options)
         likelihood, losses = self.logit_network.likelihood, []
         for prior in GRID:
@@ -350,35 +348,3 @@ class Laplace(WeightPosterior, keras.layers.Layer):
                 total, count = total + float(loss) * len(labels), count + len(labels)
             losses.append(total / count)
         return losses
-
-
-def _blocks(
-    model: keras.Model, subset: Any, head: str | None, from_logits: bool | None
-) -> tuple[list[Block], list[str]]:
-    """Return the chosen weights layer by layer, and the batch normalization that is left out."""
-    if not isinstance(subset, str):
-        kinds = "'last_layer', 'all' or a regular expression"
-        raise ValueError(f"`subset_of_weights` must be {kinds}; got {subset!r}.")
-    if subset == "last_layer":
-        last = LastLayer(model, head, from_logits)
-        return [block_of(last.layer, last.variables)], []
-    calls, blocks, left_out = Graph(model, lambda _: True).layers, [], []
-    for layer in dict.fromkeys(calls):
-        weights = getattr(layer, "trainable_weights", [])
-        if subset == "all" and isinstance(layer, layers.BatchNormalization):
-            left_out += [layer.name] * bool(weights)
-            continue
-        chosen = [v for v in weights if subset == "all" or re.search(subset, v.path)]
-        if chosen and calls.count(layer) > 1:
-            raise ValueError(
-                f"Layer {layer.name!r} is called {calls.count(layer)} times: Laplace is for layers "
-                "that are called once. Leave it out by a pattern in `subset_of_weights`."
-            )
-        if chosen:
-            blocks.append(block_of(layer, chosen))
-    if not blocks:
-        paths = ", ".join(v.path for v in model.trainable_weights) or "none"
-        raise ValueError(
-            f"`subset_of_weights` {subset!r} chooses no weight. The trainable ones are: {paths}."
-        )
-    return blocks, left_out

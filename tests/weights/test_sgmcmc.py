@@ -102,6 +102,17 @@ def test_the_preconditioner_scales_step_and_noise():
     assert second - first == pytest.approx(RATE * slopes[1] / (0.1 + np.sqrt(mean)), rel=1e-4)
 
 
+def test_a_preconditioner_that_stays_leaves_the_target_as_it_is():
+    """From the first step on the rate is divided by 0.1 + the gradient at 0."""
+    divisor = 0.1 + CURVATURE * CENTRE
+    options = {"preconditioner": "rmsprop", "epsilon": 0.1, "adaptation": 1}
+    optimizer = ibnn.SGLD(RATE * divisor, TRAIN_SIZE, PRIOR_SCALE, **options)
+    mean, variance = stationary(0.0)
+    found = run(optimizer)
+    assert abs(found.mean() - mean) < 3 * np.sqrt(variance / COUNT)
+    assert abs(found.var() - variance) < 3 * variance * np.sqrt(2 / COUNT)
+
+
 def test_cycles():
     cycles = ibnn.CosineCycles(0.4, cycle=10, exploration=0.5)
     rates = np.array([float(cycles(step)) for step in range(20)])
@@ -205,7 +216,7 @@ def test_resumed_it_draws_the_same_samples(tmp_path, eagerly):
 
 def test_files_and_configs(tmp_path, eagerly):
     cycles = ibnn.CosineCycles(0.01, cycle=4, exploration=0.25)
-    options = {"temperature": 0.5, "preconditioner": "rmsprop", "rho": 0.9, "seed": 7}
+    options = {"temperature": 0.5, "preconditioner": "rmsprop", "adaptation": 3, "seed": 7}
     model = network(ibnn.SGHMC(cycles, 100, 0.3, momentum=0.8, **options), "mse")
     model.fit(X, Y, verbose=0, batch_size=4)
     model.save(tmp_path / "model.keras")
@@ -229,6 +240,7 @@ def test_files_and_configs(tmp_path, eagerly):
         ({"prior_scale": 0.0}, "`prior_scale`"),
         ({"temperature": -1.0}, "`temperature`"),
         ({"preconditioner": "adam"}, "`preconditioner`"),
+        ({"adaptation": 0}, "`adaptation`"),
         ({"momentum": 1.0}, "`momentum`"),
     ],
 )

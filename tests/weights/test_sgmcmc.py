@@ -168,6 +168,31 @@ def test_noise_never_repeats_and_has_its_variance(policy, policy_name):
     assert found.var() == pytest.approx(2 * 0.01 / 100, rel=3 * np.sqrt(2 / found.size))
 
 
+def test_fit_samples_the_posterior_of_a_linear_model():
+    """Each unit is a chain of its own over two weights; the posterior's covariance is known."""
+    count, rate, scale = 4000, 0.4, 0.7
+    x = np.array([[1, 0.5], [-1, 1], [0.3, -1.2], [0.8, 0.1], [1.5, 1]], "float32")
+    y = np.repeat(x @ [[0.6], [-0.2]] + 0.1, count, axis=1).astype("float32")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(count, use_bias=False)])
+
+    def loss(y_true, y_pred):
+        return 0.5 * ops.sum(ops.square(y_true - y_pred), axis=-1)
+
+    model.compile(ibnn.SGLD(rate, train_size=5, prior_scale=scale), loss)
+    model.fit(x, y, epochs=50, batch_size=5, verbose=0)
+    (found,) = model.get_weights()
+    precision = x.T.astype("float64") @ x + np.eye(2) / scale**2
+    values, vectors = np.linalg.eigh(precision)
+    # Along its axes the posterior has the variance 1 / value, and this at a finite rate.
+    variances = 1 / values / (1 - rate * values / 5 / 2)
+    along = vectors.T @ found
+    mean = vectors.T @ np.linalg.solve(precision, x.T @ y[:, 0])
+    assert (np.abs(along.mean(axis=1) - mean) < 3 * np.sqrt(variances / count)).all()
+    errors = 3 * variances * np.sqrt(2 / count)
+    assert (np.abs(along.var(axis=1) - variances) < errors).all()
+    assert abs(np.corrcoef(along)[0, 1]) < 3 / np.sqrt(count)
+
+
 def test_another_seed_gives_other_noise_and_the_same_the_same():
     one, again, other = (run(sampler(0.0, seed=seed), steps=2) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)

@@ -11,7 +11,7 @@ RATE, CURVATURE, CENTRE, TRAIN_SIZE, PRIOR_SCALE = 0.5, 0.7, 0.3, 10, 0.5
 COUNT = 40_000  # independent chains: the coordinates of one variable
 
 
-def run(optimizer, steps=60, curvature=CURVATURE):
+def run(optimizer, steps=30, curvature=CURVATURE):
     """Return all chains after some steps on the mean loss curvature / 2 (w - CENTRE)^2."""
     weight = keras.Variable(np.zeros(COUNT, "float32"))
     optimizer.build([weight])
@@ -179,7 +179,7 @@ def test_fit_samples_the_posterior_of_a_linear_model():
         return 0.5 * ops.sum(ops.square(y_true - y_pred), axis=-1)
 
     model.compile(ibnn.SGLD(rate, train_size=5, prior_scale=scale), loss)
-    model.fit(x, y, epochs=50, batch_size=5, verbose=0)
+    model.fit(x, y, epochs=30, batch_size=5, verbose=0)
     (found,) = model.get_weights()
     precision = x.T.astype("float64") @ x + np.eye(2) / scale**2
     values, vectors = np.linalg.eigh(precision)
@@ -228,10 +228,10 @@ def test_resumed_it_draws_the_same_samples(tmp_path, eagerly):
 
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    whole, model = chain(tmp_path / "whole", 6)
-    chain(tmp_path / "parts", 3)
-    parts, _ = chain(tmp_path / "parts", 6)
-    assert whole.steps == parts.steps == [5, 8, 11]
+    whole, model = chain(tmp_path / "whole", 4)
+    chain(tmp_path / "parts", 2)
+    parts, _ = chain(tmp_path / "parts", 4)
+    assert whole.steps == parts.steps == [5, 8]
     one, other = whole.posterior(), ibnn.Snapshots(folder=tmp_path / "parts/samples")
     for a, b in zip(one.weights, other.posterior(model).weights, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -113,11 +113,8 @@ class WeightPosterior:
         raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
 
     def distribution(self) -> Any:
-        """Return a tfd.Distribution over the flat vector of `sampled` values in order.
-
-        The values are concatenated, each raveled.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no `distribution`.")
+        """Return a TFP distribution over one vector: the values of `sampled`, flat, in order."""
+        raise NotImplementedError(f"{type(self).__name__} has no density.")
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs `samples` of the networks."""

@@ -215,6 +215,7 @@ def test_stochastic_members_are_a_mixture(stochastic_models):
     np.testing.assert_allclose(ops.convert_to_numpy(mc.at_mean(SMALL)["mean"]), first, atol=1e-6)
 
 
+@pytest.mark.once
 def test_a_file_holds_stochastic_members(stochastic_models, tmp_path):
     mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(stochastic_models), samples=4, seed=3)
     expected = ops.convert_to_numpy(mc(SMALL)["mean"])

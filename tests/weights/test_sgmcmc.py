@@ -68,6 +68,7 @@ def test_the_bias_of_a_finite_step_is_that_of_the_docstring():
     assert stationary(0.0)[1] == pytest.approx(expected)
 
 
+@pytest.mark.once
 def test_without_noise_it_is_plain_descent():
     found = run(sampler(0.6, temperature=0.0), steps=5)
     weight = momentum = 0.0
@@ -78,6 +79,7 @@ def test_without_noise_it_is_plain_descent():
     np.testing.assert_allclose(found, weight, rtol=1e-5)
 
 
+@pytest.mark.once
 def test_a_flat_prior():
     options = {"train_size": TRAIN_SIZE, "prior_scale": None, "temperature": 0.0}
     found = run(ibnn.SGLD(RATE, **options), steps=1)
@@ -193,6 +195,7 @@ def test_fit_samples_the_posterior_of_a_linear_model():
     assert abs(np.corrcoef(along)[0, 1]) < 3 / np.sqrt(count)
 
 
+@pytest.mark.once
 def test_another_seed_gives_other_noise_and_the_same_the_same():
     one, again, other = (run(sampler(0.0, seed=seed), steps=2) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
@@ -239,6 +242,7 @@ def test_resumed_it_draws_the_same_samples(tmp_path, eagerly):
         network(ibnn.SGLD(0.01, 8, None)).fit(X, Y, verbose=0, callbacks=[parts])
 
 
+@pytest.mark.once
 def test_files_and_configs(tmp_path, eagerly):
     cycles = ibnn.CosineCycles(0.01, cycle=4, exploration=0.25)
     options = {"temperature": 0.5, "preconditioner": "rmsprop", "adaptation": 3, "seed": 7}

@@ -76,8 +76,9 @@ class SGLD(keras.optimizers.Optimizer):
     of its loss gradients, in the noise too. While that divisor changes with the weights the chain
     has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
 
-    The noise is a function of seed, step and weight: nothing of it need be saved, and a run resumed
-    from a `Checkpoint` draws the same samples. Clipping, weight decay and averages are refused.
+    The noise is a function of seed, step and weight (and of backend and compiler): nothing of it
+    need be saved, and a run resumed from a `Checkpoint` draws the same samples. Clipping, weight
+    decay and averages of weights are refused.
 
     Args:
         learning_rate: a number or a schedule.

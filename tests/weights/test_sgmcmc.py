@@ -11,7 +11,7 @@ RATE, CURVATURE, CENTRE, TRAIN_SIZE, PRIOR_SCALE = 0.5, 0.7, 0.3, 10, 0.5
 COUNT = 40_000  # independent chains: the coordinates of one variable
 
 
-def run(optimizer, steps=60, curvature=CURVATURE):
+def run(optimizer, steps=30, curvature=CURVATURE):
     """Return all chains after some steps on the mean loss curvature / 2 (w - CENTRE)^2."""
     weight = keras.Variable(np.zeros(COUNT, "float32"))
     optimizer.build([weight])
@@ -68,6 +68,7 @@ def test_the_bias_of_a_finite_step_is_that_of_the_docstring():
     assert stationary(0.0)[1] == pytest.approx(expected)
 
 
+@pytest.mark.once
 def test_without_noise_it_is_plain_descent():
     found = run(sampler(0.6, temperature=0.0), steps=5)
     weight = momentum = 0.0
@@ -78,6 +79,7 @@ def test_without_noise_it_is_plain_descent():
     np.testing.assert_allclose(found, weight, rtol=1e-5)
 
 
+@pytest.mark.once
 def test_a_flat_prior():
     options = {"train_size": TRAIN_SIZE, "prior_scale": None, "temperature": 0.0}
     found = run(ibnn.SGLD(RATE, **options), steps=1)
@@ -100,6 +102,17 @@ def test_the_preconditioner_scales_step_and_noise():
     slopes = CURVATURE * np.array([CENTRE, CENTRE - first])
     mean = (0.99 * 0.01 * slopes[0] ** 2 + 0.01 * slopes[1] ** 2) / (1 - 0.99**2)
     assert second - first == pytest.approx(RATE * slopes[1] / (0.1 + np.sqrt(mean)), rel=1e-4)
+
+
+def test_a_preconditioner_that_stays_leaves_the_target_as_it_is():
+    """From the first step on the rate is divided by 0.1 + the gradient at 0."""
+    divisor = 0.1 + CURVATURE * CENTRE
+    options = {"preconditioner": "rmsprop", "epsilon": 0.1, "adaptation": 1}
+    optimizer = ibnn.SGLD(RATE * divisor, TRAIN_SIZE, PRIOR_SCALE, **options)
+    mean, variance = stationary(0.0)
+    found = run(optimizer)
+    assert abs(found.mean() - mean) < 3 * np.sqrt(variance / COUNT)
+    assert abs(found.var() - variance) < 3 * variance * np.sqrt(2 / COUNT)
 
 
 def test_cycles():
@@ -157,6 +170,32 @@ def test_noise_never_repeats_and_has_its_variance(policy, policy_name):
     assert found.var() == pytest.approx(2 * 0.01 / 100, rel=3 * np.sqrt(2 / found.size))
 
 
+def test_fit_samples_the_posterior_of_a_linear_model():
+    """Each unit is a chain of its own over two weights; the posterior's covariance is known."""
+    count, rate, scale = 4000, 0.4, 0.7
+    x = np.array([[1, 0.5], [-1, 1], [0.3, -1.2], [0.8, 0.1], [1.5, 1]], "float32")
+    y = np.repeat(x @ [[0.6], [-0.2]] + 0.1, count, axis=1).astype("float32")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(count, use_bias=False)])
+
+    def loss(y_true, y_pred):
+        return 0.5 * ops.sum(ops.square(y_true - y_pred), axis=-1)
+
+    model.compile(ibnn.SGLD(rate, train_size=5, prior_scale=scale), loss)
+    model.fit(x, y, epochs=30, batch_size=5, verbose=0)
+    (found,) = model.get_weights()
+    precision = x.T.astype("float64") @ x + np.eye(2) / scale**2
+    values, vectors = np.linalg.eigh(precision)
+    # Along its axes the posterior has the variance 1 / value, and this at a finite rate.
+    variances = 1 / values / (1 - rate * values / 5 / 2)
+    along = vectors.T @ found
+    mean = vectors.T @ np.linalg.solve(precision, x.T @ y[:, 0])
+    assert (np.abs(along.mean(axis=1) - mean) < 3 * np.sqrt(variances / count)).all()
+    errors = 3 * variances * np.sqrt(2 / count)
+    assert (np.abs(along.var(axis=1) - variances) < errors).all()
+    assert abs(np.corrcoef(along)[0, 1]) < 3 / np.sqrt(count)
+
+
+@pytest.mark.once
 def test_another_seed_gives_other_noise_and_the_same_the_same():
     one, again, other = (run(sampler(0.0, seed=seed), steps=2) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
@@ -192,10 +231,10 @@ def test_resumed_it_draws_the_same_samples(tmp_path, eagerly):
 
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    whole, model = chain(tmp_path / "whole", 6)
-    chain(tmp_path / "parts", 3)
-    parts, _ = chain(tmp_path / "parts", 6)
-    assert whole.steps == parts.steps == [5, 8, 11]
+    whole, model = chain(tmp_path / "whole", 4)
+    chain(tmp_path / "parts", 2)
+    parts, _ = chain(tmp_path / "parts", 4)
+    assert whole.steps == parts.steps == [5, 8]
     one, other = whole.posterior(), ibnn.Snapshots(folder=tmp_path / "parts/samples")
     for a, b in zip(one.weights, other.posterior(model).weights, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -203,9 +242,10 @@ def test_resumed_it_draws_the_same_samples(tmp_path, eagerly):
         network(ibnn.SGLD(0.01, 8, None)).fit(X, Y, verbose=0, callbacks=[parts])
 
 
+@pytest.mark.once
 def test_files_and_configs(tmp_path, eagerly):
     cycles = ibnn.CosineCycles(0.01, cycle=4, exploration=0.25)
-    options = {"temperature": 0.5, "preconditioner": "rmsprop", "rho": 0.9, "seed": 7}
+    options = {"temperature": 0.5, "preconditioner": "rmsprop", "adaptation": 3, "seed": 7}
     model = network(ibnn.SGHMC(cycles, 100, 0.3, momentum=0.8, **options), "mse")
     model.fit(X, Y, verbose=0, batch_size=4)
     model.save(tmp_path / "model.keras")
@@ -229,6 +269,7 @@ def test_files_and_configs(tmp_path, eagerly):
         ({"prior_scale": 0.0}, "`prior_scale`"),
         ({"temperature": -1.0}, "`temperature`"),
         ({"preconditioner": "adam"}, "`preconditioner`"),
+        ({"adaptation": 0}, "`adaptation`"),
         ({"momentum": 1.0}, "`momentum`"),
     ],
 )

@@ -68,6 +68,7 @@ def test_they_are_the_weights_and_further_training_adds(eagerly):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.once
 def test_exploration_is_left_out(eagerly):
     cycles = ibnn.CosineCycles(0.01, cycle=5, exploration=0.6)
     model, snapshots = network(ibnn.SGLD(cycles, 8, 1.0)), ibnn.Snapshots(unit="step")
@@ -75,6 +76,7 @@ def test_exploration_is_left_out(eagerly):
     assert snapshots.steps == [4, 5, 9, 10]
 
 
+@pytest.mark.once
 def test_a_full_disk_loses_nothing(eagerly, tmp_path, monkeypatch):
     model, snapshots = network(), ibnn.Snapshots(folder=tmp_path / "runs")
     save, calls = np.savez, []
@@ -95,6 +97,7 @@ def test_a_full_disk_loses_nothing(eagerly, tmp_path, monkeypatch):
     assert snapshots.posterior().count == 5
 
 
+@pytest.mark.once
 def test_while_the_disk_stays_full(eagerly, tmp_path):
     model, snapshots = network(), ibnn.Snapshots(folder=tmp_path / "runs")
     (tmp_path / "runs").write_text("a file, so nothing can be written in there")
@@ -103,6 +106,7 @@ def test_while_the_disk_stays_full(eagerly, tmp_path):
     assert snapshots.posterior().count == 3
 
 
+@pytest.mark.once
 def test_damaged_files_and_other_networks(eagerly, tmp_path):
     snapshots = ibnn.Snapshots(folder=tmp_path)
     fit(network(), snapshots, epochs=2)
@@ -119,6 +123,7 @@ def test_damaged_files_and_other_networks(eagerly, tmp_path):
         ibnn.Snapshots().posterior(other)
 
 
+@pytest.mark.once
 def test_an_interrupt_keeps_what_was_collected(eagerly):
     snapshots, swag = ibnn.Snapshots(), ibnn.SWAG()
 

@@ -49,7 +49,7 @@ class DeepEnsemble(WeightSets):
         y: Any = None,
         *,
         seed: int = 0,
-        callbacks: Any = (),
+        callbacks: Any = None,
         verbose: int = 1,
         **fit: Any,
     ) -> "DeepEnsemble":
@@ -77,13 +77,13 @@ class DeepEnsemble(WeightSets):
             keras.utils.set_random_seed(number)
             model, start = build(number), time.monotonic()
             if not isinstance(model, keras.Model) or not model.compiled:
-                got = f"got {model!r}"
-                raise ValueError(f"`build({number})` must return a compiled Keras model; {got}.")
+                want = "must return a compiled Keras model"
+                raise ValueError(f"`build({number})` {want}; got {model!r}.")
             own = callbacks(number) if callable(callbacks) else callbacks
             try:
                 with Interrupts() as interrupts:
                     options = {"verbose": 2 if verbose > 1 else 0, **fit}
-                    log = model.fit(x, y, callbacks=[*own, interrupts], **options)
+                    log = model.fit(x, y, callbacks=[*(own or ()), interrupts], **options)
             except KeyboardInterrupt:
                 if not sets:
                     raise

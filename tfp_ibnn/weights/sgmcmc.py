@@ -73,11 +73,12 @@ class SGLD(keras.optimizers.Optimizer):
     their own. Use small or falling rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
     With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
-    of its gradients, in the noise too. (The term for the change of that divisor is left out, as
-    usual, which is a bias for small `rho`.)
+    of its loss gradients, in the noise too. While that divisor changes with the weights the chain
+    has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
 
-    The noise is a function of seed, step and weight: nothing of it need be saved, and a run resumed
-    from a `Checkpoint` draws the same samples. Clipping, weight decay and averages are refused.
+    The noise is a function of seed, step and weight (and of backend and compiler): nothing of it
+    need be saved, and a run resumed from a `Checkpoint` draws the same samples. Clipping, weight
+    decay and averages of weights are refused.
 
     Args:
         learning_rate: a number or a schedule.
@@ -86,6 +87,7 @@ class SGLD(keras.optimizers.Optimizer):
             flat prior, for models that have the prior as a regularizer in their loss.
         temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.
         preconditioner: None or "rmsprop".
+        adaptation: number of steps after which the preconditioner stays as it is; None never.
         rho: decay of the mean square for each step.
         epsilon: added to its root.
         seed: of the noise; each chain needs its own.
@@ -116,8 +118,9 @@ class SGLD(keras.optimizers.Optimizer):
         *,
         temperature: float = 1.0,
         preconditioner: str | None = None,
+        adaptation: int | None = None,
         rho: float = 0.99,
-        epsilon: float = 1e-5,
+        epsilon: float = 1e-3,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -136,6 +139,9 @@ class SGLD(keras.optimizers.Optimizer):
         self.preconditioner = preconditioner
         if preconditioner is not None:
             checks.one_of("preconditioner", preconditioner, ("rmsprop",))
+        self.adaptation = adaptation
+        if adaptation is not None:
+            self.adaptation = checks.positive_integer("adaptation", adaptation)
         self.rho, self.epsilon = checks.fraction("rho", rho), checks.positive("epsilon", epsilon)
         self.seed = checks.whole("seed", seed)
 
@@ -163,16 +169,12 @@ class SGLD(keras.optimizers.Optimizer):
         dtype = keras.backend.standardize_dtype(variable.dtype)
         index = keras_internals.index_in(self, variable)
         step, rate = self.iterations, ops.cast(learning_rate, dtype)
-        # Not by operators: the gradient of an embedding has some of the rows only.
-        precision = 0.0 if self.prior_scale is None else 1 / self.prior_scale**2
-        pull = precision / self.train_size * ops.cast(variable, dtype)
-        gradient = ops.add(pull, ops.cast(gradient, dtype))
+        # By functions, not operators: the gradient of an embedding may have some rows only.
+        gradient = ops.cast(gradient, dtype)
         if self.preconditioner:
-            mean = self.rho * self._squares[index] + (1 - self.rho) * ops.square(gradient)
-            self.assign(self._squares[index], mean)
-            # Of the gradients so far, since the first value is 0.
-            mean = mean / (1 - ops.power(ops.cast(self.rho, dtype), ops.cast(step, dtype) + 1))
-            rate = rate / (self.epsilon + ops.sqrt(mean))
+            rate = rate / (self.epsilon + self._root_mean_square(index, gradient))
+        precision = 0.0 if self.prior_scale is None else 1 / self.prior_scale**2
+        gradient = ops.add(precision / self.train_size * ops.cast(variable, dtype), gradient)
         variance = 2 * (1 - self.momentum) * self.temperature / self.train_size * rate
         variance = variance * ops.cast(self.is_sampling(step), dtype)
         # A function of seed, step and variable alone; the key has a bit left for the step.
@@ -185,10 +187,21 @@ class SGLD(keras.optimizers.Optimizer):
             self.assign(self._momentums[index], change)
         self.assign_add(variable, change)
 
+    def _root_mean_square(self, index: int, gradient: Tensor) -> Tensor:
+        """Return the root mean square of a variable's gradients, and count one in."""
+        old, counted = self._squares[index], ops.cast(self.iterations, gradient.dtype) + 1
+        new = ops.add(self.rho * old, ops.multiply(1 - self.rho, ops.square(gradient)))
+        if self.adaptation is not None:
+            new = ops.where(counted > self.adaptation, ops.cast(old, new.dtype), new)
+            counted = ops.minimum(counted, self.adaptation)
+        self.assign(old, new)
+        # The first value is 0, and takes a part that vanishes.
+        return ops.sqrt(new / (1 - ops.power(ops.cast(self.rho, new.dtype), counted)))
+
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
         names = ("train_size", "prior_scale", "temperature", "preconditioner")
-        names += ("rho", "epsilon", "seed")
+        names += ("adaptation", "rho", "epsilon", "seed")
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 

@@ -87,7 +87,7 @@ class GaussianWeights(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         return self._split(ops.convert_to_tensor(self._mean))
 
     def distribution(self) -> Any:
-        """Return the Gaussian over the flat vector of `sampled` values in order."""
+        """Return the Gaussian over one vector: the values of `sampled`, flat, in order."""
         return tfd.MultivariateNormalDiagPlusLowRankCovariance(
             loc=ops.convert_to_tensor(self._mean),
             cov_diag_factor=ops.convert_to_tensor(self._variance),

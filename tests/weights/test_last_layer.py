@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers, ops
+from keras import layers
 from scipy.optimize import minimize
 from scipy.stats import multivariate_normal
 
@@ -43,6 +43,12 @@ def test_the_elbo_of_a_linear_model_is_the_evidence():
     np.testing.assert_allclose(numpy(full.distribution().mean()), mean, atol=1e-4)
     found = np.linalg.inv(numpy(full.distribution().covariance()))
     np.testing.assert_allclose(found, precision, rtol=1e-3, atol=0.1)
+
+
+@pytest.mark.once
+def test_diagonal_and_low_rank_gaussians_of_a_linear_model():
+    x, y, model, precision, _, evidence = linear()
+    options = {"prior_scale": PRIOR, "noise_scale": 0.4}
     # The best diagonal Gaussian has the diagonal of the precision.
     gap = (np.log(np.diag(precision)).sum() - np.linalg.slogdet(precision)[1]) / 2
     diagonal = ibnn.GaussianVI(model, covariance="diag", **options).fit(x, y, verbose=0)
@@ -142,6 +148,7 @@ IMAGES = np.random.default_rng(2).normal(size=(20, 4, 4, 1)).astype("float32")
 LABELS = np.arange(20) % 3
 
 
+@pytest.mark.once
 def test_a_seed_reproduces_and_the_model_stays(tmp_path):
     model = classifier()
     before = model.get_weights()

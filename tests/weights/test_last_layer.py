@@ -11,8 +11,6 @@ import tfp_ibnn as ibnn
 from tests.flows.tools import numpy
 from tests.weights.last_layers import LOGITS, PRIOR, Quadrature, X, Y, logistic
 
-JAX = keras.backend.backend() == "jax"
-
 
 @pytest.fixture(scope="module")
 def quadrature():
@@ -154,27 +152,20 @@ def test_a_seed_reproduces_and_the_model_stays(tmp_path):
     before = model.get_weights()
     fits = [ibnn.GaussianVI(model, covariance=c) for c in ("diag", "diag", "diag")]
     for fit, seed in zip(fits, (3, 3, 4), strict=True):
-        fit.fit(IMAGES, LABELS, steps=20, seed=seed, verbose=0)
+        fit.fit(IMAGES, LABELS, steps=5, seed=seed, verbose=0)
     first, again, other = (numpy(fit.loc.value) for fit in fits)
     np.testing.assert_array_equal(first, again)
     assert np.any(first != other)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     assert [v.path for v in fits[0].sampled] == [v.path for v in model.layers[-1].weights]
-    mc = ibnn.MonteCarlo(fits[0], samples=8, seed=0)
-    found = mc.predict(IMAGES, verbose=0)
+    mc = ibnn.MonteCarlo(fits[0], samples=4, seed=0)
+    found = {key: numpy(value) for key, value in mc(IMAGES).items()}
     assert found["epistemic"].max() > 1e-3
     mc.save(tmp_path / "vi.keras")
     loaded = keras.models.load_model(tmp_path / "vi.keras")
-    np.testing.assert_allclose(loaded.predict(IMAGES, verbose=0)["mean"], found["mean"], atol=1e-6)
+    np.testing.assert_allclose(numpy(loaded(IMAGES)["mean"]), found["mean"], atol=1e-6)
     assert loaded.inner.elbo == fits[0].elbo
-    if JAX:
-        return
-    import tensorflow as tf
-
-    ibnn.export(mc, tmp_path / "1")
-    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
-    np.testing.assert_allclose(served(inputs=IMAGES)["mean"].numpy(), found["mean"], atol=1e-6)
 
 
 @pytest.mark.once

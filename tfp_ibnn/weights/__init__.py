@@ -6,7 +6,8 @@ from tfp_ibnn.weights.ensemble import DeepEnsemble, WeightSets
 from tfp_ibnn.weights.gaussian_vi import GaussianVI
 from tfp_ibnn.weights.hmc import LastLayerHMC
 from tfp_ibnn.weights.laplace import Laplace
-from tfp_ibnn.weights.refinement import RefinedPosterior, refine
+from tfp_ibnn.weights.refined import RefinedPosterior
+from tfp_ibnn.weights.refinement import refine
 
 __all__ = [
     "DeepEnsemble",

@@ -101,6 +101,8 @@ def refine(
     if samples is not None:
         samples = _checked_samples(samples, size)
     loc, matrix = _base(posterior, samples, size)
+    if not (np.isfinite(loc).all() and np.isfinite(matrix).all()):
+        raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
     refined = RefinedPosterior(model, flows, places_of(model, variables), matrix.ndim == 1)
     refined.set_base(loc, matrix)
     options = {"steps": steps, "learning_rate": learning_rate, "verbose": verbose}
@@ -245,7 +247,8 @@ def _base(
         loc, covariance = samples.mean(axis=0), np.cov(samples.T).reshape(size, size)
     else:
         loc, covariance = map(ops.convert_to_numpy, (found.mean(), found.covariance()))
-    return loc.astype("float64"), np.linalg.cholesky(covariance.astype("float64"))
+    covariance = covariance.astype("float64")
+    return loc.astype("float64"), np.linalg.cholesky(covariance)
 
 
 def _rotated(

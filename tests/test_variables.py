@@ -94,6 +94,8 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     plain = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
     plain.add(keras.layers.Dense(3, activation="softmax"))
     sets = [kind([plain, plain]) for kind in (ibnn.DeepEnsemble, ibnn.weights.WeightSets)]
+    plain.compile(loss="sparse_categorical_crossentropy", run_eagerly=True)
+    sets.append(ibnn.Laplace(plain, link_approx="probit").fit(X, Y, verbose=0))
     random = ibnn.to_stochastic(plain, ibnn.MeanField(moped=0.1), train_size=12)
     random.compile("adam", "sparse_categorical_crossentropy", run_eagerly=True)
     random.fit(X, Y, verbose=0)

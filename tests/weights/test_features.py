@@ -31,6 +31,7 @@ CASES = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", CASES)
 def test_factors_are_a_root_of_the_hessian(name):
     likelihood, y = CASES[name]
@@ -48,6 +49,7 @@ def test_factors_are_a_root_of_the_hessian(name):
     np.testing.assert_allclose(s @ np.swapaxes(s, 1, 2), hessian, atol=1e-8)
 
 
+@pytest.mark.once
 def test_log_probs():
     z = ops.convert_to_tensor(Z)
     y = np.array([0, 1, 2, 3, 0])
@@ -63,6 +65,7 @@ def test_log_probs():
     np.testing.assert_allclose(found, norm(Z, 0.5).logpdf(numbers).sum(axis=1), rtol=1e-10)
 
 
+@pytest.mark.once
 def test_a_gaussian_head_has_the_expected_hessian():
     """For the mean and the logit of the scale; the average of the squared score says the same."""
     head = ibnn.layers.GaussianHead(dtype="float64")

@@ -90,6 +90,7 @@ def test_draws_are_linearised_and_shared(full, by_hand):
     np.testing.assert_allclose(mc.at_mean(POINTS)["mean"], softmax(logits, axis=-1), atol=1e-5)
 
 
+@slow_on_jax
 @pytest.mark.parametrize("structure", ["diag", "kron", "full", "lowrank"])
 def test_probit_of_the_last_layer(model, by_hand, structure):
     phi, logits, _ = by_hand
@@ -109,19 +110,22 @@ def test_probit_of_the_last_layer(model, by_hand, structure):
 @slow_on_jax
 def test_all_weights_linearised():
     """Draws by Jacobian-vector products, and the probit, against Jacobians in float64."""
-    model = network(activation="linear")
-    options = {"subset_of_weights": "all", "prior_precision": 2.0}
-    la = ibnn.Laplace(model, hessian_structure="kron", **options).fit(X, Y, verbose=0)
-    logits, j = jacobian(model, la.sampled)
+    inputs = keras.Input((4,), dtype="float64")
+    x = layers.Dense(5, activation="relu", dtype="float64")(inputs)
+    model = keras.Model(inputs, layers.Dense(3, dtype="float64")(x))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    la = fitted(model, subset_of_weights="all", prior_precision=2.0)
+    x = POINTS.astype("float64")
+    logits, j = jacobian(model, la.sampled, x)
     mc = ibnn.MonteCarlo(la, samples=2, seed=0)
     wanted = softmax(logits + j @ flat(la.deviation(ops.cast(mc._key, "int32"), 1)), axis=-1)
-    found = ops.convert_to_numpy(mc.draw(X, 1)["mean"])
+    found = ops.convert_to_numpy(mc.draw(x, 1)["mean"])
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     covariance = dense(la.structure, la.scale)
     variance = np.einsum("nkw,wv,nkv->nk", j, covariance, j)
     wanted = softmax(logits / np.sqrt(1 + np.pi / 8 * variance), axis=-1)
     probit = ibnn.MonteCarlo(with_options(la, link_approx="probit"))
-    np.testing.assert_allclose(probit(X)["mean"], wanted, atol=1e-6)
+    np.testing.assert_allclose(probit(x)["mean"], wanted, atol=1e-6)
     inverse = np.linalg.inv(dense(la.structure) + 2 * np.eye(la.structure.size))
     np.testing.assert_allclose(covariance, inverse, atol=1e-9)
 
@@ -145,6 +149,7 @@ def test_sampled_weights(model, full):
     np.testing.assert_allclose(mc.draw(POINTS, 1)["mean"], la_network, atol=1e-6)
 
 
+@slow_on_jax
 @pytest.mark.parametrize("options", [{}, {"link_approx": "probit"}, {"pred_type": "nn"}])
 def test_files(full, tmp_path, options):
     mc = ibnn.MonteCarlo(with_options(full, **options), samples=2, seed=0)
@@ -153,15 +158,29 @@ def test_files(full, tmp_path, options):
     loaded = keras.models.load_model(tmp_path / "laplace.keras")
     np.testing.assert_allclose(loaded(POINTS)["mean"], before, atol=1e-6)
     assert loaded.inner.log_marginal_likelihood() == pytest.approx(full.log_marginal_likelihood())
-    if JAX or options:
-        return
+
+
+@pytest.mark.slow
+@pytest.mark.once
+@pytest.mark.skipif(JAX, reason="TensorFlow writes SavedModels")
+@pytest.mark.parametrize(
+    "options", [{}, {"link_approx": "probit"}, {"pred_type": "nn"}, {"subset_of_weights": "all"}]
+)
+def test_export(model, tmp_path, options):
     import tensorflow as tf
 
+    mc = ibnn.MonteCarlo(fitted(model, **options), samples=4, seed=0)
     ibnn.export(mc, tmp_path / "1")
-    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
-    np.testing.assert_allclose(served(inputs=tf.constant(POINTS))["mean"], before, atol=1e-6)
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures
+    inputs = tf.constant(POINTS)
+    np.testing.assert_allclose(
+        served["serve"](inputs=inputs)["mean"], mc(POINTS)["mean"], atol=1e-6
+    )
+    found = served["sample"](inputs=inputs, seed=tf.constant(1))["mean"]
+    np.testing.assert_allclose(found, mc.draw(POINTS, 1)["mean"], atol=1e-6)
 
 
+@slow_on_jax
 @pytest.mark.parametrize(
     ("units", "loss", "activation", "targets"),
     [
@@ -204,6 +223,7 @@ class Batches(keras.utils.PyDataset):
         return POINTS[rows], LABELS[rows]
 
 
+@slow_on_jax
 def test_datasets(model, full):
     same = ibnn.Laplace(model, hessian_structure="full", prior_precision=0.5).fit(
         Batches(), verbose=0

@@ -22,7 +22,7 @@ from tests.weights.laplace_tools import (
 from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.laplace.blocks import block_of
 from tfp_ibnn.weights.laplace.curvature import collect
-from tfp_ibnn.weights.laplace.structures import Kronecker
+from tfp_ibnn.weights.laplace.structures import STRUCTURES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The network does not seem to be trained"),
@@ -68,7 +68,7 @@ def test_low_rank_has_the_largest_eigenvalues(plain, reference):
     np.testing.assert_allclose(dense(part), wanted, atol=2e-2 * values[-1])
 
 
-@slow_on_jax
+@pytest.mark.slow
 def test_layers_of_any_kind():
     """Depthwise convolutions and the scale of normalizations, if asked for."""
     model = network("other")
@@ -127,7 +127,7 @@ def test_kronecker_factors_by_brute_force():
 @pytest.mark.once
 def test_the_kronecker_product_is_exact_for_one_example(plain):
     layer = plain.get_layer("last")
-    structure = Kronecker([block_of(layer, layer.weights)])
+    structure = STRUCTURES["kron"]([block_of(layer, layer.weights)])
     found = collect(
         LogitNetwork(plain, lambda x: x is layer), structure, X[:1], Y[:1], 1, verbose=0
     )

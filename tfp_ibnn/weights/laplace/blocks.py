@@ -58,7 +58,7 @@ class Block:
         return ops.sum(ops.square(self.rows(x, g)), axis=0)
 
 
-class LinearBlock(Block):
+class _LinearBlock(Block):
     """A Dense layer, or a convolution: one Dense layer on the patch of each position.
 
     The bias is the last row of the matrix; its input is 1.
@@ -74,7 +74,6 @@ class LinearBlock(Block):
         self.inputs = self.size // self.outputs
 
     def run(self, is_stripped: bool, x: Tensor) -> tuple[Tensor, Any]:
-        """Return what the activation takes, and the activation."""
         before = without_activation(self.layer, x)
         if is_stripped:
             return before, lambda s: s
@@ -97,17 +96,14 @@ class LinearBlock(Block):
         return ops.reshape(g, (ops.shape(g)[0], math.prod(g.shape[1:-1]), self.outputs))
 
     def rows(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient of each example, (N, size)."""
         a, g = self.matrix_input(x), self.matrix_output(g)
         rows = ops.matmul(ops.swapaxes(a, 1, 2), g)
         return ops.reshape(rows, (-1, self.size))
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the sum of `rows` over the examples, without these."""
         return ops.reshape(product(self.matrix_input(x), self.matrix_output(g)), (-1,))
 
     def squares(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the sum of the squares of `rows`; with one position, without these."""
         a, g_ = self.matrix_input(x), self.matrix_output(g)
         if a.shape[1] != 1:
             return super().squares(x, g)
@@ -125,7 +121,7 @@ def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Bloc
     is_linear = type(layer) is layers.Dense or (
         type(layer) in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1
     )
-    return (LinearBlock if is_linear else Block)(layer, variables)
+    return (_LinearBlock if is_linear else Block)(layer, variables)
 
 
 def _patches(layer: Any, x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 GRID = np.logspace(-4, 4, 21)
 """The prior precisions that are compared on validation data."""
 
-_FAR = 0.1
+_FAR = 0.3
 """By how many nats per example a Newton step may raise the likelihood of a trained network."""
 
 
@@ -66,10 +66,11 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.random.default_rng(0).normal(size=(50, 2)).astype("float32")
-        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> x, noise = np.random.default_rng(0).normal(size=(2, 50, 1)).astype("float32")
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         >>> model.compile(loss="mse")
-        >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, model(x) + 0.1, verbose=0)
+        >>> y = keras.ops.convert_to_numpy(model(x)) + noise
+        >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, y, verbose=0)
         >>> sorted(ibnn.MonteCarlo(la, samples=8, seed=0).predict(x, verbose=0))
         ['aleatoric', 'epistemic', 'mean', 'total_variance']
 

@@ -17,6 +17,7 @@ from tfp_ibnn.weights.laplace.blocks import Block, product
 LARGEST_SIDE = 10_000
 """Of a matrix that is decomposed."""
 
+Scale = Callable[[Tensor], Tensor]
 Taps = list[tuple[Block, Tensor]]
 """The blocks, each with the input of its layer."""
 
@@ -63,45 +64,39 @@ class Structure:
         """Return l, (W,)."""
         raise NotImplementedError
 
-    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+    def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         """Return Q s(l) Q^T times vectors x (..., W)."""
         raise NotImplementedError
 
-    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
+    def variance(self, features: Tensor, scale: Scale) -> Tensor:
         """Return the variances (N, K) of the logits of a last layer with s(l), its inputs given."""
         raise NotImplementedError
 
 
-class Diagonal(Structure):
+class _Diagonal(Structure):
     """The diagonal alone; Q is the identity."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return that of the diagonal."""
         return {"diagonal": (self.size,)}
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        """Return the squared gradients, summed over the examples."""
         return [ops.concatenate([b.squares(x, part) for (b, x), part in zip(taps, g, strict=True)])]
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
-        """Return the diagonal."""
         return sums
 
     def eigenvalues(self) -> np.ndarray:
-        """Return the diagonal."""
         return _double(self.variables[0])
 
-    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scale each weight by itself."""
+    def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         return x * scale(ops.cast(self.variables[0], x.dtype))
 
-    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a^2 s(h)."""
+    def variance(self, features: Tensor, scale: Scale) -> Tensor:
         diagonal = ops.reshape(self.variables[0], (features.shape[-1], -1))
         return ops.matmul(ops.square(features), scale(diagonal))
 
 
-class Full(Structure):
+class _Full(Structure):
     """All of the Hessian; W is limited."""
 
     def __init__(self, blocks: list[Block], **_: Any) -> None:
@@ -109,37 +104,30 @@ class Full(Structure):
         check_side(self.size, f"hessian_structure='full' of {self.size:,} weights")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return those of Q and l."""
         return {"vectors": (self.size, self.size), "values": (self.size,)}
 
     def sums(self) -> list[tuple[int, ...]]:
-        """Return that of the Hessian."""
         return [(self.size, self.size)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        """Return the products of the gradients of each example."""
         rows = all_rows(taps, g)
         return [product(rows, rows)]
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
-        """Return eigenvectors and eigenvalues."""
         return _eigen(sums[0])
 
     def eigenvalues(self) -> np.ndarray:
-        """Return l."""
         return _double(self.variables[1])
 
-    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scale by the eigenvectors."""
+    def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         vectors, values = (ops.cast(v, x.dtype) for v in self.variables)
         return ops.matmul(ops.matmul(x, vectors) * scale(values), ops.transpose(vectors))
 
-    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the sum over the eigenvectors."""
+    def variance(self, features: Tensor, scale: Scale) -> Tensor:
         return _variance(features, *self.variables, scale)
 
 
-class LowRank(Full):
+class _LowRank(_Full):
     """The largest `rank` eigenvalues; H is 0 along all other directions.
 
     They are found by subspace iteration: every pass multiplies 10 vectors more than asked for by H,
@@ -154,20 +142,16 @@ class LowRank(Full):
         self._basis, self._found = np.zeros(0), np.zeros(self._rank)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return those of Q and l."""
         return {"vectors": (self.size, self._rank), "values": (self._rank,)}
 
     def sums(self) -> list[tuple[int, ...]]:
-        """Return that of the basis."""
         return [(self.size, self._wide)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        """Return H times the basis."""
         rows = all_rows(taps, g)
         return [product(rows, ops.matmul(rows, extra[0]))]
 
     def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
-        """Return the basis."""
         if sums is None:
             start = np.random.default_rng(0).normal(size=(self.size, self._wide))
             self._found = np.full(self._rank, np.inf)
@@ -182,29 +166,25 @@ class LowRank(Full):
         return [self._basis]
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
-        """Return eigenvectors and eigenvalues of H in the basis."""
         vectors, values = _eigen(self._basis.T @ sums[0])
         return [(self._basis @ vectors)[:, -self._rank :], values[-self._rank :]]
 
     def eigenvalues(self) -> np.ndarray:
-        """Return l; most are 0."""
         return np.concatenate([super().eigenvalues(), np.zeros(self.size - self._rank)])
 
-    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scale along the eigenvectors, and in all other directions by s(0)."""
+    def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         vectors, values = (ops.cast(v, x.dtype) for v in self.variables)
         rest = scale(ops.zeros((), x.dtype))
         along = ops.matmul(x, vectors) * (scale(values) - rest)
         return rest * x + ops.matmul(along, ops.transpose(vectors))
 
-    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the same, for the logits."""
+    def variance(self, features: Tensor, scale: Scale) -> Tensor:
         rest = scale(ops.zeros((), features.dtype))
         along = _variance(features, *self.variables, lambda values: scale(values) - rest)
         return rest * ops.sum(ops.square(features), axis=-1, keepdims=True) + along
 
 
-class Kronecker(Structure):
+class _Kronecker(Structure):
     """A Kronecker product A x G for each layer, H being block-diagonal (K-FAC, expand).
 
     A is the mean of a a^T over examples and positions, the input 1 of the bias included, and G the
@@ -224,7 +204,6 @@ class Kronecker(Structure):
             check_side(side, f"hessian_structure='kron' of layer {block.layer.name!r}")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return those of the eigenvectors and eigenvalues of all factors."""
         shapes = {}
         for i, block in enumerate(self.blocks):
             for name, side in (("inputs", block.inputs), ("outputs", block.outputs)):
@@ -232,32 +211,26 @@ class Kronecker(Structure):
         return shapes
 
     def sums(self) -> list[tuple[int, ...]]:
-        """Return those of the output factors."""
         return [(block.outputs, block.outputs) for block in self.blocks]
 
     def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
-        """Return the sums of a a^T, each divided by the number of positions."""
         inputs = [block.matrix_input(x) for block, x in taps]
         return [product(a * mask[:, None, None], a) / a.shape[1] for a in inputs]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        """Return the sums of g g^T."""
         outputs = [b.matrix_output(part) for (b, _), part in zip(taps, g, strict=True)]
         return [product(part, part) for part in outputs]
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
-        """Return eigenvectors and eigenvalues of both factors of each layer."""
         count = len(self.blocks)
         pairs = zip(sums[:count], sums[count:], strict=True)
         return [x for a, g in pairs for x in (*_eigen(a / examples), *_eigen(g))]
 
     def eigenvalues(self) -> np.ndarray:
-        """Return the products of the factors' eigenvalues."""
         parts = [np.outer(_double(v[1]), _double(v[3])).ravel() for _, v in self._factors()]
         return np.concatenate(parts)
 
-    def scaled(self, x: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Scale layer by layer."""
+    def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         found, start = [], 0
         for block, factors in self._factors():
             inputs, a, outputs, g = (ops.cast(v, x.dtype) for v in factors)
@@ -270,26 +243,19 @@ class Kronecker(Structure):
             start += block.size
         return ops.concatenate(found, axis=-1)
 
-    def variance(self, features: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return it without the Jacobian, which has N K W numbers."""
-        ((_, (inputs, a, outputs, g)),) = self._factors()
-        a = ops.convert_to_tensor(a)
-        turned = ops.square(ops.matmul(features, inputs))
-        return ops.matmul(
-            ops.matmul(turned, scale(a[:, None] * g)), ops.transpose(ops.square(outputs))
-        )
+    def variance(self, features: Tensor, scale: Scale) -> Tensor:
+        # Without the Jacobian, which has N K W numbers.
+        ((_, factors),) = self._factors()
+        inputs, a, outputs, g = (ops.cast(v, features.dtype) for v in factors)
+        turned = ops.matmul(ops.square(ops.matmul(features, inputs)), scale(a[:, None] * g))
+        return ops.matmul(turned, ops.transpose(ops.square(outputs)))
 
     def _factors(self) -> Iterator[tuple[Block, list[keras.Variable]]]:
         for i, block in enumerate(self.blocks):
             yield block, self.variables[4 * i : 4 * i + 4]
 
 
-STRUCTURES: dict[str, type[Structure]] = {
-    "diag": Diagonal,
-    "kron": Kronecker,
-    "full": Full,
-    "lowrank": LowRank,
-}
+STRUCTURES = {"diag": _Diagonal, "kron": _Kronecker, "full": _Full, "lowrank": _LowRank}
 
 
 def all_rows(taps: Taps, g: list[Tensor]) -> Tensor:

@@ -26,6 +26,8 @@ RECIPES = {
     "radial": lambda: ibnn.NormalRadial(depth=1, **AT_PRIOR),
     "sylvester": lambda: ibnn.NormalSylvester(depth=1, units=2, **AT_PRIOR),
     "iaf": lambda: ibnn.NormalIAF(depth=1, hidden=4, **AT_PRIOR),
+    "full": lambda: ibnn.NormalFull(**AT_PRIOR),
+    "low_rank": lambda: ibnn.NormalLowRank(rank=2, **AT_PRIOR),
     "normalised": lambda: ibnn.FlowPosterior(
         [ibnn.flows.ActNorm(), ibnn.flows.BatchNorm()], learn_prior_scale=True, **AT_PRIOR
     ),

@@ -105,6 +105,12 @@ def test_of_training_prediction_and_loading(made, tmp_path):
         plain.compile(chain, "sparse_categorical_crossentropy", run_eagerly=True)
         plain.fit(X, Y, batch_size=4, verbose=0, callbacks=samples)
     sets += [ibnn.WeightMixture([x.posterior() for x in samples])]
+    plain.compile(loss="sparse_categorical_crossentropy")
+    gaussian = ibnn.GaussianVI(plain, covariance="diag").fit(X, Y, steps=1, verbose=0)
+    refined = ibnn.refine(gaussian, [ibnn.flows.Spline()], X, Y, steps=1, verbose=0)
+    last_layers = (gaussian, ibnn.LastLayerHMC(plain, chains=2, draws=4), refined)
+    for weights in last_layers:
+        ibnn.MonteCarlo(weights, samples=2)(X)
     for weights in (*sets, random):
         averaged = ibnn.MonteCarlo(weights)
         averaged.compile(run_eagerly=True)
@@ -114,7 +120,7 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     flows(X, training=True)
 
     assert_none_is_int32(made)
-    models = (loaded, scaled, regression, random, flows, *sets)
+    models = (loaded, scaled, regression, random, flows, *sets, *last_layers)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {
         type(part) for part in (*metrics, *callbacks, *samples, optimizer, *chains, *mc.metrics)

@@ -6,13 +6,17 @@ import pytest
 from keras import layers, ops
 
 import tfp_ibnn as ibnn
+from tests.autodiff import weight_gradients
 from tests.flows.tools import numpy
+from tests.registry import perturb
 from tests.weights.last_layers import LOGITS, PRIOR, Quadrature, X, Y, logistic
 from tfp_ibnn import flows
+from tfp_ibnn.weights.refined import RefinedPosterior
+from tfp_ibnn.weights.refinement import _Elbo
 from tfp_ibnn.weights.target import Target
 
 JAX = keras.backend.backend() == "jax"
-COUPLINGS = [flows.SplineCoupling(8, bins=6), flows.SplineCoupling(8, swap=True, bins=6)]
+CHAIN = [flows.Spline(bins=4), flows.AffineCoupling(8), flows.AffineCoupling(8, swap=True)]
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +26,11 @@ def gaussian():
 
 @pytest.fixture(scope="module")
 def refined(gaussian):
-    options = {"steps": 200, "learning_rate": 0.02, "verbose": 0}
-    return ibnn.refine(gaussian, COUPLINGS, X, Y, **options)
+    options = {"steps": 120, "learning_rate": 0.03, "verbose": 0}
+    return ibnn.refine(gaussian, CHAIN, X, Y, **options)
 
 
+@pytest.mark.once
 def test_two_weights_come_within_a_hundredth_of_a_nat(gaussian, refined):
     exact = Quadrature(2)
     assert exact.kl_of(gaussian) > 0.03
@@ -52,6 +57,7 @@ def test_one_weight_comes_within_a_hundredth_of_a_nat():
 NOISE = np.random.default_rng(3).standard_normal((4000, 2)).astype("float32")
 
 
+@pytest.mark.once
 def test_density_draws_and_mean_agree(refined):
     w, log_q = refined.transform(ops.convert_to_tensor(NOISE[:50]))
     w = ops.convert_to_tensor(numpy(w).copy())
@@ -65,8 +71,12 @@ def test_density_draws_and_mean_agree(refined):
     assert np.all(np.abs(center - many.mean(axis=0)) < 4 * many.std(axis=0) / 64**0.5)
 
 
-def test_prediction_file_and_export(refined, tmp_path):
-    mc = ibnn.MonteCarlo(refined, samples=16, seed=0)
+@pytest.mark.once
+def test_prediction_file_and_export(gaussian, tmp_path):
+    coupled = RefinedPosterior(gaussian.network, [flows.AffineCoupling(4)], gaussian.places)
+    coupled.set_base(*(numpy(v.value) for v in (gaussian.loc, gaussian.scale)))
+    perturb(coupled.flows[0], seed=1)
+    mc = ibnn.MonteCarlo(coupled, samples=4, seed=0)
     found = numpy(mc(X)["mean"])
     mc.save(tmp_path / "refined.keras")
     loaded = keras.models.load_model(tmp_path / "refined.keras")
@@ -80,22 +90,43 @@ def test_prediction_file_and_export(refined, tmp_path):
     np.testing.assert_allclose(served(inputs=X)["mean"].numpy(), found, atol=1e-6)
 
 
+@pytest.mark.once
 def test_samples_of_a_known_density():
     rng = np.random.default_rng(0)
     eps = rng.standard_normal((4000, 2))
-    first = np.exp(0.5 * eps[:, 0])  # log-normal, and a bent ridge over it
-    w = np.stack([first, 0.5 * first**2 + 0.3 * eps[:, 1]], axis=1)
-    log_p = -np.sum(eps**2, axis=1) / 2 - np.log(2 * np.pi) - np.log(0.5 * first * 0.3)
+    bent = 0.5 * eps[:, 0] ** 2 + 0.3 * eps[:, 1]
+    w = np.stack([eps[:, 0], bent], axis=1)
+    log_p = -np.sum(eps**2, axis=1) / 2 - np.log(2 * np.pi) - np.log(0.3)
     posterior = ibnn.GaussianVI(logistic(2), prior_scale=PRIOR)
-    options = {"steps": 400, "learning_rate": 0.02, "draws": 256, "verbose": 0}
-    chain = [flows.Spline(), *COUPLINGS, *COUPLINGS]
-    refined = ibnn.refine(posterior, chain, samples=w[:3000], **options)
+    options = {"steps": 300, "learning_rate": 0.03, "draws": 256, "verbose": 0}
+    refined = ibnn.refine(posterior, [flows.AffineCoupling(16)], samples=w[:3000], **options)
     fresh = ops.convert_to_tensor(w[3000:].astype("float32"))
     gap = log_p[3000:].mean() - numpy(refined.log_prob(fresh)).mean()
-    covariance = np.cov(w.T)
-    gaussian = (np.linalg.slogdet(covariance)[1] + 2 * np.log(2 * np.pi) + 2) / 2
-    assert gap < 0.1 * (gaussian + log_p.mean())  # of what the best Gaussian lacks
-    assert refined.history[0] < refined.history[-1]
+    gaussian = (np.linalg.slogdet(np.cov(w.T))[1] + 2 * np.log(2 * np.pi) + 2) / 2
+    lack = gaussian + log_p.mean()  # of the best Gaussian
+    assert lack > 0.5
+    assert abs(gap) < 0.05 * lack
+    # What was held out has decided, and says the same.
+    assert abs(max(refined.history) - log_p.mean()) < 0.15
+
+
+@pytest.mark.once
+def test_path_gradients_vanish_where_the_posterior_is_exact():
+    """A linear model of known noise has a Gaussian posterior: the base, under an identity flow."""
+    x = np.random.default_rng(0).normal(size=(8, 1)).astype("float32")
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    exact = ibnn.GaussianVI(model, noise_scale=0.5).fit(x, 2 * x[:, 0], steps=60, verbose=0)
+    target = exact.target(x, 2 * x[:, 0], verbose=0)
+    made = RefinedPosterior(model, [flows.AffineCoupling(4)], exact.places)
+    made.set_base(*(numpy(v.value) for v in (exact.loc, exact.scale)))
+    sizes = {}
+    for path in (True, False):
+        elbo = _Elbo(made, target, path)
+        slopes = weight_gradients(lambda e=elbo: e(NOISE[:2], 1.0, *target.data), elbo.variables)
+        sizes[path] = max(np.abs(slope).max() for slope in slopes)
+    assert sizes[True] < 1e-3
+    assert sizes[False] > 0.05
 
 
 def network():

@@ -171,7 +171,7 @@ def _spline(x: Tensor, knots: Tensor, interval: float) -> tuple[Tensor, Tensor]:
     below = slope + (d0 + d1 - 2 * slope) * both
     y = y0 + height * (slope * t * t + d0 * both) / below
     rise = d1 * t * t + 2 * slope * both + d0 * (1 - t) * (1 - t)
-    log_slope = 2 * ops.log(slope) + ops.log(rise) - 2 * ops.log(below)
+    log_slope = ops.log(rise * ops.square(slope / below))
     inside = ops.abs(x) < interval
     return ops.where(inside, y, x), ops.where(inside, log_slope, ops.zeros_like(log_slope))
 
@@ -195,19 +195,21 @@ def _bin_of(
     The bin is its corner x0, y0, its width and height, and the slopes at its ends; `axis` is 0 if x
     lies on the axis of the widths, and 1 if on that of the heights.
     """
-    bins = (knots.shape[-2] + 1) // 3
-    sizes = [ops.exp(part) for part in (knots[..., :bins, :], knots[..., bins : 2 * bins, :])]
-    sizes = [2 * interval * s / ops.sum(s, axis=-2, keepdims=True) for s in sizes]
-    ends = [ops.cumsum(s, axis=-2) - interval for s in sizes]
+    bins, channels = (knots.shape[-2] + 1) // 3, knots.shape[-1]
+    both = (*ops.shape(knots)[:-2], 2, bins, channels)
+    sizes = ops.exp(ops.reshape(knots[..., : 2 * bins, :], both))
+    sizes = sizes * (2 * interval / ops.sum(sizes, axis=-2, keepdims=True))
+    ends = ops.cumsum(sizes, axis=-2) - interval
     inner = ops.exp(knots[..., 2 * bins :, :])
     one = ops.ones_like(inner[..., :1, :])
+    slopes = ops.concatenate([one, inner, one], axis=-2)
+    slopes = ops.stack([slopes[..., :-1, :], slopes[..., 1:, :]], axis=-3)
+    table = ops.concatenate([ends - sizes, sizes, slopes], axis=-3)
     near = ops.clip(x, -interval, interval)
-    passed = ops.cast(near[..., None, :] >= ends[axis][..., :-1, :], inner.dtype)
+    passed = ops.cast(near[..., None, :] >= ends[..., axis, :-1, :], inner.dtype)
+    one = ops.ones_like(passed[..., :1, :])
+    passed = ops.concatenate([one, passed, 0 * one], axis=-2)
     # 1 at the bin, 0 elsewhere: a sum over all bins is quicker than to look one up.
-    one_more = ops.ones_like(passed[..., :1, :])
-    chosen = ops.concatenate([one_more, passed], axis=-2)
-    chosen = chosen - ops.concatenate([passed, ops.zeros_like(one_more)], axis=-2)
-    slopes = (ops.concatenate(x, axis=-2) for x in ([one, inner], [inner, one]))
-    starts = (end - size for end, size in zip(ends, sizes, strict=True))
-    parts = (*starts, *sizes, *slopes)
-    return near, tuple(ops.sum(chosen * part, axis=-2) for part in parts)
+    chosen = passed[..., :-1, :] - passed[..., 1:, :]
+    found = ops.sum(chosen[..., None, :, :] * table, axis=-2)
+    return near, tuple(found[..., number, :] for number in range(6))

@@ -7,7 +7,8 @@ from tfp_ibnn.weights.gaussian_vi import GaussianVI
 from tfp_ibnn.weights.hmc import LastLayerHMC
 from tfp_ibnn.weights.laplace import Laplace
 from tfp_ibnn.weights.mixture import WeightMixture
-from tfp_ibnn.weights.refinement import RefinedPosterior, refine
+from tfp_ibnn.weights.refined import RefinedPosterior
+from tfp_ibnn.weights.refinement import refine
 from tfp_ibnn.weights.sgmcmc import SGHMC, SGLD, CosineCycles
 from tfp_ibnn.weights.snapshots import Snapshots
 from tfp_ibnn.weights.swag import SWAG, GaussianWeights

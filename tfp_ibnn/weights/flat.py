@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn import noise
+from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn._core.serialization import ConfiguredLayer
@@ -30,6 +31,7 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     arguments = ("places",)
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
+        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
         super().__init__(**kwargs)
         self.network, self.places = model, list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
@@ -82,10 +84,11 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         parts = split(vector, self.sampled)
         return [ops.cast(x, v.dtype) for x, v in zip(parts, self.sampled, strict=True)]
 
-    def _add(self, name: str, shape: tuple[int, ...], values: Any = 0.0) -> keras.Variable:
+    def _add(self, name: str, shape: tuple[int, ...]) -> keras.Variable:
+        """Add a weight that `fit` sets; NaN before, so that nobody takes it for fitted."""
         fixed = {"initializer": "zeros", "trainable": False, "autocast": False, "name": name}
         weight = self.add_weight(shape, **fixed)
-        weight.assign(np.broadcast_to(values, shape))
+        weight.assign(np.full(shape, np.nan))
         return weight
 
 

@@ -68,7 +68,7 @@ class GaussianVI(LastLayerPosterior):
         self.scale = self._add("scale", (size, size) if covariance == "full" else (size,))
         columns = (size, self.rank) if covariance == "lowrank" else (size, 0)
         self.columns = self._add("columns", columns)
-        self._elbo = self._add("elbo", (), np.nan)
+        self._elbo = self._add("elbo", ())
 
     @property
     def elbo(self) -> float:

@@ -80,7 +80,7 @@ class LastLayerHMC(LastLayerPosterior):
                 "fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')."
             )
         self._sets = self._add("sets", (self.draws, self.chains, self.size))
-        self._acceptance = self._add("acceptance", (), np.nan)
+        self._acceptance = self._add("acceptance", ())
 
     def fit(
         self,

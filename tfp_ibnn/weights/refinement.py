@@ -1,138 +1,24 @@
-"""Normalizing flows on top of a Gaussian posterior over weights."""
+"""Train normalizing flows on top of a Gaussian posterior over weights."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import Tensor, compiled, matmul, mean, tfb, tfd
+from tfp_ibnn._core.backend import Tensor, compiled, mean, tfd
 from tfp_ibnn._core.protocols import WeightPosterior
-from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
-from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
-from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.weights.flat import FlatPosterior, places_of
+from tfp_ibnn.flows import Flow
+from tfp_ibnn.weights.flat import places_of
 from tfp_ibnn.weights.likelihood import likelihood_of
+from tfp_ibnn.weights.refined import RefinedPosterior
 from tfp_ibnn.weights.target import Target
 from tfp_ibnn.weights.training import ascend
 
 MOST_WEIGHTS = 20_000
 """Weights whose covariance is still held: 1.6 GB in single precision."""
-
-_FIXED_PAIRS = 64
-
-
-class _MatrixBijector(FlowBijector):
-    """y = loc + x M', for one invertible matrix M; its log-determinant is given."""
-
-    parameter_ndims = {"loc": 1, "matrix": 2, "log_det": 0}  # noqa: RUF012
-    constant_jacobian = True
-
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.loc + matmul(x, ops.transpose(self.matrix))
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        rows = ops.reshape(y - self.loc, (-1, self.loc.shape[0]))
-        return ops.reshape(ops.transpose(ops.solve(self.matrix, ops.transpose(rows))), y.shape)
-
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.log_det
-
-
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class RefinedPosterior(FlatPosterior):
-    """w = loc + M NF(eps), eps standard normal: a Gaussian refined by flows; made by `refine`.
-
-    Args:
-        model: the network.
-        flows: flows, applied in order; they are copied.
-        places: which of `model.weights` are sampled, by position.
-        diagonal: whether M is a diagonal matrix.
-        **kwargs: those of `keras.layers.Layer`.
-    """
-
-    arguments = ("diagonal",)
-
-    def __init__(
-        self,
-        model: keras.Model,
-        flows: Sequence[Flow],
-        places: Sequence[int],
-        diagonal: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(model, places, **kwargs)
-        self.diagonal = bool(diagonal)
-        self.flows = copied(flows, self.variable_dtype)
-        for flow in self.flows:
-            flow.build((None, self.size))
-        self.loc = self._add("loc", (self.size,))
-        shape = (self.size,) if diagonal else (self.size, self.size)
-        self.matrix = self._add("matrix", shape)
-        self._log_det = self._add("log_det", ())
-        self.history: list[float] = []
-
-    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
-        """Return draw `number` of those a key gives, (size,)."""
-        return self.transform(self._standard_normal(key, number)[None])[0][0]
-
-    def center(self) -> Tensor:
-        """Return the mean, over a fixed set of mirrored draws."""
-        half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.size))
-        fixed = np.concatenate([half, -half]).astype(self.variable_dtype)
-        return mean(self.transform(ops.convert_to_tensor(fixed))[0], axis=0)
-
-    def distribution(self) -> tfd.Distribution:
-        """Return q over the flat vector; its `log_prob` takes the inverses of the flows."""
-        zeros = ops.zeros((self.size,), dtype=self.variable_dtype)
-        chain = [self._affine(), *(flow.bijector() for flow in reversed(self.flows))]
-        return tfd.TransformedDistribution(
-            diagonal_normal(zeros, ops.ones_like(zeros)), tfb.Chain(chain)
-        )
-
-    def transform(self, eps: Tensor) -> tuple[Tensor, Tensor]:
-        """Turn standard normal rows (S, size) into draws and their log-densities (S,)."""
-        white, log_q = eps, log_normal(eps)
-        for flow in self.flows:
-            white, log_det = flow.forward_and_log_det(white)
-            log_q = log_q - log_det
-        return self._affine().forward(white), log_q - ops.convert_to_tensor(self._log_det)
-
-    def log_prob(self, w: Tensor) -> Tensor:
-        """Return the log-densities (S,) of vectors (S, size), by the inverses of the flows."""
-        x, log_q = self._affine().inverse(w), -ops.convert_to_tensor(self._log_det)
-        for flow in reversed(self.flows):
-            y, bijector = x, flow.bijector()
-            x = bijector.inverse(y)
-            log_q = log_q + bijector.inverse_log_det_jacobian(y, 1)
-        return log_q + log_normal(x)
-
-    def set_base(self, loc: np.ndarray, matrix: np.ndarray) -> None:
-        """Set mean and factor of the Gaussian."""
-        size = np.log(np.abs(matrix)).sum() if self.diagonal else np.linalg.slogdet(matrix)[1]
-        for weight, value in ((self.loc, loc), (self.matrix, matrix), (self._log_det, size)):
-            weight.assign(value)
-
-    def _affine(self) -> FlowBijector:
-        loc, matrix = ops.convert_to_tensor(self.loc), ops.convert_to_tensor(self.matrix)
-        if self.diagonal:
-            return AffineBijector(shift=loc, scale=matrix)
-        return _MatrixBijector(loc=loc, matrix=matrix, log_det=ops.convert_to_tensor(self._log_det))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor; the weights are saved as weights."""
-        flows = [keras.saving.serialize_keras_object(flow) for flow in self.flows]
-        return {**super().get_config(), "flows": flows}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "RefinedPosterior":
-        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
-        load = keras.saving.deserialize_keras_object
-        flows = [load(flow, custom_objects=custom_objects) for flow in config["flows"]]
-        return super().from_config({**config, "flows": flows}, custom_objects)
 
 
 def refine(
@@ -184,7 +70,8 @@ def refine(
             vanishes at the optimum (sticking the landing). It takes the inverses of the flows.
         noise_scale: of the targets of a plain regression; None takes that of the posterior, or the
             root mean square of the residuals.
-        batch_size: examples per step, for the ELBO; None takes all of them.
+        batch_size: examples per step, and an eighth of those in a check, for the ELBO; None takes
+            all of them at once.
         seed: the same one gives the same result.
         verbose: 0 shows no progress.
 
@@ -214,6 +101,8 @@ def refine(
     if samples is not None:
         samples = _checked_samples(samples, size)
     loc, matrix = _base(posterior, samples, size)
+    if not (np.isfinite(loc).all() and np.isfinite(matrix).all()):
+        raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
     refined = RefinedPosterior(model, flows, places_of(model, variables), matrix.ndim == 1)
     refined.set_base(loc, matrix)
     options = {"steps": steps, "learning_rate": learning_rate, "verbose": verbose}
@@ -265,10 +154,10 @@ class _Elbo:
                 log_q = self.refined.log_prob(w)
         return mean(self.target.log_prob(w, *data, scale) - log_q)
 
-    def value(self, eps: Tensor, *data: Tensor) -> Tensor:
-        """Return the ELBO over all data at given draws."""
+    def value(self, eps: Tensor, scale: Tensor, *data: Tensor) -> Tensor:
+        """Return the ELBO at given draws; `scale` is the number of examples over those given."""
         w, log_q = self.refined.transform(eps)
-        return mean(self.target.log_prob(w, *data) - log_q)
+        return mean(self.target.log_prob(w, *data, scale) - log_q)
 
     def predictive(self, eps: Tensor, *data: Tensor) -> Tensor:
         """Return the mean log-likelihood of examples under the average network."""
@@ -291,23 +180,24 @@ def _fit_elbo(
         half = rng.standard_normal(((number + 1) // 2, size))
         return np.concatenate([half, -half]).astype(target.dtype)
 
-    def batch() -> tuple[Any, ...]:
-        if batch_size is None or batch_size >= count:
-            return pairs(draws), np.asarray(1.0, target.dtype), *target.data
-        rows = rng.choice(count, batch_size, replace=False)
-        scale = np.asarray(count / batch_size, target.dtype)
-        return pairs(draws), scale, *(ops.take(part, rows, axis=0) for part in target.data)
+    def examples(most: int | None) -> tuple[Any, ...]:
+        if most is None or most >= count:
+            return np.asarray(1.0, target.dtype), *target.data
+        rows = rng.choice(count, most, replace=False)
+        scale = np.asarray(count / most, target.dtype)
+        return scale, *(ops.take(part, rows, axis=0) for part in target.data)
 
     fixed = pairs(8 * draws)
     if validation is None:
-        total, data = compiled(objective.value, objective.reads), target.data
+        total = compiled(objective.value, objective.reads)
+        data = examples(batch_size and 8 * batch_size)
     else:
         total = compiled(objective.predictive, objective.reads)
         data = tuple(map(ops.convert_to_tensor, validation))
     refined.history = ascend(
         objective.variables,
         objective,
-        batch,
+        lambda: (pairs(draws), *examples(batch_size)),
         reads=objective.reads,
         score=lambda: float(total(fixed, *data)),
         patience=0 if validation is None else 5,
@@ -344,20 +234,21 @@ def _base(
     posterior: WeightPosterior, samples: np.ndarray | None, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and factor, or standard deviations, of the Gaussian to begin with."""
-    if samples is not None:
-        loc, covariance = samples.mean(axis=0), np.cov(samples.T).reshape(size, size)
-        return loc, np.linalg.cholesky(covariance)
-    found = posterior.distribution()
-    loc = ops.convert_to_numpy(found.mean()).astype("float64")
+    found = None if samples is not None else posterior.distribution()
     if isinstance(found, (tfd.Independent, tfd.MultivariateNormalDiag)):
-        return loc, ops.convert_to_numpy(found.stddev()).astype("float64")
+        parts = ops.convert_to_numpy(found.mean()), ops.convert_to_numpy(found.stddev())
+        return parts[0].astype("float64"), parts[1].astype("float64")
     if size > MOST_WEIGHTS:
         raise ValueError(
             f"`posterior` is over {size} weights, whose covariance takes {4e-9 * size**2:.1f} GB; "
             f"more than {MOST_WEIGHTS} are refined only from a diagonal Gaussian."
         )
-    covariance = ops.convert_to_numpy(found.covariance()).astype("float64")
-    return loc, np.linalg.cholesky(covariance)
+    if samples is not None:
+        loc, covariance = samples.mean(axis=0), np.cov(samples.T).reshape(size, size)
+    else:
+        loc, covariance = map(ops.convert_to_numpy, (found.mean(), found.covariance()))
+    covariance = covariance.astype("float64")
+    return loc.astype("float64"), np.linalg.cholesky(covariance)
 
 
 def _rotated(

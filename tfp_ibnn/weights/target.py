@@ -81,7 +81,7 @@ class Target:
             parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
             logits = self._last.logits(x, *(parts[id(v)] for v in self._last.variables))
         else:
-            logits = ops.stack([self._logits(w[s], x) for s in range(w.shape[0])])
+            logits = ops.map(lambda one: self._logits(one, x), w)
         y = ops.broadcast_to(y, (w.shape[0], *y.shape))
         return self.likelihood.log_prob(logits, y)
 

@@ -34,6 +34,7 @@ OF_A_DEVICE = (
     "test_serving.py",
     "test_trainability.py",
     "test_training.py",
+    "weights",
 )
 
 

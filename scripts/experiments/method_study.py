@@ -24,8 +24,8 @@ from experiments.tables import markdown_table
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
 PAIRS = {  # titles, epochs, batch size, learning rate, the data set
-    "fashion_lenet": ("Fashion-MNIST 55,000, LeNet", 20, 128, 0.05, "fashion_mnist"),
-    "cifar_lenet": ("CIFAR-10 45,000, LeNet", 20, 128, 0.05, "cifar10"),
+    "fashion_lenet": ("Fashion-MNIST 55,000, LeNet", 12, 128, 0.05, "fashion_mnist"),
+    "cifar_lenet": ("CIFAR-10 45,000, LeNet", 12, 128, 0.05, "cifar10"),
     "digits": ("digits 1,000, MLP 64-64", 60, 32, 0.05, "digits"),
 }
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast")
@@ -269,14 +269,14 @@ def stochastic(posterior):
     return group
 
 
-GROUPS = {  # and how many of the kept networks they need
+GROUPS = {  # and how many of the kept networks they need; the longest first
     "sghmc": (sghmc, 0),
-    "dropout": (dropout, 0),
-    "gaussian": (stochastic(ibnn.NormalAffine), 0),
-    "flow": (stochastic(ibnn.NormalPlanar1d), 0),
-    "swag": (swag, 3),
     "laplace": (laplace, 1),
     "last_layer": (last_layer, 1),
+    "flow": (stochastic(ibnn.NormalPlanar1d), 0),
+    "gaussian": (stochastic(ibnn.NormalAffine), 0),
+    "dropout": (dropout, 0),
+    "swag": (swag, 3),
     "ensembles": (ensembles, MEMBERS),
 }
 TASKS = [*(f"member{number}" for number in range(MEMBERS)), *GROUPS]

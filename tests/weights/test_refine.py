@@ -160,7 +160,7 @@ def test_all_weights_of_a_laplace_approximation():
     refined = ibnn.refine(laplace, [flows.AffineCoupling(4)], X, Y, **options)
     assert refined.diagonal
     assert refined.size == 10
-    assert refined.history[-1] >= refined.history[0] or refined.history[0] == max(refined.history)
+    assert max(refined.history) > refined.history[0] + 0.1
     found = numpy(ibnn.MonteCarlo(refined, samples=4, seed=0)(X)["mean"])
     assert np.isfinite(found).all()
 

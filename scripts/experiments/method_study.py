@@ -23,7 +23,7 @@ from experiments.calibrate_study import apart, images, packaged, read
 from experiments.tables import markdown_table
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
-PAIRS = {  # titles, epochs, batch size, learning rate, the data set
+PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
     "fashion_lenet": ("Fashion-MNIST 55,000, LeNet", 12, 128, 0.05, "fashion_mnist"),
     "cifar_lenet": ("CIFAR-10 45,000, LeNet", 12, 128, 0.05, "cifar10"),
     "digits": ("digits 1,000, MLP 64-64", 60, 32, 0.05, "digits"),
@@ -75,11 +75,12 @@ class Problem:
         return ibnn.models.lenet(shape, dropout=dropout)
 
     def fit(self, model, epochs=None, rate=None, optimizer=None, **options):
-        """Train by SGD with momentum, at a rate that falls to 0 unless it is given."""
+        """Train by Adam, at a rate that falls to 0; or, at a rate that is given, by SGD."""
         epochs = epochs or self.epochs
-        falling = keras.optimizers.schedules.CosineDecay(self.rate, epochs * self.steps)
-        sgd = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
-        optimizer = optimizer or keras.optimizers.SGD(rate or falling, **sgd)
+        falling = keras.optimizers.schedules.CosineDecay(1e-3, epochs * self.steps)
+        if optimizer is None and rate is None:
+            optimizer = keras.optimizers.Adam(falling)
+        optimizer = optimizer or keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         options = {"epochs": epochs, "batch_size": self.batch_size, "verbose": 0, **options}
         model.fit(*self.train, **options)
@@ -203,7 +204,7 @@ def last_layer(problem, models):
 
 def swag(problem, models):
     """SWAG for half as many epochs as the training had, and as long without it."""
-    half, quarter = max(2, problem.epochs // 2), problem.rate / 4
+    half, rate = max(2, problem.epochs // 2), problem.rate / 5
     kept = {}
 
     def swagged(number):
@@ -211,7 +212,7 @@ def swag(problem, models):
         copy = keras.models.clone_model(models[number])
         copy.set_weights(models[number].get_weights())
         keras.utils.set_random_seed(number)
-        problem.fit(copy, half, quarter, callbacks=[callback])
+        problem.fit(copy, half, rate, callbacks=[callback])
         kept.setdefault("trained on", copy)
         kept[number] = callback.posterior()
         return kept[number]

@@ -175,3 +175,10 @@ def test_the_fixed_point_maximises_the_evidence(linear):
     assert evidence.maximize(None, 0.3)[1] == 0.3
     half = evidence._replace(temperature=0.5)
     assert half.factor(0.4) == pytest.approx(2 * evidence.factor(0.4))
+
+
+@pytest.mark.once
+def test_low_rank_warns_if_it_has_not_converged(plain, monkeypatch):
+    monkeypatch.setattr("tfp_ibnn.weights.laplace.structures._LowRank.passes", 1)
+    with pytest.warns(UserWarning, match="still change after 1 passes"):
+        fitted(plain, "lowrank", rank=2)

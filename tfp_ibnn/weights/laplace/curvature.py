@@ -1,5 +1,6 @@
 """One pass, or several, over the data: the sums of which a Hessian is made."""
 
+import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -10,6 +11,9 @@ from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
 from tfp_ibnn.weights.features import LogitNetwork, batches, call, without_activation
 from tfp_ibnn.weights.laplace.blocks import Block
 from tfp_ibnn.weights.laplace.structures import Structure, Taps
+
+_ON_DEVICE = 16
+"""Of how many batches the sums stay where they are computed: the matrices may be large."""
 
 
 class Fit(NamedTuple):
@@ -80,31 +84,42 @@ def collect(
     run = compiled(of_batch, network.model.weights)
     sums, extra = None, structure.extra(None)
     for _ in range(structure.passes):
-        count, size, sums = 0, 0, None
-        for inputs, labels in batches(x, y, batch_size, verbose):
+        count, size, sums, recent = 0, 0, None, None
+        for step, (inputs, labels) in enumerate(batches(x, y, batch_size, verbose), start=1):
             labels = likelihood.targets(labels, network.width)
             size, number = max(size, len(labels)), len(labels)
             # A batch that is not full is filled up, since another size would be compiled anew.
             inputs, labels = keras.tree.map_structure(
                 lambda part, size=size: _filled(part, size), (inputs, labels)
             )
-            mask = np.arange(size) < number
-            found = run(inputs, labels, mask.astype("float32"), extra)
-            found = keras.tree.map_structure(
-                lambda part: ops.convert_to_numpy(part).astype("float64"), found
-            )
-            if not all(np.isfinite(part).all() for part in keras.tree.flatten(found)):
-                raise ValueError(
-                    f"The gradients are NaN or infinite between the examples {count} and "
-                    f"{count + number}: check the weights of model {network.model.name!r}."
-                )
-            sums = found if sums is None else keras.tree.map_structure(np.add, sums, found)
+            found = run(inputs, labels, (np.arange(size) < number).astype("float32"), extra)
+            recent = found if recent is None else keras.tree.map_structure(ops.add, recent, found)
             count += number
+            if step % _ON_DEVICE == 0:
+                sums, recent = _added(sums, recent, network.model.name), None
+        if recent is not None:
+            sums = _added(sums, recent, network.model.name)
         values = structure.finish(sums[2], count)
         extra = structure.extra(sums[2])
         if extra is None:
             break
+    else:
+        warnings.warn(
+            f"The eigenvalues of 'lowrank' still change after {structure.passes} passes over the "
+            "data: they are close together. Give a larger `rank`.",
+            stacklevel=3,
+        )
     return Fit(count, float(sums[0]), sums[1], values)
+
+
+def _added(sums: Any, found: Any, name: str) -> Any:
+    """Return sums in float64, in the machine's memory, with what some batches gave."""
+    found = keras.tree.map_structure(
+        lambda part: ops.convert_to_numpy(part).astype("float64"), found
+    )
+    if not all(np.isfinite(part).all() for part in keras.tree.flatten(found)):
+        raise ValueError(f"The gradients are NaN or infinite: check the weights of model {name!r}.")
+    return found if sums is None else keras.tree.map_structure(np.add, sums, found)
 
 
 def _filled(part: np.ndarray, size: int) -> np.ndarray:

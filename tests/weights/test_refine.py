@@ -26,6 +26,7 @@ def gaussian():
 
 @pytest.fixture(scope="module")
 def refined(gaussian):
+    keras.utils.set_random_seed(0)
     options = {"steps": 120, "learning_rate": 0.03, "verbose": 0}
     return ibnn.refine(gaussian, CHAIN, X, Y, **options)
 

@@ -215,6 +215,18 @@ def wide():
     return model
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The chains do not agree")
+def test_a_seed_reproduces_the_chains():
+    def draws(seed):
+        made = ibnn.LastLayerHMC(logistic(2), chains=2, draws=8, warmup=8)
+        return made.fit(X, Y, seed=seed, verbose=0).samples()
+
+    first, again, other = draws(1), draws(1), draws(2)
+    np.testing.assert_array_equal(first, again)
+    assert np.all(first != other)
+
+
 @pytest.mark.once
 def test_chains_that_do_not_agree_are_told():
     made = ibnn.LastLayerHMC(logistic(2), draws=50, warmup=10)

@@ -72,7 +72,8 @@ def refine(
             root mean square of the residuals.
         batch_size: examples per step, and an eighth of those in a check, for the ELBO; None takes
             all of them at once.
-        seed: the same one gives the same result.
+        seed: of the draws. The networks inside of flows start from Keras's own seed: call
+            `keras.utils.set_random_seed` before, to have the same result again.
         verbose: 0 shows no progress.
 
     Example:

@@ -53,8 +53,8 @@ def own_losses(layer: keras.layers.Layer) -> list[Any]:
 
 def added_loss(model: keras.Model) -> Any:
     """Return the sum of `model.losses` as it enters the loss that Keras computes."""
-    total = sum(ops.sum(term) if len(term.shape) else term for term in model.losses)
-    return model._aggregate_additional_loss(total)
+    terms = [ops.sum(term) if len(term.shape) else term for term in model.losses]
+    return model._aggregate_additional_loss(sum(terms)) if terms else 0
 
 
 def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:

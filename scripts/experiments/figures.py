@@ -155,15 +155,10 @@ def scores(rows, zoomed=()):
     The `zoomed` methods, which lie close together, are drawn once more. A dotted line is the ECE
     that perfect calibration with the first one's confidences has on so many images, if it is known.
     """
-    parts = {
-        (f"{_TITLES[dataset]}, budget: {budget}", key): part
-        for (dataset, budget), part in rows.groupby(["dataset", "budget"], sort=False)
-        for key in ("all", "zoomed")
-        if key == "all" or part["method"].isin(zoomed).any()
-    }
-    for (title, key), part in parts.items():
-        if key == "zoomed":
-            parts[title, key] = part[part["method"].isin(zoomed)]
+    parts = {}
+    for (dataset, budget), part in rows.groupby(["dataset", "budget"], sort=False):
+        title, close = f"{_TITLES[dataset]}, budget: {budget}", part[part["method"].isin(zoomed)]
+        parts |= {(title, "all"): part} | ({(title, "zoomed"): close} if len(close) else {})
 
     def draw(ax, of, key):
         part = parts[of]

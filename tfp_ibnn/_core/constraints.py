@@ -17,7 +17,7 @@ _MARGIN = 1e-3
 
 def bounded(x: Tensor, limit: float) -> Tensor:
     """Map the real line onto (-limit, limit) by `limit * tanh(x / limit)`; the identity near 0."""
-    return limit * tanh(x / limit)
+    return limit * tanh(x * (1 / limit))
 
 
 def scale(raw: Tensor) -> Tensor:
@@ -45,5 +45,5 @@ def above_minus_one(x: Tensor) -> Tensor:
     `log1p` of it finite, and the inverse solvable in float32. The first derivative is continuous.
     """
     limit = 1 - _MARGIN
-    # The inner minimum keeps exp from overflowing in the branch that is not taken.
-    return ops.where(x >= 0, x, limit * ops.expm1(ops.minimum(x, 0) / limit))
+    below = ops.relu(-x)  # at 0 it has no gradient, and x has
+    return x + below + limit * ops.expm1(below * (-1 / limit))

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+from keras import ops
 
 TESTED_VERSIONS = ">=3.15,<3.16"
 """The versions of Keras that the tests have run with; pyproject.toml states the same."""
@@ -52,7 +53,8 @@ def own_losses(layer: keras.layers.Layer) -> list[Any]:
 
 def added_loss(model: keras.Model) -> Any:
     """Return the sum of `model.losses` as it enters the loss that Keras computes."""
-    return sum(model._aggregate_additional_loss(term) for term in model.losses)
+    terms = [ops.sum(term) if len(term.shape) else term for term in model.losses]
+    return model._aggregate_additional_loss(sum(terms)) if terms else 0
 
 
 def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:

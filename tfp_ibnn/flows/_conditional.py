@@ -56,7 +56,7 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
 
         A condition (..., condition_size) gives it the shape (..., *weight.shape).
         """
-        value = ops.convert_to_tensor(weight)
+        value = ops.cast(weight, weight.dtype)  # read once, however often it is used
         condition = self.checked_condition(condition)
         if condition is None:
             return value

@@ -7,7 +7,7 @@ from tfp_ibnn._core.backend import Tensor, matmul
 
 def column(numbers: Tensor) -> Tensor:
     """Return numbers, () or one per row (...,), such that they multiply vectors."""
-    return numbers[..., None] if len(numbers.shape) else numbers
+    return ops.expand_dims(numbers, -1) if len(numbers.shape) else numbers
 
 
 def total(x: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import scipy.linalg
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import Tensor, matmul
-from tfp_ibnn.flows._rows import add_diagonal, times_matrix, total
+from tfp_ibnn._core.backend import Tensor, matmul, set_diagonal
+from tfp_ibnn.flows._rows import times_matrix, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 
 _SMALL = 64  # a product of two matrices of this size is nothing
@@ -116,16 +116,13 @@ class InvertibleConv1x1(Flow):
         """Return the map for the present weights."""
         packed = self.parameter(self.factors, condition)
         start = ops.convert_to_tensor(self.diagonal)
-        eye = ops.eye(self.channels, dtype=packed.dtype)
-        # Without a diagonal, the triangles are bands; Keras' strict ones are masks, which take
-        # TensorFlow dozens of operations.
-        triangles = packed * ((1 - eye) / self._spread)
+        triangles = packed * (1 / self._spread)
         diagonal = ops.diagonal(packed, axis1=-2, axis2=-1)
         log_factor = constraints.bounded(diagonal, self.limit)
         return Conv1x1Bijector(
             permutation=ops.convert_to_tensor(self.permutation),
-            lower=ops.tril(triangles) + eye,
-            upper=add_diagonal(ops.triu(triangles), start * ops.exp(log_factor), eye),
+            lower=set_diagonal(ops.tril(triangles), ops.ones_like(diagonal)),
+            upper=set_diagonal(ops.triu(triangles), start * ops.exp(log_factor)),
             log_diagonal=ops.log(ops.abs(start)) + log_factor,
         )
 

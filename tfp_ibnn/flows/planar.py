@@ -104,6 +104,6 @@ class Planar(Flow):
         u, w, b = (self.parameter(weight, condition) for weight in (self.u, self.w, self.b))
         product = total(w * u)
         slope = constraints.above_minus_one(product)
-        # The correction vanishes to second order with w; the floor only guards against 0 / 0.
-        correction = column(slope - product) * w / ops.maximum(column(total(w * w)), 1e-12)
+        # The correction vanishes to second order with w; the addend only guards against 0 / 0.
+        correction = column((slope - product) / (total(w * w) + 1e-12)) * w
         return PlanarBijector(u=u + correction, w=w, b=b, slope=slope)

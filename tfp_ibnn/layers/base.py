@@ -180,10 +180,11 @@ class StochasticLayer(keras.layers.Wrapper):
             forward_pass.remember(self, draw.z)
             return draw.z
         weight = ops.cast(self.noise_switch > 0.5, self.posterior.dtype) * self.kl_weight(inputs)
-        loss = weight * mean(self.posterior.loss(draw)) / self.train_size
+        # Times the reciprocal: the gradient of a quotient takes TensorFlow seven operations.
+        loss = weight * _average(self.posterior.loss(draw)) * (1 / self.train_size)
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
-        forward_pass.remember(self, draw.z, loss, weight * mean(draw.kl))
+        forward_pass.remember(self, draw.z, loss, weight * _average(draw.kl))
         return draw.z
 
     def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
@@ -212,6 +213,11 @@ class StochasticLayer(keras.layers.Wrapper):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects)
         return cls(**config)
+
+
+def _average(x: Tensor) -> Tensor:
+    """Return the mean over draws, or the number itself, of which a mean takes 20 operations."""
+    return mean(x) if len(x.shape) else x
 
 
 def check_train_size(train_size: Any) -> int:

@@ -82,7 +82,7 @@ class Posterior(Template):
         if self._given_prior is not None:
             return self._given_prior.over((self.channels,), self.dtype)
         ones = ops.ones((self.channels,), dtype=self.dtype)
-        return diagonal_normal(self.prior_loc * ones, self._prior_scale() * ones)
+        return diagonal_normal(self.prior_loc * ones, self._prior_scale()[0] * ones)
 
     def transform(
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
@@ -180,10 +180,16 @@ class Posterior(Template):
         """Return `Stochastic(layer, self, train_size, **options)`."""
         return Stochastic(layer, self, train_size, **options)
 
-    def _prior_scale(self) -> Tensor:
-        if self.learn_prior_scale:
-            return constraints.scale(self.raw_prior_scale)
-        return ops.convert_to_tensor(self.prior_scale, dtype=self.dtype)
+    @property
+    def _has_plain_prior(self) -> bool:
+        return self._given_prior is None and type(self).prior is Posterior.prior
+
+    def _prior_scale(self) -> tuple[float | Tensor, float | Tensor]:
+        """Return the scale of a Gaussian prior and its logarithm: numbers, or learned."""
+        if not self.learn_prior_scale:
+            return self.prior_scale, math.log(self.prior_scale)
+        scale = constraints.scale(self.raw_prior_scale)
+        return scale, ops.log(scale)
 
     # These densities are written out: TFP's objects, from which the tests take the same numbers,
     # take four times as many operations, and most layers' operations are so small that it counts.
@@ -195,24 +201,24 @@ class Posterior(Template):
 
         The KL from a prior that was given is estimated at draws z (..., channels).
         """
-        prior_scale = self._prior_scale()
+        prior_scale, log_prior_scale = self._prior_scale()
         log_scale = ops.log(scale)
         entropy = ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
         if self._given_prior is not None:
             return -entropy - self._log_prior(z), entropy
-        ratio = log_scale - ops.log(prior_scale)
-        distance = (loc - self.prior_loc) / prior_scale
-        kl = ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio, axis=-1)
-        if type(self).prior is not Posterior.prior:
+        ratio = log_scale - log_prior_scale
+        distance = (loc - self.prior_loc) * (1 / prior_scale)
+        kl = ops.sum(0.5 * (distance * distance + ops.expm1(2 * ratio)) - ratio, axis=-1)
+        if not self._has_plain_prior:
             kl = tfd.kl_divergence(diagonal_normal(loc, scale), self.prior())
         return kl, entropy
 
     def _log_prior(self, z: Tensor) -> Tensor:
         """Return the prior's log-density (...,) at z (..., channels)."""
-        if self._given_prior is not None or type(self).prior is not Posterior.prior:
+        if not self._has_plain_prior:
             return self.prior().log_prob(z)
-        scale = self._prior_scale()
-        return log_normal((z - self.prior_loc) / scale) - self.channels * ops.log(scale)
+        scale, log_scale = self._prior_scale()
+        return log_normal((z - self.prior_loc) * (1 / scale)) - self.channels * log_scale
 
     def _fixed_noise(self) -> np.ndarray:
         """Return antithetic pairs of standard normal noise, always the same."""
@@ -232,7 +238,7 @@ def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:
 
 def log_normal(x: Tensor) -> Tensor:
     """Return the log-density (...,) of standard normal noise (..., channels)."""
-    return -(ops.sum(x * x, axis=-1) + x.shape[-1] * _LOG_2_PI) / 2
+    return -0.5 * (ops.sum(x * x, axis=-1) + x.shape[-1] * _LOG_2_PI)
 
 
 def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:

@@ -75,6 +75,12 @@ def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequ
     return function
 
 
+def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
+    """Return matrices (..., n, n) with another diagonal, (..., n)."""
+    eye = jnp.eye(matrix.shape[-1], dtype=bool)
+    return jnp.where(eye, diagonal[..., None, :], matrix)
+
+
 def jit_pays() -> bool:
     """Whether just-in-time compilation pays: JAX is slow without."""
     return True

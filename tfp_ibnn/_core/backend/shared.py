@@ -28,6 +28,7 @@ NAMES = [
     "replica_count",
     "replica_id",
     "save_functions",
+    "set_diagonal",
     "tanh",
     "tfb",
     "tfd",

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ Specs = Mapping[str, tuple[tuple[int | None, ...], str]]
 
 mean = keras.ops.mean
 tanh = tf.tanh
+set_diagonal = tf.linalg.set_diag  # whose gradient keeps no matrix, as a mask does
 
 
 def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
@@ -126,13 +128,15 @@ def normal(
     if isinstance(seed, keras.random.SeedGenerator):
         # XLA knows seeds of 32 bits only.
         seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
-    known = all(isinstance(size, int) for size in shape)
-    count = math.prod(shape) if known else tf.reduce_prod(tf.stack(shape))
-    uniform = tf.random.stateless_uniform((2, (count + 1) // 2), seed, dtype=dtype)
-    radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - uniform[0]))
-    angle = 2 * math.pi * uniform[1]
+    known = math.prod(size for size in shape if isinstance(size, int))
+    count = functools.reduce(operator.mul, (s for s in shape if not isinstance(s, int)), known)
+    is_even = known % 2 == 0
+    half = count // 2 if is_even else (count + 1) // 2
+    first, second = tf.unstack(tf.random.stateless_uniform((2, half), seed, dtype=dtype))
+    radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - first))
+    angle = 2 * math.pi * second
     pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.reshape(pairs if known and count % 2 == 0 else pairs[:count], shape)
+    return tf.reshape(pairs if is_even else pairs[:count], shape)
 
 
 def times(x: Tensor, z: Tensor) -> Tensor:

@@ -1,0 +1,65 @@
+"""The study of all methods: its scores, its tables, and a run from end to end."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import study_methods
+from experiments import method_study as study
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_temperature_is_found_again():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(20_000, 4))
+    p = study.scaled(np.exp(logits) / np.exp(logits).sum(-1, keepdims=True), 1.0)
+    y = (random.random((len(p), 1)) > p.cumsum(-1)).sum(-1).clip(max=3)
+    sharp = study.scaled(p, 0.4)
+    assert study.best_temperature(sharp, y) == pytest.approx(2.5, rel=0.03)
+    assert study.nll(study.scaled(sharp, 2.5), y) == pytest.approx(study.nll(p, y))
+
+
+@pytest.mark.parametrize("page", study_methods.PAGES)
+def test_the_tables_are_those_of_the_stored_runs(page, tmp_path):
+    text, copy = (ROOT / page).read_text(), tmp_path / "page.md"
+    (tmp_path / "runs.jsonl").write_bytes(
+        (ROOT / study_methods.RESULTS / "runs.jsonl").read_bytes()
+    )
+    begin = "<!-- methods: fashion_lenet -->\n"
+    before, rest = text.split(begin)
+    copy.write_text(before + begin + "old\n<!-- end -->" + rest.split("<!-- end -->", 1)[1])
+    study.write_tables(tmp_path, copy)
+    assert copy.read_text() == text
+
+
+def test_every_task_of_the_stored_pair_was_run():
+    found = {(x["seed"], x["group"]) for x in study.read(ROOT / study_methods.RESULTS)}
+    assert found == {(seed, group) for seed in range(3) for group in study.TASKS}
+
+
+def test_a_pair_that_was_not_run_says_so():
+    assert study.table([], "digits").startswith("Not run yet: digits")
+
+
+def test_a_pair_must_be_known(capsys):
+    with pytest.raises(SystemExit):
+        study_methods.main(["--pairs", "nonsense"])
+    assert "--pairs must be some of fashion_lenet" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(study, "apart", lambda function, *task: function(*task))
+    command = ["--quick", "--pairs", "digits", "--seeds", "0", "--output", str(tmp_path)]
+    assert study_methods.main(command) == 0
+    records = study.read(tmp_path)
+    assert [record["group"] for record in records] == study.TASKS
+    for record in records:
+        for row in record["methods"].values():
+            assert np.isfinite(row["NLL"])
+    assert study_methods.main(command) == 0
+    assert "0 tasks to do, 13 are there" in capsys.readouterr().out

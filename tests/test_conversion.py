@@ -381,6 +381,7 @@ def test_mixed_precision_is_kept(policy):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_small_noise_keeps_the_accuracy_of_a_trained_network():
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))

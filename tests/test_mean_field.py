@@ -253,7 +253,10 @@ class TestBayesianLinearRegression:
         assert reported == pytest.approx(best, rel=1e-2)
         assert best < self.evidence(x, y)
 
-    @pytest.mark.parametrize("estimator", ["flipout", "shared", "local"])
+    @pytest.mark.parametrize(
+        "estimator",
+        ["flipout", *(pytest.param(x, marks=pytest.mark.slow) for x in ("shared", "local"))],
+    )
     def test_fit_reaches_the_exact_posterior(self, estimator):
         self.check(estimator, self.size)
 

@@ -195,6 +195,7 @@ def test_test_points_are_no_training_points():
     assert not set(map(tuple, x_test)) & set(map(tuple, x))
 
 
+@pytest.mark.slow
 def test_script_writes_what_it_says(script, records, runs, monkeypatch, tmp_path, capsys):
     # The training is tested above; here each seed only has other numbers.
     asked = []

@@ -41,9 +41,9 @@ class _CorrelatedNormal(Posterior):
         excess, log_det = self._traces()
         kl, entropy = self._gaussian(loc, scale, z)
         entropy = entropy + log_det
-        if self._given_prior is not None or type(self).prior is not Posterior.prior:
+        if not self._has_plain_prior:
             return Draw(z, -entropy - self._log_prior(z), entropy)
-        ratio = scale / self._prior_scale()
+        ratio = scale / self._prior_scale()[0]
         return Draw(z, kl + ops.sum(ratio * ratio * excess) / 2 - log_det, entropy)
 
     def mean(self) -> Tensor:

@@ -31,7 +31,8 @@ _FAR = 0.3
 """By how many nats per example a Newton step may raise the likelihood of a trained network."""
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
+# `priors.Laplace` has the other name.
+@keras.saving.register_keras_serializable(package="tfp_ibnn", name="LaplacePosterior")
 class Laplace(WeightPosterior, keras.layers.Layer):
     """A Gaussian posterior around the weights of a trained network, without training it again.
 

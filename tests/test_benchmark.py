@@ -392,6 +392,7 @@ def test_images_are_those_of_the_network(monkeypatch, policy):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_a_process_that_fails_says_why(few_cases, monkeypatch):
     monkeypatch.setattr(gpu, "TARGETS", {})
     with pytest.raises(RuntimeError, match="no_network none float32 4 .* failed: .*no_network"):

@@ -20,6 +20,7 @@ def here(monkeypatch):
     monkeypatch.setattr(study, "apart", lambda function, *task: function(*task))
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys):
     command = ["--quick", "--pairs", "wine", "--seeds", "3", "--output", str(tmp_path)]
     assert study_calibrate.main(command) == 0

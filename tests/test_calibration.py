@@ -645,7 +645,7 @@ def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("has_scales", [False, True])
+@pytest.mark.parametrize("has_scales", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_regression(has_scales, eagerly, monkeypatch):
     monkeypatch.setattr(trials, "PRIOR_SCALES", (0.1,))
     monkeypatch.setattr(trials, "BETAS", (10,))

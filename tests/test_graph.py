@@ -134,6 +134,7 @@ def test_noise_behind_a_call_of_its_own_is_not_missed():
     assert seen(model, data(N, 4)) == {"a": [N * S], "b": [N]}
 
 
+@pytest.mark.slow
 def test_chunks_of_a_call_of_its_own_do_not_grow_with_the_samples():
     """What such a model holds inside is not known; that is no reason to run all draws at once."""
 

@@ -174,6 +174,7 @@ def test_a_full_server_says_so_and_loses_nothing(running, bank):
     client.close()
 
 
+@pytest.mark.slow
 def test_slow_clients_are_left(running, bank):
     begin = time.monotonic()
     slow_head, slow_body, silent = (running.socket() for _ in range(3))

@@ -106,8 +106,8 @@ def test_of_training_prediction_and_loading(made, tmp_path):
         plain.fit(X, Y, batch_size=4, verbose=0, callbacks=samples)
     sets += [ibnn.WeightMixture([x.posterior() for x in samples])]
     plain.compile(loss="sparse_categorical_crossentropy")
-    gaussian = ibnn.GaussianVI(plain, covariance="diag").fit(X, Y, steps=1, verbose=0)
-    refined = ibnn.refine(gaussian, [ibnn.flows.Spline()], X, Y, steps=1, verbose=0)
+    gaussian = ibnn.GaussianVI(plain, covariance="diag")
+    refined = ibnn.weights.RefinedPosterior(plain, [ibnn.flows.Spline()], places=[0, 1])
     last_layers = (gaussian, ibnn.LastLayerHMC(plain, chains=2, draws=4), refined)
     for weights in last_layers:
         ibnn.MonteCarlo(weights, samples=2)(X)

@@ -305,6 +305,7 @@ def test_a_bad_pretrained_network_is_named(run, tmp_path, full, kind):
 # Other kinds of runs.
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_serves_what_it_predicts(run, tmp_path, data_dir):
     metrics = run(Settings(**SMALL | {"augment": True}), tmp_path / "run")
     assert (metrics["method"], metrics["samples"]) == ("deterministic", 1)

@@ -405,6 +405,7 @@ def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
     assert len(rows_of(found)) == len(rows_of(results)) - 5
 
 
+@pytest.mark.slow
 def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
     folder = tmp_path / "results" / "vgg16"
     shutil.copytree(written, folder)

@@ -98,7 +98,10 @@ def residual_weights(depth, width, classes, channels=3):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("depth", "width", "millions"), [(28, 10, 36.5), (16, 8, 11.0)])
+@pytest.mark.parametrize(
+    ("depth", "width", "millions"),
+    [pytest.param(28, 10, 36.5, marks=pytest.mark.slow), (16, 8, 11.0)],
+)
 def test_wide_resnet_has_the_papers_size(depth, width, millions):
     model = models.wide_resnet(depth=depth, width=width)
     trainable = sum(int(np.prod(w.shape)) for w in model.trainable_weights)

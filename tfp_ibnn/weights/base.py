@@ -30,13 +30,20 @@ class WeightPosterior(protocols.WeightPosterior):
     the attributes `network` and `count`.
     """
 
-    def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
-        """Return what runs the networks, one set of weights after the other."""
+    keeps_statistics = False
+    """Whether those of batch normalization are right for all draws."""
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Raise for options of `MonteCarlo` that posteriors over weights do not take."""
         for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
             if options.get(name, value) != value:
                 got = f"{type(self).__name__}; got {options[name]!r}"
                 raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
-        if self.count is None and _batch_norms(self.network):
+
+    def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
+        """Return what runs the networks, one set of weights after the other."""
+        self.check_options(options)
+        if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
             warnings.warn(
                 f"{self.network.name!r} has batch normalization, whose statistics belong to other "
                 "weights than those drawn: use posterior.materialize(number, x_train).",

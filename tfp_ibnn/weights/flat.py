@@ -11,9 +11,8 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn._core.serialization import ConfiguredLayer
-from tfp_ibnn.prediction.samplers import WeightSampler
+from tfp_ibnn.weights.base import WeightPosterior
 
 
 class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
@@ -28,7 +27,8 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """
 
     count = None
-    arguments = ("places",)
+    keeps_statistics = True
+    arguments = ("model", "places")
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
         kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
@@ -36,6 +36,11 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         self.network, self.places = model, list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True
+
+    @property
+    def model(self) -> keras.Model:
+        """The network."""
+        return self.network
 
     @property
     def sampled(self) -> list[keras.Variable]:
@@ -52,37 +57,17 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
-        return self._cast(self.draw(key, number))
+        return values_of(self.draw(key, number), self.sampled)
 
     def mean(self) -> list[Tensor]:
         """Return the values of the one set that stands for all."""
-        return self._cast(self.center())
+        return values_of(self.center(), self.sampled)
 
-    def sampler(self, samples: int, **options: Any) -> WeightSampler:
-        """Return what runs the networks; they have no noise."""
-        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
-            if options.get(name, value) != value:
-                got = f"{type(self).__name__}; got {options[name]!r}"
-                raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
-        return WeightSampler(self, samples, options.get("chunk_size"))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor; the weights are saved as weights."""
-        return {**super().get_config(), "model": keras.saving.serialize_keras_object(self.network)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "FlatPosterior":
-        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
-        load = keras.saving.deserialize_keras_object
-        return cls(**{**config, "model": load(config["model"], custom_objects=custom_objects)})
-
-    def _standard_normal(self, key: Tensor, number: int | Tensor) -> Tensor:
+    def _standard_normal(
+        self, key: Tensor, number: int | Tensor, size: int | None = None
+    ) -> Tensor:
         source = noise.Source(seed=key, sample=ops.reshape(ops.cast(number, "int32"), (1,)))
-        return source.normal(1, (self.size,), self.variable_dtype, None)[0]
-
-    def _cast(self, vector: Tensor) -> list[Tensor]:
-        parts = split(vector, self.sampled)
-        return [ops.cast(x, v.dtype) for x, v in zip(parts, self.sampled, strict=True)]
+        return source.normal(1, (size or self.size,), self.variable_dtype, None)[0]
 
     def _add(self, name: str, shape: tuple[int, ...]) -> keras.Variable:
         """Add a weight that `fit` sets; NaN before, so that nobody takes it for fitted."""
@@ -111,3 +96,9 @@ def split(vectors: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
         parts.append(ops.reshape(vectors[..., start:end], (*vectors.shape[:-1], *variable.shape)))
         start = end
     return parts
+
+
+def values_of(vector: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
+    """Return the parts of a vector (size,) as values of variables."""
+    parts = zip(split(vector, variables), variables, strict=True)
+    return [ops.cast(part, variable.dtype) for part, variable in parts]

@@ -45,7 +45,7 @@ class RefinedPosterior(FlatPosterior):
         **kwargs: those of `keras.layers.Layer`.
     """
 
-    arguments = ("diagonal",)
+    arguments = ("flows", "diagonal")
 
     def __init__(
         self,
@@ -112,15 +112,3 @@ class RefinedPosterior(FlatPosterior):
         if self.diagonal:
             return AffineBijector(shift=loc, scale=matrix)
         return _MatrixBijector(loc=loc, matrix=matrix, log_det=ops.convert_to_tensor(self._log_det))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor; the weights are saved as weights."""
-        flows = [keras.saving.serialize_keras_object(flow) for flow in self.flows]
-        return {**super().get_config(), "flows": flows}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "RefinedPosterior":
-        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
-        load = keras.saving.deserialize_keras_object
-        flows = [load(flow, custom_objects=custom_objects) for flow in config["flows"]]
-        return super().from_config({**config, "flows": flows}, custom_objects)

@@ -10,62 +10,44 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import noise
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
-from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.weights.base import WeightPosterior
+from tfp_ibnn.weights.flat import FlatPosterior, places_of
 from tfp_ibnn.weights.snapshots import Snapshots
 
 _SMALLEST_VARIANCE = 1e-20  # of weights that never move, such as those of dead units
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class GaussianWeights(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
+class GaussianWeights(FlatPosterior):
     """A Gaussian over some weights of a network: N(mean, diag(variance) + factor^T factor).
 
     Takes rank + 2 times the memory of the weights; a draw costs rank + 1 normal-sized products.
     Weights that are not sampled, batch-norm statistics among them, stay those of the network.
 
     Args:
-        network: a built Keras model without stochastic layers.
+        model: a built Keras model without stochastic layers.
         rank: number of rows of the factor.
-        positions: which of `network.weights` are sampled; None takes the trainable ones.
+        places: which of `model.weights` are sampled, by position; None takes the trainable ones.
         **kwargs: those of `keras.layers.Layer`.
     """
 
-    arguments = ("network", "rank", "positions")
-    count = None
+    arguments = ("rank",)
+    keeps_statistics = False
 
     def __init__(
-        self,
-        network: keras.Model,
-        rank: int,
-        positions: Sequence[int] | None = None,
-        **kwargs: Any,
+        self, model: keras.Model, rank: int, places: Sequence[int] | None = None, **kwargs: Any
     ) -> None:
-        if stochastic_layers(network):
-            raise ValueError(f"`network` {network.name!r} has stochastic layers: give a plain one.")
-        super().__init__(**kwargs)
-        self.network, self.rank = network, checks.positive_integer("rank", rank)
-        if positions is None:
-            trainable = {id(w) for w in network.trainable_weights}
-            positions = [i for i, w in enumerate(network.weights) if id(w) in trainable]
-        self.positions = list(positions)
-        size = sum(math.prod(w.shape) for w in self.sampled)
-        wide = any(w.dtype == "float64" for w in self.sampled)
-        fixed = {"dtype": "float64" if wide else "float32", "trainable": False, "autocast": False}
-        add, zeros = self.add_weight, {"initializer": "zeros", **fixed}
-        self._mean = add((size,), name="mean", **zeros)
-        self._variance = add((size,), name="variance", initializer="ones", **fixed)
-        self._factor = add((self.rank, size), name="factor", **zeros)
-        self.built = True
-
-    @property
-    def sampled(self) -> list[Any]:
-        """The variables of `network` that a set has values for."""
-        return [self.network.weights[i] for i in self.positions]
+        if stochastic_layers(model):
+            raise ValueError(f"`model` {model.name!r} has stochastic layers: give a plain one.")
+        places = places_of(model, model.trainable_weights) if places is None else places
+        wide = any(w.dtype == "float64" for w in model.weights)
+        super().__init__(model, places, **{"dtype": "float64" if wide else "float32", **kwargs})
+        self.rank = checks.positive_integer("rank", rank)
+        self._mean = self._add("mean", (self.size,))
+        self._variance = self._add("variance", (self.size,))
+        self._factor = self._add("factor", (self.rank, self.size))
 
     def assign(self, mean: np.ndarray, variance: np.ndarray, factor: np.ndarray) -> None:
         """Set the moments, (size,), (size,) and (rank, size), in the order of `sampled`."""
@@ -73,18 +55,15 @@ class GaussianWeights(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         self._variance.assign(np.maximum(variance, _SMALLEST_VARIANCE))
         self._factor.assign(factor)
 
-    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return draw `number` of a key."""
-        number = ops.reshape(ops.cast(number, "int32"), (1,))
-        source, dtype = noise.Source(seed=key, sample=number), self._mean.dtype
-        own = source.normal(1, tuple(self._mean.shape), dtype, None)[0]
-        common = source.normal(1, (self.rank,), dtype, None)
-        spread = ops.sqrt(self._variance) * own + ops.matmul(common, self._factor)[0]
-        return self._split(self._mean + spread)
+    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
+        """Return draw `number` of those a key gives, (size,)."""
+        eps = self._standard_normal(key, number, self.size + self.rank)
+        common = ops.matmul(eps[None, self.size :], self._factor)[0]
+        return self._mean + ops.sqrt(self._variance) * eps[: self.size] + common
 
-    def mean(self) -> list[Tensor]:
+    def center(self) -> Tensor:
         """Return the means."""
-        return self._split(ops.convert_to_tensor(self._mean))
+        return ops.convert_to_tensor(self._mean)
 
     def distribution(self) -> Any:
         """Return the Gaussian over one vector: the values of `sampled`, flat, in order."""
@@ -93,15 +72,6 @@ class GaussianWeights(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
             cov_diag_factor=ops.convert_to_tensor(self._variance),
             cov_perturb_factor=ops.transpose(self._factor),
         )
-
-    def _split(self, flat: Tensor) -> list[Tensor]:
-        values, start = [], 0
-        for variable in self.sampled:
-            stop = start + math.prod(variable.shape)
-            part = ops.reshape(flat[start:stop], variable.shape)
-            values.append(ops.cast(part, variable.dtype))
-            start = stop
-        return values
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -158,7 +128,7 @@ class SWAG(Snapshots):
         for number, values in enumerate(self.read(), 1):
             if [value.shape for value in values] != shapes:
                 raise ValueError("The snapshots have other shapes than the weights of `model`.")
-            rows.append(np.concatenate([values[i].ravel() for i in made.positions]))
+            rows.append(np.concatenate([values[i].ravel() for i in made.places]))
             if not np.isfinite(rows[-1]).all():
                 raise ArithmeticError(f"Snapshot {number} is not finite: the training diverged.")
             gap = rows[-1].astype("float64") - mean

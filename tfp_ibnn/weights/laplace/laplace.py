@@ -9,12 +9,14 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
-from tfp_ibnn._core.protocols import Sampler, WeightPosterior
+from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.noise.source import Source
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.samplers import WeightSampler
+from tfp_ibnn.weights.base import WeightPosterior
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
+from tfp_ibnn.weights.flat import values_of
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
@@ -81,6 +83,8 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         Improving Predictions of Bayesian Neural Nets via Local Linearization, arXiv 2008.08400.
         Daxberger et al., Laplace Redux, arXiv 2106.14806.
     """
+
+    keeps_statistics = True
 
     def __init__(
         self,
@@ -246,7 +250,8 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         """Return how far set `number` is from the mean."""
         source = Source(seed=key, sample=ops.reshape(ops.cast(number, "int32"), (1,)))
         noise = source.normal(1, (self.structure.size,), self.logit_network.dtype, None)[0]
-        return self._split(self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x))))
+        step = self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x)))
+        return values_of(step, self.sampled)
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return set `number`, from 0 on, of those a key gives."""
@@ -276,10 +281,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs draws of the linearised network, or networks with sampled weights."""
         self._check_fitted()
-        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
-            if options.get(name, value) != value:
-                got = f"a Laplace; got {options[name]!r}"
-                raise ValueError(f"`{name}` must be {value!r} for {got}. Leave it out.")
+        self.check_options(options)
         chunk_size = options.get("chunk_size")
         if self._options["pred_type"] == "nn":
             return WeightSampler(self, samples, chunk_size)
@@ -300,15 +302,6 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         found = cls(load(options.pop("model"), custom_objects=custom_objects), **options)
         found._fit = dict(fit)
         return found
-
-    def _split(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of a flat vector in the shapes of the weights."""
-        sizes = [int(np.prod(v.shape)) for v in self.sampled]
-        parts = ops.split(flat, np.cumsum(sizes)[:-1].tolist())
-        return [
-            ops.cast(ops.reshape(part, v.shape), v.dtype)
-            for part, v in zip(parts, self.sampled, strict=True)
-        ]
 
     def _check_fitted(self) -> None:
         if not self._fit:

@@ -29,7 +29,7 @@ PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
     "digits": ("digits 1,000, MLP 64-64", 60, 32, 0.05, "digits"),
 }
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast")
-SCORES = ("accuracy", "NLL", "NLL, T", "Brier", "ECE", "AUROC", "NLL corrupted")
+SCORES = ("accuracy", "NLL", "NLL, T", "ECE", "AUROC", "NLL corrupted")  # of the tables
 
 
 class Problem:
@@ -343,7 +343,7 @@ def table(records, pair):
         return f"Not run yet: {PAIRS[pair][0]}."
     cells = []
     for name, group in pd.DataFrame(rows).groupby("method", sort=False):
-        line = {"method": name, "seeds": len(group)}
+        line = {"method": name}
         for key in SCORES:
             spread = f" ± {group[key].std():.4f}" if len(group) > 1 else ""
             line[key] = "-" if group[key].isna().any() else f"{group[key].mean():.4f}{spread}"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import study_methods
+from experiments import calibrate_study
 from experiments import method_study as study
 
 pytestmark = pytest.mark.once
@@ -53,7 +54,7 @@ def test_a_pair_must_be_known(capsys):
 
 @pytest.mark.slow
 def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(study, "apart", lambda function, *task: function(*task))
+    monkeypatch.setattr(calibrate_study, "apart", lambda function, *task: function(*task))
     command = ["--quick", "--pairs", "digits", "--seeds", "0", "--output", str(tmp_path)]
     assert study_methods.main(command) == 0
     records = study.read(tmp_path)
@@ -62,4 +63,4 @@ def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, tmp_path, capsys):
         for row in record["methods"].values():
             assert np.isfinite(row["NLL"])
     assert study_methods.main(command) == 0
-    assert "0 tasks to do, 13 are there" in capsys.readouterr().out
+    assert "0 runs to do, 13 are there" in capsys.readouterr().out

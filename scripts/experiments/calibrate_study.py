@@ -157,16 +157,28 @@ def run(name, seed, quick=False, data_dir=None):
 
 
 def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
-    """Run what `runs.jsonl` in the folder lacks, each in a process; return how many failed."""
+    """Run what `runs.jsonl` in the folder lacks; return how many failed."""
+
+    def shown(record):
+        (before, after), seconds = _of(record, "NLL")[::2], sum(record["seconds"].values())
+        return f"NLL {before:.4f}, {after:.4f} by {record['chosen']}, {seconds:.0f} s"
+
+    done = {(record["pair"], record["seed"]) for record in read(folder)}
+    every = [(name, seed) for seed in seeds for name in names]
+    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
+
+
+def run_tasks(function, every, done, options, folder, jobs, shown):
+    """Run what is not done, each task in a process, and store it; return how many failed."""
     folder, failed = Path(folder), 0
     folder.mkdir(parents=True, exist_ok=True)
-    done = {(record["pair"], record["seed"]) for record in read(folder)}
-    left = [(name, seed) for seed in seeds for name in names if (name, seed) not in done]
-    print(f"{len(left)} runs to do, {len(names) * len(seeds) - len(left)} are there", flush=True)
+    left = [task for task in every if task not in done]
+    print(f"{len(left)} runs to do, {len(every) - len(left)} are there", flush=True)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(apart, run, *task, quick, data_dir): task for task in left}
+        futures = {pool.submit(apart, function, *task, *options): task for task in left}
         for future in as_completed(futures):
-            name = "{}, seed {}".format(*futures[future])
+            pair, seed, *more = futures[future]
+            name = ", ".join([pair, f"seed {seed}", *more])
             try:
                 record = future.result()
             except Exception as error:  # of one run, which costs the others nothing
@@ -175,9 +187,7 @@ def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
                 continue
             with (folder / "runs.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record, allow_nan=False) + "\n")
-            (before, after), how = _of(record, "NLL")[::2], record["chosen"]
-            seconds = sum(record["seconds"].values())
-            print(f"{name}: NLL {before:.4f}, {after:.4f} by {how}, {seconds:.0f} s", flush=True)
+            print(f"{name}: {shown(record)}", flush=True)
     return failed
 
 

@@ -6,9 +6,7 @@ Test data serves for nothing but the scores; temperatures are fitted on validati
 has a process of its own, and `runs.jsonl` a line for each.
 """
 
-import json
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import keras
@@ -19,7 +17,7 @@ from sklearn import datasets
 
 import tfp_ibnn as ibnn
 from experiments import files, provenance
-from experiments.calibrate_study import apart, images, packaged, read
+from experiments.calibrate_study import images, packaged, read, run_tasks
 from experiments.tables import markdown_table
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
@@ -309,28 +307,13 @@ def run(pair, seed, group, folder, quick=False, data_dir=None):
 
 def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     """Run what `runs.jsonl` in the folder lacks; return how many failed."""
-    folder, failed = Path(folder), 0
-    folder.mkdir(parents=True, exist_ok=True)
+
+    def shown(record):
+        return ", ".join(f"{key}: NLL {row['NLL']:.4f}" for key, row in record["methods"].items())
+
     done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, group) for group in TASKS for pair in pairs for seed in seeds]
-    left = [task for task in every if task not in done]
-    print(f"{len(left)} tasks to do, {len(every) - len(left)} are there", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        more = (folder, quick, data_dir)
-        futures = {pool.submit(apart, run, *task, *more): task for task in left}
-        for future in as_completed(futures):
-            name = "{}, seed {}, {}".format(*futures[future])
-            try:
-                record = future.result()
-            except Exception as error:  # of one task, which costs the others nothing
-                failed += 1
-                print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
-                continue
-            with (folder / "runs.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-            scores = [f"{key} {row['NLL']:.4f}" for key, row in record["methods"].items()]
-            print(f"{name}: NLL {', '.join(scores)}", flush=True)
-    return failed
+    return run_tasks(run, every, done, (folder, quick, data_dir), folder, jobs, shown)
 
 
 def table(records, pair):

@@ -7,6 +7,7 @@ has a process of its own, and `runs.jsonl` a line for each.
 """
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import keras
@@ -19,13 +20,16 @@ import tfp_ibnn as ibnn
 from experiments import files, provenance
 from experiments.calibrate_study import images, packaged, read, run_tasks
 from experiments.tables import markdown_table
+from tfp_ibnn.training import can_scan, scan
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
 PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
-    "fashion_lenet": ("Fashion-MNIST 55,000, LeNet", 12, 128, 0.05, "fashion_mnist"),
-    "cifar_lenet": ("CIFAR-10 45,000, LeNet", 12, 128, 0.05, "cifar10"),
+    "fashion_lenet": ("Fashion-MNIST 55,000, LeNet", 30, 128, 0.05, "fashion_mnist"),
+    "cifar_lenet": ("CIFAR-10 45,000, LeNet", 30, 128, 0.05, "cifar10"),
+    "cifar_vgg16": ("CIFAR-10 45,000, MLP 64 on features of VGG16", 30, 128, 0.05, "cifar10"),
     "digits": ("digits 1,000, MLP 64-64", 60, 32, 0.05, "digits"),
 }
+VGG16_EPOCHS = 40
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast")
 SCORES = ("accuracy", "NLL", "NLL, T", "ECE", "AUROC", "NLL corrupted")  # of the tables
 
@@ -47,6 +51,17 @@ class Problem:
             self.epochs, self.draws, self.cycles = 1, 4, 1
         self.others = self._others(data_dir)
 
+    def inputs(self):
+        """Return all inputs: of training, validation and test, then OOD and corrupted ones."""
+        ood, corrupted = self.others
+        return [self.train[0], self.validation[0], self.test[0], ood, *corrupted]
+
+    def on_features(self, features):
+        """Put features in the place of the inputs, in one scale for all of them."""
+        train, validation, test, ood, *corrupted = (x / features[0].std() for x in features)
+        self.train, self.validation = (train, self.train[1]), (validation, self.validation[1])
+        self.test, self.others = (test, self.test[1]), (ood, corrupted)
+
     def _others(self, data_dir):
         """Return OOD inputs, and the test inputs under corruptions; none of the digits."""
         if self.name == "digits":
@@ -62,17 +77,18 @@ class Problem:
     @property
     def steps(self):
         """In an epoch."""
-        return -(-len(self.train[1]) // self.batch_size)
+        return max(1, len(self.train[1]) // self.batch_size)
 
     def build(self, seed, dropout=0.0):
         """Return a network as `seed` starts it."""
         keras.utils.set_random_seed(seed)
         shape = self.train[0].shape[1:]
-        if self.name == "digits":
-            return ibnn.models.mlp(shape, hidden=(64, 64), dropout=dropout)
+        if len(shape) == 1:
+            hidden = (64, 64) if self.name == "digits" else (64,)
+            return ibnn.models.mlp(shape, hidden=hidden, dropout=dropout)
         return ibnn.models.lenet(shape, dropout=dropout)
 
-    def fit(self, model, epochs=None, rate=None, optimizer=None, **options):
+    def fit(self, model, epochs=None, rate=None, optimizer=None, callbacks=()):
         """Train by Adam, at a rate that falls to 0; or, at a rate that is given, by SGD."""
         epochs = epochs or self.epochs
         falling = keras.optimizers.schedules.CosineDecay(1e-3, epochs * self.steps)
@@ -80,8 +96,10 @@ class Problem:
             optimizer = keras.optimizers.Adam(falling)
         optimizer = optimizer or keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        options = {"epochs": epochs, "batch_size": self.batch_size, "verbose": 0, **options}
-        model.fit(*self.train, **options)
+        batches = ibnn.data.ShuffledBatches(*self.train, self.batch_size, self.seed, True)
+        callbacks = [batches.follow(), *callbacks]
+        with scan(model, batches) if can_scan(batches) else nullcontext():
+            model.fit(batches, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
         return model
 
     def scores(self, posterior, seconds):
@@ -135,6 +153,22 @@ def best_temperature(probabilities, y):
         lambda log: nll(scaled(probabilities, np.exp(log)), y), bounds=(-2, 3), method="bounded"
     )
     return float(np.exp(found.x))
+
+
+def vgg16_features(problem):
+    """Train a VGG16, and return what its convolutions make of all inputs."""
+    keras.utils.set_random_seed(problem.seed)
+    size = problem.train[0].shape[1:]
+    changes = [ibnn.data.RandomShift(4), ibnn.data.RandomMirror()]
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    model = ibnn.models.vgg16(size, preprocessing=changes)
+    keras.config.set_dtype_policy("float32")
+    epochs = 1 if problem.epochs == 1 else VGG16_EPOCHS
+    rate = keras.optimizers.schedules.CosineDecay(0.05, epochs * problem.steps)
+    optimizer = keras.optimizers.SGD(rate, 0.9, nesterov=True, weight_decay=5e-4)
+    problem.fit(model, epochs, optimizer=optimizer)
+    body = keras.Model(model.input, model.get_layer("flatten").output)
+    return [body.predict(x, BATCH, verbose=0).astype("float32") for x in problem.inputs()]
 
 
 def member(problem, kept, number):
@@ -233,8 +267,7 @@ def sghmc(problem, models):
                 temperature=temperature,
                 seed=problem.seed,
             )
-            count = max(1, problem.steps * problem.epochs // 50)
-            kept = ibnn.Snapshots(every=count, unit="step")
+            kept = ibnn.Snapshots()
             model = problem.build(100 * problem.seed)
             problem.fit(
                 model, problem.cycles * problem.epochs, optimizer=optimizer, callbacks=[kept]
@@ -278,7 +311,16 @@ GROUPS = {  # and how many of the kept networks they need; the longest first
     "swag": (swag, 3),
     "ensembles": (ensembles, MEMBERS),
 }
-TASKS = [*(f"member{number}" for number in range(MEMBERS)), *GROUPS]
+TASKS = ["features", *(f"member{number}" for number in range(MEMBERS)), *GROUPS]
+
+
+def wait_for(*paths, hours=2):
+    """Return when the files are there, which other tasks make."""
+    end = time.monotonic() + 3600 * hours
+    while not all(path.exists() for path in paths):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{paths[0]} was not made within {hours} hours.")
+        time.sleep(1)
 
 
 def run(pair, seed, group, folder, quick=False, data_dir=None):
@@ -288,14 +330,21 @@ def run(pair, seed, group, folder, quick=False, data_dir=None):
         return Path(folder) / "models" / f"{pair}-{seed}-{number}{'-quick' * quick}.keras"
 
     problem, found = Problem(pair, seed, quick, data_dir), {}
+    kept(0).parent.mkdir(parents=True, exist_ok=True)
+    features = kept("features").with_suffix(".npz")
+    if group == "features":
+        np.savez(features.with_suffix(".part.npz"), *vgg16_features(problem))
+        features.with_suffix(".part.npz").rename(features)
+    elif pair == "cifar_vgg16":
+        wait_for(features)
+        with np.load(features) as arrays:
+            problem.on_features([arrays[name] for name in arrays.files])
     if group.startswith("member"):
-        kept(0).parent.mkdir(parents=True, exist_ok=True)
         made = member(problem, kept, int(group.removeprefix("member")))
         found = {name: problem.scores(*pair) for name, pair in made.items()}
-    else:
+    elif group in GROUPS:
         methods, needed = GROUPS[group]
-        while not all(kept(number).exists() for number in range(needed)):
-            time.sleep(1)  # another task makes them
+        wait_for(*map(kept, range(needed)))
         models = [keras.models.load_model(kept(number)) for number in range(needed)]
         for name, make in methods(problem, models):
             begun = time.perf_counter()
@@ -313,6 +362,7 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
 
     done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, group) for group in TASKS for pair in pairs for seed in seeds]
+    every = [task for task in every if task[2] != "features" or task[0] == "cifar_vgg16"]
     return run_tasks(run, every, done, (folder, quick, data_dir), folder, jobs, shown)
 
 

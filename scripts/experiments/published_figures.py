@@ -16,7 +16,7 @@ def mnist_mlp(records, runs, folder):
     rows = pd.DataFrame(filter(is_shown, records))
     widest = rows[rows["budget"] == "width_1200"].dropna(subset="weights")
     more = {"weights.png": weights(widest)} if len(widest) else {}
-    return {"errors.png": errors(rows), **more}
+    return {"errors.png": errors(rows[rows["budget"].str.startswith("width")]), **more}
 
 
 def errors(rows):
@@ -141,8 +141,9 @@ def rotation(rows):
 def cifar5(records, runs, folder):
     rows = pd.DataFrame(filter(is_shown, records))
     figures = {"scores.png": scores(rows)}
-    if rows["evaluations"].map(bool).all() if "evaluations" in rows else False:
-        figures["unknown.png"] = entropies(rows, folder)
+    equal = rows[rows["budget"] == "equal"]
+    if equal["evaluations"].map(bool).all() if "evaluations" in rows else False:
+        figures["unknown.png"] = entropies(equal, folder)
     return figures
 
 

@@ -43,6 +43,7 @@ def main(argv=None):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     from experiments import method_study as study
+    from experiments.method_tables import write_tables
 
     pairs = options.pairs or list(study.PAIRS)
     if unknown := set(pairs) - study.PAIRS.keys():
@@ -52,7 +53,7 @@ def main(argv=None):
     if not options.tables:
         more = {key: getattr(options, key) for key in ("quick", "jobs", "data_dir")}
         failed = study.run_all(pairs, options.seeds, output, **more)
-    study.write_tables(output, *(PAGES if output == RESULTS else ()))
+    write_tables(output, *(PAGES if output == RESULTS else ()))
     print(f"Written to {output}; {failed} tasks failed.")
     return 1 if failed else 0
 

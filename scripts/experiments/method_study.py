@@ -12,14 +12,12 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import pandas as pd
 from scipy import optimize
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from experiments import files, provenance
+from experiments import provenance
 from experiments.calibrate_study import images, packaged, read, run_tasks
-from experiments.tables import markdown_table
 from tfp_ibnn.training import can_scan, scan
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
@@ -31,7 +29,6 @@ PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
 }
 VGG16_EPOCHS = 40
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast")
-SCORES = ("accuracy", "NLL", "NLL, T", "ECE", "AUROC", "NLL corrupted")  # of the tables
 
 
 class Problem:
@@ -364,39 +361,3 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     every = [(pair, seed, group) for group in TASKS for pair in pairs for seed in seeds]
     every = [task for task in every if task[2] != "features" or task[0] == "cifar_vgg16"]
     return run_tasks(run, every, done, (folder, quick, data_dir), folder, jobs, shown)
-
-
-def table(records, pair):
-    """Return a Markdown table of all methods of a pair: means and standard deviations."""
-    records = [record for record in records if record["pair"] == pair]
-    rows = [
-        {"method": name, **row} for record in records for name, row in record["methods"].items()
-    ]
-    if not rows:
-        return f"Not run yet: {PAIRS[pair][0]}."
-    cells = []
-    for name, group in pd.DataFrame(rows).groupby("method", sort=False):
-        line = {"method": name}
-        for key in SCORES:
-            spread = f" ± {group[key].std():.4f}" if len(group) > 1 else ""
-            line[key] = "-" if group[key].isna().any() else f"{group[key].mean():.4f}{spread}"
-        for key in ("draws", "fit (s)", "prediction (s)"):
-            line[key] = f"{group[key].mean():.{0 if key == 'draws' else 1}f}"
-        cells.append((group["NLL"].mean(), line))
-    cells.sort(key=lambda cell: cell[0])
-    return markdown_table(pd.DataFrame([line for _, line in cells]))
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    records = read(folder)
-    parts = [f"## {title[0]}\n\n{table(records, pair)}\n" for pair, title in PAIRS.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    for page in map(Path, pages):
-        text = page.read_text(encoding="utf-8")
-        for pair in PAIRS:
-            begin, end = f"<!-- methods: {pair} -->\n", "<!-- end -->"
-            if begin in text:
-                before, rest = text.split(begin, 1)
-                text = before + begin + table(records, pair) + "\n" + end + rest.split(end, 1)[1]
-        files.write_text(page, text)

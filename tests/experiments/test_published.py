@@ -27,7 +27,8 @@ def test_every_method_has_as_many_trials_and_the_same_epochs(name):
     chosen = {tuple(trial.split("/")[1:3]): settings for trial, settings in trials.items()}
     for part in plan.parts:
         runs = plan.runs(part, list(plan.seeds), chosen=chosen)
-        assert {method for _, method in counts} == {run.split("/")[2] for run in runs}
+        found, tried = {run.split("/")[2] for run in runs}, {method for _, method in counts}
+        assert found < tried if part.startswith(("long", "free")) else found == tried
         assert len({settings.epochs for settings in runs.values()}) == 1
         assert not any(settings.validation for settings in runs.values())
 

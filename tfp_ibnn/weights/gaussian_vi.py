@@ -192,15 +192,22 @@ def _natural_gradients(
         shift *= rate * min(1.0, size**0.5 / max(np.linalg.norm(shift), 1e-30))
         loc = loc + (factor @ shift if full else factor * shift)
         bar.update(step + 1, [("step", float(np.linalg.norm(shift)))])
-    return loc, np.linalg.cholesky(factor @ factor.T) if full else factor
+    return loc, _triangular(factor) if full else factor
+
+
+def _triangular(factor: np.ndarray) -> np.ndarray:
+    """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
+    root = np.linalg.qr(factor.T, mode="r").T
+    return root * np.where(np.diagonal(root) < 0, -1.0, 1.0)
 
 
 def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """Return the lower triangular root of the new precision; noise may make it indefinite."""
+    """Return a root of the new precision, made definite where noise has made it indefinite."""
     try:
         return np.linalg.cholesky(precision)
     except np.linalg.LinAlgError:
-        return np.linalg.cholesky(precision + excess @ excess / 2)
+        values, vectors = np.linalg.eigh(excess)  # of any size: a root of 1 - e + e^2 / 2
+        return vectors * np.sqrt(1 - values + values**2 / 2)
 
 
 def _pairs(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:

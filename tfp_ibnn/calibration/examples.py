@@ -25,10 +25,9 @@ class Examples(NamedTuple):
         """Return some of the examples."""
         return Examples(*keras.tree.map_structure(lambda part: part[index], (self.x, self.y)))
 
-    def thinned(self, output: Output, most: int, seed: int) -> "Examples":
-        """Return `most` of the examples or fewer, an even choice."""
-        parts = -(-len(self.y) // most)
-        return self.take(folds_of(output.strata(self.y), parts, seed) == 0) if parts > 1 else self
+    def thinned(self, most: int) -> "Examples":
+        """Return `most` of the examples or fewer, at even distances."""
+        return self.take(slice(None, None, -(-len(self.y) // most)))
 
 
 class Validation(NamedTuple):
@@ -53,34 +52,28 @@ class Training(NamedTuple):
     steps: int
     batch_size: int | None
     seed: int
+    has_weights: bool = False
 
     def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch."""
+        options = {"verbose": 0, "callbacks": [callback]}
         if not isinstance(self.data, tuple):
-            shuffle = isinstance(self.data, keras.utils.PyDataset)  # tf.data has its own order
-            network.fit(self.data, shuffle=shuffle, verbose=0, callbacks=[callback])
+            # tf.data has its own order.
+            options["shuffle"] = isinstance(self.data, keras.utils.PyDataset)
+            network.fit(self.data, **options)
             return
         order = np.random.default_rng((self.seed, number)).permutation(self.size)
         # The last batch is filled up by examples of the first, since JAX would compile the step
         # once more for a smaller one.
-        self._fit(network, np.resize(order, self.steps * self._full), [callback])
-
-    def first_batch(self, network: keras.Model) -> Any:
-        """Train on one batch of arrays, and return its inputs; None, and no training, if none."""
-        if isinstance(self.data, tuple):
-            return self._fit(network, np.arange(self._full))
-        return None
-
-    @property
-    def _full(self) -> int:
-        return min(self.batch_size or 32, self.size)
-
-    def _fit(self, network: keras.Model, order: np.ndarray, callbacks: Any = None) -> Any:
+        full = min(self.batch_size or 32, self.size)
+        order = np.resize(order, self.steps * full)
         arrays = keras.tree.map_structure(lambda part: part[order], self.data)
         x, y, weight = (*arrays, None)[:3]
-        options = {"batch_size": self._full, "shuffle": False, "sample_weight": weight}
-        network.fit(x, y, verbose=0, callbacks=callbacks, **options)
-        return x
+        network.fit(x, y, batch_size=full, shuffle=False, sample_weight=weight, **options)
+
+    def thinned(self, model: keras.Model, output: Output, most: int) -> Examples:
+        """Return `most` of the examples or fewer, at even distances."""
+        return read(self.data, model, output, "train", -(-self.size // most))
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -92,9 +85,16 @@ def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
     return folds
 
 
-def read(data: Any, model: keras.Model, output: Output, name: str) -> Examples:
-    """Return arrays or all batches of a dataset as checked examples; weights are not used."""
-    batches = [_checked(batch, model, output, name) for batch in _batches(data, name)]
+def read(data: Any, model: keras.Model, output: Output, name: str, every: int = 1) -> Examples:
+    """Return arrays, or all batches of a dataset, as checked examples; weights are not used.
+
+    `every` leaves all but the first of so many examples out.
+    """
+    batches, seen = [], 0
+    for batch in _batches(data, name):
+        part = _checked(batch, model, output, name)
+        batches.append(part.take(slice(-seen % every, None, every)))
+        seen += len(part.y)
     if not batches:
         raise ValueError(f"`{name}` holds no examples.")
     return Examples(*keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches))
@@ -110,10 +110,10 @@ def prepare(
 ) -> tuple[Training, Validation]:
     """Check the data, and split what has to be split."""
     arrays = _arrays(train)
-    size, steps, values = 0, 0, set()
+    size, steps, values, has_weights = 0, 0, set(), False
     for batch in _batches(train, "train"):  # which may be more than fits into memory
         y = _checked(batch, model, output, "train").y
-        size, steps = size + len(y), steps + 1
+        size, steps, has_weights = size + len(y), steps + 1, len(batch) == 3
         values.update(np.unique(y)[:2].tolist())
     if not size:
         raise ValueError("`train` holds no examples.")
@@ -155,7 +155,7 @@ def prepare(
         parts = Validation(examples.take(half == 0), examples.take(half == 1), None)
     if arrays is not None:
         train, steps = arrays, -(-size // (batch_size or 32))
-    return Training(train, size, steps, batch_size, seed), parts
+    return Training(train, size, steps, batch_size, seed, has_weights), parts
 
 
 def _arrays(data: Any) -> tuple[Any, ...] | None:

@@ -1,5 +1,6 @@
 """What a model's output predicts: its one free parameter, its scores, and the model it becomes."""
 
+import functools
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from tfp_ibnn.layers import GaussianNLL
 from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 from tfp_ibnn.prediction.head import activation_of
+from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
 
 _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
@@ -23,10 +25,15 @@ class Output:
 
     `raw` is what sampled networks return, (examples, draws, width). With a parameter, `predict`
     makes of it a prediction, an array with a row per example; `fit` finds the parameter of the
-    least NLL, and `wrap` returns the model that predicts the same. `targets` checks labels, and
-    `strata` groups those that are spread evenly over all parts of the data.
+    least NLL, and `scaling` is a model that does to each draw what the parameter says. `targets`
+    checks labels, and `strata` groups those that are spread evenly over all parts of the data.
     """
 
+    width: int
+    head: dict[str, Any]
+    """What networks return, in the words of `MonteCarlo` and `Laplace`."""
+    scaled_head: dict[str, Any]
+    """What `scaling` returns."""
     variants: dict[str, bool]
     """What is added to a candidate's name, and whether its parameter is fitted."""
     column: str
@@ -44,6 +51,15 @@ class Output:
         """Return the loss divided by the NLL, by which the KL must be multiplied."""
         return 1.0
 
+    def wrap(self, inner: Any, parameter: Any, **options: Any) -> MonteCarlo:
+        """Return the model that averages scaled draws of a network or a posterior over weights."""
+        scaling = self.scaling(keras.Input((self.width,)), parameter)
+        if isinstance(inner, WeightPosterior):
+            inner = ScaledPosterior(inner, scaling)
+        else:
+            inner = keras.Model(inner.input, scaling(inner.outputs[0]), name=inner.name)
+        return MonteCarlo(inner, **self.scaled_head, **options)
+
 
 class Classes(Output):
     """A classifier; the parameter is a temperature that divides the logits of every draw."""
@@ -54,6 +70,8 @@ class Classes(Output):
     def __init__(self, width: int, from_logits: bool, one_hot: bool = False) -> None:
         self.width, self.from_logits, self.one_hot = width, from_logits, one_hot
         self.classes = max(width, 2)
+        kind = "sigmoid" if width == 1 else "softmax"
+        self.head = self.scaled_head = {"head": kind, "from_logits": from_logits}
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return classes (N,) of labels in the form that the loss takes."""
@@ -134,11 +152,12 @@ class Classes(Output):
             "ECE floor": ece_floor(prediction, seed),
         }
 
-    def wrap(self, network: keras.Model, parameter: float, **options: Any) -> MonteCarlo:
-        """Return the average of scaled draws."""
-        scaled = TemperatureScaling(network, from_logits=self.from_logits)
+    def scaling(self, outputs: Any, parameter: float) -> keras.Model:
+        """Return what divides the logits by the temperature."""
+        identity = keras.Model(outputs, keras.layers.Identity(dtype="float32")(outputs))
+        scaled = TemperatureScaling(identity, from_logits=self.from_logits, dtype="float32")
         scaled.temperature.assign(parameter)
-        return MonteCarlo(scaled, head="sigmoid" if self.width == 1 else "softmax", **options)
+        return keras.Model(outputs, scaled(outputs))
 
 
 class Numbers(Output):
@@ -153,6 +172,10 @@ class Numbers(Output):
         self.size = width // 2 if has_scales else width
         self.variants = {"": False, " + scale": True} if has_scales else {"": True}
         self.column = "factor" if has_scales else "scale"
+        self.head, self.scaled_head = (
+            {"head": "gaussian" if has_scales else "point"},
+            {"head": "gaussian"},
+        )
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return finite numbers (N, D)."""
@@ -220,17 +243,16 @@ class Numbers(Output):
         z = np.abs(y - prediction[:, 0]) / np.sqrt(prediction[:, 1])
         return np.mean(2 * ndtr(z.ravel()) - 1 <= levels[:, None], axis=1)
 
-    def wrap(self, network: keras.Model, parameter: Any, **options: Any) -> MonteCarlo:
-        """Return the same network with the scale in its output."""
-        layers, output = keras.layers, network.outputs[0]
+    def scaling(self, outputs: Any, parameter: Any) -> keras.Model:
+        """Return what multiplies the standard deviations, or adds them."""
         # In full precision, and of Keras's own layers: the file needs no class for it.
+        rescaling = functools.partial(keras.layers.Rescaling, dtype="float32")
         if self.has_scales:
-            factors = np.repeat([1.0, float(parameter)], self.size)
-            output = layers.Rescaling(factors.tolist(), dtype="float32")(output)
-        else:
-            scale = layers.Rescaling(0.0, np.asarray(parameter).tolist(), dtype="float32")(output)
-            output = layers.Concatenate(dtype="float32")([output, scale])
-        return MonteCarlo(keras.Model(network.input, output), head="gaussian", **options)
+            factors = np.repeat([1.0, float(parameter)], self.size).tolist()
+            return keras.Model(outputs, rescaling(factors)(outputs))
+        scale = rescaling(0.0, np.asarray(parameter).tolist())(outputs)
+        both = keras.layers.Concatenate(dtype="float32")([outputs, scale])
+        return keras.Model(outputs, both)
 
     def loss_scale(self, parameter: Any) -> float:
         """Return what makes of the mean squared error the NLL of a Gaussian of that scale."""

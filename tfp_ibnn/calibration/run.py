@@ -2,28 +2,27 @@
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
+from tfp_ibnn.calibration.examples import FOLDS, Examples, Validation, prepare
 from tfp_ibnn.calibration.outputs import Classes, Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
-from tfp_ibnn.calibration.trials import (
-    METHODS,
-    WATCHED,
-    Setting,
-    Trial,
-    fine_tune,
-    fine_tuning_optimizer,
-)
+from tfp_ibnn.calibration.trials import METHODS, NO_TIME, Setting, Trial
+from tfp_ibnn.calibration.tuning import fine_tune, fine_tuning_optimizer
+from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
+from tfp_ibnn.prediction.head import PredictionWrapper, activation_of
+from tfp_ibnn.weights import WeightPosterior, WeightSets
 
-_MOST_NUMBERS = 2**25
-"""A temperature is fitted to no more outputs than that."""
+_WATCHED = 2048
+"""So many examples of A, at most, watch over the training, and have parameters fitted to them."""
+_NUMBERS = 2**24
+"""So many of their outputs, at most, are held for a candidate."""
 
 
 def calibrate(
@@ -31,6 +30,7 @@ def calibrate(
     train: Any,
     validation: Any = None,
     *,
+    candidates: Mapping[str, Any] | None = None,
     epochs: int | None = None,
     minutes: float | None = None,
     optimizer: Any = None,
@@ -43,12 +43,13 @@ def calibrate(
     """Calibrate a trained model's probabilities by the cheapest method that is as good as the best.
 
     The candidates are the model as it is, MC dropout where it has dropout, the model fine-tuned,
-    and Gaussian posteriors (`NormalAffine`) of two prior scales and three weights of the KL; each
-    also with a temperature. Half of the validation data (A) serves to fit temperatures, to stop the
-    training, and to drop the worse half of the posteriors after each epoch, by their NLL at the
-    fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is within one
-    standard error of the best, where a temperature costs nothing. Below 1,000 validation examples
-    both are done on all of them, by five-fold cross-fitting.
+    `Laplace` of the last layer and of all weights, Gaussian posteriors of z (`NormalAffine`) of two
+    prior scales and three weights of the KL, and your own; each also with a temperature. Half of
+    the validation data (A) serves to fit temperatures, to choose Laplace's prior precision, to stop
+    the training, and to drop the worse half of the Gaussian posteriors after each epoch, by their
+    NLL at the fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is
+    within one standard error of the best, where a temperature costs nothing. Below 1,000 validation
+    examples both are done on all of them, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations.
@@ -60,9 +61,11 @@ def calibrate(
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
         validation: the same, of examples that the model was not trained on; None takes a fifth of
             the training arrays, which is second best. Weights are not used here.
+        candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
+            training data only, or Keras models, with the inputs and outputs of `model`.
         epochs: of training for each posterior that is not dropped; the default is 3, or a tenth of
             what the model was trained for if that is more.
-        minutes: after which no further epoch starts; without `epochs` the only limit.
+        minutes: after which no further fit or epoch starts; without `epochs` the only limit.
         optimizer: for the training; None takes the model's own at a tenth of its rate. The
             posteriors' rate is five times as high.
         loss: None takes the one that the model is compiled with.
@@ -95,15 +98,19 @@ def calibrate(
     if samples < 2:
         raise ValueError("`samples` must be at least 2; got 1.")
     epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
-    minutes = None if minutes is None else checks.positive("minutes", minutes)
+    end = math.inf
+    if minutes is not None:
+        end = time.monotonic() + 60 * checks.positive("minutes", minutes)
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
     _check(model)
     output, loss = output_of(model, loss)
+    own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
     training, data = prepare(train, validation, model, output, batch_size, seed)
-    most = _MOST_NUMBERS // (samples * output.width)
-    watched = data.fit.thinned(output, max(1, min(WATCHED, most)), seed)
+    watched = data.fit
+    if data.folds is None:
+        watched = watched.thinned(max(1, min(_WATCHED, _NUMBERS // (samples * output.width))))
 
     def watch(trial: Trial) -> float:
         return trial.watch(watched, data.folds, output)
@@ -118,7 +125,7 @@ def calibrate(
     say(f"Training examples: {training.size:,}. Validation examples: {how}.")
     kind = "temperature" if isinstance(output, Classes) else "scale"
     say(f"Each NLL is of {len(watched.y):,} validation examples, at the {kind} that suits it best.")
-    setting = Setting(model, output, optimizer, loss, training.size, samples, seed)
+    setting = Setting(model, output, optimizer, loss, training, samples, seed, end, own)
     first, *others = METHODS
     trials = list(first(setting))
     say(f"{trials[0].name}: NLL {watch(trials[0]):.4f}")
@@ -126,24 +133,26 @@ def calibrate(
         epochs = max(3, round(_steps_so_far(model) / training.steps / 10))
     interrupted = False
     try:
-        parameter = output.fit(trials[0].draw(watched.x), watched.y)
-        setting = setting._replace(parameter=parameter)
-        trials += [trial for make in others for trial in make(setting)]
-        for trial in trials[1:]:
-            if not trial.trained:
-                say(f"{trial.name}: NLL {watch(trial):.4f}")
+        setting = setting._replace(parameter=output.fit(trials[0].watched(), watched.y))
+        for make in others:
+            for trial in make(setting):
+                taken = {x.name + suffix for x in trials for suffix in output.variants}
+                if trial.name in taken:
+                    raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
+                trials.append(trial)
+                if not trial.trained and not trial.fate:
+                    _try(trial, watch)
+                    say(f"{trial.name}: NLL {trial.nll:.4f}")
         fine_tuned = [trial for trial in trials if trial.trained]
-        fine_tune(fine_tuned, training, watch, epochs, minutes, say)
+        fine_tune(fine_tuned, training, watch, epochs, end, say)
     except KeyboardInterrupt:
         interrupted = True
         say("Interrupted: what has been trained so far is compared.")
     for trial in trials:
         if math.isinf(trial.nll) and not trial.fate:
-            trial.fate = "there was no time for it"
+            trial.fate = NO_TIME
     kept = [trial for trial in trials if not trial.fate]
-    candidates = [
-        candidate for trial in kept for candidate in _candidates(trial, output, data, seed)
-    ]
+    found = [x for trial in kept for x in _candidates(trial, output, watched, data)]
     notes = {
         "training examples": training.size,
         "validation examples": how,
@@ -153,13 +162,13 @@ def calibrate(
         "seed": seed,
     }
     dropped = {trial.name: trial.fate for trial in trials if trial.fate}
-    report = Report(candidates, dropped, output, data.score.y, notes, seed)
+    report = Report(found, dropped, output, data.score.y, notes, seed)
     say(report.why())
     return report
 
 
 def _check(model: Any) -> None:
-    if isinstance(model, (MonteCarlo, TemperatureScaling)):
+    if isinstance(model, PredictionWrapper):
         raise ValueError(
             f"`model` is a {type(model).__name__} already: give the network that it is made of."
         )
@@ -173,26 +182,62 @@ def _check(model: Any) -> None:
         )
 
 
+def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:
+    """Return a candidate of the user as a posterior over weights, or raise."""
+    what = f"`candidates[{name!r}]`"
+    network = given.network if isinstance(given, WeightPosterior) else given
+    if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
+        raise ValueError(
+            f"{what} must be a posterior over weights, such as ibnn.DeepEnsemble(models), or a "
+            f"Keras model (not a MonteCarlo of it); got {type(given).__name__}."
+        )
+    graph = functional_graph(network)
+    if graph is None:
+        raise ValueError(f"{what} must be, or have, a built Functional or Sequential model.")
+    own, wanted = _shapes(graph), _shapes(functional_graph(model))
+    if own != wanted:
+        raise ValueError(f"{what} must go from {wanted}, as `model` does; it goes from {own}.")
+    own, wanted = (activation_of(x) in ("softmax", "sigmoid") for x in (network, model))
+    if own != wanted:
+        kinds = ("logits", "probabilities") if own < wanted else ("probabilities", "logits")
+        raise ValueError(f"{what} returns {kinds[0]}, but `model` {kinds[1]}: they must be alike.")
+    return given if isinstance(given, WeightPosterior) else WeightSets([given])
+
+
+def _shapes(graph: keras.Model) -> str:
+    inputs, outputs = ([tuple(x.shape[1:]) for x in part] for part in (graph.inputs, graph.outputs))
+    return f"inputs {inputs} to outputs {outputs}"
+
+
+def _try(trial: Trial, watch: Callable[[Trial], float]) -> None:
+    """Score a trial that is not trained; if that fails, it costs no other."""
+    try:
+        for state in trial.states:
+            trial.state = state
+            watch(trial)
+    except Exception as error:
+        trial.leave_out(error)
+
+
 def _steps_so_far(model: keras.Model) -> float:
     """Return for how many steps a model was trained, as far as its optimizer knows."""
     own = getattr(model, "optimizer", None) if model.compiled else None
     return 0.0 if own is None else float(keras.ops.convert_to_numpy(own.iterations))
 
 
-def _candidates(trial: Trial, output: Output, data: Validation, seed: int) -> list[Candidate]:
+def _candidates(
+    trial: Trial, output: Output, watched: Examples, data: Validation
+) -> list[Candidate]:
     """Return what a trial gives with and without a fitted parameter."""
-    start, fitted = time.monotonic(), list(output.variants.values())
+    start, raw = time.monotonic(), trial.watched()
+    fitted = list(output.variants.values())
+    parameters = [output.parameter(raw, watched.y, fit) for fit in fitted]
     if data.folds is None:
-        most = max(1, _MOST_NUMBERS // (trial.engine.samples * output.width))
-        examples = data.fit.thinned(output, most, seed)
-        raw = trial.draw(examples.x)
-        parameters = [output.parameter(raw, examples.y, fit) for fit in fitted]
         predictions = predict(trial, output, data.score, parameters)
     else:
-        raw = trial.watched()
-        parameters = [output.parameter(raw, data.fit.y, fit) for fit in fitted]
         predictions = [_cross_fitted(trial, output, data, fit) for fit in fitted]
     seconds = trial.seconds + time.monotonic() - start
+    parts = zip(output.variants, parameters, predictions, strict=True)
     return [
         Candidate(
             trial.name + suffix,
@@ -202,9 +247,7 @@ def _candidates(trial: Trial, output: Output, data: Validation, seed: int) -> li
             prediction,
             output.nll(prediction, data.score.y),
         )
-        for suffix, parameter, prediction in zip(
-            output.variants, parameters, predictions, strict=True
-        )
+        for suffix, parameter, prediction in parts
     ]
 
 

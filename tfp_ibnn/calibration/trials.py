@@ -1,14 +1,13 @@
-"""The networks that are compared, and how they are trained."""
+"""The networks, and posteriors over their weights, that are compared."""
 
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,18 +15,27 @@ import numpy as np
 
 from tfp_ibnn.calibration.examples import FOLDS, Examples, Training
 from tfp_ibnn.calibration.outputs import Output
-from tfp_ibnn.conversion import to_stochastic
+from tfp_ibnn.conversion.convert import copy_of, to_stochastic
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
-from tfp_ibnn.training import Interrupts, two_speed
-
-PATIENCE = 2
-WATCHED = 2048
-"""So many examples of A watch over the training."""
+from tfp_ibnn.training import two_speed
+from tfp_ibnn.weights import Laplace, WeightPosterior
+from tfp_ibnn.weights.features import last_weighted_layer
 
 PRIOR_SCALES = (0.3, 0.1)
 BETAS = (1, 10, 100)
+
+EXAMPLES = 10_000
+"""So many training examples, at most, are used for posteriors after training."""
+FULL = 2_000
+"""Weights of a last layer, at most, whose covariance is full and not a Kronecker product."""
+MOST_WEIGHTS, MOST_OUTPUTS = 1_000_000, 100
+"""Of a network, beyond which Laplace of all weights is too slow."""
+PRIOR_FACTORS = (1, 10, 100, 1000)
+"""Of Laplace's prior precision: the marginal likelihood's is too low for overfitted networks."""
+
+NO_TIME = "there was no time for it"
 
 _BATCH = 256
 
@@ -35,20 +43,21 @@ State = list[np.ndarray]
 
 
 class Engine:
-    """A network, made by `make`, that trials use in turn: it is compiled once."""
+    """What `make` returns, a network or a posterior over weights, for trials to use in turn.
+
+    It is compiled once. The options are those of `MonteCarlo`.
+    """
 
     def __init__(
         self,
-        make: Callable[[], keras.Model],
+        make: Callable[[], Any],
         samples: int = 1,
-        dropout: bool = False,
         optimizer: keras.optimizers.Optimizer | None = None,
         loss: Any = None,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         self._make, self.network = make, make()
-        self.options = {"samples": samples, "dropout": dropout, "seed": seed}
-        self.options["independent"] = samples == 1
+        self.options = {"samples": samples, "independent": samples == 1, **options}
         # The outputs as they are, whatever they mean.
         self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
         self.samples = self._sampler.samples
@@ -58,17 +67,6 @@ class Engine:
             self.network.optimizer.build(self.network.trainable_variables)
             self._variables += self.network.optimizer.variables
         self._held: State | None = None
-        self._warm = False
-
-    def warm_up(self, state: State, training: Training) -> None:
-        """Compile what trains and draws, which would else count as the first trial's time."""
-        if not self._warm:
-            self._warm, batch = True, []
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of an epoch that is one batch
-                self.train(state, lambda network: batch.append(training.first_batch(network)))
-            if batch[0] is not None:
-                self.draw(state, batch[0])
 
     def read(self) -> State:
         """Return weights, random states and the optimizer's variables."""
@@ -91,8 +89,8 @@ class Engine:
         fit(self.network)
         return self.read()
 
-    def copy(self, state: State) -> keras.Model:
-        """Return a network of its own in a state."""
+    def copy(self, state: State) -> Any:
+        """Return a network of its own in a state; a posterior over weights is the same one."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what was said when the first one was made
             network = self._make()
@@ -109,10 +107,10 @@ class Engine:
 
 @dataclasses.dataclass(eq=False)
 class Trial:
-    """A network to compare: a state of an engine."""
+    """What is compared: a state of an engine, unless it has a `fate` from the start."""
 
     name: str
-    engine: Engine
+    engine: Engine | None = None
     trained: bool = False
     seconds: float = 0.0
     epochs: int = 0
@@ -120,10 +118,20 @@ class Trial:
     stopped: bool = False
     fate: str = ""
     """Why it is not compared any more."""
+    states: Sequence[State] = ()
+    """Those that are tried, the best of which counts; of a training, the first one."""
 
     def __post_init__(self) -> None:
-        self.state = self.best = self.engine.read()
-        self._scores: list[tuple[float, np.ndarray | None]] = []
+        if self.engine is not None:
+            self.states = self.states or [self.engine.read()]
+            self.state = self.best = self.states[0]
+        self._scores: list[tuple[float, np.ndarray]] = []
+
+    def leave_out(self, error: Exception) -> "Trial":
+        """Do not compare it, and say why."""
+        self.fate = (str(error) or type(error).__name__).splitlines()[0]
+        warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=4)
+        return self
 
     def draw(self, x: Any) -> np.ndarray:
         """Return the outputs (examples, draws, width) at the best epoch."""
@@ -144,10 +152,9 @@ class Trial:
         parts += [folds != fold for fold in range(FOLDS)] if folds is not None else []
         now = [output.best_nll(raw[part], examples.y[part]) for part in parts]
         self.best = self.state if now[0] < self.nll else self.best
-        kept = None if folds is None else raw
         self._scores = [
-            (nll, kept) if nll < best[0] else best
-            for nll, best in zip(now, self._scores or [(math.inf, None)] * len(now), strict=True)
+            (nll, raw) if nll < best[0] else best
+            for nll, best in zip(now, self._scores or [(math.inf, raw)] * len(now), strict=True)
         ]
         return now[0]
 
@@ -163,9 +170,13 @@ class Setting(NamedTuple):
     output: Output
     optimizer: keras.optimizers.Optimizer
     loss: Any
-    train_size: int
+    training: Training
     samples: int
     seed: int
+    end: float = math.inf
+    """After which nothing is begun, by `time.monotonic`."""
+    candidates: Mapping[str, WeightPosterior] = {}
+    """Those of the user."""
     parameter: Any = None
     """The fitted one of the model as it is."""
 
@@ -197,7 +208,7 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
         def make(posterior: Any = posterior) -> keras.Model:
             with _seeded(setting.seed):
                 return to_stochastic(
-                    setting.model, posterior, setting.train_size, seed=setting.seed
+                    setting.model, posterior, setting.training.size, seed=setting.seed
                 )
 
         optimizer = _same(setting.optimizer)
@@ -210,7 +221,7 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
                     warnings.simplefilter("ignore")  # the same has been said already
                 engine = Engine(make, setting.samples, **options)
         except ValueError as error:
-            warnings.warn(f"Gaussian posteriors are left out: {error}", stacklevel=4)
+            yield Trial("Gaussian").leave_out(error)
             return
         for beta in BETAS:
             for layer in stochastic_layers(engine.network):
@@ -218,125 +229,60 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
             yield Trial(f"Gaussian, prior {scale}, beta {beta}", engine, trained=True)
 
 
-METHODS = (deterministic, mc_dropout, gaussian)
+def given(setting: Setting) -> Iterator[Trial]:
+    """Give the candidates of the user."""
+    for name, posterior in setting.candidates.items():
+        try:
+            engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
+        except ValueError as error:
+            raise ValueError(f"`candidates[{name!r}]` cannot be used: {error}") from error
+        yield Trial(name, engine)
+
+
+def laplace(setting: Setting) -> Iterator[Trial]:
+    """Give Gaussians around the trained weights, of the last layer and of all, linearised."""
+    for name, subset in ("Laplace, last layer", "last_layer"), ("Laplace, all weights", "all"):
+        start = time.monotonic()
+        if start > setting.end:
+            yield Trial(name, fate=NO_TIME)
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what the comparison shows
+                posterior = _laplace(setting, subset)
+                engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
+        except Exception as error:  # whatever it is, it costs this candidate only
+            yield Trial(name).leave_out(error)
+            continue
+        state = engine.read()
+        place = [x is posterior.prior_precision for x in posterior.variables].index(True)
+        states = [[*state[:place], x * state[place], *state[place + 1 :]] for x in PRIOR_FACTORS]
+        yield Trial(name, engine, seconds=time.monotonic() - start, states=states)
+
+
+def _laplace(setting: Setting, subset: str) -> Laplace:
+    model, output, training = setting.model, setting.output, setting.training
+    size, structure = model.count_params(), "kron"
+    if subset == "last_layer":
+        structure = "full" if last_weighted_layer(model).count_params() <= FULL else "kron"
+    elif size > MOST_WEIGHTS or output.width > MOST_OUTPUTS:
+        limits = f"{MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs"
+        raise ValueError(f"it is for at most {limits}; got {size:,} and {output.width}.")
+    if training.has_weights:
+        raise ValueError("it takes no weights of training examples.")
+    x, y = training.thinned(model, output, EXAMPLES)
+    # A temperature below 1 makes up for the examples that are not used.
+    options = {"temperature": len(y) / training.size, **output.head}
+    return Laplace(_copy(model), subset, structure, **options).fit(x, y, verbose=0)
+
+
+METHODS = (deterministic, given, mc_dropout, laplace, gaussian)
 """A new method is one more function here."""
 
 
-def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Optimizer:
-    """Return the optimizer given, or a copy of the model's own at a tenth of its rate.
-
-    A schedule gives a tenth of its present value, and at least a thousandth of its largest so far,
-    since many end at 0.
-    """
-    if given is not None:
-        return keras.optimizers.get(given)
-    own = getattr(model, "optimizer", None) if model.compiled else None
-    if own is None:
-        return keras.optimizers.Adam(1e-4)
-    own = getattr(own, "inner_optimizer", own)  # of one that scales losses
-    if isinstance(own, keras.optimizers.MultiOptimizer):
-        raise ValueError(
-            "`model` has several optimizers: give one, such as "
-            "optimizer=keras.optimizers.Adam(1e-4)."
-        )
-    config = own.get_config()
-    rate = float(keras.ops.convert_to_numpy(own.learning_rate))
-    if isinstance(config["learning_rate"], dict):
-        schedule = keras.optimizers.schedules.deserialize(config["learning_rate"])
-        steps = np.linspace(0, int(keras.ops.convert_to_numpy(own.iterations)), 101)
-        largest = max(float(keras.ops.convert_to_numpy(schedule(step))) for step in steps)
-        rate = max(rate, largest / 100)
-    return type(own).from_config({**config, "learning_rate": rate / 10})
-
-
-def fine_tune(
-    trials: Sequence[Trial],
-    training: Training,
-    watch: Callable[[Trial], float],
-    epochs: int | None,
-    minutes: float | None,
-    say: Callable[[str], None],
-) -> None:
-    """Train all trials epoch by epoch; those that draw and are dropped get a `fate`.
-
-    `watch` scores a trial, `say` prints a line. Without `epochs` and `minutes` the training ends
-    when nothing gets better.
-    """
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    running, round_time = list(trials), 0.0
-    with Interrupts() as interrupts:
-        for epoch in itertools.count(1):
-            start = time.monotonic()
-            if not running or (epochs is not None and epoch > epochs) or start + round_time > end:
-                break
-            for trial in running:
-                if time.monotonic() > end:
-                    return
-                try:
-                    _one_epoch(trial, training, epoch, watch, interrupts, say)
-                except Exception:
-                    if interrupts.came:  # and TensorFlow has raised something of its own
-                        raise KeyboardInterrupt from None
-                    raise
-            round_time = time.monotonic() - start
-            _drop_worse_half([x for x in trials if x.engine.samples > 1 and not x.fate], epoch, say)
-            running = [x for x in running if not x.fate and not x.stopped]
-
-
-def _one_epoch(
-    trial: Trial,
-    training: Training,
-    epoch: int,
-    watch: Callable[[Trial], float],
-    interrupts: Interrupts,
-    say: Callable[[str], None],
-) -> None:
-    trial.engine.warm_up(trial.state, training)
-    start, before = time.monotonic(), trial.nll
-    trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
-    try:
-        nll = watch(trial)
-    except ValueError as error:  # of predictions that are not finite
-        trial.stopped, trial.fate = True, "" if trial.epochs else str(error)
-        say(f"epoch {epoch}: {trial.name} is stopped: {error}")
-        return
-    trial.epochs = epoch if nll < before else trial.epochs
-    trial.stopped = epoch - trial.epochs >= PATIENCE
-    trial.seconds += time.monotonic() - start
-    say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
-
-
-def _drop_worse_half(trials: list[Trial], epoch: int, say: Callable[[str], None]) -> None:
-    keep = max(2, -(-len(trials) // 2))
-    for trial in sorted(trials, key=lambda x: x.nll)[keep:]:
-        trial.fate = f"NLL {trial.nll:.4f} after epoch {epoch}"
-        trial.state = trial.best = []  # which take memory
-        say(f"epoch {epoch}: {trial.name} is dropped")
-
-
 def _copy(model: keras.Model) -> keras.Model:
-    """Return a Functional model of new layers with the same weights; not compiled."""
-    sequential = isinstance(model, keras.Sequential)
-    try:
-        ends = (model.inputs[0], model.outputs[0]) if sequential else (model.input, model.output)
-        # An alias of the same layers, since Keras would compile the clone of a compiled model.
-        alias = keras.Model(*ends, name=model.name)
-    except (AttributeError, TypeError, ValueError):
-        alias = None
-    if alias is None or type(model).call not in (keras.Sequential.call, type(alias).call):
-        raise ValueError(
-            f"`model` must be a built Functional or Sequential model; {model.name!r} is not built, "
-            f"or a {type(model).__name__} with a `call` of its own."
-        )
-    inputs = [layer for layer in alias.layers if isinstance(layer, keras.layers.InputLayer)]
-    names = {id(layer.output): layer.name for layer in inputs}
-    fresh = keras.tree.map_structure(
-        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=names[id(x)]), alias.input
-    )
     with _seeded(0):
-        copy = keras.models.clone_model(alias, input_tensors=fresh)
-    copy.set_weights(alias.get_weights())
-    return copy
+        return copy_of(model)
 
 
 def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

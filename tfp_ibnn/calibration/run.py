@@ -1,28 +1,30 @@
 """From a trained model to a calibrated one, in one call."""
 
+import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.calibration.examples import FOLDS, Examples, Validation, prepare
-from tfp_ibnn.calibration.outputs import Classes, Output, output_of
+from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
+from tfp_ibnn.calibration.outputs import Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
-from tfp_ibnn.calibration.trials import METHODS, NO_TIME, Setting, Trial
-from tfp_ibnn.calibration.tuning import fine_tune, fine_tuning_optimizer
+from tfp_ibnn.calibration.trials import (
+    METHODS,
+    Setting,
+    Trial,
+    fine_tune,
+    fine_tuning_optimizer,
+)
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.head import PredictionWrapper, activation_of
 from tfp_ibnn.weights import WeightPosterior, WeightSets
-
-_WATCHED = 2048
-"""So many examples of A, at most, watch over the training, and have parameters fitted to them."""
-_NUMBERS = 2**24
-"""So many of their outputs, at most, are held for a candidate."""
 
 
 def calibrate(
@@ -108,51 +110,39 @@ def calibrate(
     own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
     training, data = prepare(train, validation, model, output, batch_size, seed)
-    watched = data.fit
-    if data.folds is None:
-        watched = watched.thinned(max(1, min(_WATCHED, _NUMBERS // (samples * output.width))))
-
-    def watch(trial: Trial) -> float:
-        return trial.watch(watched, data.folds, output)
-
-    def say(line: str) -> None:
-        if verbose:
-            print(line, flush=True)
-
+    say = functools.partial(print, flush=True) if verbose else lambda line: None
     how = f"{len(data.fit.y):,}, cross-fitted"
     if data.folds is None:
         how = f"{len(data.fit.y):,} to fit, {len(data.score.y):,} to choose"
     say(f"Training examples: {training.size:,}. Validation examples: {how}.")
-    kind = "temperature" if isinstance(output, Classes) else "scale"
-    say(f"Each NLL is of {len(watched.y):,} validation examples, at the {kind} that suits it best.")
-    setting = Setting(model, output, optimizer, loss, training, samples, seed, end, own)
+    say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
+    rest = (samples, seed, own, end, say)
+    setting = Setting(model, output, optimizer, loss, training, data, *rest)
     first, *others = METHODS
     trials = list(first(setting))
-    say(f"{trials[0].name}: NLL {watch(trials[0]):.4f}")
+    say(f"{trials[0].name}: NLL {trials[0].watch(data, output):.4f}")
     if epochs is None and minutes is None:
-        epochs = max(3, round(_steps_so_far(model) / training.steps / 10))
+        steps = float(model.optimizer.iterations) if model.compiled and model.optimizer else 0.0
+        epochs = max(3, round(steps / training.steps / 10))
     interrupted = False
     try:
-        setting = setting._replace(parameter=output.fit(trials[0].watched(), watched.y))
-        for make in others:
-            for trial in make(setting):
-                taken = {x.name + suffix for x in trials for suffix in output.variants}
-                if trial.name in taken:
-                    raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
-                trials.append(trial)
-                if not trial.trained and not trial.fate:
-                    _try(trial, watch)
-                    say(f"{trial.name}: NLL {trial.nll:.4f}")
-        fine_tuned = [trial for trial in trials if trial.trained]
-        fine_tune(fine_tuned, training, watch, epochs, end, say)
+        setting = setting._replace(parameter=output.fit(trials[0].watched(), data.fit.y))
+        for trial in itertools.chain.from_iterable(make(setting) for make in others):
+            if trial.name in {x.name + suffix for x in trials for suffix in output.variants}:
+                raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
+            trials.append(trial)
+            if not trial.trained:
+                trial.try_states(data, output)
+                say(f"{trial.name}: NLL {trial.nll:.4f}")
+        fine_tune([trial for trial in trials if trial.trained], setting, epochs)
     except KeyboardInterrupt:
         interrupted = True
         say("Interrupted: what has been trained so far is compared.")
     for trial in trials:
         if math.isinf(trial.nll) and not trial.fate:
-            trial.fate = NO_TIME
+            trial.fate = "there was no time for it"
     kept = [trial for trial in trials if not trial.fate]
-    found = [x for trial in kept for x in _candidates(trial, output, watched, data)]
+    found = [x for trial in kept for x in _candidates(trial, output, data)]
     notes = {
         "training examples": training.size,
         "validation examples": how,
@@ -168,18 +158,15 @@ def calibrate(
 
 
 def _check(model: Any) -> None:
+    kind = type(model).__name__
     if isinstance(model, PredictionWrapper):
-        raise ValueError(
-            f"`model` is a {type(model).__name__} already: give the network that it is made of."
-        )
+        raise ValueError(f"`model` is a {kind} already: give the network that it is made of.")
     if not isinstance(model, keras.Model):
-        what = repr(model) if isinstance(model, str) else type(model).__name__
+        what = repr(model) if isinstance(model, str) else kind
         raise ValueError(f"`model` must be a Keras model; got {what}.")
     if stochastic_layers(model):
-        raise ValueError(
-            f"`model`, {model.name!r}, is stochastic already: give the deterministic one it was "
-            "made of, or ibnn.to_deterministic(model)."
-        )
+        remedy = "give the deterministic one it was made of, or ibnn.to_deterministic(model)"
+        raise ValueError(f"`model`, {model.name!r}, is stochastic already: {remedy}.")
 
 
 def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:
@@ -187,68 +174,37 @@ def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:
     what = f"`candidates[{name!r}]`"
     network = given.network if isinstance(given, WeightPosterior) else given
     if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
-        raise ValueError(
-            f"{what} must be a posterior over weights, such as ibnn.DeepEnsemble(models), or a "
-            f"Keras model (not a MonteCarlo of it); got {type(given).__name__}."
-        )
-    graph = functional_graph(network)
-    if graph is None:
-        raise ValueError(f"{what} must be, or have, a built Functional or Sequential model.")
-    own, wanted = _shapes(graph), _shapes(functional_graph(model))
+        want = "a posterior over weights, such as ibnn.DeepEnsemble(models), or a plain Keras model"
+        raise ValueError(f"{what} must be {want}; got {type(given).__name__}.")
+    own, wanted = (_ends(functional_graph(x)) for x in (network, model))
     if own != wanted:
-        raise ValueError(f"{what} must go from {wanted}, as `model` does; it goes from {own}.")
-    own, wanted = (activation_of(x) in ("softmax", "sigmoid") for x in (network, model))
-    if own != wanted:
-        kinds = ("logits", "probabilities") if own < wanted else ("probabilities", "logits")
-        raise ValueError(f"{what} returns {kinds[0]}, but `model` {kinds[1]}: they must be alike.")
+        raise ValueError(f"{what} has {own}; `model` has {wanted}, and they must be alike.")
     return given if isinstance(given, WeightPosterior) else WeightSets([given])
 
 
-def _shapes(graph: keras.Model) -> str:
-    inputs, outputs = ([tuple(x.shape[1:]) for x in part] for part in (graph.inputs, graph.outputs))
-    return f"inputs {inputs} to outputs {outputs}"
+def _ends(graph: keras.Model | None) -> str:
+    """Return the shapes of a model's inputs and outputs, and what these are."""
+    if graph is None:
+        return "no graph: it is not built, or not a Functional or Sequential model"
+    x, y = ([tuple(x.shape[1:]) for x in part] for part in (graph.inputs, graph.outputs))
+    is_probability = activation_of(graph) in ("softmax", "sigmoid")
+    return f"inputs {x} and outputs {y}, {'not ' * (not is_probability)}probabilities"
 
 
-def _try(trial: Trial, watch: Callable[[Trial], float]) -> None:
-    """Score a trial that is not trained; if that fails, it costs no other."""
-    try:
-        for state in trial.states:
-            trial.state = state
-            watch(trial)
-    except Exception as error:
-        trial.leave_out(error)
-
-
-def _steps_so_far(model: keras.Model) -> float:
-    """Return for how many steps a model was trained, as far as its optimizer knows."""
-    own = getattr(model, "optimizer", None) if model.compiled else None
-    return 0.0 if own is None else float(keras.ops.convert_to_numpy(own.iterations))
-
-
-def _candidates(
-    trial: Trial, output: Output, watched: Examples, data: Validation
-) -> list[Candidate]:
+def _candidates(trial: Trial, output: Output, data: Validation) -> list[Candidate]:
     """Return what a trial gives with and without a fitted parameter."""
-    start, raw = time.monotonic(), trial.watched()
-    fitted = list(output.variants.values())
-    parameters = [output.parameter(raw, watched.y, fit) for fit in fitted]
+    start, fitted = time.monotonic(), list(output.variants.values())
+    parameters = [output.parameter(trial.watched(), data.fit.y, fit) for fit in fitted]
     if data.folds is None:
         predictions = predict(trial, output, data.score, parameters)
     else:
         predictions = [_cross_fitted(trial, output, data, fit) for fit in fitted]
-    seconds = trial.seconds + time.monotonic() - start
-    parts = zip(output.variants, parameters, predictions, strict=True)
-    return [
-        Candidate(
-            trial.name + suffix,
-            trial,
-            parameter,
-            seconds if suffix else trial.seconds,
-            prediction,
-            output.nll(prediction, data.score.y),
-        )
-        for suffix, parameter, prediction in parts
-    ]
+    seconds, found = trial.seconds, []
+    for suffix, parameter, x in zip(output.variants, parameters, predictions, strict=True):
+        nll = output.nll(x, data.score.y)
+        found.append(Candidate(trial.name + suffix, trial, parameter, seconds, x, nll))
+        seconds = trial.seconds + time.monotonic() - start
+    return found
 
 
 def _cross_fitted(trial: Trial, output: Output, data: Validation, fitted: bool) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The networks, and posteriors over their weights, that are compared."""
 
-import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import random
 import time
@@ -13,40 +13,32 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfp_ibnn.calibration.examples import FOLDS, Examples, Training
+from tfp_ibnn.calibration.examples import FOLDS, Training, Validation
 from tfp_ibnn.calibration.outputs import Output
 from tfp_ibnn.conversion.convert import copy_of, to_stochastic
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
-from tfp_ibnn.training import two_speed
+from tfp_ibnn.training import Interrupts, two_speed
 from tfp_ibnn.weights import Laplace, WeightPosterior
 from tfp_ibnn.weights.features import last_weighted_layer
 
 PRIOR_SCALES = (0.3, 0.1)
 BETAS = (1, 10, 100)
-
-EXAMPLES = 10_000
-"""So many training examples, at most, are used for posteriors after training."""
-FULL = 2_000
-"""Weights of a last layer, at most, whose covariance is full and not a Kronecker product."""
+PATIENCE = 2
+# Of Laplace: training examples at most; weights of a last layer whose covariance is full, at most;
+# weights and outputs of a network beyond which that of all weights is too slow; and factors of the
+# prior precision, since that of the marginal likelihood is too low for overfitted networks.
+EXAMPLES, FULL = 10_000, 2_000
 MOST_WEIGHTS, MOST_OUTPUTS = 1_000_000, 100
-"""Of a network, beyond which Laplace of all weights is too slow."""
 PRIOR_FACTORS = (1, 10, 100, 1000)
-"""Of Laplace's prior precision: the marginal likelihood's is too low for overfitted networks."""
-
-NO_TIME = "there was no time for it"
 
 _BATCH = 256
-
 State = list[np.ndarray]
 
 
 class Engine:
-    """What `make` returns, a network or a posterior over weights, for trials to use in turn.
-
-    It is compiled once. The options are those of `MonteCarlo`.
-    """
+    """A network, or posterior over weights, that trials use in turn: it is compiled once."""
 
     def __init__(
         self,
@@ -113,13 +105,10 @@ class Trial:
     engine: Engine | None = None
     trained: bool = False
     seconds: float = 0.0
-    epochs: int = 0
-    """After which it was best."""
+    epochs: int = 0  # after which it was best
     stopped: bool = False
-    fate: str = ""
-    """Why it is not compared any more."""
-    states: Sequence[State] = ()
-    """Those that are tried, the best of which counts; of a training, the first one."""
+    fate: str = ""  # why it is not compared any more
+    states: Sequence[State] = ()  # all that are tried, the best of which counts; or the first one
 
     def __post_init__(self) -> None:
         if self.engine is not None:
@@ -133,24 +122,20 @@ class Trial:
         warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=4)
         return self
 
-    def draw(self, x: Any) -> np.ndarray:
-        """Return the outputs (examples, draws, width) at the best epoch."""
-        return self.engine.draw(self.best, x)
-
     @property
     def nll(self) -> float:
         """The least that was watched."""
         return self._scores[0][0] if self._scores else math.inf
 
-    def watch(self, examples: Examples, folds: np.ndarray | None, output: Output) -> float:
-        """Return the NLL of this epoch; note which is best, and which without each fold.
+    def watch(self, data: Validation, output: Output) -> float:
+        """Return the NLL of this state; note which is best, and which without each fold.
 
         At a fitted temperature: noise must not be chosen for what a temperature does as well.
         """
-        raw = self.engine.draw(self.state, examples.x)
-        parts = [np.ones(len(examples.y), bool)]
-        parts += [folds != fold for fold in range(FOLDS)] if folds is not None else []
-        now = [output.best_nll(raw[part], examples.y[part]) for part in parts]
+        raw, y = self.engine.draw(self.state, data.fit.x), data.fit.y
+        parts = [np.ones(len(y), bool)]
+        parts += [data.folds != fold for fold in range(FOLDS)] if data.folds is not None else []
+        now = [output.best_nll(raw[part], y[part]) for part in parts]
         self.best = self.state if now[0] < self.nll else self.best
         self._scores = [
             (nll, raw) if nll < best[0] else best
@@ -158,9 +143,18 @@ class Trial:
         ]
         return now[0]
 
-    def watched(self, fold: int | None = None) -> np.ndarray:
-        """Return the outputs that were watched at the best epoch, or the best without a fold."""
-        return self._scores[0 if fold is None else 1 + fold][1]
+    def try_states(self, data: Validation, output: Output) -> None:
+        """Watch all states of what is not trained; a failure costs no other trial."""
+        try:
+            for state in self.states:
+                self.state = state
+                self.watch(data, output)
+        except Exception as error:
+            self.leave_out(error)
+
+    def watched(self, fold: int = -1) -> np.ndarray:
+        """Return the outputs that were watched in the best state, or the best without a fold."""
+        return self._scores[1 + fold][1]
 
 
 class Setting(NamedTuple):
@@ -171,20 +165,19 @@ class Setting(NamedTuple):
     optimizer: keras.optimizers.Optimizer
     loss: Any
     training: Training
+    data: Validation
     samples: int
     seed: int
-    end: float = math.inf
-    """After which nothing is begun, by `time.monotonic`."""
-    candidates: Mapping[str, WeightPosterior] = {}
-    """Those of the user."""
-    parameter: Any = None
-    """The fitted one of the model as it is."""
+    candidates: Mapping[str, WeightPosterior] = {}  # those of the user
+    end: float = math.inf  # after which nothing is begun, by `time.monotonic`
+    say: Callable[[str], None] = print
+    parameter: Any = None  # the fitted one of the model as it is
 
 
 def deterministic(setting: Setting) -> Iterator[Trial]:
     """Give the model as it is, and trained on: what others must beat to be worth their draws."""
-    make, optimizer = functools.partial(_copy, setting.model), _same(setting.optimizer)
-    engine = Engine(make, optimizer=optimizer, loss=setting.loss, seed=setting.seed)
+    make, options = functools.partial(_seeded, copy_of, setting.model), {"seed": setting.seed}
+    engine = Engine(make, optimizer=_same(setting.optimizer), loss=setting.loss, **options)
     yield Trial("as it is", engine)
     yield Trial("fine-tuned", engine, trained=True)
 
@@ -193,7 +186,7 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
     """Give the model with its dropout left on, if it has any."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of models without dropout
-        make = functools.partial(_copy, setting.model)
+        make = functools.partial(_seeded, copy_of, setting.model)
         engine = Engine(make, setting.samples, dropout=True, seed=setting.seed)
     if engine.samples > 1:
         yield Trial("MC dropout", engine)
@@ -201,16 +194,11 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
 
 def gaussian(setting: Setting) -> Iterator[Trial]:
     """Give Gaussian posteriors of several prior scales and weights of the KL."""
-    unit = setting.output.loss_scale(setting.parameter)
+    unit, size = setting.output.loss_scale(setting.parameter), setting.training.size
     for scale in PRIOR_SCALES:
         posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=unit)
-
-        def make(posterior: Any = posterior) -> keras.Model:
-            with _seeded(setting.seed):
-                return to_stochastic(
-                    setting.model, posterior, setting.training.size, seed=setting.seed
-                )
-
+        convert = functools.partial(_seeded, to_stochastic, setting.model, posterior, size)
+        make = functools.partial(convert, seed=setting.seed)
         optimizer = _same(setting.optimizer)
         rate = 5 * float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         optimizer = two_speed(optimizer, stochastic_lr=rate)
@@ -232,69 +220,122 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
 def given(setting: Setting) -> Iterator[Trial]:
     """Give the candidates of the user."""
     for name, posterior in setting.candidates.items():
-        try:
-            engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
-        except ValueError as error:
-            raise ValueError(f"`candidates[{name!r}]` cannot be used: {error}") from error
+        engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
         yield Trial(name, engine)
 
 
 def laplace(setting: Setting) -> Iterator[Trial]:
     """Give Gaussians around the trained weights, of the last layer and of all, linearised."""
-    for name, subset in ("Laplace, last layer", "last_layer"), ("Laplace, all weights", "all"):
-        start = time.monotonic()
-        if start > setting.end:
-            yield Trial(name, fate=NO_TIME)
-            continue
+    for subset, name in {"last_layer": "last layer", "all": "all weights"}.items():
+        trial = Trial(f"Laplace, {name}")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what the comparison shows
-                posterior = _laplace(setting, subset)
-                engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
+            if time.monotonic() < setting.end:
+                trial = _laplace(setting, trial.name, subset)
         except Exception as error:  # whatever it is, it costs this candidate only
-            yield Trial(name).leave_out(error)
-            continue
-        state = engine.read()
-        place = [x is posterior.prior_precision for x in posterior.variables].index(True)
-        states = [[*state[:place], x * state[place], *state[place + 1 :]] for x in PRIOR_FACTORS]
-        yield Trial(name, engine, seconds=time.monotonic() - start, states=states)
+            trial.leave_out(error)
+        yield trial
 
 
-def _laplace(setting: Setting, subset: str) -> Laplace:
-    model, output, training = setting.model, setting.output, setting.training
+def _laplace(setting: Setting, name: str, subset: str) -> Trial:
+    model, output, start = setting.model, setting.output, time.monotonic()
     size, structure = model.count_params(), "kron"
     if subset == "last_layer":
         structure = "full" if last_weighted_layer(model).count_params() <= FULL else "kron"
     elif size > MOST_WEIGHTS or output.width > MOST_OUTPUTS:
         limits = f"{MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs"
         raise ValueError(f"it is for at most {limits}; got {size:,} and {output.width}.")
-    if training.has_weights:
+    if setting.training.has_weights:
         raise ValueError("it takes no weights of training examples.")
-    x, y = training.thinned(model, output, EXAMPLES)
+    x, y = setting.training.thinned(model, output, EXAMPLES)
     # A temperature below 1 makes up for the examples that are not used.
-    options = {"temperature": len(y) / training.size, **output.head}
-    return Laplace(_copy(model), subset, structure, **options).fit(x, y, verbose=0)
+    options = {"temperature": len(y) / setting.training.size, **output.head}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the comparison shows
+        posterior = Laplace(_seeded(copy_of, model), subset, structure, **options)
+        posterior.fit(x, y, verbose=0)
+        engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
+    state, prior = engine.read(), posterior.prior_precision
+    place = [variable is prior for variable in posterior.variables].index(True)
+    states = [[*state[:place], x * state[place], *state[place + 1 :]] for x in PRIOR_FACTORS]
+    return Trial(name, engine, seconds=time.monotonic() - start, states=states)
 
 
 METHODS = (deterministic, given, mc_dropout, laplace, gaussian)
 """A new method is one more function here."""
 
 
-def _copy(model: keras.Model) -> keras.Model:
-    with _seeded(0):
-        return copy_of(model)
+def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Optimizer:
+    """Return the optimizer given, or a copy of the model's own at a tenth of its rate.
+
+    A schedule gives a tenth of its present value, and at least a thousandth of its largest so far,
+    since many end at 0.
+    """
+    own = model.optimizer if model.compiled else None
+    if given is not None or own is None:
+        return keras.optimizers.get(given or keras.optimizers.Adam(1e-4))
+    own = getattr(own, "inner_optimizer", own)  # of one that scales losses
+    if isinstance(own, keras.optimizers.MultiOptimizer):
+        remedy = "give one, such as optimizer=keras.optimizers.Adam(1e-4)"
+        raise ValueError(f"`model` has several optimizers: {remedy}.")
+    config = own.get_config()
+    rate = float(keras.ops.convert_to_numpy(own.learning_rate))
+    if isinstance(config["learning_rate"], dict):
+        schedule = keras.optimizers.schedules.deserialize(config["learning_rate"])
+        steps = np.linspace(0, int(keras.ops.convert_to_numpy(own.iterations)), 101)
+        largest = max(float(keras.ops.convert_to_numpy(schedule(step))) for step in steps)
+        rate = max(rate, largest / 100)
+    return type(own).from_config({**config, "learning_rate": rate / 10})
+
+
+def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
+    """Train all trials epoch by epoch; of those that draw, drop the worse half after each.
+
+    Without `epochs` the training ends with the time, or when nothing gets better.
+    """
+    running, round_time = list(trials), 0.0
+    with Interrupts() as interrupts:
+        for epoch in itertools.count(1):
+            start = time.monotonic()
+            is_last = epochs is not None and epoch > epochs
+            if not running or is_last or start + round_time > setting.end:
+                break
+            for trial in running:
+                if time.monotonic() > setting.end:
+                    return
+                _one_epoch(trial, setting, epoch, interrupts)
+            round_time = time.monotonic() - start
+            rivals = [x for x in trials if x.engine.samples > 1 and not x.fate]
+            for trial in sorted(rivals, key=lambda x: x.nll)[max(2, -(-len(rivals) // 2)) :]:
+                trial.fate = f"NLL {trial.nll:.4f} after epoch {epoch}"
+                trial.state = trial.best = trial.states = []  # which take memory
+                setting.say(f"epoch {epoch}: {trial.name} is dropped")
+            running = [x for x in running if not x.fate and not x.stopped]
+
+
+def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupts) -> None:
+    start, before, training = time.monotonic(), trial.nll, setting.training
+    trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
+    try:
+        nll = trial.watch(setting.data, setting.output)
+    except ValueError as error:  # of predictions that are not finite
+        trial.stopped, trial.fate = True, "" if trial.epochs else str(error)
+        setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
+        return
+    trial.epochs = epoch if nll < before else trial.epochs
+    trial.stopped = epoch - trial.epochs >= PATIENCE
+    trial.seconds += time.monotonic() - start
+    setting.say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
 
 
 def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return type(optimizer).from_config(optimizer.get_config())
 
 
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Give layers such as Dropout, which ask Python for a seed, always the same ones."""
+def _seeded(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function; layers such as Dropout ask Python for a seed, and always get the same."""
     state = random.getstate()
-    random.seed(seed)
+    random.seed(0)
     try:
-        yield
+        return function(*args, **options)
     finally:
         random.setstate(state)

@@ -21,15 +21,6 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         posterior: over the weights of a Functional or Sequential model, of any kind.
         scaling: a built Functional model that takes the outputs (N, K) of that network.
         **kwargs: those of `keras.layers.Layer`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> layers = [keras.Input((3,)), keras.layers.Dense(2)]
-        >>> ensemble = ibnn.DeepEnsemble([keras.Sequential(layers) for _ in range(2)])
-        >>> half = keras.Sequential([keras.Input((2,)), keras.layers.Rescaling(0.5)])
-        >>> scaled = ibnn.weights.ScaledPosterior(ensemble, half)
-        >>> ibnn.MonteCarlo(scaled, from_logits=True).samples
-        2
     """
 
     arguments = ("posterior", "scaling")
@@ -45,18 +36,9 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         inner = functional_graph(self.posterior.network)
         return keras.Model(inner.input, self.scaling(inner.outputs[0]), name=inner.name)
 
-    @property
-    def sampled(self) -> list[keras.Variable]:
-        """The variables that a set of the posterior has values for."""
-        return self.posterior.sampled
-
-    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return set `number`, from 0 on, of those a key gives."""
-        return self.posterior.sample(key, number)
-
-    def mean(self) -> list[Tensor]:
-        """Return the values of the one set that stands for all."""
-        return self.posterior.mean()
+    def materialize(self, *args: Any, **options: Any) -> "ScaledPosterior":
+        """Return the same with a finite number of sets."""
+        return ScaledPosterior(self.posterior.materialize(*args, **options), self.scaling)
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs the networks of the posterior, and scales their outputs."""

@@ -278,8 +278,7 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     if not isinstance(shape, tuple) or len(shape) != 2 or shape[-1] is None:
         want = "a built Functional or Sequential model with one output of shape (N, width)"
         raise ValueError(f"`model` must be {want}; got {shape}.")
-    width = shape[-1]
-    known = keras.losses.get(given)
+    width, known = shape[-1], keras.losses.get(given)
     from_logits = bool(getattr(known, "from_logits", False))
     if from_logits and activation_of(model) in ("softmax", "sigmoid"):
         but = f"`model` ends in a {activation_of(model)}, but its loss has from_logits=True"

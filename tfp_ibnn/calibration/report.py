@@ -291,8 +291,7 @@ def predict(
     trial: Trial, output: Output, examples: Examples, parameters: Sequence[Any]
 ) -> list[np.ndarray]:
     """Return a trial's predictions with each of the parameters, a block of examples at a time."""
-    size = max(1, _BLOCK // (trial.engine.samples * output.width))
-    blocks = []
+    size, blocks = max(1, _BLOCK // (trial.engine.samples * output.width)), []
     for first in range(0, len(examples.y), size):
         raw = trial.engine.draw(trial.best, examples.take(slice(first, first + size)).x)
         blocks.append([output.predict(raw, parameter) for parameter in parameters])

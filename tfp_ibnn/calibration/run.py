@@ -111,9 +111,8 @@ def calibrate(
     optimizer = fine_tuning_optimizer(model, optimizer)
     training, data = prepare(train, validation, model, output, batch_size, seed)
     say = functools.partial(print, flush=True) if verbose else lambda line: None
-    how = f"{len(data.fit.y):,}, cross-fitted"
-    if data.folds is None:
-        how = f"{len(data.fit.y):,} to fit, {len(data.score.y):,} to choose"
+    choose = "cross-fitted" if data.folds is not None else f"{len(data.score.y):,} to choose"
+    how = f"{len(data.fit.y):,} to fit, {choose}"
     say(f"Training examples: {training.size:,}. Validation examples: {how}.")
     say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
     rest = (samples, seed, own, end, say)

@@ -632,6 +632,7 @@ def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):
 def test_regression(has_scales, eagerly, monkeypatch):
     monkeypatch.setattr(trials, "PRIOR_SCALES", (0.1,))
     monkeypatch.setattr(trials, "BETAS", (10,))
+    monkeypatch.setattr(trials, "PRIOR_FACTORS", (10,))
     data = load_diabetes()
     x, y = data.data.astype("float32") * 20, data.target / 100
     if has_scales:
@@ -858,20 +859,19 @@ def test_prior_precision_of_laplace_is_that_of_the_least_nll(small):
     assert trial.best is trial.states[np.argmin(nll)]
 
 
-def test_laplace_uses_a_part_of_many_examples(posteriors, monkeypatch):
+def test_laplace_uses_a_part_of_many_examples(small, monkeypatch):
     monkeypatch.setattr(trials, "EXAMPLES", 25)
-    x, y, seen = posteriors.x, posteriors.y, []
-    fit = ibnn.Laplace.fit
-    monkeypatch.setattr(
-        ibnn.Laplace, "fit", lambda self, *xy, **o: fit(seen.append((self, *xy)) or self, *xy, **o)
-    )
-    posteriors()
-    posteriors(train=Batches(x[:60], y[:60]))
-    assert len(seen) == 4
-    for posterior, some, labels in seen:
-        np.testing.assert_array_equal(some, x[:60:3])
-        np.testing.assert_array_equal(labels, y[:60:3])
-        assert posterior.get_config()["temperature"] == pytest.approx(1 / 3)
+    x, y, output = small.x[:60], small.y[:60], Classes(3, False)
+    for data in ((x, y), Batches(x, y)):
+        training = Training(data, 60, 2, None, 0)
+        some = training.thinned(small.model, output, 25)
+        np.testing.assert_array_equal(some.x, x[::3])
+        np.testing.assert_array_equal(some.y, y[::3])
+    setting = trials.Setting(small.model, output, *2 * [None], training, None, 2, 0)
+    posterior = next(trials.laplace(setting)).engine.network
+    config = posterior.get_config()
+    assert config["fit"]["examples"] == 20
+    assert config["temperature"] == pytest.approx(1 / 3)
 
 
 def test_what_laplace_is_not_for_is_said(posteriors, monkeypatch):

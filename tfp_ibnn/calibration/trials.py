@@ -313,8 +313,8 @@ def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> 
 
 
 def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupts) -> None:
-    start, before, train = time.monotonic(), trial.nll, setting.training.epoch
-    trial.state = trial.engine.train(trial.state, lambda x: train(x, epoch, interrupts))
+    start, before, training = time.monotonic(), trial.nll, setting.training
+    trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
     try:
         nll = trial.watch(setting.data, setting.output)
     except ValueError as error:  # of predictions that are not finite

@@ -1003,7 +1003,7 @@ BAD_DATA = {
     "All labels of `validation` are 1": lambda x, y: {"validation": (x, 0 * y + 1)},
     "`train` has 160 inputs for 100 targets": lambda x, y: {"train": (x, y[:100])},
     r"`train` must give \(x, y\)": lambda x, y: {"train": (x,)},
-    "`train` must be arrays": lambda x, y: {"train": {"x": x}},
+    "Give arrays x and y, .*; `train` is a dict": lambda x, y: {"train": {"x": x}},
     "`train` holds no examples": lambda x, y: {"train": (x[:0], y[:0])},
     "`samples` must be at least 2": lambda x, y: {"samples": 1},
     "`epochs` must be a whole number": lambda x, y: {"epochs": 0},

@@ -204,8 +204,8 @@ def dataset_batches(data: Any, name: str) -> tuple[int, Iterator[Any]]:
     elif hasattr(data, "cardinality"):
         count, found = int(data.cardinality()), iter(data)
     else:
-        kinds = "arrays (x, y), a tf.data.Dataset or a PyDataset"
-        raise ValueError(f"`{name}` must be {kinds}; got {type(data).__name__}.")
+        kinds = "Give arrays x and y, a tf.data.Dataset or a PyDataset"
+        raise ValueError(f"{kinds}; `{name}` is a {type(data).__name__}.")
     if count == -1:
         raise ValueError(f"`{name}` never ends: give a dataset of one pass over the examples.")
     return count, found

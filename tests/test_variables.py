@@ -105,6 +105,11 @@ def test_of_training_prediction_and_loading(made, tmp_path):
         plain.compile(chain, "sparse_categorical_crossentropy", run_eagerly=True)
         plain.fit(X, Y, batch_size=4, verbose=0, callbacks=samples)
     sets += [ibnn.WeightMixture([x.posterior() for x in samples])]
+    sets += [
+        ibnn.weights.ScaledPosterior(
+            sets[0], keras.Sequential([keras.Input((3,)), keras.layers.Softmax()])
+        )
+    ]
     plain.compile(loss="sparse_categorical_crossentropy")
     gaussian = ibnn.GaussianVI(plain, covariance="diag")
     refined = ibnn.weights.RefinedPosterior(plain, [ibnn.flows.Spline()], places=[0, 1])

@@ -8,11 +8,14 @@ import keras
 import numpy as np
 
 from tfp_ibnn.calibration.outputs import Output
+from tfp_ibnn.weights.features import check_finite, dataset_batches
 
 FOLDS = 5
 CROSS_FIT_BELOW = 1000
 FEWEST = 50
 """Examples; with fewer for validation, all differences drown in noise."""
+WATCHED, NUMBERS = 2048, 2**19
+"""At most so many examples, and outputs of a draw for them, serve to fit."""
 
 
 class Examples(NamedTuple):
@@ -25,24 +28,23 @@ class Examples(NamedTuple):
         """Return some of the examples."""
         return Examples(*keras.tree.map_structure(lambda part: part[index], (self.x, self.y)))
 
-    def thinned(self, output: Output, most: int, seed: int) -> "Examples":
-        """Return `most` of the examples or fewer, an even choice."""
-        parts = -(-len(self.y) // most)
-        return self.take(folds_of(output.strata(self.y), parts, seed) == 0) if parts > 1 else self
+    def thinned(self, most: int) -> "Examples":
+        """Return `most` of the examples or fewer, at even distances."""
+        return self.take(slice(None, None, -(-len(self.y) // most)))
 
 
 class Validation(NamedTuple):
     """What candidates are fitted to and scored on.
 
     Attributes:
-        fit: for early stopping and parameters (A), or all examples.
+        fit: for early stopping and parameters (A, or an even part of it), or all examples.
         score: for the selection (B), or all examples.
         folds: of each example, where both are all examples; else None.
     """
 
     fit: Examples
     score: Examples
-    folds: np.ndarray | None
+    folds: np.ndarray | None = None
 
 
 class Training(NamedTuple):
@@ -53,34 +55,28 @@ class Training(NamedTuple):
     steps: int
     batch_size: int | None
     seed: int
+    has_weights: bool = False
 
     def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch."""
+        options = {"verbose": 0, "callbacks": [callback]}
         if not isinstance(self.data, tuple):
-            shuffle = isinstance(self.data, keras.utils.PyDataset)  # tf.data has its own order
-            network.fit(self.data, shuffle=shuffle, verbose=0, callbacks=[callback])
+            # tf.data has its own order.
+            options["shuffle"] = isinstance(self.data, keras.utils.PyDataset)
+            network.fit(self.data, **options)
             return
         order = np.random.default_rng((self.seed, number)).permutation(self.size)
         # The last batch is filled up by examples of the first, since JAX would compile the step
         # once more for a smaller one.
-        self._fit(network, np.resize(order, self.steps * self._full), [callback])
-
-    def first_batch(self, network: keras.Model) -> Any:
-        """Train on one batch of arrays, and return its inputs; None, and no training, if none."""
-        if isinstance(self.data, tuple):
-            return self._fit(network, np.arange(self._full))
-        return None
-
-    @property
-    def _full(self) -> int:
-        return min(self.batch_size or 32, self.size)
-
-    def _fit(self, network: keras.Model, order: np.ndarray, callbacks: Any = None) -> Any:
+        full = min(self.batch_size or 32, self.size)
+        order = np.resize(order, self.steps * full)
         arrays = keras.tree.map_structure(lambda part: part[order], self.data)
         x, y, weight = (*arrays, None)[:3]
-        options = {"batch_size": self._full, "shuffle": False, "sample_weight": weight}
-        network.fit(x, y, verbose=0, callbacks=callbacks, **options)
-        return x
+        network.fit(x, y, batch_size=full, shuffle=False, sample_weight=weight, **options)
+
+    def thinned(self, model: keras.Model, output: Output, most: int) -> Examples:
+        """Return `most` of the examples or fewer, at even distances."""
+        return read(self.data, model, output, "train", -(-self.size // most))
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -92,10 +88,17 @@ def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
     return folds
 
 
-def read(data: Any, model: keras.Model, output: Output, name: str) -> Examples:
-    """Return arrays or all batches of a dataset as checked examples; weights are not used."""
-    batches = [_checked(batch, model, output, name) for batch in _batches(data, name)]
-    if not batches:
+def read(data: Any, model: keras.Model, output: Output, name: str, every: int = 1) -> Examples:
+    """Return arrays, or all batches of a dataset, as checked examples; weights are not used.
+
+    `every` leaves all but the first of so many examples out.
+    """
+    batches, seen = [], 0
+    for batch in _batches(data, name):
+        part = _checked(batch, model, output, name)
+        batches.append(part.take(slice(-seen % every, None, every)))
+        seen += len(part.y)
+    if not seen:
         raise ValueError(f"`{name}` holds no examples.")
     return Examples(*keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches))
 
@@ -110,27 +113,17 @@ def prepare(
 ) -> tuple[Training, Validation]:
     """Check the data, and split what has to be split."""
     arrays = _arrays(train)
-    size, steps, values = 0, 0, set()
+    size, steps, has_weights = 0, 0, False
     for batch in _batches(train, "train"):  # which may be more than fits into memory
-        y = _checked(batch, model, output, "train").y
-        size, steps = size + len(y), steps + 1
-        values.update(np.unique(y)[:2].tolist())
+        size, steps = size + len(_checked(batch, model, output, "train").y), steps + 1
+        has_weights = len(batch) == 3
     if not size:
         raise ValueError("`train` holds no examples.")
-    _check_differ(values, "train")
-    if size < FEWEST:
-        warnings.warn(
-            f"`train` holds {size} examples only: at least {FEWEST} would be better, since what is "
-            "trained on fewer hardly gains.",
-            stacklevel=3,
-        )
     if validation is None:
         if arrays is None or size < FOLDS * FEWEST:
             what = "a dataset" if arrays is None else f"{size} examples, too few to split"
-            raise ValueError(
-                f"`validation` is missing, and `train` is {what}. Give validation=(x, y), examples "
-                "that the model was not trained on."
-            )
+            remedy = "Give validation=(x, y) that the model was not trained on."
+            raise ValueError(f"`validation` is missing, and `train` is {what}. {remedy}")
         y = output.targets(arrays[1], "train")
         held = folds_of(output.strata(y), FOLDS, seed) == 0
         warnings.warn(
@@ -142,20 +135,23 @@ def prepare(
         validation = keras.tree.map_structure(lambda part: part[held], arrays)
         arrays = keras.tree.map_structure(lambda part: part[~held], arrays)
         size -= int(held.sum())
+    if arrays is not None:
+        train, steps = arrays, -(-size // (batch_size or 32))
+    training = Training(train, size, steps, batch_size, seed, has_weights)
     examples = read(validation, model, output, "validation")
     count = len(examples.y)
     if count < FEWEST:
         raise ValueError(f"`validation` must hold at least {FEWEST} examples; got {count}.")
-    _check_differ(set(np.unique(examples.y)[:2].tolist()), "validation")
+    if len(np.unique(examples.y)) == 1:
+        only = f"All labels of `validation` are {examples.y.flat[0]}"
+        raise ValueError(f"{only}: give examples of every kind, in their natural shares.")
     strata = output.strata(examples.y)
     if count < CROSS_FIT_BELOW:
-        parts = Validation(examples, examples, folds_of(strata, FOLDS, seed))
-    else:
-        half = folds_of(strata, 2, seed)
-        parts = Validation(examples.take(half == 0), examples.take(half == 1), None)
-    if arrays is not None:
-        train, steps = arrays, -(-size // (batch_size or 32))
-    return Training(train, size, steps, batch_size, seed), parts
+        return training, Validation(examples, examples, folds_of(strata, FOLDS, seed))
+    half = folds_of(strata, 2, seed)
+    most = max(1, min(WATCHED, NUMBERS // output.width))
+    fit, score = (examples.take(half == part) for part in (0, 1))
+    return training, Validation(fit.thinned(most), score)
 
 
 def _arrays(data: Any) -> tuple[Any, ...] | None:
@@ -168,29 +164,7 @@ def _arrays(data: Any) -> tuple[Any, ...] | None:
 
 def _batches(data: Any, name: str) -> Iterator[Any]:
     arrays = _arrays(data)
-    if arrays is not None:
-        return iter([arrays])
-    if isinstance(data, keras.utils.PyDataset):
-        count = data.num_batches
-        infinite, batches = count is None, (data[i] for i in range(count or 0))
-    elif hasattr(data, "cardinality"):
-        infinite, batches = int(data.cardinality()) == -1, iter(data)
-    else:
-        raise ValueError(
-            f"`{name}` must be arrays (x, y), a tf.data.Dataset or a PyDataset; got "
-            f"{type(data).__name__}."
-        )
-    if infinite:
-        raise ValueError(f"`{name}` never ends: give a dataset of one pass over the examples.")
-    return batches
-
-
-def _check_differ(values: set[Any], name: str) -> None:
-    if len(values) == 1:
-        raise ValueError(
-            f"All labels of `{name}` are {values.pop()}: give examples of every kind, in their "
-            "natural shares."
-        )
+    return dataset_batches(data, name)[1] if arrays is None else iter([arrays])
 
 
 def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examples:
@@ -199,9 +173,7 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
         raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
     x, y, *weight = _arrays(batch)
     y = output.targets(y, name)
-    if weight and not (
-        len(weight[0]) == len(y) and np.all((weight[0] >= 0) & (weight[0] < np.inf))
-    ):
+    if not all(len(x) == len(y) and np.all((x >= 0) & (x < np.inf)) for x in weight):
         raise ValueError(
             f"`{name}` must have one weight, 0 or above, for each of {len(y)} targets."
         )
@@ -209,19 +181,13 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
         wanted = tuple(tensor.shape[1:])
         if not _fits(part.shape, wanted):
             shape = ", ".join(["N", *("any" if size is None else str(size) for size in wanted)])
-            raise ValueError(
-                f"The inputs of `{name}` have the shape {part.shape}; `model` takes ({shape})."
-            )
+            got = f"The inputs of `{name}` have the shape {part.shape}"
+            raise ValueError(f"{got}; `model` takes ({shape}).")
         if part.dtype.kind == "O" and tensor.dtype != "string":
             raise ValueError(f"The inputs of `{name}` are objects: give x.astype('float32').")
         if len(part) != len(y):
             raise ValueError(f"`{name}` has {len(part)} inputs for {len(y)} targets.")
-        if part.dtype.kind == "f" and not np.isfinite(part).all():
-            bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
-            raise ValueError(
-                f"The inputs of `{name}` hold NaN or infinity in {bad.sum()} of {len(part)} "
-                f"examples; the first is number {bad.argmax()}."
-            )
+        check_finite(part, f"inputs of `{name}`")
     return Examples(x, y)
 
 
@@ -244,11 +210,6 @@ def _paired(x: Any, model: keras.Model, name: str) -> list[tuple[np.ndarray, Any
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     """Whether an array can be an input; Keras adds or removes a last axis of size 1 by itself."""
-    shape = shape[1:] if shape else (0, 0)
-    if len(shape) == len(wanted) + 1 and shape[-1] == 1:
-        shape = shape[:-1]
-    elif len(shape) == len(wanted) - 1 and wanted[-1] == 1:
-        shape = (*shape, 1)
-    return len(shape) == len(wanted) and all(
-        size in (None, own) for own, size in zip(shape, wanted, strict=True)
-    )
+    forms = [shape[1:], (*shape[1:], 1)] + [shape[1:-1]] * (shape[-1:] == (1,))
+    pairs = [zip(form, wanted, strict=True) for form in forms if len(form) == len(wanted)]
+    return bool(shape) and any(all(size in (None, own) for own, size in x) for x in pairs)

@@ -1,5 +1,7 @@
 """What a model's output predicts: its one free parameter, its scores, and the model it becomes."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,6 +14,7 @@ from tfp_ibnn.layers import GaussianNLL
 from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 from tfp_ibnn.prediction.head import activation_of
+from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
 
 _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
@@ -23,14 +26,15 @@ class Output:
 
     `raw` is what sampled networks return, (examples, draws, width). With a parameter, `predict`
     makes of it a prediction, an array with a row per example; `fit` finds the parameter of the
-    least NLL, and `wrap` returns the model that predicts the same. `targets` checks labels, and
-    `strata` groups those that are spread evenly over all parts of the data.
+    least NLL, and `scaling` is a model that does to each draw what the parameter says. `targets`
+    checks labels, and `strata` groups those that are spread evenly over all parts of the data.
     """
 
-    variants: dict[str, bool]
-    """What is added to a candidate's name, and whether its parameter is fitted."""
-    column: str
-    """The heading of the parameter in a table."""
+    width: int
+    head: dict[str, Any]  # what networks return, in the words of `MonteCarlo` and `Laplace`
+    scaled_head: dict[str, Any]  # what `scaling` returns
+    variants: dict[str, bool]  # what is added to a name, and whether the parameter is fitted
+    column: str  # the heading of the parameter in a table
 
     def parameter(self, raw: np.ndarray, y: np.ndarray, fitted: bool) -> Any:
         """Return the parameter of one of the variants."""
@@ -44,6 +48,15 @@ class Output:
         """Return the loss divided by the NLL, by which the KL must be multiplied."""
         return 1.0
 
+    def wrap(self, inner: Any, parameter: Any, **options: Any) -> MonteCarlo:
+        """Return the model that averages scaled draws of a network or a posterior over weights."""
+        scaling = self.scaling(keras.Input((self.width,)), parameter)
+        if isinstance(inner, WeightPosterior):
+            inner = ScaledPosterior(inner, scaling)
+        else:
+            inner = keras.Model(inner.input, scaling(inner.outputs[0]), name=inner.name)
+        return MonteCarlo(inner, **self.scaled_head, **options)
+
 
 class Classes(Output):
     """A classifier; the parameter is a temperature that divides the logits of every draw."""
@@ -54,19 +67,19 @@ class Classes(Output):
     def __init__(self, width: int, from_logits: bool, one_hot: bool = False) -> None:
         self.width, self.from_logits, self.one_hot = width, from_logits, one_hot
         self.classes = max(width, 2)
+        kind = "sigmoid" if width == 1 else "softmax"
+        self.head = self.scaled_head = {"head": kind, "from_logits": from_logits}
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return classes (N,) of labels in the form that the loss takes."""
-        y, classes = np.asarray(y), self.classes
-        is_number = y.dtype.kind in "biuf"
+        y, classes, what = np.asarray(y), self.classes, f"labels of `{name}`"
         if self.one_hot:
             if y.shape[1:] != (classes,):
                 raise ValueError(
                     f"The loss takes one-hot labels of shape (N, {classes}); those of `{name}` "
                     f"have the shape {y.shape}: give keras.utils.to_categorical(y, {classes})."
                 )
-            good = np.isin(y, (0, 1)).all(axis=1) if is_number else np.zeros(len(y), bool)
-            _check_each(good & ((y == 1).sum(axis=1) == 1), y, f"labels of `{name}`", "one-hot")
+            _check_each(y, lambda y: np.sort(y)[:, ::-1] == np.eye(1, classes), what, "one-hot")
             return y.argmax(axis=1)
         y = y[:, 0] if y.shape[1:] == (1,) else y
         want = f"whole numbers from 0 to {classes - 1}, the classes of the model"
@@ -76,8 +89,7 @@ class Classes(Output):
                 f"The loss takes labels of shape (N,), {want}; those of `{name}` have the shape "
                 f"{y.shape}{remedy}."
             )
-        good = np.isin(y, np.arange(classes)) if is_number else np.zeros(len(y), bool)
-        _check_each(good, y, f"labels of `{name}`", want)
+        _check_each(y, lambda y: np.isin(y, np.arange(classes)), what, want)
         return y.astype(int)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
@@ -110,9 +122,7 @@ class Classes(Output):
             fit = -float(np.mean(logsumexp(chosen.astype("float64"), axis=1)))
             return fit + _DOUBT * log_temperature**2 / len(y)
 
-        ends = (-np.log(20), np.log(20))
-        found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": 1e-3})
-        return float(np.exp(found.x))
+        return _least(loss, (-np.log(20), np.log(20)), 1e-3)
 
     def predict(self, raw: np.ndarray, parameter: float) -> np.ndarray:
         """Return class probabilities (N, classes)."""
@@ -134,11 +144,12 @@ class Classes(Output):
             "ECE floor": ece_floor(prediction, seed),
         }
 
-    def wrap(self, network: keras.Model, parameter: float, **options: Any) -> MonteCarlo:
-        """Return the average of scaled draws."""
-        scaled = TemperatureScaling(network, from_logits=self.from_logits)
+    def scaling(self, outputs: Any, parameter: float) -> keras.Model:
+        """Return what divides the logits by the temperature."""
+        identity = keras.Model(outputs, keras.layers.Identity(dtype="float32")(outputs))
+        scaled = TemperatureScaling(identity, from_logits=self.from_logits, dtype="float32")
         scaled.temperature.assign(parameter)
-        return MonteCarlo(scaled, head="sigmoid" if self.width == 1 else "softmax", **options)
+        return keras.Model(outputs, scaled(outputs))
 
 
 class Numbers(Output):
@@ -148,11 +159,14 @@ class Numbers(Output):
     network that `has_scales` returns standard deviations, those of a `GaussianHead`, too.
     """
 
+    scaled_head = {"head": "gaussian"}
+
     def __init__(self, width: int, has_scales: bool) -> None:
         self.width, self.has_scales = width, has_scales
         self.size = width // 2 if has_scales else width
         self.variants = {"": False, " + scale": True} if has_scales else {"": True}
         self.column = "factor" if has_scales else "scale"
+        self.head = {"head": "gaussian" if has_scales else "point"}
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return finite numbers (N, D)."""
@@ -161,9 +175,7 @@ class Numbers(Output):
         if y.ndim != 2 or y.shape[1] != self.size:
             shape = f"(N, {self.size})"
             raise ValueError(f"The targets of `{name}` must have the shape {shape}; got {y.shape}.")
-        is_number = y.dtype.kind in "biuf"
-        good = np.isfinite(y).all(axis=1) if is_number else np.zeros(len(y), bool)
-        _check_each(good, y, f"targets of `{name}`", "finite numbers")
+        _check_each(y, np.isfinite, f"targets of `{name}`", "finite numbers")
         return y.astype("float64")
 
     def strata(self, y: np.ndarray) -> np.ndarray:
@@ -220,25 +232,25 @@ class Numbers(Output):
         z = np.abs(y - prediction[:, 0]) / np.sqrt(prediction[:, 1])
         return np.mean(2 * ndtr(z.ravel()) - 1 <= levels[:, None], axis=1)
 
-    def wrap(self, network: keras.Model, parameter: Any, **options: Any) -> MonteCarlo:
-        """Return the same network with the scale in its output."""
-        layers, output = keras.layers, network.outputs[0]
+    def scaling(self, outputs: Any, parameter: Any) -> keras.Model:
+        """Return what multiplies the standard deviations, or adds them."""
         # In full precision, and of Keras's own layers: the file needs no class for it.
+        rescaling = functools.partial(keras.layers.Rescaling, dtype="float32")
         if self.has_scales:
-            factors = np.repeat([1.0, float(parameter)], self.size)
-            output = layers.Rescaling(factors.tolist(), dtype="float32")(output)
-        else:
-            scale = layers.Rescaling(0.0, np.asarray(parameter).tolist(), dtype="float32")(output)
-            output = layers.Concatenate(dtype="float32")([output, scale])
-        return MonteCarlo(keras.Model(network.input, output), head="gaussian", **options)
+            factors = np.repeat([1.0, float(parameter)], self.size).tolist()
+            return keras.Model(outputs, rescaling(factors)(outputs))
+        scale = rescaling(0.0, np.asarray(parameter).tolist())(outputs)
+        return keras.Model(outputs, keras.layers.Concatenate(dtype="float32")([outputs, scale]))
 
     def loss_scale(self, parameter: Any) -> float:
         """Return what makes of the mean squared error the NLL of a Gaussian of that scale."""
         return 1.0 if self.has_scales else 2 * float(np.mean(np.square(parameter))) / self.size
 
 
-def _check_each(good: np.ndarray, y: np.ndarray, what: str, want: str) -> None:
-    """Raise for the first example that is not good."""
+def _check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
+    """Raise for the first example that is not good, or not of numbers."""
+    good = is_good(y) if y.dtype.kind in "biuf" else np.zeros(y.shape, bool)
+    good = good.all(axis=tuple(range(1, y.ndim)))
     if not good.all():
         i = int(good.argmin())
         raise ValueError(f"The {what} must be {want}; got {y[i].tolist()!r} at example {i}.")
@@ -246,50 +258,39 @@ def _check_each(good: np.ndarray, y: np.ndarray, what: str, want: str) -> None:
 
 def _best(loss: Any, start: float, *args: Any) -> float:
     """Return the positive number of the least loss, around a start."""
-    ends = np.log(start) + np.array([-7.0, 5.0])
-    options = {"xatol": 1e-6}
-    found = minimize_scalar(
-        lambda t: loss(np.exp(t), *args), bounds=ends, method="bounded", options=options
-    )
+    return _least(lambda t: loss(np.exp(t), *args), np.log(start) + np.array([-7.0, 5.0]), 1e-6)
+
+
+def _least(loss: Any, ends: Any, precision: float) -> float:
+    """Return e to the number of the least loss."""
+    found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": precision})
     return float(np.exp(found.x))
 
 
 def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     """Return what a model's output predicts, by a loss or the model's own, and that loss."""
-    given = model.loss if loss is None and model.compiled else loss
-    if isinstance(given, dict):
-        given = list(given.values())
-    given = given[0] if isinstance(given, (list, tuple)) and len(given) == 1 else given
+    given = keras.tree.flatten(model.loss if loss is None and model.compiled else loss)
+    given = given[0] if len(given) == 1 else None
     if given is None:
-        raise ValueError(
-            "`model` is not compiled with a loss: compile it, or give one, such as "
-            "loss='sparse_categorical_crossentropy' or loss='mse'."
-        )
+        remedy = "loss='sparse_categorical_crossentropy' or loss='mse'"
+        raise ValueError(f"`model` is not compiled with one loss: give one, such as {remedy}.")
     shape = getattr(model, "output_shape", None)
     if not isinstance(shape, tuple) or len(shape) != 2 or shape[-1] is None:
-        raise ValueError(
-            "`model` must be a built Functional or Sequential model with one output of shape "
-            f"(N, width); got {shape}."
-        )
-    width = shape[-1]
-    known = keras.losses.get(given)
+        want = "a built Functional or Sequential model with one output of shape (N, width)"
+        raise ValueError(f"`model` must be {want}; got {shape}.")
+    width, known = shape[-1], keras.losses.get(given)
     from_logits = bool(getattr(known, "from_logits", False))
     if from_logits and activation_of(model) in ("softmax", "sigmoid"):
-        raise ValueError(
-            f"`model` ends in a {activation_of(model)}, but its loss has from_logits=True: give a "
-            "`loss` without that, such as loss='sparse_categorical_crossentropy'."
-        )
+        but = f"`model` ends in a {activation_of(model)}, but its loss has from_logits=True"
+        raise ValueError(f"{but}: give one without, as loss='sparse_categorical_crossentropy'.")
     one_hot = _is(known, _losses.CategoricalCrossentropy)
-    if one_hot or _is(known, _losses.SparseCategoricalCrossentropy):
-        if width > 1:
-            return Classes(width, from_logits, one_hot), given
-    elif _is(known, _losses.BinaryCrossentropy):
-        if width == 1:
-            return Classes(1, from_logits), given
-    elif _is(known, GaussianNLL) and width % 2 == 0:
-        return Numbers(width, has_scales=True), given
-    elif _is(known, _losses.MeanSquaredError):
-        return Numbers(width, has_scales=False), given
+    if width > 1 and (one_hot or _is(known, _losses.SparseCategoricalCrossentropy)):
+        return Classes(width, from_logits, one_hot), given
+    if width == 1 and _is(known, _losses.BinaryCrossentropy):
+        return Classes(1, from_logits), given
+    has_scales = _is(known, GaussianNLL) and width % 2 == 0
+    if has_scales or _is(known, _losses.MeanSquaredError):
+        return Numbers(width, has_scales), given
     name = getattr(known, "__name__", type(known).__name__)
     raise ValueError(
         f"The loss {name} with {width} outputs cannot be calibrated. These can: a categorical "

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
 from tfp_ibnn.calibration.examples import Examples, read
 from tfp_ibnn.calibration.outputs import Classes, Output
@@ -71,28 +72,25 @@ class Candidate:
         return self.trial.engine.samples, self.trial.trained
 
 
-def choose(nll: np.ndarray, costs: Sequence[Any]) -> int:
+def choose(nll: Sequence[np.ndarray], costs: Sequence[Any]) -> int:
     """Return the best of all that cost no more than the cheapest within one standard error.
 
     The standard error is that of the mean difference from the best, example by example. It is small
     for what resembles the best: the cheapest within it may be worse than an equally cheap one.
-
-    Args:
-        nll: (candidates, examples).
-        costs: of the candidates, anything that can be ordered.
     """
     difference, error = behind(nll)
     cheapest = min(costs[i] for i in np.flatnonzero(difference <= error))
     return int(min(np.flatnonzero([x == cheapest for x in costs]), key=lambda i: difference[i]))
 
 
-def behind(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def behind(nll: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean distance (candidates,) from the best candidate, and its standard error."""
+    nll = np.stack(nll)
     difference = nll - nll[np.argmin(np.mean(nll, axis=1))]
     return difference.mean(axis=1), difference.std(axis=1, ddof=1) / np.sqrt(nll.shape[1])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Table:
     """Scores of all candidates: prints as Markdown; `table[name]` is a row, a dict.
 
@@ -109,9 +107,6 @@ class Table:
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self.rows[name]
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         header = ["candidate", *next(iter(self.rows.values()))]
         lines = [header] + [
@@ -127,7 +122,7 @@ class Table:
             for first, *cells in lines
         )
 
-    _repr_markdown_ = __str__
+    __repr__ = _repr_markdown_ = __str__
 
 
 def _text(value: Any) -> str:
@@ -162,27 +157,20 @@ class Report:
 
     def __post_init__(self) -> None:
         costs = [candidate.cost for candidate in self.candidates]
-        self.chosen = self.candidates[choose(self._nll(), costs)]
+        self.chosen = self.candidates[choose([x.nll for x in self.candidates], costs)]
         self.model = self.model_of(self.chosen.name)
-
-    def _nll(self) -> np.ndarray:
-        return np.stack([candidate.nll for candidate in self.candidates])
 
     def model_of(self, name: str) -> MonteCarlo:
         """Return the model of any candidate."""
-        candidate = next((x for x in self.candidates if x.name == name), None)
-        if candidate is None:
-            names = ", ".join(repr(x.name) for x in self.candidates)
-            raise ValueError(f"`name` must be one of {names}; got {name!r}.")
-        engine = candidate.trial.engine
-        network = engine.copy(candidate.trial.best)
-        return self.output.wrap(network, candidate.parameter, **engine.options)
+        by_name = {x.name: x for x in self.candidates}
+        found = by_name[checks.one_of("name", name, [*by_name])]
+        engine = found.trial.engine
+        return self.output.wrap(engine.copy(found.trial.best), found.parameter, **engine.options)
 
     def table(self) -> Table:
         """Return the scores on the validation examples that the selection has used."""
         caption = f"{len(self.y):,} validation examples, on which the choice was made"
-        predictions = [candidate.prediction for candidate in self.candidates]
-        return self._table(caption, predictions, self.y)
+        return self._table(caption, [x.prediction for x in self.candidates], self.y)
 
     def evaluate(self, test: Any) -> Table:
         """Return the scores of all candidates on examples that nothing was fitted to.
@@ -203,24 +191,13 @@ class Report:
 
     def why(self) -> str:
         """Return the reason for the choice, in a sentence or two."""
-        nll = self._nll()
-        best = self.candidates[int(np.argmin(nll.mean(axis=1)))]
-        chosen = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
+        difference, error = behind([x.nll for x in self.candidates])
+        best, own = self.candidates[np.argmin(difference)], self.candidates.index(self.chosen)
+        text = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
         if best is self.chosen:
-            return (
-                f"{chosen}: the best of {len(nll)}, and none within one standard error is cheaper."
-            )
-        difference, error = behind(nll)
-        near = np.flatnonzero(difference <= error)
-        near = [i for i in near if self.candidates[i].cost == self.chosen.cost]
-        i = min(near, key=lambda i: difference[i])
-        name = self.candidates[i].name
-        better = "" if name == self.chosen.name else "; of the same cost, the best is chosen"
-        return (
-            f"{chosen}. The best of {len(nll)} is {best.name}, NLL {best.nll.mean():.4f}; {name} "
-            f"is cheaper and within one standard error of it (difference {difference[i]:.4f}, "
-            f"standard error {error[i]:.4f}){better}."
-        )
+            return f"{text}: the best of {len(error)}, and none as good is cheaper."
+        behind_best = f"{difference[own]:.4f} ± {error[own]:.4f} behind the best of {len(error)}"
+        return f"{text}, {behind_best}, {best.name}, which costs more."
 
     def plot(self) -> Any:
         """Return a figure of the calibration before and after: accuracy against confidence.
@@ -237,12 +214,11 @@ class Report:
         if self.chosen is self.candidates[0]:
             pair = [("before and after", self.chosen)]
         if isinstance(self.output, Classes):
-            size = (4 * len(pair), 4.2)
-            figure, axes = plt.subplots(1, len(pair), figsize=size, layout="constrained")
+            options = {"figsize": (4 * len(pair), 4.2), "layout": "constrained"}
+            figure, axes = plt.subplots(1, len(pair), **options)
             for ax, (when, x) in zip(np.atleast_1d(axes), pair, strict=True):
-                total = x.prediction.sum(axis=1, keepdims=True)
-                title = f"{when}: {x.name}"
-                plots.reliability_diagram(x.prediction / total, self.y, title=title, ax=ax)
+                p = x.prediction / x.prediction.sum(axis=1, keepdims=True)
+                plots.reliability_diagram(p, self.y, title=f"{when}: {x.name}", ax=ax)
                 ax.title.set_fontsize(9)  # of a long name
             return figure
         figure, ax = plt.subplots(figsize=(5.2, 3.8), layout="constrained")
@@ -253,8 +229,7 @@ class Report:
         for (when, x), color, style in zip(pair, plots.COLORS, ("--", "-"), strict=False):
             excess = self.output.coverage(x.prediction, self.y, levels) - levels
             ax.plot(levels, excess, style, color=color, label=f"{when}: {x.name}")
-        ax.set(xlim=(0, 1), xlabel="probability of the interval")
-        ax.set_ylabel("share of targets inside - probability")
+        ax.set(xlim=(0, 1), xlabel="probability", ylabel="share of targets inside - probability")
         figure.legend(loc="outside upper center", frameon=False)
         return figure
 
@@ -280,7 +255,13 @@ class Report:
 
     def card(self) -> str:
         """Return the model card, in Markdown."""
-        notes = {**self.notes, self.output.column: _parameter(self.chosen), **_versions()}
+        packages = {name: importlib.metadata.version(name) for name in ("keras", "tfp_ibnn")}
+        python = f"Python {platform.python_version()} on {platform.machine()}"
+        packages |= {
+            "backend": keras.config.backend(),
+            "machine": f"{python}, {os.cpu_count()} cores",
+        }
+        notes = {**self.notes, self.output.column: _parameter(self.chosen), **packages}
         dropped, run = (
             "\n".join(f"- {name}: {value}" for name, value in part.items()) or "- none"
             for part in (self.dropped, notes)
@@ -288,11 +269,8 @@ class Report:
         return _CARD.format(why=self.why(), table=self.table(), dropped=dropped, run=run)
 
     def _table(self, caption: str, predictions: Sequence[np.ndarray], y: np.ndarray) -> Table:
-        nll = np.stack([self.output.nll(x, y) for x in predictions])
-        rows = {}
-        for x, prediction, gap, error in zip(
-            self.candidates, predictions, *behind(nll), strict=True
-        ):
+        rows, distances = {}, behind([self.output.nll(x, y) for x in predictions])
+        for x, prediction, gap, error in zip(self.candidates, predictions, *distances, strict=True):
             rows[x.name] = {
                 **self.output.scores(prediction, y, self.seed),
                 self.output.column: _parameter(x),
@@ -313,15 +291,8 @@ def predict(
     trial: Trial, output: Output, examples: Examples, parameters: Sequence[Any]
 ) -> list[np.ndarray]:
     """Return a trial's predictions with each of the parameters, a block of examples at a time."""
-    size = max(1, _BLOCK // (trial.engine.samples * output.width))
-    blocks = []
+    size, blocks = max(1, _BLOCK // (trial.engine.samples * output.width)), []
     for first in range(0, len(examples.y), size):
-        raw = trial.draw(examples.take(slice(first, first + size)).x)
+        raw = trial.engine.draw(trial.best, examples.take(slice(first, first + size)).x)
         blocks.append([output.predict(raw, parameter) for parameter in parameters])
     return [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: importlib.metadata.version(name) for name in ("keras", "tfp_ibnn")}
-    machine = f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores"
-    return {**packages, "backend": keras.config.backend(), "machine": machine}

@@ -1,7 +1,10 @@
 """From a trained model to a calibrated one, in one call."""
 
+import functools
+import itertools
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -9,21 +12,19 @@ import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
-from tfp_ibnn.calibration.outputs import Classes, Output, output_of
+from tfp_ibnn.calibration.outputs import Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
 from tfp_ibnn.calibration.trials import (
     METHODS,
-    WATCHED,
     Setting,
     Trial,
     fine_tune,
     fine_tuning_optimizer,
 )
+from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
-
-_MOST_NUMBERS = 2**25
-"""A temperature is fitted to no more outputs than that."""
+from tfp_ibnn.prediction.head import PredictionWrapper, activation_of
+from tfp_ibnn.weights import WeightPosterior, WeightSets
 
 
 def calibrate(
@@ -31,6 +32,7 @@ def calibrate(
     train: Any,
     validation: Any = None,
     *,
+    candidates: Mapping[str, Any] | None = None,
     epochs: int | None = None,
     minutes: float | None = None,
     optimizer: Any = None,
@@ -43,12 +45,13 @@ def calibrate(
     """Calibrate a trained model's probabilities by the cheapest method that is as good as the best.
 
     The candidates are the model as it is, MC dropout where it has dropout, the model fine-tuned,
-    and Gaussian posteriors (`NormalAffine`) of two prior scales and three weights of the KL; each
-    also with a temperature. Half of the validation data (A) serves to fit temperatures, to stop the
-    training, and to drop the worse half of the posteriors after each epoch, by their NLL at the
-    fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is within one
-    standard error of the best, where a temperature costs nothing. Below 1,000 validation examples
-    both are done on all of them, by five-fold cross-fitting.
+    `Laplace` of the last layer and of all weights, Gaussian posteriors of z (`NormalAffine`) of two
+    prior scales and three weights of the KL, and your own; each also with a temperature. Half of
+    the validation data (A) serves to fit temperatures, to choose Laplace's prior precision, to stop
+    the training, and to drop the worse half of the Gaussian posteriors after each epoch, by their
+    NLL at the fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is
+    within one standard error of the best, where a temperature costs nothing. Below 1,000 validation
+    examples both are done on all of them, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations.
@@ -60,9 +63,11 @@ def calibrate(
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
         validation: the same, of examples that the model was not trained on; None takes a fifth of
             the training arrays, which is second best. Weights are not used here.
+        candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
+            training data only, or Keras models, with the inputs and outputs of `model`.
         epochs: of training for each posterior that is not dropped; the default is 3, or a tenth of
             what the model was trained for if that is more.
-        minutes: after which no further epoch starts; without `epochs` the only limit.
+        minutes: after which no further fit or epoch starts; without `epochs` the only limit.
         optimizer: for the training; None takes the model's own at a tenth of its rate. The
             posteriors' rate is five times as high.
         loss: None takes the one that the model is compiled with.
@@ -95,45 +100,40 @@ def calibrate(
     if samples < 2:
         raise ValueError("`samples` must be at least 2; got 1.")
     epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
-    minutes = None if minutes is None else checks.positive("minutes", minutes)
+    end = math.inf
+    if minutes is not None:
+        end = time.monotonic() + 60 * checks.positive("minutes", minutes)
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
     _check(model)
     output, loss = output_of(model, loss)
+    own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
     training, data = prepare(train, validation, model, output, batch_size, seed)
-    most = _MOST_NUMBERS // (samples * output.width)
-    watched = data.fit.thinned(output, max(1, min(WATCHED, most)), seed)
-
-    def watch(trial: Trial) -> float:
-        return trial.watch(watched, data.folds, output)
-
-    def say(line: str) -> None:
-        if verbose:
-            print(line, flush=True)
-
-    how = f"{len(data.fit.y):,}, cross-fitted"
-    if data.folds is None:
-        how = f"{len(data.fit.y):,} to fit, {len(data.score.y):,} to choose"
+    say = functools.partial(print, flush=True) if verbose else lambda line: None
+    choose = "cross-fitted" if data.folds is not None else f"{len(data.score.y):,} to choose"
+    how = f"{len(data.fit.y):,} to fit, {choose}"
     say(f"Training examples: {training.size:,}. Validation examples: {how}.")
-    kind = "temperature" if isinstance(output, Classes) else "scale"
-    say(f"Each NLL is of {len(watched.y):,} validation examples, at the {kind} that suits it best.")
-    setting = Setting(model, output, optimizer, loss, training.size, samples, seed)
+    say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
+    rest = (samples, seed, own, end, say)
+    setting = Setting(model, output, optimizer, loss, training, data, *rest)
     first, *others = METHODS
     trials = list(first(setting))
-    say(f"{trials[0].name}: NLL {watch(trials[0]):.4f}")
+    say(f"{trials[0].name}: NLL {trials[0].watch(data, output):.4f}")
     if epochs is None and minutes is None:
-        epochs = max(3, round(_steps_so_far(model) / training.steps / 10))
+        steps = float(model.optimizer.iterations) if model.compiled and model.optimizer else 0.0
+        epochs = max(3, round(steps / training.steps / 10))
     interrupted = False
     try:
-        parameter = output.fit(trials[0].draw(watched.x), watched.y)
-        setting = setting._replace(parameter=parameter)
-        trials += [trial for make in others for trial in make(setting)]
-        for trial in trials[1:]:
+        setting = setting._replace(parameter=output.fit(trials[0].watched(), data.fit.y))
+        for trial in itertools.chain.from_iterable(make(setting) for make in others):
+            if trial.name in {x.name + suffix for x in trials for suffix in output.variants}:
+                raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
+            trials.append(trial)
             if not trial.trained:
-                say(f"{trial.name}: NLL {watch(trial):.4f}")
-        fine_tuned = [trial for trial in trials if trial.trained]
-        fine_tune(fine_tuned, training, watch, epochs, minutes, say)
+                trial.try_states(data, output)
+                say(f"{trial.name}: NLL {trial.nll:.4f}")
+        fine_tune([trial for trial in trials if trial.trained], setting, epochs)
     except KeyboardInterrupt:
         interrupted = True
         say("Interrupted: what has been trained so far is compared.")
@@ -141,9 +141,7 @@ def calibrate(
         if math.isinf(trial.nll) and not trial.fate:
             trial.fate = "there was no time for it"
     kept = [trial for trial in trials if not trial.fate]
-    candidates = [
-        candidate for trial in kept for candidate in _candidates(trial, output, data, seed)
-    ]
+    found = [x for trial in kept for x in _candidates(trial, output, data)]
     notes = {
         "training examples": training.size,
         "validation examples": how,
@@ -153,59 +151,59 @@ def calibrate(
         "seed": seed,
     }
     dropped = {trial.name: trial.fate for trial in trials if trial.fate}
-    report = Report(candidates, dropped, output, data.score.y, notes, seed)
+    report = Report(found, dropped, output, data.score.y, notes, seed)
     say(report.why())
     return report
 
 
 def _check(model: Any) -> None:
-    if isinstance(model, (MonteCarlo, TemperatureScaling)):
-        raise ValueError(
-            f"`model` is a {type(model).__name__} already: give the network that it is made of."
-        )
+    kind = type(model).__name__
+    if isinstance(model, PredictionWrapper):
+        raise ValueError(f"`model` is a {kind} already: give the network that it is made of.")
     if not isinstance(model, keras.Model):
-        what = repr(model) if isinstance(model, str) else type(model).__name__
+        what = repr(model) if isinstance(model, str) else kind
         raise ValueError(f"`model` must be a Keras model; got {what}.")
     if stochastic_layers(model):
-        raise ValueError(
-            f"`model`, {model.name!r}, is stochastic already: give the deterministic one it was "
-            "made of, or ibnn.to_deterministic(model)."
-        )
+        remedy = "give the deterministic one it was made of, or ibnn.to_deterministic(model)"
+        raise ValueError(f"`model`, {model.name!r}, is stochastic already: {remedy}.")
 
 
-def _steps_so_far(model: keras.Model) -> float:
-    """Return for how many steps a model was trained, as far as its optimizer knows."""
-    own = getattr(model, "optimizer", None) if model.compiled else None
-    return 0.0 if own is None else float(keras.ops.convert_to_numpy(own.iterations))
+def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:
+    """Return a candidate of the user as a posterior over weights, or raise."""
+    what = f"`candidates[{name!r}]`"
+    network = given.network if isinstance(given, WeightPosterior) else given
+    if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
+        want = "a posterior over weights, such as ibnn.DeepEnsemble(models), or a plain Keras model"
+        raise ValueError(f"{what} must be {want}; got {type(given).__name__}.")
+    own, wanted = (_ends(functional_graph(x)) for x in (network, model))
+    if own != wanted:
+        raise ValueError(f"{what} has {own}; `model` has {wanted}, and they must be alike.")
+    return given if isinstance(given, WeightPosterior) else WeightSets([given])
 
 
-def _candidates(trial: Trial, output: Output, data: Validation, seed: int) -> list[Candidate]:
+def _ends(graph: keras.Model | None) -> str:
+    """Return the shapes of a model's inputs and outputs, and what these are."""
+    if graph is None:
+        return "no graph: it is not built, or not a Functional or Sequential model"
+    x, y = ([tuple(x.shape[1:]) for x in part] for part in (graph.inputs, graph.outputs))
+    is_probability = activation_of(graph) in ("softmax", "sigmoid")
+    return f"inputs {x} and outputs {y}, {'not ' * (not is_probability)}probabilities"
+
+
+def _candidates(trial: Trial, output: Output, data: Validation) -> list[Candidate]:
     """Return what a trial gives with and without a fitted parameter."""
     start, fitted = time.monotonic(), list(output.variants.values())
+    parameters = [output.parameter(trial.watched(), data.fit.y, fit) for fit in fitted]
     if data.folds is None:
-        most = max(1, _MOST_NUMBERS // (trial.engine.samples * output.width))
-        examples = data.fit.thinned(output, most, seed)
-        raw = trial.draw(examples.x)
-        parameters = [output.parameter(raw, examples.y, fit) for fit in fitted]
         predictions = predict(trial, output, data.score, parameters)
     else:
-        raw = trial.watched()
-        parameters = [output.parameter(raw, data.fit.y, fit) for fit in fitted]
         predictions = [_cross_fitted(trial, output, data, fit) for fit in fitted]
-    seconds = trial.seconds + time.monotonic() - start
-    return [
-        Candidate(
-            trial.name + suffix,
-            trial,
-            parameter,
-            seconds if suffix else trial.seconds,
-            prediction,
-            output.nll(prediction, data.score.y),
-        )
-        for suffix, parameter, prediction in zip(
-            output.variants, parameters, predictions, strict=True
-        )
-    ]
+    seconds, found = trial.seconds, []
+    for suffix, parameter, x in zip(output.variants, parameters, predictions, strict=True):
+        nll = output.nll(x, data.score.y)
+        found.append(Candidate(trial.name + suffix, trial, parameter, seconds, x, nll))
+        seconds = trial.seconds + time.monotonic() - start
+    return found
 
 
 def _cross_fitted(trial: Trial, output: Output, data: Validation, fitted: bool) -> np.ndarray:

@@ -1,6 +1,5 @@
-"""The networks that are compared, and how they are trained."""
+"""The networks, and posteriors over their weights, that are compared."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -8,47 +7,49 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from tfp_ibnn.calibration.examples import FOLDS, Examples, Training
+from tfp_ibnn.calibration.examples import FOLDS, Training, Validation
 from tfp_ibnn.calibration.outputs import Output
-from tfp_ibnn.conversion import to_stochastic
+from tfp_ibnn.conversion.convert import copy_of, to_stochastic
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.training import Interrupts, two_speed
-
-PATIENCE = 2
-WATCHED = 2048
-"""So many examples of A watch over the training."""
+from tfp_ibnn.weights import Laplace, WeightPosterior
+from tfp_ibnn.weights.features import last_weighted_layer
 
 PRIOR_SCALES = (0.3, 0.1)
 BETAS = (1, 10, 100)
+PATIENCE = 2
+# Of Laplace: training examples at most; weights of a last layer whose covariance is full, at most;
+# weights and outputs of a network beyond which that of all weights is too slow; and factors of the
+# prior precision, since that of the marginal likelihood is too low for overfitted networks.
+EXAMPLES, FULL = 10_000, 2_000
+MOST_WEIGHTS, MOST_OUTPUTS = 1_000_000, 100
+PRIOR_FACTORS = (1, 10, 100, 1000)
 
 _BATCH = 256
-
 State = list[np.ndarray]
 
 
 class Engine:
-    """A network, made by `make`, that trials use in turn: it is compiled once."""
+    """A network, or posterior over weights, that trials use in turn: it is compiled once."""
 
     def __init__(
         self,
-        make: Callable[[], keras.Model],
+        make: Callable[[], Any],
         samples: int = 1,
-        dropout: bool = False,
         optimizer: keras.optimizers.Optimizer | None = None,
         loss: Any = None,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         self._make, self.network = make, make()
-        self.options = {"samples": samples, "dropout": dropout, "seed": seed}
-        self.options["independent"] = samples == 1
+        self.options = {"samples": samples, "independent": samples == 1, **options}
         # The outputs as they are, whatever they mean.
         self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
         self.samples = self._sampler.samples
@@ -58,17 +59,6 @@ class Engine:
             self.network.optimizer.build(self.network.trainable_variables)
             self._variables += self.network.optimizer.variables
         self._held: State | None = None
-        self._warm = False
-
-    def warm_up(self, state: State, training: Training) -> None:
-        """Compile what trains and draws, which would else count as the first trial's time."""
-        if not self._warm:
-            self._warm, batch = True, []
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of an epoch that is one batch
-                self.train(state, lambda network: batch.append(training.first_batch(network)))
-            if batch[0] is not None:
-                self.draw(state, batch[0])
 
     def read(self) -> State:
         """Return weights, random states and the optimizer's variables."""
@@ -91,8 +81,8 @@ class Engine:
         fit(self.network)
         return self.read()
 
-    def copy(self, state: State) -> keras.Model:
-        """Return a network of its own in a state."""
+    def copy(self, state: State) -> Any:
+        """Return a network of its own in a state; a posterior over weights is the same one."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what was said when the first one was made
             network = self._make()
@@ -109,51 +99,62 @@ class Engine:
 
 @dataclasses.dataclass(eq=False)
 class Trial:
-    """A network to compare: a state of an engine."""
+    """What is compared: a state of an engine, unless it has a `fate` from the start."""
 
     name: str
-    engine: Engine
+    engine: Engine | None = None
     trained: bool = False
     seconds: float = 0.0
-    epochs: int = 0
-    """After which it was best."""
+    epochs: int = 0  # after which it was best
     stopped: bool = False
-    fate: str = ""
-    """Why it is not compared any more."""
+    fate: str = ""  # why it is not compared any more
+    states: Sequence[State] = ()  # all that are tried, the best of which counts; or the first one
 
     def __post_init__(self) -> None:
-        self.state = self.best = self.engine.read()
-        self._scores: list[tuple[float, np.ndarray | None]] = []
+        if self.engine is not None:
+            self.states = self.states or [self.engine.read()]
+            self.state = self.best = self.states[0]
+        self._scores: list[tuple[float, np.ndarray]] = []
 
-    def draw(self, x: Any) -> np.ndarray:
-        """Return the outputs (examples, draws, width) at the best epoch."""
-        return self.engine.draw(self.best, x)
+    def leave_out(self, error: Exception) -> "Trial":
+        """Do not compare it, and say why."""
+        self.fate = (str(error) or type(error).__name__).splitlines()[0]
+        warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=4)
+        return self
 
     @property
     def nll(self) -> float:
         """The least that was watched."""
         return self._scores[0][0] if self._scores else math.inf
 
-    def watch(self, examples: Examples, folds: np.ndarray | None, output: Output) -> float:
-        """Return the NLL of this epoch; note which is best, and which without each fold.
+    def watch(self, data: Validation, output: Output) -> float:
+        """Return the NLL of this state; note which is best, and which without each fold.
 
         At a fitted temperature: noise must not be chosen for what a temperature does as well.
         """
-        raw = self.engine.draw(self.state, examples.x)
-        parts = [np.ones(len(examples.y), bool)]
-        parts += [folds != fold for fold in range(FOLDS)] if folds is not None else []
-        now = [output.best_nll(raw[part], examples.y[part]) for part in parts]
+        raw, y = self.engine.draw(self.state, data.fit.x), data.fit.y
+        parts = [np.ones(len(y), bool)]
+        parts += [data.folds != fold for fold in range(FOLDS)] if data.folds is not None else []
+        now = [output.best_nll(raw[part], y[part]) for part in parts]
         self.best = self.state if now[0] < self.nll else self.best
-        kept = None if folds is None else raw
         self._scores = [
-            (nll, kept) if nll < best[0] else best
-            for nll, best in zip(now, self._scores or [(math.inf, None)] * len(now), strict=True)
+            (nll, raw) if nll < best[0] else best
+            for nll, best in zip(now, self._scores or [(math.inf, raw)] * len(now), strict=True)
         ]
         return now[0]
 
-    def watched(self, fold: int | None = None) -> np.ndarray:
-        """Return the outputs that were watched at the best epoch, or the best without a fold."""
-        return self._scores[0 if fold is None else 1 + fold][1]
+    def try_states(self, data: Validation, output: Output) -> None:
+        """Watch all states of what is not trained; a failure costs no other trial."""
+        try:
+            for state in self.states:
+                self.state = state
+                self.watch(data, output)
+        except Exception as error:
+            self.leave_out(error)
+
+    def watched(self, fold: int = -1) -> np.ndarray:
+        """Return the outputs that were watched in the best state, or the best without a fold."""
+        return self._scores[1 + fold][1]
 
 
 class Setting(NamedTuple):
@@ -163,17 +164,20 @@ class Setting(NamedTuple):
     output: Output
     optimizer: keras.optimizers.Optimizer
     loss: Any
-    train_size: int
+    training: Training
+    data: Validation
     samples: int
     seed: int
-    parameter: Any = None
-    """The fitted one of the model as it is."""
+    candidates: Mapping[str, WeightPosterior] = {}  # those of the user
+    end: float = math.inf  # after which nothing is begun, by `time.monotonic`
+    say: Callable[[str], None] = print
+    parameter: Any = None  # the fitted one of the model as it is
 
 
 def deterministic(setting: Setting) -> Iterator[Trial]:
     """Give the model as it is, and trained on: what others must beat to be worth their draws."""
-    make, optimizer = functools.partial(_copy, setting.model), _same(setting.optimizer)
-    engine = Engine(make, optimizer=optimizer, loss=setting.loss, seed=setting.seed)
+    make, options = functools.partial(_seeded, copy_of, setting.model), {"seed": setting.seed}
+    engine = Engine(make, optimizer=_same(setting.optimizer), loss=setting.loss, **options)
     yield Trial("as it is", engine)
     yield Trial("fine-tuned", engine, trained=True)
 
@@ -182,7 +186,7 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
     """Give the model with its dropout left on, if it has any."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of models without dropout
-        make = functools.partial(_copy, setting.model)
+        make = functools.partial(_seeded, copy_of, setting.model)
         engine = Engine(make, setting.samples, dropout=True, seed=setting.seed)
     if engine.samples > 1:
         yield Trial("MC dropout", engine)
@@ -190,16 +194,11 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
 
 def gaussian(setting: Setting) -> Iterator[Trial]:
     """Give Gaussian posteriors of several prior scales and weights of the KL."""
-    unit = setting.output.loss_scale(setting.parameter)
+    unit, size = setting.output.loss_scale(setting.parameter), setting.training.size
     for scale in PRIOR_SCALES:
         posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=unit)
-
-        def make(posterior: Any = posterior) -> keras.Model:
-            with _seeded(setting.seed):
-                return to_stochastic(
-                    setting.model, posterior, setting.train_size, seed=setting.seed
-                )
-
+        convert = functools.partial(_seeded, to_stochastic, setting.model, posterior, size)
+        make = functools.partial(convert, seed=setting.seed)
         optimizer = _same(setting.optimizer)
         rate = 5 * float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         optimizer = two_speed(optimizer, stochastic_lr=rate)
@@ -210,7 +209,7 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
                     warnings.simplefilter("ignore")  # the same has been said already
                 engine = Engine(make, setting.samples, **options)
         except ValueError as error:
-            warnings.warn(f"Gaussian posteriors are left out: {error}", stacklevel=4)
+            yield Trial("Gaussian").leave_out(error)
             return
         for beta in BETAS:
             for layer in stochastic_layers(engine.network):
@@ -218,7 +217,50 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
             yield Trial(f"Gaussian, prior {scale}, beta {beta}", engine, trained=True)
 
 
-METHODS = (deterministic, mc_dropout, gaussian)
+def given(setting: Setting) -> Iterator[Trial]:
+    """Give the candidates of the user."""
+    for name, posterior in setting.candidates.items():
+        engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
+        yield Trial(name, engine)
+
+
+def laplace(setting: Setting) -> Iterator[Trial]:
+    """Give Gaussians around the trained weights, of the last layer and of all, linearised."""
+    for subset, name in {"last_layer": "last layer", "all": "all weights"}.items():
+        trial = Trial(f"Laplace, {name}")
+        try:
+            if time.monotonic() < setting.end:
+                trial = _laplace(setting, trial.name, subset)
+        except Exception as error:  # whatever it is, it costs this candidate only
+            trial.leave_out(error)
+        yield trial
+
+
+def _laplace(setting: Setting, name: str, subset: str) -> Trial:
+    model, output, start = setting.model, setting.output, time.monotonic()
+    size, structure = model.count_params(), "kron"
+    if subset == "last_layer":
+        structure = "full" if last_weighted_layer(model).count_params() <= FULL else "kron"
+    elif size > MOST_WEIGHTS or output.width > MOST_OUTPUTS:
+        limits = f"{MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs"
+        raise ValueError(f"it is for at most {limits}; got {size:,} and {output.width}.")
+    if setting.training.has_weights:
+        raise ValueError("it takes no weights of training examples.")
+    x, y = setting.training.thinned(model, output, EXAMPLES)
+    # A temperature below 1 makes up for the examples that are not used.
+    options = {"temperature": len(y) / setting.training.size, **output.head}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the comparison shows
+        posterior = Laplace(_seeded(copy_of, model), subset, structure, **options)
+        posterior.fit(x, y, verbose=0)
+        engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
+    state, prior = engine.read(), posterior.prior_precision
+    place = [variable is prior for variable in posterior.variables].index(True)
+    states = [[*state[:place], x * state[place], *state[place + 1 :]] for x in PRIOR_FACTORS]
+    return Trial(name, engine, seconds=time.monotonic() - start, states=states)
+
+
+METHODS = (deterministic, given, mc_dropout, laplace, gaussian)
 """A new method is one more function here."""
 
 
@@ -228,17 +270,13 @@ def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Op
     A schedule gives a tenth of its present value, and at least a thousandth of its largest so far,
     since many end at 0.
     """
-    if given is not None:
-        return keras.optimizers.get(given)
-    own = getattr(model, "optimizer", None) if model.compiled else None
-    if own is None:
-        return keras.optimizers.Adam(1e-4)
+    own = model.optimizer if model.compiled else None
+    if given is not None or own is None:
+        return keras.optimizers.get(given or keras.optimizers.Adam(1e-4))
     own = getattr(own, "inner_optimizer", own)  # of one that scales losses
     if isinstance(own, keras.optimizers.MultiOptimizer):
-        raise ValueError(
-            "`model` has several optimizers: give one, such as "
-            "optimizer=keras.optimizers.Adam(1e-4)."
-        )
+        remedy = "give one, such as optimizer=keras.optimizers.Adam(1e-4)"
+        raise ValueError(f"`model` has several optimizers: {remedy}.")
     config = own.get_config()
     rate = float(keras.ops.convert_to_numpy(own.learning_rate))
     if isinstance(config["learning_rate"], dict):
@@ -249,106 +287,55 @@ def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Op
     return type(own).from_config({**config, "learning_rate": rate / 10})
 
 
-def fine_tune(
-    trials: Sequence[Trial],
-    training: Training,
-    watch: Callable[[Trial], float],
-    epochs: int | None,
-    minutes: float | None,
-    say: Callable[[str], None],
-) -> None:
-    """Train all trials epoch by epoch; those that draw and are dropped get a `fate`.
+def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
+    """Train all trials epoch by epoch; of those that draw, drop the worse half after each.
 
-    `watch` scores a trial, `say` prints a line. Without `epochs` and `minutes` the training ends
-    when nothing gets better.
+    Without `epochs` the training ends with the time, or when nothing gets better.
     """
-    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     running, round_time = list(trials), 0.0
     with Interrupts() as interrupts:
         for epoch in itertools.count(1):
             start = time.monotonic()
-            if not running or (epochs is not None and epoch > epochs) or start + round_time > end:
+            is_last = epochs is not None and epoch > epochs
+            if not running or is_last or start + round_time > setting.end:
                 break
             for trial in running:
-                if time.monotonic() > end:
+                if time.monotonic() > setting.end:
                     return
-                try:
-                    _one_epoch(trial, training, epoch, watch, interrupts, say)
-                except Exception:
-                    if interrupts.came:  # and TensorFlow has raised something of its own
-                        raise KeyboardInterrupt from None
-                    raise
+                _one_epoch(trial, setting, epoch, interrupts)
             round_time = time.monotonic() - start
-            _drop_worse_half([x for x in trials if x.engine.samples > 1 and not x.fate], epoch, say)
+            rivals = [x for x in trials if x.engine.samples > 1 and not x.fate]
+            for trial in sorted(rivals, key=lambda x: x.nll)[max(2, -(-len(rivals) // 2)) :]:
+                trial.fate = f"NLL {trial.nll:.4f} after epoch {epoch}"
+                trial.state = trial.best = trial.states = []  # which take memory
+                setting.say(f"epoch {epoch}: {trial.name} is dropped")
             running = [x for x in running if not x.fate and not x.stopped]
 
 
-def _one_epoch(
-    trial: Trial,
-    training: Training,
-    epoch: int,
-    watch: Callable[[Trial], float],
-    interrupts: Interrupts,
-    say: Callable[[str], None],
-) -> None:
-    trial.engine.warm_up(trial.state, training)
-    start, before = time.monotonic(), trial.nll
+def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupts) -> None:
+    start, before, training = time.monotonic(), trial.nll, setting.training
     trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
     try:
-        nll = watch(trial)
+        nll = trial.watch(setting.data, setting.output)
     except ValueError as error:  # of predictions that are not finite
         trial.stopped, trial.fate = True, "" if trial.epochs else str(error)
-        say(f"epoch {epoch}: {trial.name} is stopped: {error}")
+        setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
         return
     trial.epochs = epoch if nll < before else trial.epochs
     trial.stopped = epoch - trial.epochs >= PATIENCE
     trial.seconds += time.monotonic() - start
-    say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
-
-
-def _drop_worse_half(trials: list[Trial], epoch: int, say: Callable[[str], None]) -> None:
-    keep = max(2, -(-len(trials) // 2))
-    for trial in sorted(trials, key=lambda x: x.nll)[keep:]:
-        trial.fate = f"NLL {trial.nll:.4f} after epoch {epoch}"
-        trial.state = trial.best = []  # which take memory
-        say(f"epoch {epoch}: {trial.name} is dropped")
-
-
-def _copy(model: keras.Model) -> keras.Model:
-    """Return a Functional model of new layers with the same weights; not compiled."""
-    sequential = isinstance(model, keras.Sequential)
-    try:
-        ends = (model.inputs[0], model.outputs[0]) if sequential else (model.input, model.output)
-        # An alias of the same layers, since Keras would compile the clone of a compiled model.
-        alias = keras.Model(*ends, name=model.name)
-    except (AttributeError, TypeError, ValueError):
-        alias = None
-    if alias is None or type(model).call not in (keras.Sequential.call, type(alias).call):
-        raise ValueError(
-            f"`model` must be a built Functional or Sequential model; {model.name!r} is not built, "
-            f"or a {type(model).__name__} with a `call` of its own."
-        )
-    inputs = [layer for layer in alias.layers if isinstance(layer, keras.layers.InputLayer)]
-    names = {id(layer.output): layer.name for layer in inputs}
-    fresh = keras.tree.map_structure(
-        lambda x: keras.Input(batch_shape=x.shape, dtype=x.dtype, name=names[id(x)]), alias.input
-    )
-    with _seeded(0):
-        copy = keras.models.clone_model(alias, input_tensors=fresh)
-    copy.set_weights(alias.get_weights())
-    return copy
+    setting.say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
 
 
 def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return type(optimizer).from_config(optimizer.get_config())
 
 
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Give layers such as Dropout, which ask Python for a seed, always the same ones."""
+def _seeded(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function; layers such as Dropout ask Python for a seed, and always get the same."""
     state = random.getstate()
-    random.seed(seed)
+    random.seed(0)
     try:
-        yield
+        return function(*args, **options)
     finally:
         random.setstate(state)

@@ -158,6 +158,11 @@ def to_deterministic(model: keras.Model) -> keras.Model:
     return keras.Model(*_rebuild(graph, convert), name=model.name)
 
 
+def copy_of(model: keras.Model) -> keras.Model:
+    """Return a Functional model of new layers with the same weights, not compiled."""
+    return keras.Model(*_rebuild(_graph_of(model), _copy_layer), name=model.name)
+
+
 def _checked_templates(posterior: Any) -> Mapping[str, PosteriorTemplate]:
     """Return posteriors by patterns of layer names."""
     templates = {_REST: posterior} if isinstance(posterior, PosteriorTemplate) else posterior

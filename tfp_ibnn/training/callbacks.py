@@ -196,9 +196,11 @@ class Interrupts(keras.callbacks.Callback):
             signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._acts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.came and kind is not None:  # TensorFlow may have raised something of its own
+            raise KeyboardInterrupt
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.came = True

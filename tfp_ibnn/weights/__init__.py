@@ -9,6 +9,7 @@ from tfp_ibnn.weights.laplace import Laplace
 from tfp_ibnn.weights.mixture import WeightMixture
 from tfp_ibnn.weights.refined import RefinedPosterior
 from tfp_ibnn.weights.refinement import refine
+from tfp_ibnn.weights.scaled import ScaledPosterior
 from tfp_ibnn.weights.sgmcmc import SGHMC, SGLD, CosineCycles
 from tfp_ibnn.weights.snapshots import Snapshots
 from tfp_ibnn.weights.swag import SWAG, GaussianWeights
@@ -24,6 +25,7 @@ __all__ = [
     "Laplace",
     "LastLayerHMC",
     "RefinedPosterior",
+    "ScaledPosterior",
     "Snapshots",
     "WeightMixture",
     "WeightPosterior",

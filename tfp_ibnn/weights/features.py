@@ -178,17 +178,8 @@ def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple
             return keras.tree.map_structure(lambda a: a[rows], x), y[rows]
 
         found = map(part, range(count))
-    elif isinstance(x, keras.utils.PyDataset):
-        count = x.num_batches
-        found = None if count is None else map(x.__getitem__, range(count))
-    elif hasattr(x, "cardinality"):
-        count = int(x.cardinality())
-        found = None if count == -1 else iter(x)
     else:
-        kind = type(x).__name__
-        raise ValueError(f"Give arrays x and y, a tf.data.Dataset or a PyDataset; got {kind}.")
-    if found is None:
-        raise ValueError("The dataset never ends: give one pass over the examples.")
+        count, found = dataset_batches(x, "x")
     bar = keras.utils.Progbar(max(count, 0) or None, verbose=1 if verbose == "auto" else verbose)
     number = 0
     for number, batch in enumerate(found, start=1):
@@ -205,11 +196,27 @@ def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple
         raise ValueError("There are no examples.")
 
 
+def dataset_batches(data: Any, name: str) -> tuple[int, Iterator[Any]]:
+    """Return the number of batches of a dataset that ends, and these."""
+    if isinstance(data, keras.utils.PyDataset):
+        count = -1 if data.num_batches is None else data.num_batches
+        found = map(data.__getitem__, range(count))
+    elif hasattr(data, "cardinality"):
+        count, found = int(data.cardinality()), iter(data)
+    else:
+        kinds = "Give arrays x and y, a tf.data.Dataset or a PyDataset"
+        raise ValueError(f"{kinds}; `{name}` is a {type(data).__name__}.")
+    if count == -1:
+        raise ValueError(f"`{name}` never ends: give a dataset of one pass over the examples.")
+    return count, found
+
+
 def check_finite(values: np.ndarray, what: str) -> None:
     """Raise for NaN or infinity."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        raise ValueError(f"The {what} hold NaN or infinity in {bad.sum()} of {len(bad)} rows.")
+        where = f"{bad.sum()} of {len(bad)} rows; the first is number {bad.argmax()}"
+        raise ValueError(f"The {what} hold NaN or infinity in {where}.")
 
 
 def call(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -11,8 +11,7 @@ from tests.flows.tools import numpy
 from tests.registry import perturb
 from tests.weights.last_layers import LOGITS, PRIOR, Quadrature, X, Y, logistic
 from tfp_ibnn import flows
-from tfp_ibnn.weights.refined import RefinedPosterior
-from tfp_ibnn.weights.refinement import _Elbo
+from tfp_ibnn.weights.refinement import RefinedPosterior, _Elbo
 from tfp_ibnn.weights.target import Target
 
 JAX = keras.backend.backend() == "jax"

@@ -95,6 +95,15 @@ class Target:
         likelihood = ops.sum(self.log_likelihoods(w, x, y), axis=-1)
         return ops.cast(scale, w.dtype) * likelihood + self.log_prior(w)
 
+    def part(self, size: int | None, rng: np.random.Generator) -> tuple[Any, ...]:
+        """Return the `scale` of some examples' likelihood, and these; None takes all examples."""
+        count = len(self.data[0])
+        if size is None or size >= count:
+            return np.asarray(1.0, self.dtype), *self.data
+        rows = rng.choice(count, size, replace=False)
+        scale = np.asarray(count / size, self.dtype)
+        return scale, *(ops.take(x, rows, axis=0) for x in self.data)
+
     def values(self, w: np.ndarray) -> np.ndarray:
         """Return the log-density (S,) at w (S, size), given all data."""
         return self._in_parts(self._compiled, w)

@@ -43,12 +43,14 @@ def ascend(
         with keras_internals.values_in_place(zip(variables, values, strict=True)):
             return objective(*args)
 
+    def give(values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
     slope = gradient(placed, list(reads))
-    values = [ops.convert_to_numpy(v.value) for v in variables]
-    first = [np.zeros_like(value) for value in values]
-    second = [np.zeros_like(value) for value in values]
-    scores = [] if score is None else [score()]
-    best, best_values, every = scores[:1], values, max(1, steps // 20)
+    values = best = [ops.convert_to_numpy(v.value) for v in variables]
+    first = second = [np.zeros_like(value) for value in values]
+    scores, every = [] if score is None else [score()], max(1, steps // 20)
     bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
     for step in range(1, steps + 1):
         rate = learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
@@ -62,17 +64,17 @@ def ascend(
         values = [(x + rate * m / (np.sqrt(v) + 1e-8)).astype(x.dtype) for x, m, v in moments]
         bar.update(step)
         if score is not None and (step % every == 0 or step == steps):
-            _assign(variables, values)
+            give(values)
             scores.append(score())
-            if scores[-1] > best[0]:
-                best, best_values = [scores[-1]], values
-            since = len(scores) - 1 - int(np.argmax(scores))
+            since = len(scores) - 1 - int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
+            best = best if since else values
             if patience and since >= patience:
                 break
-    _assign(variables, values if score is None else best_values)
+    give(values if score is None else best)
     return scores
 
 
-def _assign(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+def mirrored(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
+    """Return normal draws (2 * pairs, size) of which half are the other half's negatives."""
+    half = rng.standard_normal((pairs, size))
+    return np.concatenate([half, -half])

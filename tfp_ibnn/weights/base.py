@@ -118,6 +118,8 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         for number, values in enumerate(sets):
             if [np.shape(value) for value in values] != shapes:
                 raise ValueError(f"Set {number} has other shapes than the weights of the network.")
+            if not all(np.isfinite(value).all() for value in values):
+                raise ArithmeticError(f"Set {number} is not finite: the training diverged.")
         made = cls([network] * len(sets))
         for stacked, values in zip(made._sets, zip(*sets, strict=True), strict=True):
             stacked.assign(np.stack(values))

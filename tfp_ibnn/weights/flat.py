@@ -24,10 +24,7 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     A subclass defines `draw(key, number)`, a vector (size,), and `center()`, the one that stands
     for all.
 
-    Args:
-        model: a built Keras model.
-        places: which of `model.weights` are sampled, by position.
-        **kwargs: those of `keras.layers.Layer`.
+    `places` says which of `model.weights` these are, by position.
     """
 
     count = None
@@ -35,8 +32,7 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     arguments = ("model", "places")
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
-        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
-        super().__init__(**kwargs)
+        super().__init__(**{**kwargs, "dtype": precision_of(model)})
         self.network, self.places = model, list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True
@@ -53,11 +49,11 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
-        return values_of(self.draw(key, number), self.sampled)
+        return split(self.draw(key, number), self.sampled)
 
     def mean(self) -> list[Tensor]:
         """Return the values of the one set that stands for all."""
-        return values_of(self.center(), self.sampled)
+        return split(self.center(), self.sampled)
 
     def _standard_normal(
         self, key: Tensor, number: int | Tensor, size: int | None = None
@@ -136,10 +132,14 @@ class GaussianWeights(Gaussian):
         if stochastic_layers(model):
             raise ValueError(f"`model` {model.name!r} has stochastic layers: give a plain one.")
         places = places_of(model, model.trainable_weights) if places is None else places
-        wide = any(w.dtype == "float64" for w in model.weights)
-        super().__init__(model, places, **{"dtype": "float64" if wide else "float32", **kwargs})
+        super().__init__(model, places, **kwargs)
         self.rank = checks.positive_integer("rank", rank)
         self._add_moments(self.rank)
+
+
+def precision_of(model: keras.Model) -> str:
+    """Return the type of sums over data and of moments: half precision is too little for them."""
+    return "float64" if any(w.dtype == "float64" for w in model.weights) else "float32"
 
 
 def places_of(model: keras.Model, variables: Sequence[keras.Variable]) -> list[int]:
@@ -154,16 +154,11 @@ def flat(variables: Sequence[keras.Variable]) -> np.ndarray:
 
 
 def split(vectors: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
-    """Cut vectors (..., size) into parts (..., *shape) for each variable."""
+    """Cut vectors (..., size) into values (..., *shape) of each variable."""
     parts, start = [], 0
     for variable in variables:
         end = start + math.prod(variable.shape)
-        parts.append(ops.reshape(vectors[..., start:end], (*vectors.shape[:-1], *variable.shape)))
+        part = ops.reshape(vectors[..., start:end], (*vectors.shape[:-1], *variable.shape))
+        parts.append(ops.cast(part, variable.dtype))
         start = end
     return parts
-
-
-def values_of(vector: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
-    """Return the parts of a vector (size,) as values of variables."""
-    parts = zip(split(vector, variables), variables, strict=True)
-    return [ops.cast(part, variable.dtype) for part, variable in parts]

@@ -11,8 +11,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
 from tfp_ibnn.weights.flat import Gaussian
-from tfp_ibnn.weights.target import LastLayerPosterior, Target
-from tfp_ibnn.weights.training import ascend, mirrored
+from tfp_ibnn.weights.target import LastLayerPosterior, Target, ascend, mirrored
 
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
@@ -73,38 +72,15 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         """The ELBO that was reached, in nats: a lower bound of the log-evidence."""
         return float(ops.convert_to_numpy(self._elbo.value))
 
-    def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        steps: int = 100,
-        batch_size: int = 256,
-        seed: int = 0,
-        verbose: Any = "auto",
-    ) -> "GaussianVI":
-        """Fit to all of the training data, and return itself.
-
-        Args:
-            x: inputs, or a dataset of batches (x, y).
-            y: targets.
-            steps: of natural gradients; ten times as many of Adam follow for "lowrank".
-            batch_size: with which the features are computed.
-            seed: of the draws: the same one gives the same fit.
-            verbose: 0 shows no progress.
-        """
-        steps = checks.positive_integer("steps", steps)
-        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
-        return self.fit_to(target, steps, np.random.default_rng(seed), verbose)
-
     def fit_to(
-        self, target: Target, steps: int, rng: np.random.Generator, verbose: Any = 0
-    ) -> "GaussianVI":
-        """Fit to a target, and return itself."""
+        self, target: Target, rng: np.random.Generator, verbose: Any = 0, steps: int = 100
+    ) -> None:
+        """Fit to a target."""
+        steps = checks.positive_integer("steps", steps)
         loc, scale = _natural_gradients(target, self.covariance == "full", steps, rng, verbose)
         factor = np.zeros((0, self.size))
         if self.covariance == "lowrank":
-            loc, scale, factor = _low_rank(target, loc, scale, self.rank, 10 * steps, rng, verbose)
+            loc, scale, factor = self._low_rank(target, loc, scale, 10 * steps, rng, verbose)
         self.assign(loc, scale, factor)
         eps = _pairs(rng, _EVALUATION_PAIRS, self.size + len(factor))
         w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
@@ -117,7 +93,31 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         if not np.isfinite(elbo):
             raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
         self._elbo.assign(elbo)
-        return self
+
+    def _low_rank(
+        self, target: Target, loc: Any, scale: Any, steps: int, rng: Any, verbose: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean, scales and factor of the best Gaussian with a low-rank covariance."""
+        # Standard normal at the start, in coordinates where the diagonal Gaussian is.
+        start = {"initial_scale": 1.0, "prior_loc": 0.0, "prior_scale": 1.0}
+        q = NormalLowRank(self.rank, dtype=keras.backend.standardize_dtype(target.dtype), **start)
+        q.build((target.size,))
+        q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
+        first, unit = loc.astype(target.dtype), scale.astype(target.dtype)
+
+        def objective(eps: Tensor, *data: Tensor) -> Tensor:
+            draw = q.transform(eps)
+            return mean(target.log_prob(first + unit * draw.z, *data)) + draw.entropy
+
+        def batch() -> tuple[Any, ...]:
+            return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
+
+        ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
+        found = (ops.convert_to_numpy(x) for x in (q.mean(), q.scales(), q.columns.value))
+        center, own, columns = (part.astype("float64") for part in found)
+        # (1 + U U')^2 = 1 + U (2 + U' U) U'
+        root = np.linalg.cholesky(2 * np.eye(self.rank) + columns.T @ columns)
+        return loc + scale * center, scale * own, (columns @ root).T * (scale * own)
 
 
 def _natural_gradients(
@@ -175,35 +175,3 @@ def _pairs(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
     if pairs <= size:
         return eps
     return eps @ np.linalg.inv(np.linalg.cholesky(eps.T @ eps / len(eps))).T
-
-
-def _low_rank(
-    target: Target,
-    loc: np.ndarray,
-    scale: np.ndarray,
-    rank: int,
-    steps: int,
-    rng: np.random.Generator,
-    verbose: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean, scales and factor of the best Gaussian with a low-rank covariance."""
-    # Standard normal at the start, in coordinates where the diagonal Gaussian is.
-    start = {"initial_scale": 1.0, "prior_loc": 0.0, "prior_scale": 1.0}
-    q = NormalLowRank(rank, dtype=keras.backend.standardize_dtype(target.dtype), **start)
-    q.build((target.size,))
-    q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
-    first, unit = loc.astype(target.dtype), scale.astype(target.dtype)
-
-    def objective(eps: Tensor, *data: Tensor) -> Tensor:
-        draw = q.transform(eps)
-        return mean(target.log_prob(first + unit * draw.z, *data)) + draw.entropy
-
-    def batch() -> tuple[Any, ...]:
-        return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
-
-    ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
-    found = (ops.convert_to_numpy(x) for x in (q.mean(), q.scales(), q.columns.value))
-    center, own, columns = (part.astype("float64") for part in found)
-    # (1 + U U')^2 = 1 + U (2 + U' U) U'
-    root = np.linalg.cholesky(2 * np.eye(rank) + columns.T @ columns)
-    return loc + scale * center, scale * own, (columns @ root).T * (scale * own)

@@ -16,8 +16,7 @@ from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of
 from tfp_ibnn.weights.likelihood import likelihood_of
-from tfp_ibnn.weights.target import Target
-from tfp_ibnn.weights.training import ascend, mirrored
+from tfp_ibnn.weights.target import Target, ascend, mirrored
 
 MOST_WEIGHTS = 20_000
 """Weights whose covariance is still held: 1.6 GB in single precision."""
@@ -220,7 +219,21 @@ def refine(
 
         score, fixed = objective, (held,)
     else:
-        target = _target(posterior, x, y, prior_scale, noise_scale, verbose)
+        if x is None:
+            raise ValueError("`x` and `y` must be given, or `samples`.")
+        config = posterior.get_config()
+        of_model = {name: config.get(name) for name in ("head", "from_logits")}
+        if noise_scale is None and likelihood_of(model, **of_model).free_scale:
+            noise_scale = _number(posterior, "noise_scale")
+        if prior_scale is None:
+            prior_scale = _number(posterior, "prior_scale")
+        if prior_scale is None and hasattr(posterior, "prior_precision"):
+            prior_scale = _number(posterior, "prior_precision") ** -0.5
+        if prior_scale is None:
+            kind = type(posterior).__name__
+            raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
+        scales = checks.positive("prior_scale", prior_scale), noise_scale
+        target = Target(model, variables, x, y, *scales, verbose=verbose, **of_model)
         if rotate and matrix.ndim == 2:
             refined.set_base(loc, _rotated(target, loc, matrix, rng))
         score = objective = _Elbo(refined, target, path_gradients)
@@ -246,33 +259,6 @@ def refine(
         verbose=verbose,
     )
     return refined
-
-
-def _target(
-    posterior: WeightPosterior,
-    x: Any,
-    y: Any,
-    prior_scale: float | None,
-    noise_scale: float | None,
-    verbose: Any,
-) -> Target:
-    """Return the density that flows are trained for; the posterior knows what is not given."""
-    if x is None:
-        raise ValueError("`x` and `y` must be given, or `samples`.")
-    config = posterior.get_config()
-    of_model = {name: config.get(name) for name in ("head", "from_logits")}
-    if noise_scale is None and likelihood_of(posterior.network, **of_model).free_scale:
-        noise_scale = _number(posterior, "noise_scale")
-    prior_scale = _number(posterior, "prior_scale") if prior_scale is None else prior_scale
-    if prior_scale is None:  # Laplace's
-        precision = _number(posterior, "prior_precision")
-        prior_scale = None if precision is None else precision**-0.5
-    if prior_scale is None:
-        kind = type(posterior).__name__
-        raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
-    scales = checks.positive("prior_scale", prior_scale), noise_scale
-    options = {"verbose": verbose, **of_model}
-    return Target(posterior.network, posterior.sampled, x, y, *scales, **options)
 
 
 def _number(posterior: WeightPosterior, name: str) -> float | None:

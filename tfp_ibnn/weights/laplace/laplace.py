@@ -14,7 +14,7 @@ from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
-from tfp_ibnn.weights.flat import FlatPosterior, places_of, values_of
+from tfp_ibnn.weights.flat import FlatPosterior, places_of, split
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
@@ -119,8 +119,7 @@ class Laplace(FlatPosterior):
             raise ValueError("link_approx='probit' is for classifiers; use 'mc' for a regression.")
         fit = kwargs.pop("fit", {})  # in a config
         uncertain = [v for block in blocks for v in block.variables]
-        kwargs |= {"places": places_of(model, uncertain), "dtype": network.dtype}
-        super().__init__(model, **kwargs)
+        super().__init__(model, **{**kwargs, "places": places_of(model, uncertain)})
         self._options, self._fit = {name: given[name] for name in _ARGUMENTS}, dict(fit)
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         self.logit_network, self.structure = network, structure(blocks, rank=rank)
@@ -235,7 +234,7 @@ class Laplace(FlatPosterior):
 
     def deviation(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return how far set `number` is from the mean."""
-        return values_of(self._step(key, number), self.sampled)
+        return split(self._step(key, number), self.sampled)
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
         """Return draw `number` of those a key gives, (size,)."""
@@ -273,7 +272,7 @@ class Laplace(FlatPosterior):
         if self._options["pred_type"] == "nn":
             return WeightSampler(self, samples, chunk_size)
         if self._options["link_approx"] == "probit":
-            return ProbitSampler(self)
+            return ProbitSampler(self, 1)
         return LinearizedSampler(self, samples, chunk_size)
 
     def get_config(self) -> dict[str, Any]:

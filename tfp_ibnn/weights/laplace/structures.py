@@ -80,12 +80,13 @@ class _Full(Structure):
     def __init__(self, blocks: list[Block], **_: Any) -> None:
         super().__init__(blocks)
         check_side(self.size, f"hessian_structure='full' of {self.size:,} weights")
+        self._rank = self._wide = self.size
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"vectors": (self.size, self.size), "values": (self.size,)}
+        return {"vectors": (self.size, self._rank), "values": (self._rank,)}
 
     def sums(self) -> list[tuple[int, ...]]:
-        return [(self.size, self.size)]
+        return [(self.size, self._wide)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)
@@ -117,13 +118,6 @@ class _LowRank(_Full):
     def __init__(self, blocks: list[Block], rank: int) -> None:
         Structure.__init__(self, blocks)
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
-        self._basis, self._found = np.zeros(0), np.zeros(self._rank)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"vectors": (self.size, self._rank), "values": (self._rank,)}
-
-    def sums(self) -> list[tuple[int, ...]]:
-        return [(self.size, self._wide)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)

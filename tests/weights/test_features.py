@@ -11,6 +11,7 @@ import tfp_ibnn as ibnn
 from tests.autodiff import gradient
 from tfp_ibnn.weights.features import LastLayer, batches
 from tfp_ibnn.weights.likelihood import Gaussian, GaussianWithScale, Sigmoid, Softmax, likelihood_of
+from tfp_ibnn.weights.target import Target
 
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(5, 4))
@@ -98,13 +99,20 @@ def test_the_last_layer_is_the_network(end, loss, kind, from_logits):
     assert last.likelihood.from_logits is from_logits
     y = np.zeros((10, last.width // 2 if kind is GaussianWithScale else last.width))
     y = np.zeros(10) if kind is Softmax else y
-    cached = last.cache(X, y, batch_size=4, verbose=0)
-    kernel, bias = (ops.convert_to_tensor(v.value) for v in last.variables)
-    logits = last.logits(ops.convert_to_tensor(cached.features), kernel, bias)
+    values, y = last.cache(X, y, batch_size=4, verbose=0)
+    logits = last.logits(values)
     found = ops.convert_to_numpy(last.likelihood.outputs(logits))
     np.testing.assert_allclose(found, ops.convert_to_numpy(model(X)), atol=1e-6)
-    stacked = last.logits(ops.convert_to_tensor(cached.features), kernel[None], bias[None])
-    np.testing.assert_allclose(stacked[0], logits, atol=1e-6)
+    (features,) = values.values()
+    kernel, bias = (ops.convert_to_numpy(v.value) for v in last.layer.weights)
+    np.testing.assert_allclose(features @ kernel + bias, logits, atol=1e-6)
+    noise = 1.0 if kind is Gaussian else None
+    target = Target(model, None, X, y, 1.0, noise, batch_size=4, verbose=0)
+    w = np.stack([target.start, target.start + 1])
+    each = target.log_likelihoods(ops.convert_to_tensor(w), *target.data)
+    moved = ops.convert_to_tensor(features @ (kernel + 1) + bias + 1)
+    for row, own in zip(each, (logits, moved), strict=True):
+        np.testing.assert_allclose(row, last.likelihood.log_prob(own, y), rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_refused():
@@ -121,7 +129,11 @@ def test_what_is_refused():
     inputs = keras.Input((3,))
     split = keras.Model(inputs, layers.Dense(3)(inputs) + inputs)
     with pytest.raises(ValueError, match="more than|followed by"):
-        LastLayer(split, head="point").cache(np.ones((2, 3)), np.ones((2, 3)), verbose=0)
+        LastLayer(split, head="point")
+    inputs = keras.Input((2, 3))
+    each = keras.Model(inputs, layers.Flatten()(layers.Dense(3)(inputs)))
+    with pytest.raises(ValueError, match=r"output \(N, K\)"):
+        LastLayer(each, head="point")
 
 
 def test_batches():

@@ -11,8 +11,7 @@ from tests.flows.tools import numpy
 from tests.registry import perturb
 from tests.weights.last_layers import LOGITS, PRIOR, Quadrature, X, Y, logistic
 from tfp_ibnn import flows
-from tfp_ibnn.weights.refined import RefinedPosterior
-from tfp_ibnn.weights.refinement import _Elbo
+from tfp_ibnn.weights.refinement import RefinedPosterior, _Elbo
 from tfp_ibnn.weights.target import Target
 
 JAX = keras.backend.backend() == "jax"
@@ -166,6 +165,68 @@ def test_all_weights_of_a_laplace_approximation():
     assert np.isfinite(found).all()
 
 
+def swag(seed):
+    """Return the posterior of a network of 10 weights, trained for a moment."""
+    model, found = network(), ibnn.SWAG(unit="step", rank=4)
+    keras.utils.set_random_seed(seed)
+    for variable in model.trainable_variables:
+        variable.assign(np.random.default_rng(seed).normal(size=variable.shape))
+    model.compile(keras.optimizers.SGD(0.3), "binary_crossentropy")
+    model.fit(X, Y, epochs=4, batch_size=4, verbose=0, callbacks=[found])
+    return found.posterior()
+
+
+@pytest.mark.once
+def test_swag_is_refined():
+    posterior, options = swag(1), {"steps": 20, "draws": 4, "verbose": 0, "learning_rate": 0.05}
+    chain = [flows.AffineCoupling(4), flows.AffineCoupling(4, swap=True)]
+    with pytest.raises(ValueError, match="`prior_scale` must be given: a GaussianWeights"):
+        ibnn.refine(posterior, chain, X, Y)
+    refined = ibnn.refine(posterior, chain, X, Y, prior_scale=PRIOR, **options)
+    assert not refined.diagonal
+    np.testing.assert_array_equal(numpy(refined.loc), numpy(posterior.loc))
+    factor = numpy(refined.matrix)
+    covariance = numpy(posterior.distribution().covariance())
+    np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-3, atol=1e-6)
+    assert max(refined.history) > refined.history[0] + 0.1
+
+
+@pytest.mark.slow
+def test_a_mixture_of_refined_modes(tmp_path):
+    """Around two trained networks: draws in turn, the mean, a file, a SavedModel."""
+    options = {"prior_scale": PRIOR, "steps": 10, "draws": 4, "verbose": 0}
+    modes = [ibnn.refine(swag(s), [flows.AffineCoupling(4)], X, Y, **options) for s in (1, 2)]
+    mixture = ibnn.WeightMixture(modes)
+    mc = ibnn.MonteCarlo(mixture, samples=6, seed=3, return_samples=True)
+    found = {key: numpy(value) for key, value in mc(X).items()}
+    assert found["samples"].shape == (12, 6, 1)
+    np.testing.assert_allclose(found["mean"], found["samples"].mean(axis=1), atol=1e-6)
+    # Each draw is a network with weights of its mode, whose key has the member's number in it.
+    key = ops.cast(mc._key, "int32")
+    for number in range(4):
+        own = ops.stack([key[0] ^ (number % 2), key[1]])
+        member = modes[number % 2]
+        values = member.sample(own, ops.convert_to_tensor(number // 2))
+        member.network.set_weights([numpy(value) for value in values])
+        one = numpy(member.network(X))
+        np.testing.assert_allclose(found["samples"][:, number], one, atol=1e-5)
+    modes[0].network.set_weights([numpy(value) for value in modes[0].mean()])
+    at_mean = numpy(mc.at_mean(X)["mean"])
+    np.testing.assert_allclose(at_mean, numpy(modes[0].network(X)), atol=1e-5)
+    finite = mixture.materialize(3)
+    assert [member.count for member in finite.members] == [3, 3]
+    mc.save(tmp_path / "modes.keras")
+    loaded = keras.models.load_model(tmp_path / "modes.keras")
+    np.testing.assert_allclose(numpy(loaded(X)["mean"]), found["mean"], atol=1e-6)
+    if JAX:
+        return
+    import tensorflow as tf
+
+    ibnn.export(mc, tmp_path / "1")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
+    np.testing.assert_allclose(served(inputs=X)["mean"].numpy(), found["mean"], atol=1e-5)
+
+
 @pytest.mark.slow
 def test_validation_data_decide_and_end_training(gaussian):
     rng = np.random.default_rng(0)
@@ -202,6 +263,8 @@ def test_refusals(gaussian):
         (lambda: ibnn.refine(logistic(2), spline, X, Y), "`posterior` must be one over weights"),
         (lambda: ibnn.refine(gaussian, [], X, Y), "`flows` must hold at least one"),
         (lambda: ibnn.refine(gaussian, spline), "`x` and `y` must be given"),
+        (lambda: ibnn.refine(ibnn.GaussianVI(logistic(2)), spline, X, Y), "call its `fit` first"),
+        (lambda: ibnn.refine(gaussian, spline, X * np.nan, Y), "NaN or infinity"),
         (lambda: ibnn.refine(gaussian, spline, samples=many), "at least 20 are needed.*got 19"),
         (lambda: ibnn.refine(gaussian, spline, samples=many[:, :1]), r"\(n, 2\)"),
         (lambda: ibnn.refine(gaussian, spline, X, Y, steps=0), "`steps`"),

@@ -287,3 +287,15 @@ def test_required_arguments_and_half_precision():
         ibnn.SGLD(0.1, train_size=10)
     with pytest.raises(ValueError, match="half precision"):
         ibnn.SGLD(0.1, 10, 1.0).build([keras.Variable(np.ones(3), dtype="bfloat16")])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", [ibnn.SGLD, ibnn.SGHMC])
+def test_a_regularizer_is_a_second_prior(kind, recwarn):
+    layer = keras.layers.Dense(1, bias_regularizer="l2", name="last")
+    model = keras.Sequential([keras.Input((3,)), layer])
+    kind(0.1, 10, prior_scale=None).build(model.trainable_variables)
+    assert not recwarn
+    model.compile(kind(0.1, 10, prior_scale=1.0), "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match="'.*last' has a `bias_regularizer`.*the prior twice"):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)

@@ -136,3 +136,34 @@ def test_an_interrupt_keeps_what_was_collected(eagerly):
         network().fit(X, Y, epochs=5, verbose=0, callbacks=[snapshots, swag, interrupt])
     assert snapshots.posterior().count == 3
     assert swag.posterior().rank == 3
+
+
+@pytest.mark.once
+def test_weights_that_are_not_finite(eagerly):
+    snapshots = ibnn.Snapshots()
+    fit(network(keras.optimizers.SGD(1e38)), snapshots)
+    with pytest.raises(ArithmeticError, match="is not finite: the training diverged"):
+        snapshots.posterior()
+
+
+@pytest.mark.once
+def test_an_interrupt_while_the_disk_is_full(eagerly, tmp_path, monkeypatch):
+    """What was written, and what could not be, make a posterior; so do the files alone."""
+    swag, model, save = ibnn.SWAG(folder=tmp_path), network(), np.savez
+
+    def full(path, *values):
+        if len(swag.steps) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(path, *values)
+
+    def stop(epoch, logs):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", full)
+    interrupt = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    with pytest.warns(UserWarning, match="No space left"), pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y, epochs=5, verbose=0, callbacks=[swag, interrupt])
+    assert swag.posterior().rank == 4
+    assert len(list(tmp_path.iterdir())) == 2
+    assert ibnn.SWAG(folder=tmp_path).posterior(model).rank == 2

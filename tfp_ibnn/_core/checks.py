@@ -3,6 +3,7 @@
 import functools
 import inspect
 import numbers
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -93,6 +94,12 @@ def known_keywords(
     if any(name.endswith(_OF_TFP) for name in unknown):
         message += " The layers of TensorFlow Probability do: see docs/from_tfp.md."
     raise TypeError(f"{message} It takes: {', '.join(takes)}.")
+
+
+def warn_of_regularizer(owner: str, name: str, remedy: str) -> None:
+    """Warn that a penalty on weights comes on top of their prior."""
+    problem = f"{owner} has a `{name}`, which counts the prior twice"
+    warnings.warn(f"{problem}: leave it out, or {remedy}.", stacklevel=4)
 
 
 def channels_of(owner: str, input_shape: Any) -> int:

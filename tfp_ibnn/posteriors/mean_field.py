@@ -1,6 +1,5 @@
 """Independent Gaussians over the weights of a layer."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -169,9 +168,6 @@ class MeanField(Template):
         names = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
         regularized = [name for name in names if getattr(layer, name, None) is not None]
         if regularized and self.pulls_means:
-            warnings.warn(
-                f"Layer {layer.name!r} has a `{regularized[0]}`, which counts the prior twice: "
-                "leave it out, or use prior=ibnn.priors.Tied(scale), which leaves means alone.",
-                stacklevel=3,
-            )
+            remedy = "use prior=ibnn.priors.Tied(scale), which leaves means alone"
+            checks.warn_of_regularizer(f"Layer {layer.name!r}", regularized[0], remedy)
         return self.wrapper(layer, self, train_size, **options)

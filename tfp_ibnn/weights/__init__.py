@@ -2,17 +2,15 @@
 
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.base import WeightPosterior, WeightSets
-from tfp_ibnn.weights.ensemble import DeepEnsemble
+from tfp_ibnn.weights.ensemble import DeepEnsemble, WeightMixture
+from tfp_ibnn.weights.flat import GaussianWeights
 from tfp_ibnn.weights.gaussian_vi import GaussianVI
 from tfp_ibnn.weights.hmc import LastLayerHMC
 from tfp_ibnn.weights.laplace import Laplace
-from tfp_ibnn.weights.mixture import WeightMixture
-from tfp_ibnn.weights.refined import RefinedPosterior
-from tfp_ibnn.weights.refinement import refine
+from tfp_ibnn.weights.refinement import RefinedPosterior, refine
 from tfp_ibnn.weights.scaled import ScaledPosterior
 from tfp_ibnn.weights.sgmcmc import SGHMC, SGLD, CosineCycles
-from tfp_ibnn.weights.snapshots import Snapshots
-from tfp_ibnn.weights.swag import SWAG, GaussianWeights
+from tfp_ibnn.weights.snapshots import SWAG, Snapshots
 
 __all__ = [
     "SGHMC",

@@ -69,21 +69,16 @@ class WeightPosterior(protocols.WeightPosterior):
         """
         number = checks.positive_integer("number", number)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
-        weights, norms = self.network.weights, _batch_norms(self.network)
+        norms, sets = _batch_norms(self.network), []
         batches = list(_batches(data, batch_size)) if norms and data is not None else []
         if norms and not batches:
             got = "`data` holds no example. Give the training inputs, or a dataset"
             raise ValueError(f"{self.network.name!r} has batch normalization, and {got}.")
-        before, sets = [storable(w) for w in weights], []
-        try:
-            for place in range(number):
-                for variable, value in zip(self.sampled, self.sample(key, place), strict=True):
-                    variable.assign(value)
+        for place in range(number):
+            drawn = zip(self.sampled, self.sample(key, place), strict=True)
+            with keras_internals.values_in_place(drawn):
                 _set_statistics(self.network, norms, batches)
-                sets.append([storable(w) for w in weights])
-        finally:
-            for variable, value in zip(weights, before, strict=True):
-                variable.assign(value)
+                sets.append([storable(w) for w in self.network.weights])
         return WeightSets.of(self.network, sets)
 
     @classmethod
@@ -123,6 +118,8 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         for number, values in enumerate(sets):
             if [np.shape(value) for value in values] != shapes:
                 raise ValueError(f"Set {number} has other shapes than the weights of the network.")
+            if not all(np.isfinite(value).all() for value in values):
+                raise ArithmeticError(f"Set {number} is not finite: the training diverged.")
         made = cls([network] * len(sets))
         for stacked, values in zip(made._sets, zip(*sets, strict=True), strict=True):
             stacked.assign(np.stack(values))

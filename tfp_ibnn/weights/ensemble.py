@@ -1,17 +1,20 @@
-"""An ensemble of trained models."""
+"""Ensembles of trained models, and mixtures of posteriors over weights."""
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
-from tfp_ibnn._core import checks
-from tfp_ibnn._core.serialization import storable
+from tfp_ibnn._core import backend, checks, protocols
+from tfp_ibnn._core.serialization import ConfiguredLayer, storable
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.prediction.samplers import MixtureSampler
 from tfp_ibnn.training import Interrupts
-from tfp_ibnn.weights.base import WeightSets, check_models
+from tfp_ibnn.weights.base import WeightPosterior, WeightSets, check_models
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -50,10 +53,11 @@ class DeepEnsemble(WeightSets):
         *,
         seed: int = 0,
         callbacks: Any = None,
+        side_by_side: bool = False,
         verbose: int = 1,
         **fit: Any,
     ) -> "DeepEnsemble":
-        """Train n members one after the other, each from a seed of its own.
+        """Train n members, each from a seed of its own; one after the other, if not told else.
 
         Member i is built and trained after `keras.utils.set_random_seed(seed + i)`, so equal calls
         give equal ensembles. A member whose loss or weights are not finite is left out, with a
@@ -68,29 +72,37 @@ class DeepEnsemble(WeightSets):
             seed: of the first member; the others follow.
             callbacks: for `fit`; or a function that returns them, given the member's seed, for
                 callbacks that cannot be used twice.
+            side_by_side: take all members through the same batches, in the order of `x`, without
+                `callbacks`: on JAX all of them in one compiled step, on TensorFlow one after the
+                other. What they learn is the same up to rounding, dropout and batch-norm
+                statistics included. An interrupt then loses all that train together.
             verbose: 1 prints a line for each member, 2 the epochs too, 0 nothing.
             **fit: other arguments of `fit`, such as `epochs`.
         """
         n, seed = checks.positive_integer("n", n), checks.whole("seed", seed)
-        first, sets, left_out = None, [], []
+        first, sets, left_out, together = None, [], [], []
+        if side_by_side and callbacks is not None:
+            raise ValueError("`callbacks` must be None if members train side by side.")
+        options = {"verbose": 2 if verbose > 1 else 0, **fit}
+        options |= {"shuffle": False} if side_by_side else {}
+        start = time.monotonic()
+        if side_by_side and backend.SCANS_EPOCHS:
+            models = [_built(build, number) for number in range(seed, seed + n)]
+            together = list(zip(models, _fit_together(models, x, y, options), strict=True))
         for number in range(seed, seed + n):
-            keras.utils.set_random_seed(number)
-            model, start = build(number), time.monotonic()
-            if not isinstance(model, keras.Model) or not model.compiled:
-                want = "must return a compiled Keras model"
-                raise ValueError(f"`build({number})` {want}; got {model!r}.")
-            own = callbacks(number) if callable(callbacks) else callbacks
             try:
-                with Interrupts() as interrupts:
-                    options = {"verbose": 2 if verbose > 1 else 0, **fit}
-                    log = model.fit(x, y, callbacks=[*(own or ()), interrupts], **options)
+                if together:
+                    model, loss = together[number - seed]
+                else:
+                    start, model = time.monotonic(), _built(build, number)
+                    own = callbacks(number) if callable(callbacks) else callbacks
+                    loss = _fit(model, x, y, options, own or ())
             except KeyboardInterrupt:
                 if not sets:
                     raise
                 done = f"{len(sets)} of {n} members are finished"
                 warnings.warn(f"Interrupted: {done}, and make the ensemble.", stacklevel=2)
                 break
-            loss = log.history.get("loss", [0.0])[-1]
             values = [storable(w) for w in model.weights]
             if not np.isfinite(loss) or not all(np.isfinite(v).all() for v in values):
                 left_out.append(number)
@@ -105,3 +117,131 @@ class DeepEnsemble(WeightSets):
         if not sets:
             raise ArithmeticError(f"All members diverged: those of the seeds {left_out}.")
         return cls.of(first, sets)
+
+
+def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
+    """Return a member before its training."""
+    keras.utils.set_random_seed(seed)
+    model = build(seed)
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ValueError(f"`build({seed})` must return a compiled Keras model; got {model!r}.")
+    return model
+
+
+def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks: Any) -> float:
+    """Train a model; return its last loss."""
+    with Interrupts() as interrupts:
+        log = model.fit(x, y, callbacks=[*callbacks, interrupts], **options)
+    return log.history.get("loss", [0.0])[-1]
+
+
+def _fit_together(
+    models: list[keras.Model], x: Any, y: Any, options: dict[str, Any]
+) -> list[float]:
+    """Let `fit` of the first model take each step of all models, on JAX; return their losses."""
+    first = check_models(models)[0]
+    configs = [{**model.optimizer.get_config(), "name": ""} for model in models]
+    if stochastic_layers(first) or any(x != configs[0] for x in configs):
+        want = "`build` must return plain models with one optimizer, to train side by side"
+        raise ValueError(f"{want}; got stochastic layers, or optimizers that differ.")
+    for model in models:
+        model.optimizer.build(model.trainable_variables)
+    owned = [
+        [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables]
+        for model in models
+    ]
+    values = [[[v.value for v in part] for part in parts] for parts in owned]
+    states, logs = keras.tree.map_structure(lambda *x: ops.stack(x), *values), {}
+
+    def step(states: Any, data: Any) -> Any:
+        logs, states = ops.vectorized_map(lambda state: first.train_step(state, data), states)
+        return logs, states, keras.tree.map_structure(lambda x: x[0], (logs, states))
+
+    run = backend.compiled(step, [])
+
+    def train_function(state: Any, iterator: Any) -> tuple[Any, Any]:
+        nonlocal states, logs
+        if len(states) == 3:  # an epoch begins, with metrics that `fit` has reset
+            repeated = [ops.stack([x] * len(models)) for x in state[3]]
+            states = (*states, repeated)
+        logs, states, of_first = run(states, next(iterator))
+        return of_first
+
+    def end_epoch(*_: Any) -> None:
+        nonlocal states
+        states = states[:3]
+
+    first.train_function = train_function
+    _fit(first, x, y, options, [keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)])
+    for number, parts in enumerate(owned):
+        for variables, found in zip(parts, states, strict=True):
+            for variable, value in zip(variables, found, strict=True):
+                variable.assign(value[number])
+    return ops.convert_to_numpy(logs["loss"]).tolist()
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
+    """Several posteriors over weights, all equally likely: MultiSWAG, ensembles of anything.
+
+    Draw s is draw s // n of member s mod n. Every member has a network of its own, of any
+    architecture; all take the same inputs, and their outputs mean the same. A compiled prediction
+    holds all n networks. For models of one architecture `DeepEnsemble` is smaller.
+
+    Args:
+        members: posteriors over weights, or built Keras models, stochastic ones too. The network of
+            the first says what the output means.
+        **kwargs: those of `keras.layers.Layer`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> small, large = (
+        ...     [keras.Input((3,)), keras.layers.Dense(n), keras.layers.Dense(2, "softmax")]
+        ...     for n in (4, 8)
+        ... )
+        >>> mixture = ibnn.WeightMixture([keras.Sequential(small), keras.Sequential(large)])
+        >>> ibnn.MonteCarlo(mixture).samples
+        2
+
+        MultiSWAG: `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
+
+    References:
+        Wilson and Izmailov, Bayesian Deep Learning and a Probabilistic Perspective of
+        Generalization, arXiv 2002.08791.
+    """
+
+    arguments = ("members",)
+    count = None
+
+    def __init__(
+        self, members: Sequence[protocols.WeightPosterior | keras.Model], **kwargs: Any
+    ) -> None:
+        if not isinstance(members, Sequence) or not members:
+            want = "a list of posteriors over weights, or of built Keras models"
+            raise ValueError(f"`members` must be {want}; got {members!r}.")
+        is_posterior = protocols.WeightPosterior
+        members = [x if isinstance(x, is_posterior) else WeightSets([x]) for x in members]
+        shapes = [getattr(x.network, "output_shape", None) for x in members]
+        if any(shape != shapes[0] for shape in shapes):
+            raise ValueError(f"The outputs of `members` must be of one shape; got {shapes}.")
+        super().__init__(**kwargs)
+        self.members = members
+        self.built = True
+
+    @property
+    def network(self) -> keras.Model:
+        """The network of the first member."""
+        return self.members[0].network
+
+    def materialize(
+        self, number: int, data: Any = None, *, seed: int = 0, **options: Any
+    ) -> "WeightMixture":
+        """Return the mixture of finite sets, `number` of each member that has more."""
+        numbered = enumerate(self.members, seed)
+        made = [x.materialize(number, data, seed=own, **options) for own, x in numbered]
+        return WeightMixture(made)
+
+    def sampler(self, samples: int, **options: Any) -> MixtureSampler:
+        """Return what runs the networks of all members in turn."""
+        samplers = [x.sampler(samples, **options) for x in self.members]
+        return MixtureSampler(samplers, samples, options.get("chunk_size"))

@@ -1,7 +1,7 @@
 """A network cut before some of its layers, without the activation of its output."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,16 +12,15 @@ from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn.conversion.graph import Graph, functional_graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.head import activation_of, is_transparent, output_layer
+from tfp_ibnn.weights.flat import precision_of
 from tfp_ibnn.weights.likelihood import likelihood_of
 
 
 class LogitNetwork:
-    """A Functional or Sequential model that gives logits, (N, K), with its likelihood.
+    """A built Functional or Sequential model that gives logits, (N, K), with its likelihood.
 
-    Args:
-        model: built, with one output (N, K).
-        is_chosen: which layers stand behind the cut; what comes before them runs in `prefix`.
-        head, from_logits: those of `MonteCarlo`.
+    What stands before the layers that `is_chosen` picks runs in `prefix`; `head` and `from_logits`
+    are those of `MonteCarlo`.
     """
 
     def __init__(
@@ -37,16 +36,30 @@ class LogitNetwork:
         if len(shape) != 2 or shape[-1] is None:
             raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
         self.width = shape[-1]
-        # Half precision is too little for sums over the data.
-        wide = any(v.dtype == "float64" for v in model.weights)
-        self.dtype = "float64" if wide else "float32"
-        # What turns logits into the output, and is left out.
-        heads = ("softmax", "log_softmax", "sigmoid", "gaussian")
+        self.dtype = precision_of(model)
+        # What turns logits into the output, and is left out; then there is full precision, too.
+        heads = ("softmax", "log_softmax", "sigmoid", "gaussian", "linear")
         self.strips = activation_of(model) in heads
 
     def prefix(self, inputs: Any) -> dict[int, Tensor]:
         """Run what stands before the cut."""
         return self.graph.prefix(inputs, call)
+
+    def cache(self, x: Any, y: Any = None, batch_size: int = 256, verbose: Any = "auto") -> Any:
+        """Return what `prefix` gives for all examples, and their targets, all checked."""
+        run, found = compiled(self.prefix, self.model.weights), []
+        for inputs, labels in batches(x, y, batch_size, verbose):
+            values = keras.tree.map_structure(self._wide, run(inputs))
+            if any(len(value) != len(labels) for value in values.values()):
+                raise ValueError("`model` has a tensor whose first axis is not that of examples.")
+            found.append((values, self.likelihood.targets(labels, self.width)))
+        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *found)
+
+    def _wide(self, value: Tensor) -> np.ndarray:
+        is_float = keras.backend.is_float_dtype(value.dtype)
+        value = ops.convert_to_numpy(ops.cast(value, self.dtype) if is_float else value)
+        check_finite(value, "inputs of the layers whose weights are uncertain")
+        return value
 
     def logits(self, values: dict[int, Tensor], run: Callable[..., Any] | None = None) -> Tensor:
         """Return the logits from what `prefix` gave.
@@ -57,93 +70,46 @@ class LogitNetwork:
 
         def run_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
             is_stripped = layer is self._output_layer and self.strips
-            if is_stripped and not has_weights(layer):
+            if is_stripped and not _weights(layer):
                 return args[0] if args else kwargs["inputs"]
-            if run is not None and has_weights(layer):
+            if run is not None and _weights(layer):
                 return run(layer, is_stripped, *args, **kwargs)
             return (without_activation if is_stripped else call)(layer, *args, **kwargs)
 
         return ops.cast(self.graph.suffix(values, run_layer), self.dtype)
 
 
-class Cache(NamedTuple):
-    """The inputs of a network's last layer for all examples, (N, D), and their targets."""
+class LastLayer(LogitNetwork):
+    """A network whose last layer is a Dense one, `layer`; what comes before are its features.
 
-    features: np.ndarray
-    y: np.ndarray
-
-
-class LastLayer:
-    """The last layer of a network, a Dense one, as a linear model of cached features.
-
-    The logits are `features @ kernel + bias`; `likelihood` takes them, and its `outputs` makes of
-    them what the network returns.
-
-    Args:
-        model: a Functional or Sequential model, built, whose last layer with weights is a Dense
-            one; only its activation and layers without effect, such as dropout, may follow.
-        head: what the output means, as for `MonteCarlo`.
-        from_logits: whether the output is logits, as for `MonteCarlo`.
+    Only its activation and layers without effect, such as dropout, may follow it.
     """
 
     def __init__(
         self, model: keras.Model, head: str | None = None, from_logits: bool | None = None
     ) -> None:
         self.layer = last_weighted_layer(model)
-        self._network = LogitNetwork(model, lambda x: x is self.layer, head, from_logits)
-        self.likelihood, self.width = self._network.likelihood, self._network.width
-        activation = activation_of(model)
-        after = self._network.graph.layers
+        super().__init__(model, lambda x: x is self.layer, head, from_logits)
+        activation, after = activation_of(model), self.graph.layers
         after = after[after.index(self.layer) + 1 :]
-        stripped = output_layer(model) if self._network.strips else None
-        others = [x for x in after if not is_transparent(x) and x is not stripped]
-        nonlinear = stripped is None and activation not in (None, "linear")
-        if type(self.layer) is not keras.layers.Dense or others or nonlinear:
+        stripped = self._output_layer if self.strips else None
+        others = [x.name for x in after if not is_transparent(x) and x is not stripped]
+        if stripped is None and activation not in (None, "linear"):
+            others.append(activation)
+        is_dense = type(self.layer) is keras.layers.Dense and self.layer.units == self.width
+        if not is_dense or others:
             what = f"{self.layer.name!r}, a {type(self.layer).__name__}"
-            if others or nonlinear:
-                what += f", followed by {others[0].name if others else activation}"
+            what += f", followed by {others[0]}" if others else ""
             raise ValueError(
-                f"The last layer with weights of `model` must be a Dense one whose output is the "
-                f"logits or the prediction itself; it is {what}."
+                f"The last layer with weights of `model` must be a Dense one whose output (N, K) "
+                f"is the logits or the prediction itself; it is {what}."
             )
-        self._compiled = compiled(self.features, model.weights)
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        """The kernel (D, K) and, if there is one, the bias (K,)."""
-        return [x for x in (self.layer.kernel, self.layer.bias) if x is not None]
-
-    def features(self, inputs: Any) -> Tensor:
-        """Return the inputs (N, D) of the layer for a batch, in full precision."""
-        values = self._network.prefix(inputs)
-        if len(values) != 1:
-            raise ValueError(f"The output of `model` depends on more than {self.layer.name!r}.")
-        (features,) = values.values()
-        if len(features.shape) != 2:
-            shape = tuple(features.shape)
-            raise ValueError(f"The input of {self.layer.name!r} must be (N, D); got {shape}.")
-        return ops.cast(features, self.layer.kernel.dtype)
-
-    def logits(self, features: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the logits (..., N, K) of features (N, D) for kernels (..., D, K)."""
-        logits = ops.matmul(features, kernel)
-        return logits if bias is None else logits + bias[..., None, :]
-
-    def cache(self, x: Any, y: Any = None, batch_size: int = 256, verbose: Any = "auto") -> Cache:
-        """Return features and checked targets of arrays, or of a dataset of batches (x, y)."""
-        features, targets = [], []
-        for inputs, labels in batches(x, y, batch_size, verbose):
-            targets.append(self.likelihood.targets(labels, self.width))
-            features.append(ops.convert_to_numpy(self._compiled(inputs)))
-        found = np.concatenate(features)
-        check_finite(found, f"inputs of layer {self.layer.name!r}")
-        return Cache(found, np.concatenate(targets))
 
 
 def last_weighted_layer(model: Any) -> keras.layers.Layer:
     """Return the layer with weights that stands last in a model's graph, or raise."""
     check_network(model)
-    weighted = [x for x in Graph(model, lambda _: True).layers if has_weights(x)]
+    weighted = [x for x in Graph(model, lambda _: True).layers if _weights(x)]
     if not weighted:
         raise ValueError(f"Model {model.name!r} has no weights.")
     return weighted[-1]
@@ -171,13 +137,9 @@ def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple
         lengths = {len(part) for part in keras.tree.flatten(x)} | {len(y)}
         if len(lengths) != 1:
             raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")
-        count = -(-len(y) // size)
-
-        def part(number: int) -> tuple[Any, np.ndarray]:
-            rows = slice(number * size, (number + 1) * size)
-            return keras.tree.map_structure(lambda a: a[rows], x), y[rows]
-
-        found = map(part, range(count))
+        slices = [slice(start, start + size) for start in range(0, len(y), size)]
+        count = len(slices)
+        found = (keras.tree.map_structure(lambda a, rows=rows: a[rows], (x, y)) for rows in slices)
     else:
         count, found = dataset_batches(x, "x")
     bar = keras.utils.Progbar(max(count, 0) or None, verbose=1 if verbose == "auto" else verbose)
@@ -232,10 +194,9 @@ def without_activation(layer: keras.layers.Layer, x: Tensor) -> Tensor:
     return keras_internals.call_with(layer, x, activation=keras.activations.linear)
 
 
-def has_weights(layer: Any) -> bool:
-    """Whether a layer or operation has weights."""
-    return bool(getattr(layer, "weights", []))
-
-
 def _as_array(part: Any) -> np.ndarray:
     return ops.convert_to_numpy(part) if ops.is_tensor(part) else np.asarray(part)
+
+
+def _weights(layer: Any) -> list[keras.Variable]:
+    return getattr(layer, "weights", [])  # an operation has none

@@ -10,20 +10,21 @@ from keras import ops
 
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, matmul, tfd
 from tfp_ibnn._core.serialization import ConfiguredLayer
+from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.weights.base import WeightPosterior
+
+_SMALLEST_SCALE = 1e-10  # of weights that never move, such as those of dead units
 
 
 class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Base of posteriors over some variables of a network, seen as one vector of `size` numbers.
 
-    A subclass defines `draw` and `center`, both of flat vectors.
+    A subclass defines `draw(key, number)`, a vector (size,), and `center()`, the one that stands
+    for all.
 
-    Args:
-        model: a built Keras model.
-        places: which of `model.weights` are sampled, by position.
-        **kwargs: those of `keras.layers.Layer`.
+    `places` says which of `model.weights` these are, by position.
     """
 
     count = None
@@ -31,8 +32,7 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     arguments = ("model", "places")
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
-        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
-        super().__init__(**kwargs)
+        super().__init__(**{**kwargs, "dtype": precision_of(model)})
         self.network, self.places = model, list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True
@@ -47,21 +47,13 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         """The variables of `network` that are sampled."""
         return [self.network.weights[place] for place in self.places]
 
-    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
-        """Return draw `number` of those a key gives, (size,)."""
-        raise NotImplementedError
-
-    def center(self) -> Tensor:
-        """Return the vector (size,) that stands for all."""
-        raise NotImplementedError
-
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
-        return values_of(self.draw(key, number), self.sampled)
+        return split(self.draw(key, number), self.sampled)
 
     def mean(self) -> list[Tensor]:
         """Return the values of the one set that stands for all."""
-        return values_of(self.center(), self.sampled)
+        return split(self.center(), self.sampled)
 
     def _standard_normal(
         self, key: Tensor, number: int | Tensor, size: int | None = None
@@ -69,12 +61,85 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         source = noise.Source(seed=key, sample=ops.reshape(ops.cast(number, "int32"), (1,)))
         return source.normal(1, (size or self.size,), self.variable_dtype, None)[0]
 
-    def _add(self, name: str, shape: tuple[int, ...]) -> keras.Variable:
+    def _add(self, name: str, shape: tuple[int, ...], start: float = math.nan) -> keras.Variable:
         """Add a weight that `fit` sets; NaN before, so that nobody takes it for fitted."""
-        fixed = {"initializer": "zeros", "trainable": False, "autocast": False, "name": name}
-        weight = self.add_weight(shape, **fixed)
-        weight.assign(np.full(shape, np.nan))
-        return weight
+        fixed = {"trainable": False, "autocast": False, "name": name}
+        return self.add_weight(shape, keras.initializers.Constant(start), **fixed)
+
+
+class Gaussian(FlatPosterior):
+    """Base of N(loc, S S^T + factor^T factor), S lower triangular or diagonal: `scale`."""
+
+    def _add_moments(self, rank: int, full: bool = False) -> None:
+        self.loc = self._add("loc", (self.size,))
+        self.scale = self._add("scale", (self.size, self.size) if full else (self.size,))
+        self.factor = self._add("factor", (rank, self.size))
+
+    def assign(self, loc: np.ndarray, scale: np.ndarray, factor: np.ndarray) -> None:
+        """Set the moments, in the order of `sampled`."""
+        scale = scale if scale.ndim == 2 else np.maximum(scale, _SMALLEST_SCALE)
+        for weight, value in ((self.loc, loc), (self.scale, scale), (self.factor, factor)):
+            weight.assign(value)
+
+    def transform(self, eps: Tensor) -> Tensor:
+        """Turn standard normal rows (S, size + rank) into draws (S, size)."""
+        scale, own = ops.convert_to_tensor(self.scale), eps[:, : self.size]
+        own = scale * own if len(scale.shape) == 1 else matmul(own, ops.transpose(scale))
+        return self.loc + own + matmul(eps[:, self.size :], ops.convert_to_tensor(self.factor))
+
+    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
+        """Return draw `number` of those a key gives, (size,)."""
+        size = self.size + self.factor.shape[0]
+        return self.transform(self._standard_normal(key, number, size)[None])[0]
+
+    def center(self) -> Tensor:
+        """Return the mean."""
+        return ops.convert_to_tensor(self.loc)
+
+    def distribution(self) -> tfd.Distribution:
+        """Return the Gaussian over one vector: the values of `sampled`, flat, in order."""
+        weights = (self.loc, self.scale, self.factor)
+        loc, scale, factor = map(ops.convert_to_tensor, weights)
+        if len(scale.shape) == 2:
+            return tfd.MultivariateNormalTriL(loc, scale)
+        if not factor.shape[0]:
+            return tfd.MultivariateNormalDiag(loc, scale)
+        return tfd.MultivariateNormalDiagPlusLowRankCovariance(
+            loc, ops.square(scale), ops.transpose(factor)
+        )
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class GaussianWeights(Gaussian):
+    """A Gaussian over some weights of a network: N(loc, diag(scale^2) + factor^T factor).
+
+    Takes rank + 2 times the memory of the weights; a draw costs rank + 1 normal-sized products.
+    Weights that are not sampled, batch-norm statistics among them, stay those of the network.
+
+    Args:
+        model: a built Keras model without stochastic layers.
+        rank: number of rows of the factor.
+        places: which of `model.weights` are sampled, by position; None takes the trainable ones.
+        **kwargs: those of `keras.layers.Layer`.
+    """
+
+    arguments = ("rank",)
+    keeps_statistics = False
+
+    def __init__(
+        self, model: keras.Model, rank: int, places: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        if stochastic_layers(model):
+            raise ValueError(f"`model` {model.name!r} has stochastic layers: give a plain one.")
+        places = places_of(model, model.trainable_weights) if places is None else places
+        super().__init__(model, places, **kwargs)
+        self.rank = checks.positive_integer("rank", rank)
+        self._add_moments(self.rank)
+
+
+def precision_of(model: keras.Model) -> str:
+    """Return the type of sums over data and of moments: half precision is too little for them."""
+    return "float64" if any(w.dtype == "float64" for w in model.weights) else "float32"
 
 
 def places_of(model: keras.Model, variables: Sequence[keras.Variable]) -> list[int]:
@@ -89,16 +154,11 @@ def flat(variables: Sequence[keras.Variable]) -> np.ndarray:
 
 
 def split(vectors: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
-    """Cut vectors (..., size) into parts (..., *shape) for each variable."""
+    """Cut vectors (..., size) into values (..., *shape) of each variable."""
     parts, start = [], 0
     for variable in variables:
         end = start + math.prod(variable.shape)
-        parts.append(ops.reshape(vectors[..., start:end], (*vectors.shape[:-1], *variable.shape)))
+        part = ops.reshape(vectors[..., start:end], (*vectors.shape[:-1], *variable.shape))
+        parts.append(ops.cast(part, variable.dtype))
         start = end
     return parts
-
-
-def values_of(vector: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
-    """Return the parts of a vector (size,) as values of variables."""
-    parts = zip(split(vector, variables), variables, strict=True)
-    return [ops.cast(part, variable.dtype) for part, variable in parts]

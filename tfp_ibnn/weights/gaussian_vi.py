@@ -8,10 +8,10 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor, matmul, mean, tfd
+from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
-from tfp_ibnn.weights.target import LastLayerPosterior, Target
-from tfp_ibnn.weights.training import ascend
+from tfp_ibnn.weights.flat import Gaussian
+from tfp_ibnn.weights.target import LastLayerPosterior, Target, ascend, mirrored
 
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
@@ -20,7 +20,7 @@ _EVALUATION_PAIRS = 512
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class GaussianVI(LastLayerPosterior):
+class GaussianVI(Gaussian, LastLayerPosterior):
     """The Gaussian over the last layer's weights that maximises the ELBO.
 
     ELBO = E_q[log p(y | x, w) + log p(w)] + H[q], with the prior w ~ N(0, prior_scale^2) and all
@@ -64,10 +64,7 @@ class GaussianVI(LastLayerPosterior):
         if covariance == "full" and size > MOST_FULL:
             need = f"{size} weights need {8e-9 * size**2:.1f} GB, and are more than {MOST_FULL}"
             raise ValueError(f"`covariance` must be 'lowrank' or 'diag' here: {need}.")
-        self.loc = self._add("loc", (size,))
-        self.scale = self._add("scale", (size, size) if covariance == "full" else (size,))
-        columns = (size, self.rank) if covariance == "lowrank" else (size, 0)
-        self.columns = self._add("columns", columns)
+        self._add_moments(self.rank if covariance == "lowrank" else 0, covariance == "full")
         self._elbo = self._add("elbo", ())
 
     @property
@@ -75,83 +72,52 @@ class GaussianVI(LastLayerPosterior):
         """The ELBO that was reached, in nats: a lower bound of the log-evidence."""
         return float(ops.convert_to_numpy(self._elbo.value))
 
-    def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        steps: int = 100,
-        batch_size: int = 256,
-        seed: int = 0,
-        verbose: Any = "auto",
-    ) -> "GaussianVI":
-        """Fit to all of the training data, and return itself.
-
-        Args:
-            x: inputs, or a dataset of batches (x, y).
-            y: targets.
-            steps: of natural gradients; ten times as many of Adam follow for "lowrank".
-            batch_size: with which the features are computed.
-            seed: of the draws: the same one gives the same fit.
-            verbose: 0 shows no progress.
-        """
-        steps = checks.positive_integer("steps", steps)
-        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
-        return self.fit_to(target, steps, np.random.default_rng(seed), verbose)
-
     def fit_to(
-        self, target: Target, steps: int, rng: np.random.Generator, verbose: Any = 0
-    ) -> "GaussianVI":
-        """Fit to a target, and return itself."""
+        self, target: Target, rng: np.random.Generator, verbose: Any = 0, steps: int = 100
+    ) -> None:
+        """Fit to a target."""
+        steps = checks.positive_integer("steps", steps)
         loc, scale = _natural_gradients(target, self.covariance == "full", steps, rng, verbose)
+        factor = np.zeros((0, self.size))
         if self.covariance == "lowrank":
-            loc, scale, columns = _low_rank(target, loc, scale, self.rank, 10 * steps, rng, verbose)
-            self.columns.assign(columns)
-        self.loc.assign(loc)
-        self.scale.assign(scale)
-        eps = _pairs(rng, _EVALUATION_PAIRS, self.size)
-        w = ops.convert_to_numpy(self._colored(ops.cast(eps, self.variable_dtype)))
+            loc, scale, factor = self._low_rank(target, loc, scale, 10 * steps, rng, verbose)
+        self.assign(loc, scale, factor)
+        eps = _pairs(rng, _EVALUATION_PAIRS, self.size + len(factor))
+        w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
         # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
-        values = target.values(w) + np.sum(eps**2, axis=1) / 2
-        elbo = values.mean() + self.size * math.log(2 * math.pi) / 2 + self._log_det()
+        values = target.values(w) + np.sum(eps**2 - 1, axis=1) / 2
+        diagonal = scale if scale.ndim == 1 else np.diagonal(scale)
+        inside = np.eye(len(factor)) + (factor / diagonal) @ (factor / diagonal).T
+        log_det = np.log(diagonal).sum() + np.linalg.slogdet(inside)[1] / 2
+        elbo = values.mean() + self.size * math.log(2 * math.pi * math.e) / 2 + log_det
         if not np.isfinite(elbo):
             raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
         self._elbo.assign(elbo)
-        return self
 
-    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
-        """Return draw `number` of those a key gives, (size,)."""
-        return self._colored(self._standard_normal(key, number)[None])[0]
+    def _low_rank(
+        self, target: Target, loc: Any, scale: Any, steps: int, rng: Any, verbose: Any
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean, scales and factor of the best Gaussian with a low-rank covariance."""
+        # Standard normal at the start, in coordinates where the diagonal Gaussian is.
+        start = {"initial_scale": 1.0, "prior_loc": 0.0, "prior_scale": 1.0}
+        q = NormalLowRank(self.rank, dtype=keras.backend.standardize_dtype(target.dtype), **start)
+        q.build((target.size,))
+        q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
+        first, unit = loc.astype(target.dtype), scale.astype(target.dtype)
 
-    def center(self) -> Tensor:
-        """Return the mean."""
-        return ops.convert_to_tensor(self.loc)
+        def objective(eps: Tensor, *data: Tensor) -> Tensor:
+            draw = q.transform(eps)
+            return mean(target.log_prob(first + unit * draw.z, *data)) + draw.entropy
 
-    def distribution(self) -> tfd.Distribution:
-        """Return q, a Gaussian over the flat vector of the last layer's kernel and bias."""
-        loc, scale = ops.convert_to_tensor(self.loc), ops.convert_to_tensor(self.scale)
-        if self.covariance == "diag":
-            return tfd.MultivariateNormalDiag(loc, scale)
-        if self.covariance == "lowrank":
-            factor = self._colored(ops.eye(self.size, dtype=scale.dtype)) - loc
-            scale = ops.cholesky(matmul(ops.transpose(factor), factor))
-        return tfd.MultivariateNormalTriL(loc, scale)
+        def batch() -> tuple[Any, ...]:
+            return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
 
-    def _colored(self, eps: Tensor) -> Tensor:
-        """Turn standard normal rows (S, size) into draws."""
-        loc, scale = ops.convert_to_tensor(self.loc), ops.convert_to_tensor(self.scale)
-        if self.covariance == "full":
-            return loc + matmul(eps, ops.transpose(scale))
-        if self.covariance == "lowrank":
-            columns = ops.convert_to_tensor(self.columns)
-            eps = eps + matmul(matmul(eps, columns), ops.transpose(columns))
-        return loc + scale * eps
-
-    def _log_det(self) -> float:
-        scale, columns = (ops.convert_to_numpy(v.value) for v in (self.scale, self.columns))
-        diagonal = np.diagonal(scale) if self.covariance == "full" else scale
-        inner = np.eye(columns.shape[1]) + columns.T @ columns
-        return float(np.log(diagonal.astype("float64")).sum() + np.linalg.slogdet(inner)[1])
+        ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
+        found = (ops.convert_to_numpy(x) for x in (q.mean(), q.scales(), q.columns.value))
+        center, own, columns = (part.astype("float64") for part in found)
+        # (1 + U U')^2 = 1 + U (2 + U' U) U'
+        root = np.linalg.cholesky(2 * np.eye(self.rank) + columns.T @ columns)
+        return loc + scale * center, scale * own, (columns @ root).T * (scale * own)
 
 
 def _natural_gradients(
@@ -212,38 +178,7 @@ def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
 
 def _pairs(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
     """Return mirrored normal draws (2 * pairs, size), of covariance 1 if there are enough."""
-    half = rng.standard_normal((pairs, size))
-    if pairs > size:
-        half = half @ np.linalg.inv(np.linalg.cholesky(half.T @ half / pairs)).T
-    return np.concatenate([half, -half])
-
-
-def _low_rank(
-    target: Target,
-    loc: np.ndarray,
-    scale: np.ndarray,
-    rank: int,
-    steps: int,
-    rng: np.random.Generator,
-    verbose: Any,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean, scales and columns of the best Gaussian with a low-rank covariance."""
-    # Standard normal at the start, in coordinates where the diagonal Gaussian is.
-    start = {"initial_scale": 1.0, "prior_loc": 0.0, "prior_scale": 1.0}
-    q = NormalLowRank(rank, dtype=keras.backend.standardize_dtype(target.dtype), **start)
-    q.build((target.size,))
-    q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
-    first, unit = loc.astype(target.dtype), scale.astype(target.dtype)
-
-    def objective(eps: Tensor, *data: Tensor) -> Tensor:
-        draw = q.transform(eps)
-        return mean(target.log_prob(first + unit * draw.z, *data)) + draw.entropy
-
-    def batch() -> tuple[Any, ...]:
-        return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
-
-    ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
-    columns = ops.convert_to_numpy(q.columns.value)
-    found = (ops.convert_to_numpy(x) for x in (q.mean(), q.scales()))
-    center, own = (part.astype("float64") for part in found)
-    return loc + scale * center, scale * own, columns
+    eps = mirrored(rng, pairs, size)
+    if pairs <= size:
+        return eps
+    return eps @ np.linalg.inv(np.linalg.cholesky(eps.T @ eps / len(eps))).T

@@ -12,7 +12,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, matmul, mean, tfp
 from tfp_ibnn.weights.gaussian_vi import GaussianVI
-from tfp_ibnn.weights.target import LastLayerPosterior
+from tfp_ibnn.weights.target import LastLayerPosterior, Target
 
 _MOST_WEIGHTS = 5_000
 _MOST_NUMBERS = 2**28
@@ -36,9 +36,7 @@ class LastLayerHMC(LastLayerPosterior):
         chains: number of independent chains, at least 2.
         draws: from each chain, after the warm-up.
         warmup: steps of each chain that are not kept.
-        **kwargs: `prior_scale` (1.0), the standard deviation of each weight's prior; `noise_scale`,
-            that of a plain regression's targets (None takes the root mean square of the residuals
-            of `model`); `head` and `from_logits` as for `MonteCarlo`; those of a Keras layer.
+        **kwargs: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -82,28 +80,10 @@ class LastLayerHMC(LastLayerPosterior):
         self._sets = self._add("sets", (self.draws, self.chains, self.size))
         self._acceptance = self._add("acceptance", ())
 
-    def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        batch_size: int = 256,
-        seed: int = 0,
-        verbose: Any = "auto",
-    ) -> "LastLayerHMC":
-        """Run the chains on all of the training data, and return itself.
-
-        Args:
-            x: inputs, or a dataset of batches (x, y).
-            y: targets.
-            batch_size: with which the features are computed.
-            seed: the same one gives the same draws.
-            verbose: 0 shows no progress.
-        """
-        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
-        rng = np.random.default_rng(seed)
+    def fit_to(self, target: Target, rng: np.random.Generator, verbose: Any = 0) -> None:
+        """Draw from a target's posterior."""
         gaussian = GaussianVI(self.network, prior_scale=self.prior_scale)
-        gaussian.fit_to(target, 50, rng, verbose)
+        gaussian.fit_to(target, rng, verbose, 50)
         loc, factor = (ops.convert_to_numpy(v.value) for v in (gaussian.loc, gaussian.scale))
         leapfrog = math.ceil(1.5 * self.size**0.25)
 
@@ -144,9 +124,8 @@ class LastLayerHMC(LastLayerPosterior):
             warnings.warn(
                 f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1. Give "
                 f"more than {self.warmup} steps of `warmup` and {self.draws} `draws`.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
         """Return a draw, (size,): all of them in an order that mixes early and late ones."""

@@ -20,7 +20,9 @@ class Likelihood:
     """What is known of an example's target given the logits z (N, K); the base of all kinds.
 
     The logits are the output of the network without its softmax, its sigmoid or its
-    `GaussianHead`; of a plain regression they are the output itself.
+    `GaussianHead`; of a plain regression they are the output itself. A kind defines `targets`
+    (targets as an array, checked against `width` logits), `log_prob` (of each target, (N,), in
+    nats) and `factors`: S (N, K, C), S S^T being the Hessian of minus `log_prob` in the logits.
     """
 
     free_scale = False
@@ -30,24 +32,9 @@ class Likelihood:
     def __init__(self, from_logits: bool = True) -> None:
         self.from_logits = from_logits
 
-    def targets(self, y: Any, width: int) -> np.ndarray:
-        """Return targets as an array, checked against `width` logits, or raise."""
-        raise NotImplementedError
-
-    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the log-probability or log-density of each target, (N,), in nats."""
-        raise NotImplementedError
-
-    def factors(self, logits: Tensor) -> Tensor:
-        """Return S (N, K, C), S S^T being the Hessian of minus `log_prob` in the logits.
-
-        Of a `GaussianHead` it is the expected Hessian; the other one need not be positive.
-        """
-        raise NotImplementedError
-
     def outputs(self, logits: Tensor) -> Tensor:
         """Return what the network gives for these logits."""
-        return logits
+        return logits if self.from_logits else self.activation(logits)
 
 
 class Softmax(Likelihood):
@@ -55,6 +42,8 @@ class Softmax(Likelihood):
 
     S has the columns sqrt(p_c) (e_c - p).
     """
+
+    activation = staticmethod(ops.softmax)
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return classes (N,)."""
@@ -81,13 +70,11 @@ class Softmax(Likelihood):
         identity = ops.eye(logits.shape[-1], dtype=p.dtype)
         return (identity - p[:, :, None]) * ops.sqrt(p)[:, None, :]
 
-    def outputs(self, logits: Tensor) -> Tensor:
-        """Return logits or probabilities, as the network does."""
-        return logits if self.from_logits else ops.softmax(logits, axis=-1)
-
 
 class Sigmoid(Likelihood):
     """K questions of yes or no, independent; labels are 0 or 1, (N, K), or (N,) if K is 1."""
+
+    activation = staticmethod(ops.sigmoid)
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return zeros and ones (N, K)."""
@@ -103,10 +90,6 @@ class Sigmoid(Likelihood):
     def factors(self, logits: Tensor) -> Tensor:
         """Return S (N, K, K), a diagonal matrix."""
         return _diagonal(ops.sqrt(ops.sigmoid(logits) * ops.sigmoid(-logits)))
-
-    def outputs(self, logits: Tensor) -> Tensor:
-        """Return logits or probabilities, as the network does."""
-        return logits if self.from_logits else ops.sigmoid(logits)
 
 
 class Gaussian(Likelihood):
@@ -126,16 +109,22 @@ class Gaussian(Likelihood):
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the log-density, summed over the outputs."""
-        variance = ops.square(ops.cast(self.scale, logits.dtype)) * ops.ones_like(logits)
-        return -gaussian_nll(matched(y, logits), logits, variance)
+        loc, scale = self._moments(logits)
+        return -gaussian_nll(matched(y, loc), loc, ops.square(scale))
 
     def factors(self, logits: Tensor) -> Tensor:
         """Return S (N, K, K), the identity divided by the scale."""
-        return _diagonal(ops.ones_like(logits) / ops.cast(self.scale, logits.dtype))
+        return _diagonal(1 / self._moments(logits)[1])
+
+    def _moments(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return logits, ops.cast(self.scale, logits.dtype) * ops.ones_like(logits)
 
 
 class GaussianWithScale(Gaussian):
-    """Numbers (N, K / 2) under the Gaussians of a `GaussianHead`, given what that layer takes."""
+    """Numbers (N, K / 2) under the Gaussians of a `GaussianHead`, given what that layer takes.
+
+    S S^T is the expected Hessian; the other one need not be positive.
+    """
 
     free_scale = False
 
@@ -147,14 +136,9 @@ class GaussianWithScale(Gaussian):
         """Return finite numbers (N, K / 2)."""
         return super().targets(y, width // 2)
 
-    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the log-density, summed over the outputs."""
-        loc, scale = ops.split(self.outputs(logits), 2, axis=-1)
-        return -gaussian_nll(matched(y, loc), loc, ops.square(scale))
-
     def factors(self, logits: Tensor) -> Tensor:
         """Return S (N, K, K), diagonal: 1 / scale, then sqrt(2) / scale * d scale / d logit."""
-        _, scale = ops.split(self.outputs(logits), 2, axis=-1)
+        _, scale = self._moments(logits)
         slope = ops.ones_like(scale)
         if self._head is not None:
             slope = ops.sigmoid(ops.split(logits, 2, axis=-1)[1])
@@ -163,6 +147,9 @@ class GaussianWithScale(Gaussian):
     def outputs(self, logits: Tensor) -> Tensor:
         """Return means and standard deviations."""
         return logits if self._head is None else self._head(logits)
+
+    def _moments(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(ops.split(self.outputs(logits), 2, axis=-1))
 
 
 def likelihood_of(

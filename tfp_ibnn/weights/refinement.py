@@ -1,24 +1,125 @@
-"""Train normalizing flows on top of a Gaussian posterior over weights."""
+"""Normalizing flows on top of a Gaussian posterior over weights."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import Tensor, compiled, mean, tfd
+from tfp_ibnn._core.backend import Tensor, compiled, matmul, mean, tfb, tfd
 from tfp_ibnn._core.protocols import WeightPosterior
-from tfp_ibnn.flows import Flow
-from tfp_ibnn.weights.flat import places_of
+from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
+from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
+from tfp_ibnn.posteriors.flow import copied
+from tfp_ibnn.weights.flat import FlatPosterior, places_of
 from tfp_ibnn.weights.likelihood import likelihood_of
-from tfp_ibnn.weights.refined import RefinedPosterior
-from tfp_ibnn.weights.target import Target
-from tfp_ibnn.weights.training import ascend
+from tfp_ibnn.weights.target import Target, ascend, mirrored
 
 MOST_WEIGHTS = 20_000
 """Weights whose covariance is still held: 1.6 GB in single precision."""
+
+_FIXED_PAIRS = 64
+
+
+class _MatrixBijector(FlowBijector):
+    """y = loc + x M', for one invertible matrix M; its log-determinant is given."""
+
+    parameter_ndims = {"loc": 1, "matrix": 2, "log_det": 0}  # noqa: RUF012
+    constant_jacobian = True
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self.loc + matmul(x, ops.transpose(self.matrix))
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        rows = ops.reshape(y - self.loc, (-1, self.loc.shape[0]))
+        return ops.reshape(ops.transpose(ops.solve(self.matrix, ops.transpose(rows))), y.shape)
+
+    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
+        return self.log_det
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class RefinedPosterior(FlatPosterior):
+    """w = loc + M NF(eps), eps standard normal: a Gaussian refined by flows; made by `refine`.
+
+    Args:
+        model: the network.
+        flows: flows, applied in order; they are copied.
+        places: which of `model.weights` are sampled, by position.
+        diagonal: whether M is a diagonal matrix.
+        **kwargs: those of `keras.layers.Layer`.
+    """
+
+    arguments = ("flows", "diagonal")
+
+    def __init__(
+        self,
+        model: keras.Model,
+        flows: Sequence[Flow],
+        places: Sequence[int],
+        diagonal: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model, places, **kwargs)
+        self.diagonal = bool(diagonal)
+        self.flows = copied(flows, self.variable_dtype)
+        for flow in self.flows:
+            flow.build((None, self.size))
+        self.loc = self._add("loc", (self.size,))
+        shape = (self.size,) if diagonal else (self.size, self.size)
+        self.matrix = self._add("matrix", shape)
+        self._log_det = self._add("log_det", ())
+        self.history: list[float] = []
+
+    @property
+    def trained(self) -> list[keras.Variable]:
+        """The variables of the flows that `refine` trains."""
+        return [v for flow in self.flows for v in flow.trainable_variables]
+
+    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
+        """Return draw `number` of those a key gives, (size,)."""
+        return self.transform(self._standard_normal(key, number)[None])[0][0]
+
+    def center(self) -> Tensor:
+        """Return the mean, over a fixed set of mirrored draws."""
+        fixed = mirrored(np.random.default_rng(0), _FIXED_PAIRS, self.size)
+        fixed = fixed.astype(self.variable_dtype)
+        return mean(self.transform(ops.convert_to_tensor(fixed))[0], axis=0)
+
+    def distribution(self) -> tfd.Distribution:
+        """Return q over the flat vector; its `log_prob` takes the inverses of the flows."""
+        zeros = ops.zeros((self.size,), dtype=self.variable_dtype)
+        chain = [self._affine(), *(flow.bijector() for flow in reversed(self.flows))]
+        return tfd.TransformedDistribution(
+            diagonal_normal(zeros, ops.ones_like(zeros)), tfb.Chain(chain)
+        )
+
+    def transform(self, eps: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn standard normal rows (S, size) into draws and their log-densities (S,)."""
+        white, log_q = eps, log_normal(eps)
+        for flow in self.flows:
+            white, log_det = flow.forward_and_log_det(white)
+            log_q = log_q - log_det
+        return self._affine().forward(white), log_q - ops.convert_to_tensor(self._log_det)
+
+    def log_prob(self, w: Tensor) -> Tensor:
+        """Return the log-densities (S,) of vectors (S, size), by the inverses of the flows."""
+        return self.distribution().log_prob(w)
+
+    def set_base(self, loc: np.ndarray, matrix: np.ndarray) -> None:
+        """Set mean and factor of the Gaussian."""
+        size = np.log(np.abs(matrix)).sum() if self.diagonal else np.linalg.slogdet(matrix)[1]
+        for weight, value in ((self.loc, loc), (self.matrix, matrix), (self._log_det, size)):
+            weight.assign(value)
+
+    def _affine(self) -> FlowBijector:
+        loc, matrix = ops.convert_to_tensor(self.loc), ops.convert_to_tensor(self.matrix)
+        if self.diagonal:
+            return AffineBijector(shift=loc, scale=matrix)
+        return _MatrixBijector(loc=loc, matrix=matrix, log_det=ops.convert_to_tensor(self._log_det))
 
 
 def refine(
@@ -106,30 +207,57 @@ def refine(
         raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
     refined = RefinedPosterior(model, flows, places_of(model, variables), matrix.ndim == 1)
     refined.set_base(loc, matrix)
-    options = {"steps": steps, "learning_rate": learning_rate, "verbose": verbose}
     if samples is not None:
-        _fit_samples(refined, samples, rng, draws, options)
-        return refined
-    if x is None:
-        raise ValueError("`x` and `y` must be given, or `samples`.")
-    config = posterior.get_config()
-    of_model = {name: config.get(name) for name in ("head", "from_logits")}
-    if noise_scale is None and likelihood_of(model, **of_model).free_scale:
-        noise_scale = _number(posterior, "noise_scale")
-    prior_scale = _number(posterior, "prior_scale") if prior_scale is None else prior_scale
-    if prior_scale is None:  # Laplace's
-        precision = _number(posterior, "prior_precision")
-        prior_scale = None if precision is None else precision**-0.5
-    if prior_scale is None:
-        kind = type(posterior).__name__
-        raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
-    prior_scale = checks.positive("prior_scale", prior_scale)
-    target = Target(model, variables, x, y, prior_scale, noise_scale, verbose=verbose, **of_model)
-    if rotate and matrix.ndim == 2:
-        refined.set_base(loc, _rotated(target, loc, matrix, rng))
-    checking = None if validation is None else target.prepared(*validation, verbose=0)
-    objective = _Elbo(refined, target, path_gradients)
-    _fit_elbo(objective, checking, rng, draws, batch_size, options)
+        mixed = rng.permutation(samples).astype(refined.variable_dtype)
+        held, others = np.split(mixed, [len(samples) // 10])
+
+        def objective(w: Tensor) -> Tensor:
+            return mean(refined.log_prob(w))
+
+        def batch() -> tuple[Any, ...]:
+            return (others[rng.integers(0, len(others), max(draws, 64))],)
+
+        score, fixed = objective, (held,)
+    else:
+        if x is None:
+            raise ValueError("`x` and `y` must be given, or `samples`.")
+        config = posterior.get_config()
+        of_model = {name: config.get(name) for name in ("head", "from_logits")}
+        if noise_scale is None and likelihood_of(model, **of_model).free_scale:
+            noise_scale = _number(posterior, "noise_scale")
+        if prior_scale is None:
+            prior_scale = _number(posterior, "prior_scale")
+        if prior_scale is None and hasattr(posterior, "prior_precision"):
+            prior_scale = _number(posterior, "prior_precision") ** -0.5
+        if prior_scale is None:
+            kind = type(posterior).__name__
+            raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
+        scales = checks.positive("prior_scale", prior_scale), noise_scale
+        target = Target(model, variables, x, y, *scales, verbose=verbose, **of_model)
+        if rotate and matrix.ndim == 2:
+            refined.set_base(loc, _rotated(target, loc, matrix, rng))
+        score = objective = _Elbo(refined, target, path_gradients)
+
+        def batch(factor: int = 1) -> tuple[Any, ...]:
+            pairs = mirrored(rng, (factor * draws + 1) // 2, size).astype(target.dtype)
+            return pairs, *target.part(batch_size and factor * batch_size, rng)
+
+        fixed = batch(8)
+        if validation is not None:
+            score = objective.predictive
+            fixed = (fixed[0], *target.prepared(*validation, verbose=0))
+    total = compiled(score, refined.weights)
+    refined.history = ascend(
+        refined.trained,
+        objective,
+        batch,
+        steps,
+        learning_rate,
+        reads=refined.weights,
+        score=lambda: float(total(*fixed)),
+        patience=0 if samples is None and validation is None else 5,
+        verbose=verbose,
+    )
     return refined
 
 
@@ -144,10 +272,10 @@ class _Elbo:
 
     def __init__(self, refined: RefinedPosterior, target: Target, path_gradients: bool) -> None:
         self.refined, self.target, self._path = refined, target, path_gradients
-        self.variables = [v for flow in refined.flows for v in flow.trainable_variables]
-        self.reads = [*refined.weights, *refined.network.weights]
+        self.variables = refined.trained
 
     def __call__(self, eps: Tensor, scale: Tensor, *data: Tensor) -> Tensor:
+        """Return it for draws; `scale` is the number of examples over those given."""
         w, log_q = self.refined.transform(eps)
         if self._path:
             fixed = [(v, ops.stop_gradient(ops.convert_to_tensor(v))) for v in self.variables]
@@ -155,80 +283,10 @@ class _Elbo:
                 log_q = self.refined.log_prob(w)
         return mean(self.target.log_prob(w, *data, scale) - log_q)
 
-    def value(self, eps: Tensor, scale: Tensor, *data: Tensor) -> Tensor:
-        """Return the ELBO at given draws; `scale` is the number of examples over those given."""
-        w, log_q = self.refined.transform(eps)
-        return mean(self.target.log_prob(w, *data, scale) - log_q)
-
     def predictive(self, eps: Tensor, *data: Tensor) -> Tensor:
         """Return the mean log-likelihood of examples under the average network."""
         each = self.target.log_likelihoods(self.refined.transform(eps)[0], *data)
         return mean(ops.logsumexp(each, axis=0)) - math.log(eps.shape[0])
-
-
-def _fit_elbo(
-    objective: _Elbo,
-    validation: Any,
-    rng: np.random.Generator,
-    draws: int,
-    batch_size: int | None,
-    options: dict[str, Any],
-) -> None:
-    target, refined = objective.target, objective.refined
-    count, size = len(target.data[0]), target.size
-
-    def pairs(number: int) -> np.ndarray:
-        half = rng.standard_normal(((number + 1) // 2, size))
-        return np.concatenate([half, -half]).astype(target.dtype)
-
-    def examples(most: int | None) -> tuple[Any, ...]:
-        if most is None or most >= count:
-            return np.asarray(1.0, target.dtype), *target.data
-        rows = rng.choice(count, most, replace=False)
-        scale = np.asarray(count / most, target.dtype)
-        return scale, *(ops.take(part, rows, axis=0) for part in target.data)
-
-    fixed = pairs(8 * draws)
-    if validation is None:
-        total = compiled(objective.value, objective.reads)
-        data = examples(batch_size and 8 * batch_size)
-    else:
-        total = compiled(objective.predictive, objective.reads)
-        data = tuple(map(ops.convert_to_tensor, validation))
-    refined.history = ascend(
-        objective.variables,
-        objective,
-        lambda: (pairs(draws), *examples(batch_size)),
-        reads=objective.reads,
-        score=lambda: float(total(fixed, *data)),
-        patience=0 if validation is None else 5,
-        **options,
-    )
-
-
-def _fit_samples(
-    refined: RefinedPosterior,
-    samples: np.ndarray,
-    rng: np.random.Generator,
-    draws: int,
-    options: dict[str, Any],
-) -> None:
-    order = rng.permutation(len(samples))
-    held = len(samples) // 10
-    kept, others = (
-        samples[rows].astype(refined.variable_dtype) for rows in np.split(order, [held])
-    )
-    variables = [v for flow in refined.flows for v in flow.trainable_variables]
-    total = compiled(lambda w: mean(refined.log_prob(w)), refined.weights)
-    refined.history = ascend(
-        variables,
-        lambda w: mean(refined.log_prob(w)),
-        lambda: (others[rng.integers(0, len(others), max(draws, 64))],),
-        reads=refined.weights,
-        score=lambda: float(total(kept)),
-        patience=5,
-        **options,
-    )
 
 
 def _base(
@@ -256,8 +314,7 @@ def _rotated(
     target: Target, loc: np.ndarray, matrix: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Return the factor times a rotation to where the gradients of log p - log q are largest."""
-    half = rng.standard_normal((int(np.clip(2 * target.size, 64, 512)), target.size))
-    eps = np.concatenate([half, -half])
+    eps = mirrored(rng, int(np.clip(2 * target.size, 64, 512)), target.size)
     gaps = target.gradients(loc + eps @ matrix.T) @ matrix + eps
     return matrix @ np.linalg.eigh(gaps.T @ gaps / len(eps))[1][:, ::-1]
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, normal
-from tfp_ibnn._core.serialization import Configured
+from tfp_ibnn._core.serialization import Configured, ConfiguredLayer
 from tfp_ibnn.noise import counter
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
@@ -58,7 +58,7 @@ class CosineCycles(Configured, Schedule):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class SGLD(keras.optimizers.Optimizer):
+class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     """Stochastic-gradient Langevin dynamics: gradient descent whose noise makes it a sampler.
 
     The posterior of N examples at temperature T is exp(-U / T), where
@@ -84,7 +84,8 @@ class SGLD(keras.optimizers.Optimizer):
         learning_rate: a number or a schedule.
         train_size: N, the number of training examples.
         prior_scale: s, standard deviation of the Gaussian prior of every trained weight; None is a
-            flat prior, for models that have the prior as a regularizer in their loss.
+            flat prior, for models that have the prior as a regularizer in their loss: with both
+            it counts twice, of which a warning tells.
         temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.
         preconditioner: None or "rmsprop".
         adaptation: number of steps after which the preconditioner stays as it is; None never.
@@ -109,6 +110,8 @@ class SGLD(keras.optimizers.Optimizer):
     """
 
     momentum = 0.0
+    arguments = ("train_size", "prior_scale", "temperature", "preconditioner")
+    arguments += ("adaptation", "rho", "epsilon", "seed")
 
     def __init__(
         self,
@@ -132,16 +135,14 @@ class SGLD(keras.optimizers.Optimizer):
                 raise ValueError(message)
         super().__init__(learning_rate, **kwargs)
         self.train_size = checks.positive_integer("train_size", train_size)
-        self.prior_scale = prior_scale
-        if prior_scale is not None:
-            self.prior_scale = checks.positive("prior_scale", prior_scale)
+        given = prior_scale is not None
+        self.prior_scale = checks.positive("prior_scale", prior_scale) if given else None
         self.temperature = checks.non_negative("temperature", temperature)
-        self.preconditioner = preconditioner
-        if preconditioner is not None:
-            checks.one_of("preconditioner", preconditioner, ("rmsprop",))
-        self.adaptation = adaptation
-        if adaptation is not None:
-            self.adaptation = checks.positive_integer("adaptation", adaptation)
+        self.preconditioner = preconditioner and checks.one_of(
+            "preconditioner", preconditioner, ("rmsprop",)
+        )
+        given = adaptation is not None
+        self.adaptation = checks.positive_integer("adaptation", adaptation) if given else None
         self.rho, self.epsilon = checks.fraction("rho", rho), checks.positive("epsilon", epsilon)
         self.seed = checks.whole("seed", seed)
 
@@ -153,6 +154,11 @@ class SGLD(keras.optimizers.Optimizer):
         if half:
             remedy = "Use the policy 'mixed_bfloat16' or 'mixed_float16'."
             raise ValueError(f"The noise is lost in weights of half precision: {half[0]}. {remedy}")
+        penalized = [v for v in variables if getattr(v, "regularizer", None) is not None]
+        if penalized and self.prior_scale is not None:
+            owner, _, name = penalized[0].path.rpartition("/")
+            remedy = "give prior_scale=None to take it for the prior"
+            checks.warn_of_regularizer(f"Layer {owner!r}", f"{name}_regularizer", remedy)
         super().build(variables)
         if self.momentum:
             self._momentums = self.add_optimizer_variables(variables, "momentum")
@@ -198,12 +204,6 @@ class SGLD(keras.optimizers.Optimizer):
         # The first value is 0, and takes a part that vanishes.
         return ops.sqrt(new / (1 - ops.power(ops.cast(self.rho, new.dtype), counted)))
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        names = ("train_size", "prior_scale", "temperature", "preconditioner")
-        names += ("adaptation", "rho", "epsilon", "seed")
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class SGHMC(SGLD):
@@ -217,12 +217,8 @@ class SGHMC(SGLD):
     bias of a finite rate. Takes memory for m, as large as the weights.
 
     Args:
-        learning_rate: a number or a schedule.
-        train_size: N, the number of training examples.
-        prior_scale: standard deviation of the Gaussian prior of every trained weight; None is a
-            flat prior.
+        learning_rate, train_size, prior_scale, **kwargs: those of `SGLD`.
         momentum: at least 0 and below 1.
-        **kwargs: those of `SGLD`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -232,6 +228,8 @@ class SGHMC(SGLD):
     References:
         Chen et al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
     """
+
+    arguments = ("momentum",)
 
     def __init__(
         self,
@@ -243,7 +241,3 @@ class SGHMC(SGLD):
     ) -> None:
         super().__init__(learning_rate, train_size, prior_scale, **kwargs)
         self.momentum = checks.fraction("momentum", momentum)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        return {**super().get_config(), "momentum": self.momentum}

@@ -1,5 +1,7 @@
-"""Callbacks that collect weights while a model trains."""
+"""Callbacks that collect weights while a model trains: snapshots, and SWAG's Gaussian of them."""
 
+import collections
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from keras import ops
 from tfp_ibnn._core import checks, files
 from tfp_ibnn._core.serialization import Configured, storable
 from tfp_ibnn.weights.base import WeightPosterior, WeightSets
+from tfp_ibnn.weights.flat import GaussianWeights
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -147,6 +150,68 @@ class Snapshots(Configured, keras.callbacks.Callback):
                 warnings.warn(message, stacklevel=2)
                 return
             del self._kept[step]
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class SWAG(Snapshots):
+    """Fit a Gaussian to the weights along the path of SGD: a callback, whose result is a posterior.
+
+        N(mean, 1/2 (diag(variance) + D^T D / (K - 1)))
+
+    Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean.
+    (The paper subtracts the mean so far, not knowing the last one yet.) Use a constant learning
+    rate, high enough for SGD to wander. The posterior takes K + 2 times the memory of the weights.
+
+    Args:
+        every, start, unit, folder: those of `Snapshots`.
+        rank: K, at least 2; as many as there are snapshots, if they are fewer.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.1), "mse")
+        >>> swag, x = ibnn.SWAG(start=2, rank=5), np.ones((4, 3), "float32")
+        >>> log = model.fit(x, x[:, :1], epochs=8, verbose=0, callbacks=[swag])
+        >>> mc = ibnn.MonteCarlo(swag.posterior(), samples=16)
+
+        With batch normalization: `swag.posterior().materialize(16, x_train)`.
+
+    References:
+        Maddox et al., A Simple Baseline for Bayesian Uncertainty in Deep Learning, arXiv
+        1902.02476.
+    """
+
+    least = 2
+
+    def __init__(
+        self,
+        every: int = 1,
+        start: int = 0,
+        unit: str = "epoch",
+        folder: str | os.PathLike | None = None,
+        rank: int = 20,
+    ) -> None:
+        super().__init__(every, start, unit, folder)
+        self.rank = checks.positive_integer("rank", rank)
+        if self.rank < 2:
+            raise ValueError(f"`rank` must be at least 2; got {rank}.")
+
+    def _posterior(self, model: keras.Model) -> GaussianWeights:
+        made = GaussianWeights(model, min(self.rank, len(self.steps)))
+        shapes = [tuple(w.shape) for w in model.weights]
+        rows, mean, squares = collections.deque(maxlen=made.rank), 0.0, 0.0
+        for number, values in enumerate(self.read(), 1):
+            if [value.shape for value in values] != shapes:
+                raise ValueError("The snapshots have other shapes than the weights of `model`.")
+            rows.append(np.concatenate([values[i].ravel() for i in made.places]))
+            if not np.isfinite(rows[-1]).all():
+                raise ArithmeticError(f"Snapshot {number} is not finite: the training diverged.")
+            gap = rows[-1].astype("float64") - mean
+            mean = mean + gap / number
+            squares = squares + gap * (rows[-1] - mean)
+        factor = (np.stack(rows) - mean) / math.sqrt(2 * (made.rank - 1))
+        made.assign(mean, np.sqrt(squares / number / 2), factor)
+        return made
 
 
 def _innermost(model: keras.Model) -> keras.optimizers.Optimizer:

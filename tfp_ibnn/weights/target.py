@@ -1,4 +1,4 @@
-"""The density that posteriors over some weights approximate: likelihood times prior."""
+"""The density that posteriors over some weights approximate, and Adam to fit them to it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,16 +22,11 @@ _MOST_LOGITS = 2**22  # of as many draws together as fit
 class Target:
     """log p(y | x, w) + log p(w) for flat vectors w, with the prior w ~ N(0, prior_scale^2).
 
-    Of the last layer it works on cached features; of any other weights it runs the network.
+    What stands before the first layer with such weights runs once, and is cached.
 
-    Args:
-        model: a Functional or Sequential model, built.
-        variables: those that w has values for; None for all of the last layer.
-        x, y: all training data: arrays, or a dataset as x.
-        prior_scale: standard deviation of the prior.
-        noise_scale: of the targets of a plain regression; None is the root mean square of the
-            residuals of the model as it is.
-        options: `head`, `from_logits`, `batch_size`, `verbose`.
+    `variables` are those that w has values for, None for all of the last layer; `noise_scale` is
+    for plain regressions, None for the root mean square of the residuals of the model as it is;
+    the options are `head`, `from_logits`, `batch_size` and `verbose`.
     """
 
     def __init__(
@@ -47,18 +42,20 @@ class Target:
         **options: Any,
     ) -> None:
         self.prior_scale, self._model = prior_scale, model
-        of_last = set(map(id, last_weighted_layer(model).weights))
-        chosen = of_last if variables is None else set(map(id, variables))
-        self._last = LastLayer(model, head, from_logits) if chosen == of_last else None
-        network = self._last
-        if network is None:
-            network = LogitNetwork(model, lambda _: True, head, from_logits)
+        last = last_weighted_layer(model).weights
+        self.variables = list(last if variables is None else variables)
+        chosen = set(map(id, self.variables))
+        self._is_last = chosen == set(map(id, last))
+        if self._is_last:
+            network = LastLayer(model, head, from_logits)
+        else:
+            is_chosen = lambda x: chosen & set(map(id, getattr(x, "weights", [])))  # noqa: E731
+            network = LogitNetwork(model, is_chosen, head, from_logits)
         self._network, self._width = network, network.width
-        self.variables = network.variables if variables is None else list(variables)
         self.likelihood = network.likelihood
         self.start = flat(self.variables)
         self.size, self.dtype = len(self.start), self.start.dtype
-        self.data = tuple(map(ops.convert_to_tensor, self.prepared(x, y, **options)))
+        self.data = self.prepared(x, y, **options)
         if self.likelihood.free_scale:
             self.likelihood = self._with_noise(noise_scale)
         elif noise_scale is not None:
@@ -67,23 +64,22 @@ class Target:
         total = lambda w, *data: ops.sum(self.log_prob(w, *data))  # noqa: E731
         self._gradient = gradient(total, model.weights)
 
-    def prepared(self, x: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return features, or inputs, and checked targets of all examples."""
-        if self._last is not None:
-            return tuple(self._last.cache(x, y, **options))
-        if y is None or not hasattr(x, "shape"):
-            raise ValueError("`x` and `y` must be arrays for weights before the last layer.")
-        return np.asarray(x), self.likelihood.targets(y, self._width)
+    def prepared(self, x: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        """Return what is cached of all examples, and their targets."""
+        found = self._network.cache(x, y, **options)
+        return keras.tree.map_structure(ops.convert_to_tensor, found)
 
-    def log_likelihoods(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def log_likelihoods(self, w: Tensor, x: Any, y: Tensor) -> Tensor:
         """Return log p(y_n | x_n, w_s), (S, N), for vectors w (S, size)."""
-        if self._last is not None:
-            parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
-            logits = self._last.logits(x, *(parts[id(v)] for v in self._last.variables))
-        else:
-            logits = ops.map(lambda one: self._logits(one, x), w)
+
+        def logits(one: Tensor) -> Tensor:
+            pairs = zip(self.variables, split(one, self.variables), strict=True)
+            with keras_internals.values_in_place(pairs):
+                return self._network.logits(x)
+
+        found = (ops.vectorized_map if self._is_last else ops.map)(logits, w)
         y = ops.broadcast_to(y, (w.shape[0], *y.shape))
-        return self.likelihood.log_prob(logits, y)
+        return self.likelihood.log_prob(found, y)
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Return the prior's log-density, (S,)."""
@@ -94,6 +90,15 @@ class Target:
         """Return the log-density (S,); `scale` multiplies the likelihood of a part of the data."""
         likelihood = ops.sum(self.log_likelihoods(w, x, y), axis=-1)
         return ops.cast(scale, w.dtype) * likelihood + self.log_prior(w)
+
+    def part(self, size: int | None, rng: np.random.Generator) -> tuple[Any, ...]:
+        """Return the `scale` of some examples' likelihood, and these; None takes all examples."""
+        count = len(self.data[1])
+        if size is None or size >= count:
+            return np.asarray(1.0, self.dtype), *self.data
+        rows = rng.choice(count, size, replace=False)
+        scale = np.asarray(count / size, self.dtype)
+        return scale, *keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), self.data)
 
     def values(self, w: np.ndarray) -> np.ndarray:
         """Return the log-density (S,) at w (S, size), given all data."""
@@ -115,16 +120,11 @@ class Target:
         return found.x if np.isfinite(found.fun) else self.start.astype("float64")
 
     def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray) -> np.ndarray:
-        size = max(1, _MOST_LOGITS // (len(self.data[0]) * self._width))
-        size = min(size, len(w)) if self._last is not None else 1
+        size = max(1, _MOST_LOGITS // (len(self.data[1]) * self._width))
+        size = min(size, len(w)) if self._is_last else 1
         rows = [w[start : start + size] for start in range(0, len(w), size)]
         found = (function(part.astype(self.dtype), *self.data) for part in rows)
         return np.concatenate([ops.convert_to_numpy(x) for x in found]).astype("float64")
-
-    def _logits(self, w: Tensor, x: Tensor) -> Tensor:
-        pairs = zip(self.variables, split(w, self.variables), strict=True)
-        with keras_internals.values_in_place(pairs):
-            return self._network.logits(self._network.prefix(x))
 
     def _with_noise(self, noise_scale: float | None) -> Likelihood:
         if noise_scale is None:
@@ -139,17 +139,7 @@ class Target:
 
 
 class LastLayerPosterior(FlatPosterior):
-    """Base of posteriors over the weights of a network's last layer, under a Gaussian prior.
-
-    Args:
-        model: a built Functional or Sequential model that ends in a Dense layer; it is not changed.
-        prior_scale: standard deviation of the prior of each weight, whose mean is 0.
-        noise_scale: of the targets of a plain regression; None takes the root mean square of the
-            residuals of `model`.
-        head: what the output means, as for `MonteCarlo`, if `model` is not compiled.
-        from_logits: as for `MonteCarlo`.
-        **kwargs: those of `keras.layers.Layer`.
-    """
+    """Base of posteriors over the weights of a network's last layer, under a Gaussian prior."""
 
     arguments = ("prior_scale", "noise_scale", "head", "from_logits")
 
@@ -169,7 +159,93 @@ class LastLayerPosterior(FlatPosterior):
         self.prior_scale = checks.moderate("prior_scale", scale)
         self.noise_scale, self.head, self.from_logits = noise_scale, head, from_logits
 
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int = 256,
+        seed: int = 0,
+        verbose: Any = "auto",
+        **options: Any,
+    ) -> "LastLayerPosterior":
+        """Fit to all of the training data, and return itself.
+
+        Args:
+            x: inputs, or a dataset of batches (x, y).
+            y: targets.
+            batch_size: with which the features are computed.
+            seed: of the draws: the same one gives the same fit.
+            verbose: 0 shows no progress.
+            **options: of GaussianVI `steps` (100), of natural gradients; ten times as many of Adam
+                follow for "lowrank".
+        """
+        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
+        self.fit_to(target, np.random.default_rng(seed), verbose, **options)
+        return self
+
     def target(self, x: Any, y: Any = None, **options: Any) -> Target:
         """Return the log-density that is approximated, given data."""
         options |= {"head": self.head, "from_logits": self.from_logits}
         return Target(self.network, None, x, y, self.prior_scale, self.noise_scale, **options)
+
+
+def ascend(
+    variables: Sequence[keras.Variable],
+    objective: Callable[..., Tensor],
+    batch: Callable[[], tuple[Any, ...]],
+    steps: int,
+    learning_rate: float,
+    *,
+    reads: Sequence[keras.Variable] = (),
+    score: Callable[[], float] | None = None,
+    patience: int = 5,
+    verbose: Any = 0,
+) -> list[float]:
+    """Maximise an objective by Adam with a cosine decay; return the scores on the way.
+
+    `objective` is a scalar function of what `batch` returns, anew for each step; it reads the
+    variables, and those of `reads`. The learning rate falls to 0. `score` is asked at the start and
+    20 times on the way: the variables end where it was highest, and training ends early once it has
+    not risen `patience` times, 0 for never.
+    """
+
+    def placed(values: list[Tensor], *args: Tensor) -> Tensor:
+        with keras_internals.values_in_place(zip(variables, values, strict=True)):
+            return objective(*args)
+
+    def give(values: Sequence[np.ndarray]) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    slope = gradient(placed, list(reads))
+    values = best = [ops.convert_to_numpy(v.value) for v in variables]
+    first = second = [np.zeros_like(value) for value in values]
+    scores, every = [] if score is None else [score()], max(1, steps // 20)
+    bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
+    for step in range(1, steps + 1):
+        rate = learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
+        rate *= math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        slopes = [ops.convert_to_numpy(x) for x in slope(values, *batch())]
+        if not all(np.isfinite(x).all() for x in slopes):
+            raise ValueError(f"The gradient became NaN or infinite at step {step}.")
+        first = [0.9 * m + 0.1 * g for m, g in zip(first, slopes, strict=True)]
+        second = [0.999 * v + 0.001 * g * g for v, g in zip(second, slopes, strict=True)]
+        moments = zip(values, first, second, strict=True)
+        values = [(x + rate * m / (np.sqrt(v) + 1e-8)).astype(x.dtype) for x, m, v in moments]
+        bar.update(step)
+        if score is not None and (step % every == 0 or step == steps):
+            give(values)
+            scores.append(score())
+            since = len(scores) - 1 - int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
+            best = best if since else values
+            if patience and since >= patience:
+                break
+    give(values if score is None else best)
+    return scores
+
+
+def mirrored(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
+    """Return normal draws (2 * pairs, size) of which half are the other half's negatives."""
+    half = rng.standard_normal((pairs, size))
+    return np.concatenate([half, -half])

@@ -134,8 +134,8 @@ def blocks_of(
         kinds = "'last_layer', 'all' or a regular expression"
         raise ValueError(f"`subset_of_weights` must be {kinds}; got {subset!r}.")
     if subset == "last_layer":
-        last = LastLayer(model, head, from_logits)
-        return [block_of(last.layer, last.variables)], []
+        layer = LastLayer(model, head, from_logits).layer
+        return [block_of(layer, layer.weights)], []
     calls, blocks, left_out = Graph(model, lambda _: True).layers, [], []
     for layer in dict.fromkeys(calls):
         weights = getattr(layer, "trainable_weights", [])

@@ -11,12 +11,10 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
-from tfp_ibnn.noise.source import Source
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.samplers import WeightSampler
-from tfp_ibnn.weights.base import WeightPosterior
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
-from tfp_ibnn.weights.flat import values_of
+from tfp_ibnn.weights.flat import FlatPosterior, places_of, split
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
@@ -35,7 +33,7 @@ _FAR = 0.3
 
 # `priors.Laplace` has the other name.
 @keras.saving.register_keras_serializable(package="tfp_ibnn", name="LaplacePosterior")
-class Laplace(WeightPosterior, keras.layers.Layer):
+class Laplace(FlatPosterior):
     """A Gaussian posterior around the weights of a trained network, without training it again.
 
     N(w*, (f H + prior_precision I)^-1), where H is the generalised Gauss-Newton matrix (GGN) of
@@ -84,8 +82,6 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         Daxberger et al., Laplace Redux, arXiv 2106.14806.
     """
 
-    keeps_statistics = True
-
     def __init__(
         self,
         model: keras.Model,
@@ -117,30 +113,20 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         blocks, left_out = blocks_of(model, subset_of_weights, head, from_logits)
         checks.positive("temperature", temperature)
         checks.positive_integer("rank", rank)
-        super().__init__(**kwargs)
-        self.network, self.count = model, None
-        self._options = {name: given[name] for name in _ARGUMENTS}
-        self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         chosen = {id(block.layer) for block in blocks}
-        self.logit_network = LogitNetwork(model, lambda x: id(x) in chosen, head, from_logits)
-        self.structure = structure(blocks, rank=rank)
-        likelihood = self.logit_network.likelihood
-        if pred_type == "glm" and link_approx == "probit" and not likelihood.is_classifier:
+        network = LogitNetwork(model, lambda x: id(x) in chosen, head, from_logits)
+        if pred_type == "glm" and link_approx == "probit" and not network.likelihood.is_classifier:
             raise ValueError("link_approx='probit' is for classifiers; use 'mc' for a regression.")
-        fixed = {"trainable": False, "autocast": False, "dtype": self.logit_network.dtype}
-        self.structure.variables = [
-            self.add_weight(shape, "zeros", name=name, **fixed)
-            for name, shape in self.structure.shapes().items()
-        ]
-        self.prior_precision = self.add_weight((), "ones", name="prior_precision", **fixed)
-        self.noise_scale = self.add_weight((), "ones", name="noise_scale", **fixed)
-        self._fit: dict[str, float] = {}
-        self.built = True
-
-    @property
-    def sampled(self) -> list[keras.Variable]:
-        """The uncertain weights."""
-        return [v for block in self.structure.blocks for v in block.variables]
+        fit = kwargs.pop("fit", {})  # in a config
+        uncertain = [v for block in blocks for v in block.variables]
+        super().__init__(model, **{**kwargs, "places": places_of(model, uncertain)})
+        self._options, self._fit = {name: given[name] for name in _ARGUMENTS}, dict(fit)
+        self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
+        self.logit_network, self.structure = network, structure(blocks, rank=rank)
+        shapes = self.structure.shapes()
+        self.structure.variables = [self._add(name, shape) for name, shape in shapes.items()]
+        self.prior_precision = self._add("prior_precision", (), 1.0)
+        self.noise_scale = self._add("noise_scale", (), 1.0)
 
     def fit(
         self,
@@ -248,25 +234,25 @@ class Laplace(WeightPosterior, keras.layers.Layer):
 
     def deviation(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return how far set `number` is from the mean."""
-        source = Source(seed=key, sample=ops.reshape(ops.cast(number, "int32"), (1,)))
-        noise = source.normal(1, (self.structure.size,), self.logit_network.dtype, None)[0]
-        step = self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x)))
-        return values_of(step, self.sampled)
+        return split(self._step(key, number), self.sampled)
 
-    def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return set `number`, from 0 on, of those a key gives."""
-        pairs = zip(self.mean(), self.deviation(key, number), strict=True)
-        return [mean + step for mean, step in pairs]
+    def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
+        """Return draw `number` of those a key gives, (size,)."""
+        return self.center() + self._step(key, number)
 
-    def mean(self) -> list[Tensor]:
+    def center(self) -> Tensor:
         """Return the trained weights."""
-        return [ops.cast(v, v.dtype) for v in self.sampled]
+        parts = [ops.reshape(ops.cast(v, self.variable_dtype), (-1,)) for v in self.sampled]
+        return ops.concatenate(parts)
+
+    def _step(self, key: Tensor, number: int | Tensor) -> Tensor:
+        noise = self._standard_normal(key, number)
+        return self.structure.scaled(noise, lambda x: ops.sqrt(self.scale(x)))
 
     def distribution(self) -> Any:
         """Return the Gaussian over the uncertain weights, flat; W^2 numbers unless diagonal."""
         self._check_fitted()
-        size = self.structure.size
-        mean = ops.concatenate([ops.reshape(v, (-1,)) for v in self.mean()])
+        size, mean = self.size, self.center()
         if self._options["hessian_structure"] == "diag":
             (diagonal,) = self.structure.variables
             return tfd.MultivariateNormalDiag(mean, ops.sqrt(self.scale(diagonal.value)))
@@ -286,22 +272,13 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         if self._options["pred_type"] == "nn":
             return WeightSampler(self, samples, chunk_size)
         if self._options["link_approx"] == "probit":
-            return ProbitSampler(self)
+            return ProbitSampler(self, 1)
         return LinearizedSampler(self, samples, chunk_size)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor, and what the fit found beside the variables."""
         model = keras.saving.serialize_keras_object(self.network)
         return {**super().get_config(), "model": model, **self._options, "fit": self._fit}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Laplace":
-        """Return a posterior from what `get_config` gave; its variables are yet to be loaded."""
-        load, options = keras.saving.deserialize_keras_object, dict(config)
-        fit = options.pop("fit", {})
-        found = cls(load(options.pop("model"), custom_objects=custom_objects), **options)
-        found._fit = dict(fit)
-        return found
 
     def _check_fitted(self) -> None:
         if not self._fit:

@@ -7,23 +7,23 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, jvp
-from tfp_ibnn._core.protocols import Chunks, Sampler
+from tfp_ibnn._core.protocols import Chunks
+from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.laplace.curvature import linearized
 from tfp_ibnn.weights.laplace.structures import all_rows
 
 
-class LinearizedSampler(Sampler):
+class _Prefix(dict):
+    """What `LogitNetwork.prefix` returned, in the place of inputs."""
+
+
+class LinearizedSampler(WeightSampler):
     """Draws f(x) + J(x) (w - w*), w from the posterior, each the same for all examples.
 
     What comes before the first uncertain layer runs once for a batch. A last layer is linear
     already; of other weights every draw takes a Jacobian-vector product, about two passes.
     """
-
-    def __init__(self, posterior: Any, samples: int, chunk_size: int | None) -> None:
-        self.samples, self.is_random = samples, samples > 1
-        self._posterior = posterior
-        self._chunk_size = min(chunk_size or samples, samples)
 
     @property
     def _network(self) -> LogitNetwork:
@@ -31,35 +31,27 @@ class LinearizedSampler(Sampler):
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the draws that a key gives for a batch."""
-        values, size = self._network.prefix(inputs), self._chunk_size
-
-        def run(first: int | Tensor) -> Tensor:
-            numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
-            return ops.map(lambda number: self._run(values, key, number), numbers)
-
-        return Chunks(run, size, -(-self.samples // size))
+        return super().chunks(_Prefix(self._network.prefix(inputs)), key)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         """Return the outputs (1, batch, ...) of one draw."""
-        return self._run(self._network.prefix(inputs), key, ops.cast(number, "int32"))[None]
+        posterior, network = self._posterior, self._network
+        values = inputs if isinstance(inputs, _Prefix) else network.prefix(inputs)
+        means, steps = posterior.mean(), posterior.deviation(key, ops.cast(number, "int32"))
+
+        def logits(weights: list[Tensor]) -> Tensor:
+            with keras_internals.values_in_place(zip(posterior.sampled, weights, strict=True)):
+                return network.logits(values)
+
+        if posterior.is_last_layer:
+            found = logits([mean + step for mean, step in zip(means, steps, strict=True)])
+        else:
+            found = sum(jvp(logits, means, steps))
+        return self._outputs(found)[None]
 
     def at_mean(self, inputs: Any) -> Tensor:
         """Return the outputs (1, batch, ...) of the trained network."""
         return self._outputs(self._network.logits(self._network.prefix(inputs)))[None]
-
-    def _run(self, values: dict[int, Tensor], key: Tensor, number: Tensor) -> Tensor:
-        posterior = self._posterior
-        means, steps = posterior.mean(), posterior.deviation(key, number)
-
-        def logits(weights: list[Tensor]) -> Tensor:
-            pairs = zip(posterior.sampled, weights, strict=True)
-            with keras_internals.values_in_place(pairs):
-                return self._network.logits(values)
-
-        if posterior.is_last_layer:
-            return self._outputs(logits([m + s for m, s in zip(means, steps, strict=True)]))
-        center, slope = jvp(logits, means, steps)
-        return self._outputs(center + slope)
 
     def _outputs(self, logits: Tensor) -> Tensor:
         return ops.cast(self._network.likelihood.outputs(logits), self._network.dtype)
@@ -67,10 +59,6 @@ class LinearizedSampler(Sampler):
 
 class ProbitSampler(LinearizedSampler):
     """One distribution instead of draws: the logits divided by sqrt(1 + pi / 8 * variance)."""
-
-    def __init__(self, posterior: Any) -> None:
-        super().__init__(posterior, 1, None)
-        self.is_random = False
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Return the one prediction."""

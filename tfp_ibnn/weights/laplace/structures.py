@@ -23,7 +23,7 @@ Taps = list[tuple[Block, Tensor]]
 
 
 class Structure:
-    """A form of the Hessian over W weights; the base of all.
+    """A form of the Hessian over W weights: the base of all, and the diagonal, Q the identity.
 
     What `once` and `step` return is summed over batches and, of `step`, over the columns of the
     likelihood's factors; `finish` makes of the sums, arrays, what the variables hold.
@@ -37,8 +37,8 @@ class Structure:
         self.variables: list[keras.Variable] = []
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the variables."""
-        raise NotImplementedError
+        """Return the shapes of the variables; eigenvalues come last."""
+        return {"diagonal": (self.size,)}
 
     def sums(self) -> list[tuple[int, ...]]:
         """Return the shapes of what `step` returns."""
@@ -50,7 +50,7 @@ class Structure:
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         """Return what one column adds."""
-        raise NotImplementedError
+        return [ops.concatenate([b.squares(x, part) for (b, x), part in zip(taps, g, strict=True)])]
 
     def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
         """Return what the steps of the next pass take; None ends the passes."""
@@ -58,40 +58,18 @@ class Structure:
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         """Return the values of the variables."""
-        raise NotImplementedError
-
-    def eigenvalues(self) -> np.ndarray:
-        """Return l, (W,)."""
-        raise NotImplementedError
-
-    def scaled(self, x: Tensor, scale: Scale) -> Tensor:
-        """Return Q s(l) Q^T times vectors x (..., W)."""
-        raise NotImplementedError
-
-    def variance(self, features: Tensor, scale: Scale) -> Tensor:
-        """Return the variances (N, K) of the logits of a last layer with s(l), its inputs given."""
-        raise NotImplementedError
-
-
-class _Diagonal(Structure):
-    """The diagonal alone; Q is the identity."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"diagonal": (self.size,)}
-
-    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        return [ops.concatenate([b.squares(x, part) for (b, x), part in zip(taps, g, strict=True)])]
-
-    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         return sums
 
     def eigenvalues(self) -> np.ndarray:
-        return _double(self.variables[0])
+        """Return l, (W,)."""
+        return _double(self.variables[-1])
 
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
+        """Return Q s(l) Q^T times vectors x (..., W)."""
         return x * scale(ops.cast(self.variables[0], x.dtype))
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
+        """Return the variances (N, K) of the logits of a last layer with s(l), its inputs given."""
         diagonal = ops.reshape(self.variables[0], (features.shape[-1], -1))
         return ops.matmul(ops.square(features), scale(diagonal))
 
@@ -102,12 +80,13 @@ class _Full(Structure):
     def __init__(self, blocks: list[Block], **_: Any) -> None:
         super().__init__(blocks)
         check_side(self.size, f"hessian_structure='full' of {self.size:,} weights")
+        self._rank = self._wide = self.size
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"vectors": (self.size, self.size), "values": (self.size,)}
+        return {"vectors": (self.size, self._rank), "values": (self._rank,)}
 
     def sums(self) -> list[tuple[int, ...]]:
-        return [(self.size, self.size)]
+        return [(self.size, self._wide)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)
@@ -116,15 +95,15 @@ class _Full(Structure):
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         return _eigen(sums[0])
 
-    def eigenvalues(self) -> np.ndarray:
-        return _double(self.variables[1])
-
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         vectors, values = (ops.cast(v, x.dtype) for v in self.variables)
         return ops.matmul(ops.matmul(x, vectors) * scale(values), ops.transpose(vectors))
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
-        return _variance(features, *self.variables, scale)
+        vectors, values = (ops.cast(v, features.dtype) for v in self.variables)
+        by_logit = ops.reshape(vectors, (features.shape[-1], -1, vectors.shape[-1]))
+        along = ops.square(ops.tensordot(features, by_logit, axes=1))
+        return ops.matmul(along, scale(values))
 
 
 class _LowRank(_Full):
@@ -139,13 +118,6 @@ class _LowRank(_Full):
     def __init__(self, blocks: list[Block], rank: int) -> None:
         Structure.__init__(self, blocks)
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
-        self._basis, self._found = np.zeros(0), np.zeros(self._rank)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"vectors": (self.size, self._rank), "values": (self._rank,)}
-
-    def sums(self) -> list[tuple[int, ...]]:
-        return [(self.size, self._wide)]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)
@@ -173,14 +145,12 @@ class _LowRank(_Full):
         return np.concatenate([super().eigenvalues(), np.zeros(self.size - self._rank)])
 
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
-        vectors, values = (ops.cast(v, x.dtype) for v in self.variables)
         rest = scale(ops.zeros((), x.dtype))
-        along = ops.matmul(x, vectors) * (scale(values) - rest)
-        return rest * x + ops.matmul(along, ops.transpose(vectors))
+        return rest * x + super().scaled(x, lambda values: scale(values) - rest)
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
         rest = scale(ops.zeros((), features.dtype))
-        along = _variance(features, *self.variables, lambda values: scale(values) - rest)
+        along = super().variance(features, lambda values: scale(values) - rest)
         return rest * ops.sum(ops.square(features), axis=-1, keepdims=True) + along
 
 
@@ -255,7 +225,7 @@ class _Kronecker(Structure):
             yield block, self.variables[4 * i : 4 * i + 4]
 
 
-STRUCTURES = {"diag": _Diagonal, "kron": _Kronecker, "full": _Full, "lowrank": _LowRank}
+STRUCTURES = {"diag": Structure, "kron": _Kronecker, "full": _Full, "lowrank": _LowRank}
 
 
 def all_rows(taps: Taps, g: list[Tensor]) -> Tensor:
@@ -273,14 +243,6 @@ def check_side(side: int, what: str) -> None:
             f"{LARGEST_SIDE:,} x {LARGEST_SIDE:,} are decomposed. Use 'diag' or 'lowrank', or "
             "fewer weights: subset_of_weights='last_layer' or a pattern."
         )
-
-
-def _variance(features: Tensor, vectors: Any, values: Any, scale: Any) -> Tensor:
-    """Return the variances (N, K) of logits by eigenvectors (D K, R)."""
-    vectors, values = ops.cast(vectors, features.dtype), ops.cast(values, features.dtype)
-    by_logit = ops.reshape(vectors, (features.shape[-1], -1, vectors.shape[-1]))
-    along = ops.square(ops.tensordot(features, by_logit, axes=1))
-    return ops.matmul(along, scale(values))
 
 
 def _eigen(matrix: np.ndarray) -> list[np.ndarray]:

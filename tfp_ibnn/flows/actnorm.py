@@ -42,13 +42,11 @@ class ActNorm(Flow):
         self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the shift and the raw log-scale."""
         super().build(input_shape)
         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
         self.raw_log_scale = self.add_parameter("raw_log_scale", (self.channels,), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> AffineBijector:
-        """Return the map for the present weights."""
         shift = self.parameter(self.shift, condition)
         raw = self.parameter(self.raw_log_scale, condition)
         return AffineBijector(shift=shift, scale=ops.exp(constraints.bounded(raw, self.limit)))

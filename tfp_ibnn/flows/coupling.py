@@ -43,7 +43,6 @@ class CouplingBijector(FlowBijector):
         return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants, from one pass of the network."""
         kept, moved = self._split(x)
         moved, log_slope = self.move(moved, self.network(kept))
         return self._join(kept, moved), ops.sum(log_slope, axis=-1)
@@ -105,7 +104,6 @@ class Coupling(Flow):
         self.mask = given.astype("bool").tolist()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the network for the two parts."""
         super().build(input_shape)
         if len(self._kept()) != self.channels:
             wrong = f"`mask` is for {len(self.mask)} channels, and there are {self.channels}"
@@ -125,7 +123,6 @@ class Coupling(Flow):
         return {}
 
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
-        """Return the map for the present weights."""
         condition = self.checked_condition(condition)
         halves = self.mask == "halves"
         return self.bijector_class(

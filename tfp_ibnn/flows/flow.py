@@ -145,7 +145,6 @@ class Flow(Conditional):
         return self.bijector() if condition is None else self.bijector(condition)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the input shape: a flow keeps it."""
         return input_shape
 
     def get_build_config(self) -> None:

@@ -70,7 +70,6 @@ class PlanarBijector(FlowBijector):
         return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants, from one projection."""
         bend = tanh(total(x * self.w) + self.b)
         return x + column(bend) * self.u, ops.log1p(self.slope * (1 - bend * bend))
 
@@ -92,7 +91,6 @@ class Planar(Flow):
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add u, w and b."""
         super().build(input_shape)
         spread = keras.initializers.RandomNormal(stddev=self.channels**-0.5)
         self.u = self.add_parameter("u", (self.channels,), "zeros")
@@ -100,7 +98,6 @@ class Planar(Flow):
         self.b = self.add_parameter("b", (), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> PlanarBijector:
-        """Return the map for the present weights, made invertible."""
         u, w, b = (self.parameter(weight, condition) for weight in (self.u, self.w, self.b))
         product = total(w * u)
         slope = constraints.above_minus_one(product)

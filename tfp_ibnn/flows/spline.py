@@ -39,7 +39,6 @@ class SplineBijector(FlowBijector):
         return total(_spline(x, self.knots, self.interval)[1])
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants."""
         y, log_slope = _spline(x, self.knots, self.interval)
         return y, total(log_slope)
 
@@ -54,11 +53,9 @@ class SplineCouplingBijector(CouplingBijector):
     """
 
     def move(self, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Map the moved part (..., moved); return the log-slopes too."""
         return _spline(x, parameters, self.interval)
 
     def move_back(self, y: Tensor, parameters: Tensor) -> Tensor:
-        """Undo `move`."""
         return _inverse_spline(y, parameters, self.interval)
 
 
@@ -70,7 +67,6 @@ class _KnotNetwork(Conditioner):
         self.parts = parts
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Return the knots for `inputs` of shape (..., inputs)."""
         kernel = ops.convert_to_tensor(self.kernel) / self.kernel.shape[0] ** 0.5
         output_kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
         bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
@@ -119,12 +115,10 @@ class Spline(_Splines, Flow):
     arguments = ("limit",)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the knots."""
         super().build(input_shape)
         self.knots = self.add_parameter("knots", (3 * self.bins - 1, self.channels), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> SplineBijector:
-        """Return the map for the present weights."""
         knots = constraints.bounded(self.parameter(self.knots, condition), self.limit)
         return SplineBijector(knots=knots, interval=self.interval)
 
@@ -155,11 +149,9 @@ class SplineCoupling(_Splines, Coupling):
     bijector_class = SplineCouplingBijector
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
-        """Return the network, unbuilt, for so many moved channels."""
         return _KnotNetwork(moved, self.hidden, self.limit, 3 * self.bins - 1, **options)
 
     def bijector_options(self) -> dict[str, Any]:
-        """Return the interval."""
         return {"interval": self.interval}
 
 

@@ -188,26 +188,21 @@ class StochasticLayer(keras.layers.Wrapper):
         return draw.z
 
     def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
-        """Return the wrapped layer's output spec; noise changes neither shape nor type."""
         return self.layer.compute_output_spec(self.checked_inputs(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
-        """Return the wrapped layer's output shape."""
         return self.layer.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Return the wrapped layer's output mask."""
         layer = self.layer
         return layer.compute_mask(inputs, previous_mask) if layer.supports_masking else None
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         posterior = keras.saving.serialize_keras_object(self.posterior)
         return {**super().get_config(), "posterior": posterior, "train_size": self.train_size}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticLayer":
-        """Return a layer from what `get_config` gave."""
         config = dict(config)
         for key in ("layer", "posterior"):
             if isinstance(config.get(key), dict):

@@ -38,7 +38,6 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
         self.min_scale = checks.positive("min_scale", min_scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Check that there are as many scales as means."""
         if checks.channels_of("GaussianHead", input_shape) % 2:
             raise ValueError(
                 "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
@@ -51,7 +50,6 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
         return ops.concatenate([loc, ops.softplus(raw) + self.min_scale], axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
-        """Return the input's shape."""
         return input_shape
 
 

@@ -78,7 +78,6 @@ class MeanFieldLayer(StochasticLayer):
         self.activity_regularizer = layer.activity_regularizer
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the wrapped layer, its scales and the switch of the noise."""
         layer, posterior = self.layer, self.posterior
         if posterior.estimator == "local" and len(input_shape) != 2:
             raise self._not_local(f"its input has the shape {tuple(input_shape)}")
@@ -103,18 +102,15 @@ class MeanFieldLayer(StochasticLayer):
 
     @property
     def prior_on_weights(self) -> bool:
-        """Whether a prior pulls at the means, as weight decay does."""
         return self.posterior.pulls_means
 
     @property
     def draw_size(self) -> int:
-        """How many numbers a draw has: as many as there are random weights."""
         return sum(map(math.prod, self._shapes))
 
     def call(
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
-        """Return the output for the weights of this pass, and add their KL to the loss."""
         if self._is_local(current().recall(self)):
             raise self._not_local("it is called twice in one pass")
         return super().call(inputs, mask=mask, training=training)
@@ -156,17 +152,14 @@ class MeanFieldLayer(StochasticLayer):
         mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Return the wrapped layer's output for random weights."""
         outputs = self._outputs(ops.cast(inputs, self.layer.compute_dtype), latent)
         activation = self.layer.activation
         return outputs if activation is None else activation(outputs)
 
     def mean_latent(self) -> Explicit:
-        """Return noise of 0."""
         return Explicit([ops.zeros((1, *x), dtype=self.posterior.dtype) for x in self._shapes])
 
     def fold(self) -> keras.layers.Layer:
-        """Return the wrapped layer, whose weights are the means."""
         plain = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         plain.build(self._input_shape)
         centers = map(ops.convert_to_numpy, self.posterior.centers(self._means()))
@@ -174,12 +167,10 @@ class MeanFieldLayer(StochasticLayer):
         return plain
 
     def carry_over(self, weights: list[Any]) -> None:
-        """Take the weights of the plain layer as means."""
         super().carry_over(weights)
         self.posterior.start_at(self._means())
 
     def summary(self) -> Draw:
-        """Return weights one standard deviation above and below their means, KL and entropy."""
         return self.posterior.summary(self._means())
 
     def _with_kl(

@@ -39,11 +39,9 @@ class MNFLayer(MeanFieldLayer):
 
     @property
     def draw_size(self) -> int:
-        """How many numbers a draw has."""
         return super().draw_size + self.posterior.z.channels
 
     def mean_latent(self) -> Multiplied:
-        """Return the mean of z, and noise of 0."""
         return Multiplied(self.posterior.z.mean()[None], super().mean_latent())
 
     def _with_kl(
@@ -73,7 +71,6 @@ class MNFLayer(MeanFieldLayer):
         return isinstance(latent, Multiplied) and isinstance(latent.rest, Local)
 
     def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
-        """Return the outputs for random weights before the activation."""
         z, rest = latent
         if isinstance(rest, Explicit):
             deviations = self._deviations(rest)

@@ -91,7 +91,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return self.noise == "channel"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the posterior, the wrapped layer and the switch of the noise."""
         last = input_shape
         if isinstance(input_shape, (tuple, list)) and self._channel_axis(len(input_shape)) == 1:
             last = input_shape[:2]
@@ -139,7 +138,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Return the wrapped layer's output for z * inputs."""
         if training and groups is None and self.posterior.is_centered and self._convolves_image:
             loc, scale = self.posterior.loc_and_scale()
             normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
@@ -151,7 +149,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
     def mean_latent(self) -> Tensor:
-        """Return the mean of z, (1, channels)."""
         return self.posterior.mean()[None]
 
     def fold(self) -> keras.layers.Layer:
@@ -300,7 +297,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return tuple(shape[2:]) if first else tuple(shape[1:-1])
 
     def checked_inputs(self, inputs: Any) -> Any:
-        """Return the inputs in a type that can be multiplied by noise, or raise."""
         if isinstance(inputs, (list, tuple, dict)):
             raise ValueError(f"{self._owner} takes one input; it was called with {len(inputs)}.")
         if not hasattr(inputs, "dtype"):

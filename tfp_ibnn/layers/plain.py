@@ -37,7 +37,6 @@ class _StochasticPlain(Stochastic):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         config, inner = super().get_config(), self.layer.get_config()
         del config["layer"]
         own = {"dtype": inner["dtype"], "layer_trainable": inner["trainable"]}
@@ -45,7 +44,6 @@ class _StochasticPlain(Stochastic):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
-        """Return a layer from what `get_config` gave."""
         config = dict(config)
         trainable = config.pop("layer_trainable", True)
         layer = super().from_config(config, custom_objects)

@@ -132,7 +132,6 @@ class Posterior(Template):
         return mean(self.summary().entropy)
 
     def summary(self) -> Draw:
-        """Return a fixed set of draws (draws, channels), the same for the same weights."""
         component = None
         if self.components > 1:
             component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
@@ -172,12 +171,10 @@ class Posterior(Template):
         return {"prior_scale": self.prior_scale} if is_open else {}
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         scale = self.prior_scale if self._scale_is_given else None
         return {**super().get_config(), "prior": self._given_prior, "prior_scale": scale}
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
-        """Return `Stochastic(layer, self, train_size, **options)`."""
         return Stochastic(layer, self, train_size, **options)
 
     @property

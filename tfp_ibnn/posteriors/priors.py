@@ -65,7 +65,6 @@ class _LocationScale(Prior):
         self.loc = checks.moderate("loc", loc)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Return the distribution of one number."""
         loc, scale = (ops.convert_to_tensor(x, dtype=dtype) for x in (self.loc, self.scale))
         return getattr(tfd, type(self).__name__)(loc=loc, scale=scale)
 
@@ -84,7 +83,6 @@ class Normal(_LocationScale):
     """
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        """Return KL[N(loc, scale^2) || prior], summed over all numbers, in nats."""
         ratio = ops.log(scale) - math.log(self.scale)
         distance = (loc - self.loc) / self.scale
         return ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio)
@@ -110,7 +108,6 @@ class Tied(Normal):
         raise ValueError("priors.Tied is for ibnn.MeanField; use priors.Normal(scale, loc).")
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        """Return KL[N(loc, scale^2) || N(loc, prior's^2)], summed, in nats."""
         return super().kl(ops.zeros_like(loc), scale, normal)
 
 
@@ -149,7 +146,6 @@ class StudentT(_LocationScale):
         self.df = checks.moderate("df", checks.positive("df", df))
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Return the distribution of one number."""
         values = (self.df, self.loc, self.scale)
         return tfd.StudentT(*(ops.convert_to_tensor(x, dtype=dtype) for x in values))
 
@@ -177,7 +173,6 @@ class ScaleMixture(Prior):
         )
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Return the distribution of one number."""
         scale = ops.convert_to_tensor([self.sigma1, self.sigma2], dtype=dtype)
         weights = tfd.Categorical(probs=ops.convert_to_tensor([self.pi, 1 - self.pi], dtype=dtype))
         return tfd.MixtureSameFamily(weights, tfd.Normal(ops.zeros_like(scale), scale))
@@ -191,11 +186,9 @@ class Given(Prior):
         self.given = given
 
     def distribution(self, dtype: str) -> Any:
-        """Return the distribution itself."""
         return self.given
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise if the distribution is neither over single numbers nor over such arrays."""
         batch, event = (tuple(getattr(self.given, f"{x}_shape", ())) for x in ("batch", "event"))
         own = (*batch, *event)
         try:
@@ -210,12 +203,10 @@ class Given(Prior):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the distribution by its name in TensorFlow Probability and its parameters."""
         return {"given": _encode(self.given)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Given":
-        """Return a prior from what `get_config` gave."""
         return cls(_decode(config["given"]))
 
 

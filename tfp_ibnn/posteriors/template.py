@@ -54,7 +54,6 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         return 1.0
 
     def loss(self, draw: Draw) -> Tensor:
-        """Return what a draw adds to the loss before division by the number of examples."""
         loss = self.beta * draw.kl
         return loss - self.gamma * draw.entropy if self.gamma else loss
 
@@ -83,12 +82,10 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         return {}
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), "beta": self.initial_beta}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Template":
-        """Return a posterior from what `get_config` gave."""
         prior = config.get("prior")
         if isinstance(prior, dict):
             config = {**config, "prior": keras.saving.deserialize_keras_object(prior)}

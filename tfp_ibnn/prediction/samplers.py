@@ -70,7 +70,6 @@ class NoiseSampler(Sampler):
             warnings.warn(message, stacklevel=3)
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Prepare the networks that a key gives for a batch."""
         size = self._chunk_size
         if size is None:
             # The largest activations, or a draw of all weights; each example may have its own.
@@ -85,7 +84,6 @@ class NoiseSampler(Sampler):
         return Chunks(self._runner(inputs, key, numbers, size), size, count)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of a network; `chunks` has those from number 0 on."""
         number = ops.cast(number, "int32")
         if self._sampling == "qmc":
             # Where the points begin to repeat, others take over.
@@ -95,7 +93,6 @@ class NoiseSampler(Sampler):
         return self._runner(inputs, key, ops.reshape(number, (1,)), 1)(0)
 
     def at_mean(self, inputs: Any) -> Tensor:
-        """Return the outputs (1, batch, ...) of the network without noise."""
         with noise.scope(off=True, losses=False):
             values = self._graph.prefix(inputs, _call)
             return self._checked(self._graph.suffix(values, _call))[None]
@@ -180,7 +177,6 @@ class WeightSampler(Sampler):
         self.is_random = self.samples > 1
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Prepare the networks that a key gives for a batch."""
         size = min(self._chunk_size or self.samples, self.samples)
 
         def run(first: int | Tensor) -> Tensor:
@@ -190,7 +186,6 @@ class WeightSampler(Sampler):
         return Chunks(run, size, -(-self.samples // size))
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one of the networks."""
         number = ops.cast(number, "int32")
         with self._in_place(self._posterior.sample(key, number)):
             if self._noise is None:
@@ -198,7 +193,6 @@ class WeightSampler(Sampler):
             return self._noise.draw(inputs, key, number)
 
     def at_mean(self, inputs: Any) -> Tensor:
-        """Return the outputs (1, batch, ...) of the network that stands for all."""
         with self._in_place(self._posterior.mean()):
             return self._plain(inputs) if self._noise is None else self._noise.at_mean(inputs)
 
@@ -228,7 +222,6 @@ class MixtureSampler(WeightSampler):
         self.is_random = self.samples > 1
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one of the networks."""
         number, count = ops.cast(number, "int32"), len(self._samplers)
 
         def drawing(place: int, sampler: Sampler) -> Callable[[], Tensor]:

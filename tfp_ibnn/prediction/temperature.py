@@ -71,13 +71,11 @@ class TemperatureScaling(ScaledModel, keras.Model):
         return self.model
 
     def build(self, input_shape: Any) -> None:
-        """Build the classifier."""
         if not self.model.built:
             self.model.build(input_shape)
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
-        """Return the classifier's output at the temperature."""
         return self.scale(self.model(inputs, training=training))
 
     def scale(self, outputs: Any) -> Tensor:
@@ -153,7 +151,6 @@ class TemperatureScaling(ScaledModel, keras.Model):
         super().export(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), "from_logits": self.from_logits}
 
     @property

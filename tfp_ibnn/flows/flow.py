@@ -18,9 +18,10 @@ class FlowBijector(tfb.Bijector):
     """A bijector on the last `event_ndims` axes: a function of tensors, without state of its own.
 
     A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
-    defines `_forward`, `_inverse` and `_forward_log_det_jacobian`. A tensor with further leading
-    axes, which broadcast against those of x, differs by row. Other parameters (a network, a flag)
-    may also be given; each becomes an attribute.
+    defines `_inverse`, and `_forward` with `_forward_log_det_jacobian`, or `forward_and_log_det`
+    where these share work. A tensor with further leading axes, which broadcast against those of x,
+    differs by row. Other parameters (a network, a flag) may also be given; each becomes an
+    attribute.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {}
@@ -52,8 +53,14 @@ class FlowBijector(tfb.Bijector):
         return self._serial_number
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants, which may share work."""
+        """Return `forward(x)` and its log-determinants."""
         return self._forward(x), self._forward_log_det_jacobian(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self.forward_and_log_det(x)[0]
+
+    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
+        return self.forward_and_log_det(x)[1]
 
     @classmethod
     def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> dict[str, Any]:

@@ -59,15 +59,9 @@ class PlanarBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0, "slope": 0}
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[0]
-
     def _inverse(self, y: Tensor) -> Tensor:
         along = solve_monotone(self.slope, self.b, total(y * self.w))
         return y - column(tanh(along + self.b)) * self.u
-
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[1]
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         bend = tanh(total(x * self.w) + self.b)

@@ -29,14 +29,8 @@ class SplineBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"knots": 2}
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return _spline(x, self.knots, self.interval)[0]
-
     def _inverse(self, y: Tensor) -> Tensor:
         return _inverse_spline(y, self.knots, self.interval)
-
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return total(_spline(x, self.knots, self.interval)[1])
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, log_slope = _spline(x, self.knots, self.interval)
@@ -85,7 +79,7 @@ class _Splines:
     ) -> None:
         super().__init__(*args, **kwargs)
         self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
-        self.interval = checks.moderate("interval", checks.positive("interval", interval))
+        self.interval = checks.scale("interval", interval)
         self.limit = checks.positive("limit", limit)
         if self.bins == 1:
             raise ValueError("`bins` must be 2 or more: a spline of 1 bin is the identity.")
@@ -127,15 +121,8 @@ class Spline(_Splines, Flow):
 class SplineCoupling(_Splines, Coupling):
     """Coupling flow whose moved channels go through monotone rational-quadratic splines.
 
-    The network's last layer starts at 0, so the flow starts as the identity.
-
-    Args:
-        bins: number of bins between -interval and interval.
-        interval: beyond it, on either side, the map is the identity.
-        limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
-        hidden: units of the network's hidden layer.
-        swap: keep the last half and move the first, or keep what the mask would move.
-        mask: which channels are kept, as in `AffineCoupling`.
+    The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
+    `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`.
 
     Example:
         >>> import keras

@@ -12,7 +12,7 @@ from keras.backend import is_float_dtype
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.noise import Pass, current
 
@@ -46,28 +46,14 @@ class Local(NamedTuple):
 class MeanFieldLayer(StochasticLayer):
     """Wrap a layer: its kernel is the mean of a Gaussian whose scales the posterior has.
 
-    `MeanField.wrap` and `to_stochastic` make it.
-
-    Args:
-        layer: a Dense, EinsumDense or convolution layer.
-        posterior: template, an `ibnn.MeanField`.
-        train_size: number of training examples, over which the KL is spread.
-        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
-            has taken that.
-        **kwargs: those of `keras.layers.Layer`.
+    `MeanField.wrap` and `to_stochastic` make it. The arguments are those of `StochasticLayer`: a
+    Dense, EinsumDense or convolution layer, an `ibnn.MeanField`, and so on.
     """
 
     draws_ahead = False  # a set of weights is large
 
-    def __init__(
-        self,
-        layer: keras.layers.Layer,
-        posterior: PosteriorTemplate,
-        train_size: int | None = None,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(layer, posterior, train_size, seed, **kwargs)
+    def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
+        super().__init__(layer, *args, **kwargs)
         if not isinstance(layer, CONVERTIBLE):
             raise ValueError(
                 "MeanField needs a layer with a kernel, one of "

@@ -1,6 +1,7 @@
 """Layers whose input is multiplied by a latent z drawn from a posterior."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ from tfp_ibnn._core.backend import Tensor, mean, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
-from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
+from tfp_ibnn.layers.convolution import convolves, noisy_convolution, separate_channels
 from tfp_ibnn.noise import Pass
 
 NOISES = ("channel", "position")
@@ -179,7 +180,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
 
     def shares_work(self, inputs: Any) -> bool:
-        """Whether many z on the same inputs had better go by `SeparateChannels`."""
+        """Whether many z on the same inputs had better go by `separate_channels`."""
         # That takes memory as for one draw more for each channel of the input, so it is left to
         # small networks, of which the first convolution is a large part.
         if not (
@@ -192,9 +193,9 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         outputs = self.compute_output_shape(inputs.shape)[1:]
         return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
 
-    def shared(self, inputs: Tensor) -> SeparateChannels:
+    def shared(self, inputs: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
-        return SeparateChannels(self.layer, ops.cast(inputs, self.compute_dtype))
+        return separate_channels(self.layer, ops.cast(inputs, self.compute_dtype))
 
     def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
         """Return the draws for base noise; if the noise is off, z is the posterior's mean.
@@ -245,9 +246,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
                     "`sides='both'` needs an equation whose last output axis is the kernel's; got "
                     f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}."
                 )
-            shape = [1] * len(kernel)
-            shape[kernel.index(target[-1])] = -1
-            return 0, scale.reshape(shape)
+            return 0, _along(scale, kernel, target[-1])
         if isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D)):
             return 1, scale
         if isinstance(layer, (layers.DepthwiseConv1D, layers.DepthwiseConv2D)):
@@ -330,6 +329,11 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return ValueError(f"{self._owner} needs {wanted}; got {tuple(shape)}.")
 
 
+def _along(scale: np.ndarray, labels: str, label: str) -> np.ndarray:
+    """Return numbers along one of the axes of an einsum's operand."""
+    return scale.reshape([-1 if one == label else 1 for one in labels])
+
+
 def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray | None:
     """Return by what to multiply a layer's first weight instead of its input; None if one cannot.
 
@@ -342,9 +346,7 @@ def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray 
         kernel = kernel.replace("...", "")
         if source.endswith("...") or kernel.count(source[-1]) != 1:
             return None
-        shape = [1] * len(kernel)
-        shape[kernel.index(source[-1])] = -1
-        return scale.reshape(shape)
+        return _along(scale, kernel, source[-1])
     if isinstance(layer, (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)):
         return scale
     if isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):

@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 import keras
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.layers.multiplicative import Stochastic
+
+_OWN = ("posterior", "train_size", "noise", "kl_reduction", "seed", "name", "trainable")
 
 
 class _StochasticPlain(Stochastic):
@@ -14,27 +15,12 @@ class _StochasticPlain(Stochastic):
 
     layer_class: ClassVar[type[keras.layers.Layer]]
 
-    def __init__(
-        self,
-        *args: Any,
-        posterior: PosteriorTemplate | None = None,
-        train_size: int | None = None,
-        noise: str = "channel",
-        kl_reduction: str = "sum",
-        seed: int | None = None,
-        name: str | None = None,
-        trainable: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        try:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        own = {key: kwargs.pop(key) for key in _OWN if key in kwargs}
+        takers = (self.layer_class.__init__, Stochastic.__init__)
+        with checks.known_keywords(type(self).__name__, kwargs, takers, but=("self", "layer")):
             layer = self.layer_class(*args, **kwargs)
-        except (TypeError, ValueError):
-            takers = (self.layer_class.__init__, _StochasticPlain.__init__)
-            checks.known_keywords(type(self).__name__, kwargs, takers, but=("self",))
-            raise
-        super().__init__(
-            layer, posterior, train_size, noise, kl_reduction, seed, name=name, trainable=trainable
-        )
+        super().__init__(layer, **own)
 
     def get_config(self) -> dict[str, Any]:
         config, inner = super().get_config(), self.layer.get_config()

@@ -1,7 +1,10 @@
 """Mean-field layers under the names that TensorFlow Probability gives them.
 
 They take the arguments of the Keras layer, those of `ibnn.MeanField`, and `train_size`. Arguments
-of TFP's layers that have another form here are refused, with what to write instead.
+of TFP's layers that have another form here are refused, with what to write instead. The names end
+in the estimator: Reparameterization is "shared", one weight draw for the batch; Flipout "flipout",
+with signs that differ from example to example; LocalReparameterization "local", with outputs drawn
+instead of weights in training.
 """
 
 from collections.abc import Callable
@@ -52,12 +55,9 @@ def _named(
         # By its name: posteriors know their layers, and not the other way round.
         posterior = keras.saving.get_registered_object("tfp_ibnn>MeanField")
         template = posterior(estimator=estimator, **own)
-        try:
+        takers = (layer_class.__init__, make, posterior.__init__)
+        with checks.known_keywords(name, kwargs, takers, but=("self", "estimator")):
             layer = layer_class(*args, **kwargs)
-        except (TypeError, ValueError):
-            takers = (layer_class.__init__, make, posterior.__init__)
-            checks.known_keywords(name, kwargs, takers, but=("self", "estimator"))
-            raise
         return template.wrap(layer, train_size, **outer)
 
     make.__name__ = make.__qualname__ = name
@@ -66,28 +66,11 @@ def _named(
 
 
 DenseReparameterization = _named("DenseReparameterization", layers.Dense, "shared")
-"""Dense, one weight draw for the batch."""
-
 DenseFlipout = _named("DenseFlipout", layers.Dense, "flipout")
-"""Dense, with signs that differ from example to example."""
-
 DenseLocalReparameterization = _named("DenseLocalReparameterization", layers.Dense, "local")
-"""Dense, with outputs drawn instead of weights in training."""
-
 Conv1DReparameterization = _named("Conv1DReparameterization", layers.Conv1D, "shared")
-"""Conv1D, one weight draw for the batch."""
-
 Conv1DFlipout = _named("Conv1DFlipout", layers.Conv1D, "flipout")
-"""Conv1D, with signs that differ from example to example."""
-
 Conv2DReparameterization = _named("Conv2DReparameterization", layers.Conv2D, "shared")
-"""Conv2D, one weight draw for the batch."""
-
 Conv2DFlipout = _named("Conv2DFlipout", layers.Conv2D, "flipout")
-"""Conv2D, with signs that differ from example to example."""
-
 Conv3DReparameterization = _named("Conv3DReparameterization", layers.Conv3D, "shared")
-"""Conv3D, one weight draw for the batch."""
-
 Conv3DFlipout = _named("Conv3DFlipout", layers.Conv3D, "flipout")
-"""Conv3D, with signs that differ from example to example."""

@@ -48,6 +48,7 @@ class FlowPosterior(base.Posterior):
     """
 
     arguments = ("initial_scale", "components", "shared_components")
+    flow_arguments = ("flows",)
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class FlowPosterior(base.Posterior):
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
         self.shared_components = bool(shared_components)
         scale = self.prior_scale if initial_scale is None else initial_scale
-        scale = base.checked_scale("initial_scale", scale)
+        scale = checks.scale("initial_scale", scale)
         self.affine = Affine(self.prior_loc, scale, dtype=self.dtype, name="affine")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -142,18 +143,7 @@ class FlowPosterior(base.Posterior):
         return affine.shift, affine.scale
 
     def get_config(self) -> dict[str, Any]:
-        flows = [keras.saving.serialize_keras_object(flow) for flow in self.flows]
-        return {**super().get_config(), "flows": flows, "affine": self.order}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FlowPosterior":
-        load = keras.saving.deserialize_keras_object
-        flows = [flow if isinstance(flow, Flow) else load(flow) for flow in config["flows"]]
-        return super().from_config({**config, "flows": flows})
-
-    def copy(self, **changes: Any) -> "FlowPosterior":
-        # The flows go by as objects: their classes need not be registered for a copy.
-        return super().copy(**{"flows": self.flows, **changes})
+        return {**super().get_config(), "affine": self.order}
 
     @property
     def _is_plain(self) -> bool:

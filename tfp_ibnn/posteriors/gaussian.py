@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, checked_scale
+from tfp_ibnn.posteriors.base import Posterior
 
 
 class _CorrelatedNormal(Posterior):
@@ -21,7 +21,7 @@ class _CorrelatedNormal(Posterior):
         super().__init__(**kwargs)
         self.initial_scale = initial_scale
         scale = self.prior_scale if initial_scale is None else initial_scale
-        self._start = checked_scale("initial_scale", scale)
+        self._start = checks.scale("initial_scale", scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)

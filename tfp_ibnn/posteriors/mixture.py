@@ -8,7 +8,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, checked_component, checked_scale, equal_mixture
+from tfp_ibnn.posteriors.base import Posterior, checked_component, equal_mixture
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -57,7 +57,7 @@ class MixturePosterior(Posterior):
     ) -> None:
         super().__init__(**kwargs)
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
-        self.initial_scale = checked_scale("initial_scale", initial_scale)
+        self.initial_scale = checks.scale("initial_scale", initial_scale)
         for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
             setattr(self, name, checks.moderate(name, checks.non_negative(name, spread)))
         self.kl = checks.one_of("kl", kl, ("bound", "averaged"))

@@ -55,6 +55,7 @@ class MNF(MeanField):
     """
 
     arguments = ("z_scale",)
+    flow_arguments = ("flows", "auxiliary_flows")
     wrapper = MNFLayer
 
     def __init__(
@@ -87,6 +88,11 @@ class MNF(MeanField):
             *(("auxiliary_log_scale", log_scale), ("auxiliary_log_scale_slope", "zeros")),
         ):
             setattr(self, name, self._add_parameter(name, (channels,), start))
+
+    @property
+    def flows(self) -> list[Flow]:
+        """The flows of z."""
+        return self.z.flows
 
     def times_z(self, kernel: Tensor, z: Tensor) -> Tensor:
         """Return a kernel multiplied by z (..., channels), with the leading axes of z."""
@@ -130,26 +136,6 @@ class MNF(MeanField):
             log_r = log_r + log_det
         log_r = log_r + base.log_normal((z - loc) * ops.exp(-log_scale)) - ops.sum(log_scale)
         return ops.sum(log_r)
-
-    def get_config(self) -> dict[str, Any]:
-        lists = {"flows": self.z.flows, "auxiliary_flows": self.auxiliary_flows}
-        save = keras.saving.serialize_keras_object
-        saved = {name: [save(flow) for flow in flows] for name, flows in lists.items()}
-        return {**super().get_config(), **saved}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "MNF":
-        load = keras.saving.deserialize_keras_object
-        lists = {
-            name: [flow if isinstance(flow, Flow) else load(flow) for flow in config[name]]
-            for name in ("flows", "auxiliary_flows")
-        }
-        return super().from_config({**config, **lists})
-
-    def copy(self, **changes: Any) -> "MNF":
-        # The flows go by as objects: their classes need not be registered for a copy.
-        lists = {"flows": self.z.flows, "auxiliary_flows": self.auxiliary_flows}
-        return super().copy(**{**lists, **changes})
 
 
 class _Factors(FlowPosterior):

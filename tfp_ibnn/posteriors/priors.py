@@ -61,7 +61,7 @@ class _LocationScale(Prior):
     """A family with a location and a scale."""
 
     def __init__(self, scale: float = 1.0, loc: float = 0.0) -> None:
-        self.scale = checks.moderate("scale", checks.positive("scale", scale))
+        self.scale = checks.scale("scale", scale)
         self.loc = checks.moderate("loc", loc)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
@@ -143,7 +143,7 @@ class StudentT(_LocationScale):
 
     def __init__(self, df: float = 3.0, scale: float = 1.0, loc: float = 0.0) -> None:
         super().__init__(scale, loc)
-        self.df = checks.moderate("df", checks.positive("df", df))
+        self.df = checks.scale("df", df)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
         values = (self.df, self.loc, self.scale)
@@ -167,10 +167,7 @@ class ScaleMixture(Prior):
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:
         self.pi = checks.fraction("pi", checks.positive("pi", pi))
-        self.sigma1, self.sigma2 = (
-            checks.moderate(name, checks.positive(name, value))
-            for name, value in (("sigma1", sigma1), ("sigma2", sigma2))
-        )
+        self.sigma1, self.sigma2 = checks.scale("sigma1", sigma1), checks.scale("sigma2", sigma2)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
         scale = ops.convert_to_tensor([self.sigma1, self.sigma2], dtype=dtype)

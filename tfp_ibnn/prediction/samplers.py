@@ -154,13 +154,9 @@ class NoiseSampler(Sampler):
 class WeightSampler(Sampler):
     """The networks that a posterior over weights gives; they run one after the other.
 
-    A network with stochastic layers draws its noise too, anew for each number.
-
-    Args:
-        posterior: over the weights of one network.
-        samples: number of networks; of a posterior with fewer weight sets, all of them, unless
-            they have noise.
-        chunk_size: of how many networks to keep the outputs at once; None keeps all.
+    A network with stochastic layers draws its noise too, anew for each number. `samples` is the
+    number of networks; of a posterior with fewer weight sets, all of them, unless they have noise.
+    `chunk_size` is of how many networks to keep the outputs at once; None keeps all.
     """
 
     def __init__(
@@ -205,13 +201,7 @@ class WeightSampler(Sampler):
 
 
 class MixtureSampler(WeightSampler):
-    """The networks of several samplers in turn, each as often as the others.
-
-    Args:
-        samplers: of the members of a mixture.
-        samples: number of networks; fewer, if all of the members are covered by fewer.
-        chunk_size: of how many networks to keep the outputs at once; None keeps all.
-    """
+    """The networks of several samplers, one per member of a mixture, in turn, each as often."""
 
     def __init__(
         self, samplers: Sequence[Sampler], samples: int, chunk_size: int | None = None

@@ -38,11 +38,6 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
 
     `learning_rate` is that of the other weights. Setting it, as Keras's callbacks do, keeps the
     ratio of the two.
-
-    Args:
-        deterministic: the optimizer of all weights but the posteriors'.
-        stochastic: the optimizer of the posteriors' weights.
-        **kwargs: those of `keras.optimizers.MultiOptimizer`.
     """
 
     _ratio = 1.0  # stochastic to deterministic rate, kept while the rates are 0

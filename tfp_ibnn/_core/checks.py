@@ -114,10 +114,9 @@ def channels_of(owner: str, input_shape: Any) -> int:
         for size in input_shape
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
-        raise ValueError(
-            f"{owner} works on the last axis of one tensor, of known size, at least 1; got the "
-            f"input shape {input_shape!r}. Give a shape like (batch, channels)."
-        )
+        got = f"{input_shape!r}. Give a shape like (batch, channels)"
+        wanted = "works on the last axis of one tensor, of known size, at least 1"
+        raise ValueError(f"{owner} {wanted}; got the input shape {got}.")
     return int(input_shape[-1])
 
 

@@ -65,10 +65,9 @@ class ActNorm(Flow):
         values = values.reshape(-1, self.channels)
         deviation = values.std(axis=0)
         if len(values) < 2 or not np.all(deviation > 0) or not np.all(np.isfinite(values)):
-            raise ValueError(
-                "`samples` must hold at least two finite draws that differ in every channel; got "
-                f"an array of shape {values.shape} with standard deviations {deviation}."
-            )
+            wanted = "at least two finite draws that differ in every channel"
+            got = f"an array of shape {values.shape} with standard deviations {deviation}"
+            raise ValueError(f"`samples` must hold {wanted}; got {got}.")
         ratio = np.clip(-np.log(deviation) / self.limit, -0.99, 0.99)
         scale = np.exp(self.limit * ratio)
         self.raw_log_scale.assign(self.limit * np.arctanh(ratio))

@@ -91,10 +91,8 @@ class Coupling(Flow):
             return
         given = np.asarray(mask)
         if given.ndim != 1 or set(given.tolist()) != {False, True}:
-            raise ValueError(
-                "`mask` must be 'halves', 'alternating', or a boolean for each channel, some true "
-                f"and some false; got {mask!r}."
-            )
+            wanted = "'halves', 'alternating', or a boolean for each channel, some true, some false"
+            raise ValueError(f"`mask` must be {wanted}; got {mask!r}.")
         self.mask = given.astype("bool").tolist()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -110,18 +110,15 @@ class Flow(Conditional):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Check the channel count and remember it as `self.channels`; call this first."""
-        channels = channels_of(type(self).__name__, input_shape)
+        name = type(self).__name__
+        channels = channels_of(name, input_shape)
         if len(input_shape) < self.event_ndims:
-            raise ValueError(
-                f"{type(self).__name__} works on the last {self.event_ndims} axes of a tensor; got "
-                f"the input shape {tuple(input_shape)!r}."
-            )
+            wanted = f"works on the last {self.event_ndims} axes of a tensor"
+            raise ValueError(f"{name} {wanted}; got the input shape {tuple(input_shape)!r}.")
         if channels < self.min_channels:
-            raise ValueError(
-                f"{type(self).__name__} needs at least {self.min_channels} channels; got "
-                f"{channels}. For a single channel use a planar flow, for example: "
-                "NormalPlanar1d(), or flows.Planar() in a list of flows."
-            )
+            remedy = "For one channel use NormalPlanar1d(), or flows.Planar() in a list of flows"
+            wanted = f"needs at least {self.min_channels} channels"
+            raise ValueError(f"{name} {wanted}; got {channels}. {remedy}.")
         self.channels = channels
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:

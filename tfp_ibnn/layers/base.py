@@ -66,10 +66,8 @@ class StochasticLayer(keras.layers.Wrapper):
         kwargs.setdefault("dtype", layer.dtype_policy)
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):
-            raise ValueError(
-                "`posterior` must be a posterior such as ibnn.NormalAffine(); got "
-                f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine."
-            )
+            wanted = "a posterior such as ibnn.NormalAffine(), with its parentheses"
+            raise ValueError(f"`posterior` must be {wanted}; got {posterior!r}.")
         self.train_size = check_train_size(train_size)
         dtype = checks.full_precision(self.dtype_policy)
         self.posterior = posterior.copy_for_layer(dtype, seed, self.train_size)
@@ -218,8 +216,5 @@ def _average(x: Tensor) -> Tensor:
 def check_train_size(train_size: Any) -> int:
     """Return the number of training examples, or raise."""
     if train_size is None:
-        raise ValueError(
-            "`train_size` is missing: give the number of training examples, by which the KL is "
-            "divided."
-        )
+        raise ValueError("`train_size` is missing: give the number of training examples.")
     return checks.positive_integer("train_size", train_size)

@@ -39,10 +39,9 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if checks.channels_of("GaussianHead", input_shape) % 2:
-            raise ValueError(
-                "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
-                f"shape {tuple(input_shape)}. Give the layer before it 2 * outputs units."
-            )
+            got = f"{tuple(input_shape)}. Give the layer before it 2 * outputs units"
+            wanted = "two inputs for each output, a mean and a spread"
+            raise ValueError(f"GaussianHead needs {wanted}; got the input shape {got}.")
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (..., 2D): D means, then D standard deviations."""

@@ -55,10 +55,8 @@ class MeanFieldLayer(StochasticLayer):
     def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
         super().__init__(layer, *args, **kwargs)
         if not isinstance(layer, CONVERTIBLE):
-            raise ValueError(
-                "MeanField needs a layer with a kernel, one of "
-                f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}; got {layer!r}."
-            )
+            kinds = ", ".join(kind.__name__ for kind in CONVERTIBLE)
+            raise ValueError(f"MeanField needs one of {kinds}; got {layer!r}.")
         if self.posterior.estimator == "local" and not isinstance(layer, layers.Dense):
             raise self._not_local(f"it is {type(layer).__name__}")
         self.activity_regularizer = layer.activity_regularizer
@@ -111,10 +109,8 @@ class MeanFieldLayer(StochasticLayer):
         """
         posterior, source = self.posterior, forward_pass.source
         if source.sampling == "qmc":
-            raise ValueError(
-                "Quasi-random draws have too few dimensions for weights. Write "
-                'sampling="antithetic" or "iid".'
-            )
+            remedy = 'Write sampling="antithetic" or "iid"'
+            raise ValueError(f"Quasi-random draws have too few dimensions for weights. {remedy}.")
         kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
         switch = ops.cast(self.noise_switch > 0.5, posterior.dtype)
         normal = functools.partial(source.normal, **kind, stddev=switch)
@@ -309,8 +305,7 @@ def _einsum_sign_shapes(
         batches.append(axes[0])
         shapes.append(tuple(sizes.get(label, 1) for label in axes[1:]))
     if batches[0] != batches[1] or batches[0] in sizes:
-        raise ValueError(
-            "`estimator='flipout'` needs the examples on the first axis of input and output; layer "
-            f"{layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'."
-        )
+        wanted = "`estimator='flipout'` needs the examples on the first axis of input and output"
+        got = f"layer {layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'"
+        raise ValueError(f"{wanted}; {got}.")
     return tuple(shapes)

@@ -86,11 +86,9 @@ class StochasticModel(keras.Model):
         optimizer = getattr(self.optimizer, "deterministic", self.optimizer)
         for layer in (x for x in stochastic_layers(self) if x.prior_on_weights):
             if any(keras_internals.decays(optimizer, w) for w in layer.layer.trainable_weights):
-                message = "counts the prior of its weights twice: leave it out."
-                warnings.warn(
-                    f"The optimizer's `weight_decay` on layer {layer.name!r} {message}",
-                    stacklevel=2,
-                )
+                decay = f"The optimizer's `weight_decay` on layer {layer.name!r}"
+                message = f"{decay} counts the prior of its weights twice: leave it out."
+                warnings.warn(message, stacklevel=2)
                 break
 
     def get_compile_config(self) -> dict[str, Any]:

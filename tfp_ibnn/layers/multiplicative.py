@@ -9,7 +9,7 @@ import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import Tensor, mean, times
+from tfp_ibnn._core.backend import Tensor, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
@@ -71,18 +71,15 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
         if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "transform"):
             kind = type(posterior).__name__
-            raise ValueError(
-                f"`posterior` must be one over z; {kind} is over weights: write "
-                f"`{kind}(...).wrap(layer, train_size)` instead of this layer."
-            )
+            remedy = f"write `{kind}(...).wrap(layer, train_size)` instead of this layer"
+            raise ValueError(f"`posterior` must be one over z; {kind} is over weights: {remedy}.")
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
         if self._both and not (isinstance(layer, CONVERTIBLE) and noise == "channel"):
-            raise ValueError(
-                "`sides='both'` is for Dense layers and convolutions with noise='channel'; got "
-                f"{type(layer).__name__} with noise={noise!r}. Use sides='input'."
-            )
+            wanted = "`sides='both'` is for Dense layers and convolutions with noise='channel'"
+            got = f"{type(layer).__name__} with noise={noise!r}. Use sides='input'"
+            raise ValueError(f"{wanted}; got {got}.")
         if self._both:
             self.activity_regularizer = layer.activity_regularizer  # the layer's call is not used
 
@@ -129,7 +126,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             component = ops.reshape(component, (rows, *(1,) * len(positions)))
         if posterior.is_centered:
             return posterior.transform(normal, component, training=training)
-        return self._switched(normal, component, training)
+        return posterior.switched(self.noise_switch > 0.5, normal, component, training)
 
     def apply(
         self,
@@ -197,27 +194,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
         return separate_channels(self.layer, ops.cast(inputs, self.compute_dtype))
 
-    def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
-        """Return the draws for base noise; if the noise is off, z is the posterior's mean.
-
-        A mean that is an average of draws takes them along with those of the pass: a second chain
-        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
-        for the first step half as long again.
-        """
-        posterior, on = self.posterior, self.noise_switch > 0.5
-        fixed = posterior.fixed_noise(training)
-        if fixed is None:
-            draw = posterior.transform(normal, component, training=training)
-            nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
-            center = ops.cond(on, lambda: nothing, posterior.mean)
-        else:
-            rows = ops.reshape(normal, (-1, posterior.channels))
-            both = posterior.transform(ops.concatenate([rows, fixed]), training=training)
-            z, kl, entropy = (part[: -len(fixed)] for part in both)
-            draw = Draw(ops.reshape(z, ops.shape(normal)), kl, entropy)
-            center = mean(both.z[-len(fixed) :], axis=0)
-        return Draw(ops.where(on, draw.z, center), draw.kl, draw.entropy)
-
     @property
     def _both(self) -> bool:
         return getattr(self.posterior, "sides", "input") == "both"
@@ -242,10 +218,9 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             operands, target = layer.equation.replace(" ", "").split("->")
             kernel = operands.split(",")[1]
             if target[-1] == "." or kernel.count(target[-1]) != 1:
-                raise ValueError(
-                    "`sides='both'` needs an equation whose last output axis is the kernel's; got "
-                    f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}."
-                )
+                wanted = "`sides='both'` needs an equation whose last output axis is the kernel's"
+                got = f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}"
+                raise ValueError(f"{wanted}; got {got}.")
             return 0, _along(scale, kernel, target[-1])
         if isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D)):
             return 1, scale
@@ -304,25 +279,17 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         if not keras.backend.is_float_dtype(dtype):
             is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
             if not is_number or not isinstance(self.layer, CONVERTIBLE):
-                raise ValueError(
-                    f"{self._owner} needs a floating-point input; got {dtype}. Cast the input, or "
-                    f"leave {type(self.layer).__name__} deterministic."
-                )
+                got = f"{dtype}. Cast it, or leave {type(self.layer).__name__} deterministic"
+                raise ValueError(f"{self._owner} needs a floating-point input; got {got}.")
             inputs = ops.cast(inputs, self.layer.compute_dtype)
         if len(inputs.shape) < 2 and not isinstance(inputs, keras.KerasTensor):
             raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
         if self.built and len(inputs.shape) == len(self._input_shape):
             channels = inputs.shape[self._channel_axis(len(inputs.shape))]
             if channels not in (None, self._channels):
-                raise ValueError(
-                    f"{self._owner} was built for {self._channels} channels; got an input of shape "
-                    f"{tuple(inputs.shape)}."
-                )
+                built = f"{self._owner} was built for {self._channels} channels"
+                raise ValueError(f"{built}; got an input of shape {tuple(inputs.shape)}.")
         return inputs
-
-    @property
-    def _owner(self) -> str:
-        return f"Stochastic({type(self.layer).__name__}) {self.name!r}"
 
     def _wrong_shape(self, shape: Any) -> ValueError:
         wanted = "an input of shape (batch, ..., channels)"

@@ -207,6 +207,28 @@ class Posterior(Template):
         """Return noise (draws, channels) whose draws of z have `mean` as their average, or None."""
         return None
 
+    def switched(
+        self, on: Tensor, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Do as `transform`; if not `on`, z is the mean.
+
+        A mean that is an average of draws takes them along with those of the noise: a second chain
+        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
+        for the first step half as long again.
+        """
+        fixed = self.fixed_noise(training)
+        if fixed is None:
+            draw = self.transform(noise, component, training=training)
+            nothing = ops.zeros((self.channels,), dtype=self.dtype)
+            center = ops.cond(on, lambda: nothing, self.mean)
+        else:
+            rows = ops.reshape(noise, (-1, self.channels))
+            both = self.transform(ops.concatenate([rows, fixed]), training=training)
+            z, kl, entropy = (part[: -len(fixed)] for part in both)
+            draw = Draw(ops.reshape(z, ops.shape(noise)), kl, entropy)
+            center = mean(both.z[-len(fixed) :], axis=0)
+        return draw._replace(z=ops.where(on, draw.z, center))
+
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
 

@@ -186,11 +186,9 @@ def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[F
     copies = []
     for position, flow in enumerate(flows):
         if flow.condition_size is not None or flow.event_ndims != 1:
-            raise ValueError(
-                f"`{argument}` of a posterior must have condition_size=None and event_ndims=1; got "
-                f"{type(flow).__name__} with condition_size={flow.condition_size} and "
-                f"event_ndims={flow.event_ndims}."
-            )
+            wanted = f"`{argument}` of a posterior must have condition_size=None and event_ndims=1"
+            got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
+            raise ValueError(f"{wanted}; got {type(flow).__name__} with {got}.")
         name = f"{type(flow).__name__.lower()}_{position}"
         config = {**flow.get_config(), "dtype": dtype, "name": name}
         copies.append(type(flow).from_config(config))

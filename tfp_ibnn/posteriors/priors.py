@@ -239,17 +239,13 @@ def checked(prior: Any) -> Prior:
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, type) or not callable(getattr(prior, "log_prob", None)):
-        raise ValueError(
-            "`prior` must be a prior such as ibnn.priors.Laplace(0.1), or a distribution with a "
-            f"method `log_prob`, such as tfd.Normal(0.0, 1.0); got {prior!r}."
-        )
+        wanted = "one such as priors.Laplace(0.1), or a distribution with a method `log_prob`"
+        raise ValueError(f"`prior` must be {wanted}; got {prior!r}.")
     dtype = getattr(prior, "dtype", None)
     if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
         raise ValueError(f"`prior` must be over real numbers; got {prior!r}.")
     for name, value in (getattr(prior, "parameters", None) or {}).items():
         if isinstance(value, (float, np.ndarray, np.generic)) or ops.is_tensor(value):
             if np.isnan(ops.convert_to_numpy(value)).any():
-                raise ValueError(
-                    f"`prior` must not have NaN in it; got {name}={value} in {prior!r}."
-                )
+                raise ValueError(f"`prior` must not have NaN in it; got {name}={value}.")
     return Given(prior)

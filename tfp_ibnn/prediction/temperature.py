@@ -267,9 +267,7 @@ def _best_temperature(examples: Examples) -> float:
         temperature, reason = BOUNDS[1], "the predictions are no better than chance"
     else:
         return float(np.exp(-brentq(slope, hot, cold)))
-    warnings.warn(
-        f"The temperature stops at {temperature:g}, because on these data {reason}. Fit it to more "
-        "data that the model was not trained on.",
-        stacklevel=3,
-    )
+    remedy = "Fit it to more data that the model was not trained on."
+    stop = f"The temperature stops at {temperature:g}, because on these data {reason}"
+    warnings.warn(f"{stop}. {remedy}", stacklevel=3)
     return temperature

@@ -15,7 +15,8 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.serialization import Configured
-from tfp_ibnn.layers import StochasticLayer, stochastic_layers
+from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
@@ -51,7 +52,7 @@ class KLAnnealing(Configured, keras.callbacks.Callback):
         return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        for layer in _layers_of(self.model):
+        for layer in some_stochastic_layers(self.model):
             layer.posterior.beta.assign(self.beta(epoch, layer.posterior.initial_beta))
 
 
@@ -68,7 +69,7 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is None:
             return
-        layers, names = _layers_of(self.model), []
+        layers, names = some_stochastic_layers(self.model), []
         for layer in layers:
             name, number = layer.name, 2
             while name in names:
@@ -97,13 +98,6 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
-
-
-def _layers_of(model: keras.Model) -> list[StochasticLayer]:
-    layers = stochastic_layers(model)
-    if not layers:
-        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
-    return layers
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

@@ -125,9 +125,7 @@ def two_speed(
             optimizer = keras.optimizers.get(optimizer)
     many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
-        want = (
-            "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, such as 'adam'"
-        )
+        want = "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, as 'adam'"
         raise ValueError(f"`optimizer` must be {want}; got {optimizer!r}.")
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:

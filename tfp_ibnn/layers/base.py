@@ -4,27 +4,19 @@ import inspect
 from typing import Any
 
 import keras
-from keras import ops
+from keras import layers, ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.noise import Pass, current
 
-CONVERTIBLE = (
-    keras.layers.Dense,
-    keras.layers.EinsumDense,
-    keras.layers.Conv1D,
-    keras.layers.Conv2D,
-    keras.layers.Conv3D,
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-    keras.layers.DepthwiseConv1D,
-    keras.layers.DepthwiseConv2D,
-    keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D,
-)
+CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
+SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
+_DENSE = (layers.Dense, layers.EinsumDense)
+CONVERTIBLE = (*_DENSE, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE)
 """The layers that `to_stochastic` wraps: each multiplies its input, of any type, by a kernel."""
 
 

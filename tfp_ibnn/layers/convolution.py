@@ -6,12 +6,13 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, times
+from tfp_ibnn.layers.base import CONVOLUTIONS
 
 
 def convolves(layer: keras.layers.Layer) -> bool:
     """Whether the functions of this module can stand for the layer's own call."""
     return (
-        type(layer) in (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+        type(layer) in CONVOLUTIONS
         and layer.groups == 1
         and layer.padding != "causal"
         and layer.activity_regularizer is None

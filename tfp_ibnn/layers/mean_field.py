@@ -95,7 +95,8 @@ class MeanFieldLayer(StochasticLayer):
     def call(
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
-        if self._is_local(current().recall(self)):
+        latent = current().recall(self)
+        if isinstance(getattr(latent, "rest", latent), Local):  # the rest beside the z of MNF
             raise self._not_local("it is called twice in one pass")
         return super().call(inputs, mask=mask, training=training)
 
@@ -173,10 +174,6 @@ class MeanFieldLayer(StochasticLayer):
         """Return how many sets of explicit weights a pass has."""
         by_example = forward_pass.source.sample is not None
         return count if forward_pass.groups is not None or by_example else 1
-
-    @staticmethod
-    def _is_local(latent: Any) -> bool:
-        return isinstance(latent, Local)
 
     def _outputs(self, inputs: Tensor, latent: Explicit | Flipped | Local) -> Tensor:
         """Return the outputs for random weights before the activation."""

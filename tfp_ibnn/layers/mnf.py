@@ -7,10 +7,11 @@ from keras import layers, ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn.layers.base import CONVOLUTIONS
 from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local, MeanFieldLayer
 from tfp_ibnn.noise import Pass
 
-_KINDS = (layers.Dense, layers.Conv1D, layers.Conv2D, layers.Conv3D)
+_KINDS = (layers.Dense, *CONVOLUTIONS)
 
 
 class Multiplied(NamedTuple):
@@ -57,10 +58,6 @@ class MNFLayer(MeanFieldLayer):
         latent = Multiplied(draw.z[len(numbers) - 1 :], latent)
         own = Draw(*(part[:1] for part in draw))
         return super()._with_kl(forward_pass, latent, count, training, own)
-
-    @staticmethod
-    def _is_local(latent: Any) -> bool:
-        return isinstance(latent, Multiplied) and isinstance(latent.rest, Local)
 
     def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
         z, rest = latent

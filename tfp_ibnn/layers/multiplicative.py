@@ -12,7 +12,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
-from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
+from tfp_ibnn.layers import base
 from tfp_ibnn.layers.convolution import convolves, noisy_convolution, separate_channels
 from tfp_ibnn.noise import Pass
 
@@ -24,7 +24,7 @@ _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Stochastic(ConfiguredLayer, StochasticLayer):
+class Stochastic(ConfiguredLayer, base.StochasticLayer):
     """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
@@ -76,7 +76,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-        if self._both and not (isinstance(layer, CONVERTIBLE) and noise == "channel"):
+        if self._both and not (isinstance(layer, base.CONVERTIBLE) and noise == "channel"):
             wanted = "`sides='both'` is for Dense layers and convolutions with noise='channel'"
             got = f"{type(layer).__name__} with noise={noise!r}. Use sides='input'"
             raise ValueError(f"{wanted}; got {got}.")
@@ -222,12 +222,11 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
                 got = f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}"
                 raise ValueError(f"{wanted}; got {got}.")
             return 0, _along(scale, kernel, target[-1])
-        if isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D)):
+        if isinstance(layer, base.SEPARABLE):
             return 1, scale
-        if isinstance(layer, (layers.DepthwiseConv1D, layers.DepthwiseConv2D)):
+        if isinstance(layer, base.DEPTHWISE):
             return 0, scale.reshape(self._channels, -1)
-        transposed = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
-        return 0, scale[:, None] if isinstance(layer, transposed) else scale
+        return 0, scale[:, None] if isinstance(layer, base.TRANSPOSED) else scale
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).
@@ -278,7 +277,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if not keras.backend.is_float_dtype(dtype):
             is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
-            if not is_number or not isinstance(self.layer, CONVERTIBLE):
+            if not is_number or not isinstance(self.layer, base.CONVERTIBLE):
                 got = f"{dtype}. Cast it, or leave {type(self.layer).__name__} deterministic"
                 raise ValueError(f"{self._owner} needs a floating-point input; got {got}.")
             inputs = ops.cast(inputs, self.layer.compute_dtype)
@@ -314,9 +313,9 @@ def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray 
         if source.endswith("...") or kernel.count(source[-1]) != 1:
             return None
         return _along(scale, kernel, source[-1])
-    if isinstance(layer, (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)):
+    if isinstance(layer, base.TRANSPOSED):
         return scale
-    if isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):
+    if isinstance(layer, base.CONVOLUTIONS):
         by_group = scale.reshape(layer.groups, -1).T  # (in / groups, groups)
         return np.repeat(by_group, layer.filters // layer.groups, axis=1)
-    return scale[:, None] if isinstance(layer, CONVERTIBLE) else None
+    return scale[:, None] if isinstance(layer, base.CONVERTIBLE) else None

@@ -1,7 +1,7 @@
 """The bases of all posteriors, and of those over a layer's multiplicative noise z."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
@@ -68,15 +68,13 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         loss = self.beta * draw.kl
         return loss - self.gamma * draw.entropy if self.gamma else loss
 
-    def copy(self, **changes: Any) -> "Template":
+    def copy(self, **changes: Any) -> Self:
         """Return an unbuilt posterior of the same configuration, but for the changes."""
         # The flows go by as objects: their classes need not be registered for a copy.
         flows = {name: getattr(self, name) for name in self.flow_arguments}
         return type(self).from_config({**self.get_config(), **flows, **changes})
 
-    def copy_for_layer(
-        self, dtype: str, seed: int | None = None, train_size: int = 1
-    ) -> "Template":
+    def copy_for_layer(self, dtype: str, seed: int | None = None, train_size: int = 1) -> Self:
         """Return the unbuilt copy that a layer takes, by default with this template's next seed."""
         if seed is None and self.seed is not None:
             seed = self.seed
@@ -100,7 +98,7 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         return {**super().get_config(), "beta": self.initial_beta, **flows}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Template":
+    def from_config(cls, config: dict[str, Any]) -> Self:
         def made(value: Any) -> Any:
             if isinstance(value, list):
                 return [made(part) for part in value]

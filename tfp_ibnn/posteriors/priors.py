@@ -218,10 +218,8 @@ def _encode(value: Any) -> Any:
         array = ops.convert_to_numpy(value)
         if array.dtype.kind in "fiub":
             return {"array": array.tolist(), "dtype": str(array.dtype)}
-    raise ValueError(
-        f"A prior made of {value!r} cannot be saved. Use one of ibnn.priors, or a subclass of "
-        "ibnn.priors.Prior that is registered by keras.saving.register_keras_serializable."
-    )
+    remedy = "Use one of ibnn.priors, or a subclass of ibnn.priors.Prior that Keras has registered"
+    raise ValueError(f"A prior made of {value!r} cannot be saved. {remedy}.")
 
 
 def _decode(value: Any) -> Any:

@@ -321,7 +321,8 @@ def export(
     if samples is not None:
         options["samples"] = samples
     if seed is not None or options.get("seed") is None:
-        options["seed"] = counter.random_seed() if seed is None else seed
+        # One that nobody has chosen, which leaves the states of all generators as they are.
+        options["seed"] = np.random.SeedSequence().entropy % 2**31 if seed is None else seed
     return write_saved_model(kind(model, **options), path, input_signature, overwrite)
 
 

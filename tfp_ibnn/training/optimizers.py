@@ -88,9 +88,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         return config
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "TwoSpeed":
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TwoSpeed":
         config = dict(config)
         if "optimizer_map" in config:  # the form of files that were written before this one
             old = config.pop("optimizer_map")["config"]

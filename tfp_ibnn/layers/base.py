@@ -58,8 +58,8 @@ class StochasticLayer(keras.layers.Wrapper):
         kwargs.setdefault("dtype", layer.dtype_policy)
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):
-            wanted = "a posterior such as ibnn.NormalAffine(), with its parentheses"
-            raise ValueError(f"`posterior` must be {wanted}; got {posterior!r}.")
+            got = f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine"
+            raise ValueError(f"`posterior` must be one such as ibnn.NormalAffine(); got {got}.")
         self.train_size = check_train_size(train_size)
         dtype = checks.full_precision(self.dtype_policy)
         self.posterior = posterior.copy_for_layer(dtype, seed, self.train_size)

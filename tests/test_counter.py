@@ -27,7 +27,7 @@ def key(first=1, second=2):
     ],
 )
 def test_known_answers(key, count, expected):
-    found = counter.threefry(tuple(map(word, key)), *map(word, count))
+    found = counter.threefry(*map(word, key), *map(word, count))
     assert tuple(int(numpy(part)) for part in found) == expected
 
 

@@ -8,7 +8,7 @@ from keras import ops
 import tfp_ibnn as ibnn
 from tests.autodiff import gradient
 from tfp_ibnn.layers import multiplicative
-from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
+from tfp_ibnn.layers.convolution import convolves, noisy_convolution, separate_channels
 
 RNG = np.random.default_rng(0)
 LAYERS = {
@@ -104,7 +104,7 @@ def test_many_z_share_the_convolutions(name):
         layer.build(shape)
     inputs, z = ops.convert_to_tensor(RNG.normal(size=shape)), RNG.normal(size=(4, 3))
     expected = [ops.convert_to_numpy(layer(inputs * row)) for row in z]
-    joined = SeparateChannels(layer, inputs)(ops.convert_to_tensor(z))
+    joined = separate_channels(layer, inputs)(ops.convert_to_tensor(z))
     np.testing.assert_allclose(joined, np.concatenate(expected), atol=1e-12)
 
 

@@ -6,134 +6,69 @@ report = ibnn.calibrate(model, (x_train, y_train), validation=(x_val, y_val))
 sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=len(x_train))
 """
 
-from tfp_ibnn import data, flows, layers, metrics, models, noise
-from tfp_ibnn.calibration import calibrate
-from tfp_ibnn.conversion import to_deterministic, to_stochastic
-from tfp_ibnn.flows import Flow
-from tfp_ibnn.layers import (
-    Stochastic,
-    StochasticConv2D,
-    StochasticDense,
-    StochasticModel,
-    freeze,
-    noise_off,
-    set_noise,
-    stochastic_layers,
-    unfreeze,
-)
-from tfp_ibnn.metrics import (
-    AdaptiveCalibrationError,
-    BrierScore,
-    ClasswiseCalibrationError,
-    ExpectedCalibrationError,
-    MaximumCalibrationError,
-    NegativeLogLikelihood,
-)
-from tfp_ibnn.posteriors import (
-    MNF,
-    FlowPosterior,
-    MeanField,
-    MixturePosterior,
-    NormalAffine,
-    NormalFull,
-    NormalGlowStep,
-    NormalIAF,
-    NormalInvConv,
-    NormalLowRank,
-    NormalPlanar1d,
-    NormalRadial,
-    NormalSylvester,
-    Posterior,
-    priors,
-)
-from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling, export
-from tfp_ibnn.training import (
-    Checkpoint,
-    KLAnnealing,
-    MonteCarloEvaluation,
-    NonFiniteError,
-    PosteriorLog,
-    TerminateOnNonFinite,
-    TwoSpeed,
-    two_speed,
-)
-from tfp_ibnn.weights import (
-    SGHMC,
-    SGLD,
-    SWAG,
-    CosineCycles,
-    DeepEnsemble,
-    GaussianVI,
-    Laplace,
-    LastLayerHMC,
-    Snapshots,
-    WeightMixture,
-    refine,
-)
+from tfp_ibnn import data as data
+from tfp_ibnn import flows as flows
+from tfp_ibnn import layers as layers
+from tfp_ibnn import metrics as metrics
+from tfp_ibnn import models as models
+from tfp_ibnn import noise as noise
+from tfp_ibnn.calibration import calibrate as calibrate
+from tfp_ibnn.conversion import to_deterministic as to_deterministic
+from tfp_ibnn.conversion import to_stochastic as to_stochastic
+from tfp_ibnn.flows import Flow as Flow
+from tfp_ibnn.layers import Stochastic as Stochastic
+from tfp_ibnn.layers import StochasticConv2D as StochasticConv2D
+from tfp_ibnn.layers import StochasticDense as StochasticDense
+from tfp_ibnn.layers import StochasticModel as StochasticModel
+from tfp_ibnn.layers import freeze as freeze
+from tfp_ibnn.layers import noise_off as noise_off
+from tfp_ibnn.layers import set_noise as set_noise
+from tfp_ibnn.layers import stochastic_layers as stochastic_layers
+from tfp_ibnn.layers import unfreeze as unfreeze
+from tfp_ibnn.metrics import AdaptiveCalibrationError as AdaptiveCalibrationError
+from tfp_ibnn.metrics import BrierScore as BrierScore
+from tfp_ibnn.metrics import ClasswiseCalibrationError as ClasswiseCalibrationError
+from tfp_ibnn.metrics import ExpectedCalibrationError as ExpectedCalibrationError
+from tfp_ibnn.metrics import MaximumCalibrationError as MaximumCalibrationError
+from tfp_ibnn.metrics import NegativeLogLikelihood as NegativeLogLikelihood
+from tfp_ibnn.posteriors import MNF as MNF
+from tfp_ibnn.posteriors import FlowPosterior as FlowPosterior
+from tfp_ibnn.posteriors import MeanField as MeanField
+from tfp_ibnn.posteriors import MixturePosterior as MixturePosterior
+from tfp_ibnn.posteriors import NormalAffine as NormalAffine
+from tfp_ibnn.posteriors import NormalFull as NormalFull
+from tfp_ibnn.posteriors import NormalGlowStep as NormalGlowStep
+from tfp_ibnn.posteriors import NormalIAF as NormalIAF
+from tfp_ibnn.posteriors import NormalInvConv as NormalInvConv
+from tfp_ibnn.posteriors import NormalLowRank as NormalLowRank
+from tfp_ibnn.posteriors import NormalPlanar1d as NormalPlanar1d
+from tfp_ibnn.posteriors import NormalRadial as NormalRadial
+from tfp_ibnn.posteriors import NormalSylvester as NormalSylvester
+from tfp_ibnn.posteriors import Posterior as Posterior
+from tfp_ibnn.posteriors import priors as priors
+from tfp_ibnn.prediction import MonteCarlo as MonteCarlo
+from tfp_ibnn.prediction import TemperatureScaling as TemperatureScaling
+from tfp_ibnn.prediction import export as export
+from tfp_ibnn.training import Checkpoint as Checkpoint
+from tfp_ibnn.training import KLAnnealing as KLAnnealing
+from tfp_ibnn.training import MonteCarloEvaluation as MonteCarloEvaluation
+from tfp_ibnn.training import NonFiniteError as NonFiniteError
+from tfp_ibnn.training import PosteriorLog as PosteriorLog
+from tfp_ibnn.training import TerminateOnNonFinite as TerminateOnNonFinite
+from tfp_ibnn.training import TwoSpeed as TwoSpeed
+from tfp_ibnn.training import two_speed as two_speed
+from tfp_ibnn.weights import SGHMC as SGHMC
+from tfp_ibnn.weights import SGLD as SGLD
+from tfp_ibnn.weights import SWAG as SWAG
+from tfp_ibnn.weights import CosineCycles as CosineCycles
+from tfp_ibnn.weights import DeepEnsemble as DeepEnsemble
+from tfp_ibnn.weights import GaussianVI as GaussianVI
+from tfp_ibnn.weights import Laplace as Laplace
+from tfp_ibnn.weights import LastLayerHMC as LastLayerHMC
+from tfp_ibnn.weights import Snapshots as Snapshots
+from tfp_ibnn.weights import WeightMixture as WeightMixture
+from tfp_ibnn.weights import refine as refine
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AdaptiveCalibrationError",
-    "BrierScore",
-    "Checkpoint",
-    "ClasswiseCalibrationError",
-    "CosineCycles",
-    "DeepEnsemble",
-    "ExpectedCalibrationError",
-    "Flow",
-    "FlowPosterior",
-    "GaussianVI",
-    "KLAnnealing",
-    "Laplace",
-    "LastLayerHMC",
-    "MaximumCalibrationError",
-    "MNF",
-    "MeanField",
-    "MixturePosterior",
-    "MonteCarlo",
-    "MonteCarloEvaluation",
-    "NegativeLogLikelihood",
-    "NonFiniteError",
-    "NormalAffine",
-    "NormalFull",
-    "NormalGlowStep",
-    "NormalIAF",
-    "NormalInvConv",
-    "NormalLowRank",
-    "NormalPlanar1d",
-    "NormalRadial",
-    "NormalSylvester",
-    "Posterior",
-    "PosteriorLog",
-    "SGHMC",
-    "SGLD",
-    "SWAG",
-    "Snapshots",
-    "Stochastic",
-    "StochasticConv2D",
-    "StochasticDense",
-    "StochasticModel",
-    "TemperatureScaling",
-    "TerminateOnNonFinite",
-    "TwoSpeed",
-    "WeightMixture",
-    "calibrate",
-    "data",
-    "export",
-    "flows",
-    "freeze",
-    "layers",
-    "metrics",
-    "models",
-    "noise",
-    "noise_off",
-    "priors",
-    "refine",
-    "set_noise",
-    "stochastic_layers",
-    "to_deterministic",
-    "to_stochastic",
-    "two_speed",
-    "unfreeze",
-]
+__all__ = [name for name in dir() if not name.startswith("_")]

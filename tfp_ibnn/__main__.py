@@ -33,9 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.add_argument("model", help="a .keras file")
     command.add_argument("data", help="an .npz file")
-    command.add_argument(
-        "--output", required=True, metavar="FOLDER", help="to write to, made if need be"
-    )
+    command.add_argument("--output", required=True, metavar="FOLDER", help="to write to")
     command.add_argument("--epochs", type=int, help="for each candidate that is not dropped")
     command.add_argument("--minutes", type=float, help="after which no further epoch starts")
     command.add_argument("--loss", help="of a model that is saved without one")
@@ -67,10 +65,8 @@ def _run(model: str, data: str, folder: str, options: dict) -> None:
     found = {part: tuple(map(arrays.get, names)) for part, names in pairs.items()}
     for part, (x, y) in found.items():
         if (x is None) != (y is None) or (part == "train" and x is None):
-            names = " and ".join(pairs[part])
-            raise ValueError(
-                f"{data} must hold {names}; it holds {', '.join(arrays) or 'nothing'}."
-            )
+            names, held = " and ".join(pairs[part]), ", ".join(arrays) or "nothing"
+            raise ValueError(f"{data} must hold {names}; it holds {held}.")
     validation, test = (None if found[part][0] is None else found[part] for part in ("val", "test"))
     Path(folder).mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
     report = calibrate(keras.models.load_model(model), found["train"], validation, **options)

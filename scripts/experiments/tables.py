@@ -12,9 +12,8 @@ The kinds of tables:
 - `paired`: differences between methods over the seeds, with their standard errors.
 - `pooled`: differences from the first method that is named, with 95 % margins from the variance of
   all that are, or of each pair where spreads differ; `pooled_shifts`, the same on shifted images.
-- `cost`: parameters and time.
+- `cost`: parameters and time. `ablations` and `draws`: single runs.
 - `elbo`: the negative ELBO. `kl`: NLL, ECE, and the KL with which training ends.
-- `ablations` and `draws`: single runs.
 - `shifts`: accuracy, NLL and ECE on shifted images. `ood`: AUROC of the total and of the epistemic
   uncertainty.
 - `post_hoc`: NLL and ECE of predictions as they are, at a temperature, averaged over the seeds, and
@@ -22,7 +21,7 @@ The kinds of tables:
 - `errors`: test errors in %, NLL, ECE, parameters and seconds, beside published numbers. `pruned`:
   test errors after pruning. `unknown`: error, NLL, ECE and AUROC of unseen classes, with the
   ensemble of the deterministic networks. `turned`: the entropy of rotated images.
-- `grid`: NLL and accuracy of the settings of `defaults`.
+- `grid`: NLL and accuracy of the settings of `defaults`, a row for each part and data set.
 """
 
 import json
@@ -147,8 +146,7 @@ def _single(records):
 
 
 def _shifted(records):
-    rows = store.evaluated(records)
-    return rows[rows["budget"] != "draws"]
+    return store.evaluated(records).query("budget != 'draws'")
 
 
 def _draws(records):
@@ -265,9 +263,8 @@ def _ood(rows):
     rows = rows[rows["shift"] == "foreign"]
     table = pd.DataFrame({"method": rows["method"].unique()})
     for name in rows["name"].unique():
-        found = _joined(
-            rows[rows["name"] == name], ["entropy_auroc", "epistemic_auroc"], _spread(3)
-        )
+        chosen = rows[rows["name"] == name]
+        found = _joined(chosen, ["entropy_auroc", "epistemic_auroc"], _spread(3))
         table[name.replace("_", "-")] = table["method"].map(found)
     return table
 
@@ -290,22 +287,19 @@ def _variants(rows, folder):
 
 
 def _post_hoc(rows, wanted, folder):
-    def means(part):
-        return _joined(part, ["nll", "ece"], _mean())
-
-    table = _by_method(rows, seeds=("seed", "size"))
-    single, scaled, averaged, both = _variants(rows, folder)
-    table["as it is"] = table["method"].map(means(single))
+    table, variants = _by_method(rows, seeds=("seed", "size")), _variants(rows, folder)
+    found = [table["method"].map(_joined(part, ["nll", "ece"], _mean())) for part in variants]
+    _, scaled, _, both = variants
+    table["as it is"] = found[0]
     if len(scaled):
         cross = scaled.groupby("method")["crosswise"].any().map({True: ", cross-fitted", False: ""})
-        found = scaled.groupby("method")["temperature"].agg(_mean(".2f")) + cross
-        table["temperature"] = table["method"].map(found).fillna("-")
-    table["at the temperature"] = table["method"].map(means(scaled))
-    table["seeds averaged"] = table["method"].map(means(averaged))
+        warm = scaled.groupby("method")["temperature"].agg(_mean(".2f")) + cross
+        table["temperature"] = table["method"].map(warm).fillna("-")
+    table["at the temperature"], table["seeds averaged"] = found[1:3]
     if len(both):
         hot = both.set_index("method")["temperature"].map("{:.2f}".format)
         table["their temperature"] = table["method"].map(hot)
-    table["averaged, at the temperature"] = table["method"].map(means(both))
+    table["averaged, at the temperature"] = found[3]
     table = table.astype(object).fillna("-")
     return table.loc[:, (table != "-").any()]
 
@@ -323,14 +317,13 @@ def _baselines(rows, wanted, folder):
     return pd.DataFrame(lines, columns=["", *_MAIN.values(), "ECE floor"])
 
 
+def _error_scores(rows, **cells):
+    own = {"error (%)": ("error", _spread(2))} | {_MAIN[k]: (k, _spread()) for k in ("nll", "ece")}
+    return _by_method(rows.assign(error=100 * (1 - rows["accuracy"])), **own, **cells)
+
+
 def _errors(rows):
-    rows = rows.assign(error=100 * (1 - rows["accuracy"]))
-    scores = {
-        "error (%)": ("error", _spread(2)),
-        "NLL": ("nll", _spread()),
-        "ECE": ("ece", _spread()),
-    }
-    table = _by_method(rows, **scores).merge(_cost(rows))
+    table = _error_scores(rows).merge(_cost(rows))
     (budget,) = rows["budget"].unique()
     published = table["method"].map(store.METHODS["published"].get(budget, {})).fillna("-")
     return table.assign(published=published)
@@ -339,32 +332,22 @@ def _errors(rows):
 def _pruned(rows):
     rows = rows[rows["weights"].map(lambda found: isinstance(found, dict) and "pruned" in found)]
     lines = [
-        {
-            "method": row["method"],
-            "removed": f"{one['removed']:.0%}",
-            "error": 100 - 100 * one["accuracy"],
-        }
+        (row["method"], f"{one['removed']:.0%}", 100 - 100 * one["accuracy"])
         for row in rows.to_dict("records")
         for one in row["weights"]["pruned"]
     ]
-    table = pd.DataFrame(lines).pivot_table("error", "method", "removed", _spread(2), sort=False)
+    table = pd.DataFrame(lines, columns=["method", "removed", "error"])
+    table = table.pivot_table("error", "method", "removed", _spread(2), sort=False)
     return table.reset_index().rename(columns={"method": "error (%) without"})
 
 
 def _unknown(rows, wanted, folder):
     of_ood = store.evaluated(rows.to_dict("records"))
     of_ood = of_ood[of_ood["name"] == HELD_OUT]
-    keys = ["method", "seed"]
-    rows = rows.merge(of_ood[[*keys, "entropy_auroc"]], on=keys)
+    rows = rows.merge(of_ood[["method", "seed", "entropy_auroc"]], on=["method", "seed"])
     averaged = _variants(rows, folder)[2].query("method == 'deterministic'")
     rows = pd.concat([rows, averaged.assign(method="ensemble")])
-    rows = rows.assign(error=100 * (1 - rows["accuracy"]))
-    cells = {
-        "error (%)": ("error", _spread(2)),
-        "NLL": ("nll", _spread()),
-        "ECE": ("ece", _spread()),
-    }
-    table = _by_method(rows, **cells, **{"AUROC of unseen": ("entropy_auroc", _spread())})
+    table = _error_scores(rows, **{"AUROC of unseen": ("entropy_auroc", _spread())})
     published = table["method"].map(store.METHODS["published"]["equal"]).fillna("-")
     return table.assign(**{"published error (%)": published})
 
@@ -377,8 +360,6 @@ def _turned(rows):
 
 
 def _grid(rows):
-    """NLL and accuracy of each method, in a row for each part and data set."""
-
     def shown(scores):
         nll, accuracy = pd.DataFrame(list(scores))[["nll", "accuracy"]].mean()
         return f"{nll:.3f} / {accuracy:.3f}"

@@ -1,10 +1,11 @@
 """Argument checks of the whole package; each error names the argument, its value and a remedy."""
 
+import contextlib
 import functools
 import inspect
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -55,6 +56,11 @@ moderate = functools.partial(
 )
 
 
+def scale(name: str, value: Any) -> float:
+    """Return a positive number of moderate size as a float, or raise."""
+    return moderate(name, positive(name, value))
+
+
 def positive_integer(name: str, value: Any, most: int | None = None) -> int:
     """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
     want = "a whole number of at least 1"
@@ -80,16 +86,22 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
+@contextlib.contextmanager
 def known_keywords(
     owner: str, given: Iterable[str], takers: Iterable[Callable[..., Any]], but: Sequence[str] = ()
-) -> None:
-    """Raise if a keyword given to `owner` is not an argument of `takers`, or is one of `but`."""
+) -> Iterator[None]:
+    """Let an error inside name keywords of `owner` that `takers` do not take, or are in `but`."""
+    try:
+        yield
+        return
+    except (TypeError, ValueError) as error:
+        cause = error
     parameters = [p for taker in takers for p in inspect.signature(taker).parameters.values()]
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes = dict.fromkeys(x for x in (*named, "name", "dtype", "trainable") if x not in but)
     unknown = [name for name in given if name not in takes]
     if not unknown:
-        return
+        raise cause
     message = f"{owner} does not take {', '.join(f'`{name}`' for name in unknown)}."
     if any(name.endswith(_OF_TFP) for name in unknown):
         message += " The layers of TensorFlow Probability do: see docs/from_tfp.md."
@@ -109,10 +121,9 @@ def channels_of(owner: str, input_shape: Any) -> int:
         for size in input_shape
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
-        raise ValueError(
-            f"{owner} works on the last axis of one tensor, of known size, at least 1; got the "
-            f"input shape {input_shape!r}. Give a shape like (batch, channels)."
-        )
+        got = f"{input_shape!r}. Give a shape like (batch, channels)"
+        wanted = "works on the last axis of one tensor, of known size, at least 1"
+        raise ValueError(f"{owner} {wanted}; got the input shape {got}.")
     return int(input_shape[-1])
 
 

@@ -14,6 +14,7 @@ from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.conversion.graph import functional_graph, has_layer_graph, overrides_call
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE, check_train_size
+from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 
@@ -91,11 +92,9 @@ def to_stochastic(
         "use `ibnn.StochasticDense` inside a layer of your own."
     )
     if not convertible:
-        raise ValueError(
-            "`model` has no layer to convert. Those that can be are "
-            f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}, also in nested models."
-            + (f" These layers {remedy}" if passed_over else "")
-        )
+        kinds = ", ".join(kind.__name__ for kind in CONVERTIBLE)
+        more = f" These layers {remedy}" if passed_over else ""
+        raise ValueError(f"`model` has no layer to convert. Those that can be are {kinds}.{more}")
     used = {*chosen.values(), *([_REST] if chosen else ())}
     unused = [pattern for pattern in templates if pattern not in used]
     if unused:
@@ -144,8 +143,7 @@ def to_deterministic(model: keras.Model) -> keras.Model:
         'Dense'
     """
     graph = _graph_of(model)
-    if not stochastic_layers(model):
-        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    some_stochastic_layers(model)
 
     def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
         if isinstance(layer, StochasticLayer):
@@ -168,10 +166,8 @@ def _checked_templates(posterior: Any) -> Mapping[str, PosteriorTemplate]:
     templates = {_REST: posterior} if isinstance(posterior, PosteriorTemplate) else posterior
     want = "must be a posterior such as ibnn.NormalAffine(), with its parentheses"
     if not isinstance(templates, Mapping) or not templates:
-        raise ValueError(
-            f"`posterior` {want}, or a mapping from patterns of layer names to such; got "
-            f"{posterior!r}."
-        )
+        other = "or a mapping from patterns of layer names to such"
+        raise ValueError(f"`posterior` {want}, {other}; got {posterior!r}.")
     for pattern, template in templates.items():
         if not isinstance(template, PosteriorTemplate):
             raise ValueError(f"`posterior[{pattern!r}]` {want}; got {template!r}.")

@@ -21,15 +21,9 @@ def fgsm(
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
-    labels' cross-entropy by the image x; float32, since rounding would undo a step below 0.5. For
-    several epsilons, find the signs once, by `fgsm_direction`.
-
-    Args:
-        model: a built classifier of images on the scale from 0 to 255.
-        images: (N, ...) pixels from 0 to 255; they stay as they are.
-        labels: (N,) or (N, 1) integers.
-        epsilon: size of the step on the scale from 0 to 255, 0 or above.
-        **options: `from_logits`, `batch_size` and `seed` of `fgsm_direction`.
+    labels' cross-entropy by the image x, and `epsilon` a number of 0 or above; float32, since
+    rounding would undo a step below 0.5. The other arguments are those of `fgsm_direction`, which
+    finds the signs once for several epsilons.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn

@@ -73,15 +73,12 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
             condition = ops.convert_to_tensor(condition, dtype=self.dtype)
             shape = tuple(condition.shape)
         if size is None:
-            raise ValueError(
-                "`condition` must be None for a flow without `condition_size`; got a tensor of "
-                f"shape {shape}. Make the flow with condition_size={shape[-1] if shape else 1}."
-            )
+            got = f"shape {shape}. Make the flow with condition_size={shape[-1] if shape else 1}"
+            wanted = "must be None for a flow without `condition_size`"
+            raise ValueError(f"`condition` {wanted}; got a tensor of {got}.")
         if not shape or shape[-1] != size:
-            raise ValueError(
-                f"A flow with condition_size={size} needs `condition`, which must have the shape "
-                f"(..., {size}); got {shape}."
-            )
+            wanted = f"needs `condition`, which must have the shape (..., {size})"
+            raise ValueError(f"A flow with condition_size={size} {wanted}; got {shape}.")
         return condition
 
 

@@ -42,13 +42,11 @@ class ActNorm(Flow):
         self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the shift and the raw log-scale."""
         super().build(input_shape)
         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
         self.raw_log_scale = self.add_parameter("raw_log_scale", (self.channels,), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> AffineBijector:
-        """Return the map for the present weights."""
         shift = self.parameter(self.shift, condition)
         raw = self.parameter(self.raw_log_scale, condition)
         return AffineBijector(shift=shift, scale=ops.exp(constraints.bounded(raw, self.limit)))
@@ -67,10 +65,9 @@ class ActNorm(Flow):
         values = values.reshape(-1, self.channels)
         deviation = values.std(axis=0)
         if len(values) < 2 or not np.all(deviation > 0) or not np.all(np.isfinite(values)):
-            raise ValueError(
-                "`samples` must hold at least two finite draws that differ in every channel; got "
-                f"an array of shape {values.shape} with standard deviations {deviation}."
-            )
+            wanted = "at least two finite draws that differ in every channel"
+            got = f"an array of shape {values.shape} with standard deviations {deviation}"
+            raise ValueError(f"`samples` must hold {wanted}; got {got}.")
         ratio = np.clip(-np.log(deviation) / self.limit, -0.99, 0.99)
         scale = np.exp(self.limit * ratio)
         self.raw_log_scale.assign(self.limit * np.arctanh(ratio))

@@ -60,7 +60,6 @@ class Affine(Flow):
         self.initial_scale = checks.positive("initial_scale", initial_scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the shift and the raw scale."""
         super().build(input_shape)
         constant, shape = keras.initializers.Constant, (self.channels,)
         raw = constraints.inverse_scale(self.initial_scale)
@@ -68,7 +67,6 @@ class Affine(Flow):
         self.raw_scale = self.add_parameter("raw_scale", shape, constant(raw))
 
     def bijector(self, condition: Tensor | None = None) -> AffineBijector:
-        """Return the map for the present weights."""
         shift = self.parameter(self.shift, condition)
         scale = constraints.scale(self.parameter(self.raw_scale, condition))
         return AffineBijector(shift=shift, scale=scale)

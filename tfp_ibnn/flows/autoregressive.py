@@ -78,7 +78,6 @@ class InverseAutoregressive(Flow):
         self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the masked network."""
         super().build(input_shape)
         order = np.arange(self.channels)
         order = order[::-1] if self.reverse else order
@@ -90,7 +89,6 @@ class InverseAutoregressive(Flow):
         self.network.build(input_shape)
 
     def bijector(self, condition: Tensor | None = None) -> AutoregressiveBijector:
-        """Return the map for the present weights."""
         condition = self.checked_condition(condition)
         return AutoregressiveBijector(
             network=self.network.given(condition), condition=condition, dtype=self.dtype

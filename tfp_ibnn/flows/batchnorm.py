@@ -49,7 +49,6 @@ class BatchNorm(Flow):
         self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add shift, raw log-scale and the running statistics."""
         super().build(input_shape)
         shape = (self.channels,)
         self.shift = self.add_parameter("shift", shape, "zeros")
@@ -60,14 +59,12 @@ class BatchNorm(Flow):
         self.variance = self.add_parameter("variance", shape, "ones", **running)
 
     def bijector(self, condition: Tensor | None = None) -> AffineBijector:
-        """Return the map for the running statistics."""
         mean, variance = map(ops.convert_to_tensor, (self.mean, self.variance))
         return self._bijector(mean, variance, condition)
 
     def forward_and_log_det(
         self, x: Tensor, condition: Tensor | None = None, training: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Map draws forward; in training by their own statistics if there are at least two."""
         if not self.built:
             self.build(tuple(x.shape))
         if not training:

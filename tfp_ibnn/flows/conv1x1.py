@@ -100,7 +100,6 @@ class InvertibleConv1x1(Flow):
         self.limit = checks.positive("limit", limit)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the packed factors, the permutation and the starting diagonal."""
         super().build(input_shape)
         size = self.channels
         matrix = np.eye(size) if self.start == "identity" else _random_rotation(size)
@@ -113,7 +112,6 @@ class InvertibleConv1x1(Flow):
         self.diagonal = self.add_parameter("diagonal", (size,), start, **fixed)
 
     def bijector(self, condition: Tensor | None = None) -> Conv1x1Bijector:
-        """Return the map for the present weights."""
         packed = self.parameter(self.factors, condition)
         start = ops.convert_to_tensor(self.diagonal)
         triangles = packed * (1 / self._spread)

@@ -32,18 +32,11 @@ class CouplingBijector(FlowBijector):
     condition: Tensor | None = None
     order: np.ndarray | None = None
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[0]
-
     def _inverse(self, y: Tensor) -> Tensor:
         kept, moved = self._split(y)
         return self._join(kept, self.move_back(moved, self.network(kept)))
 
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[1]
-
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants, from one pass of the network."""
         kept, moved = self._split(x)
         moved, log_slope = self.move(moved, self.network(kept))
         return self._join(kept, moved), ops.sum(log_slope, axis=-1)
@@ -98,14 +91,11 @@ class Coupling(Flow):
             return
         given = np.asarray(mask)
         if given.ndim != 1 or set(given.tolist()) != {False, True}:
-            raise ValueError(
-                "`mask` must be 'halves', 'alternating', or a boolean for each channel, some true "
-                f"and some false; got {mask!r}."
-            )
+            wanted = "'halves', 'alternating', or a boolean for each channel, some true, some false"
+            raise ValueError(f"`mask` must be {wanted}; got {mask!r}.")
         self.mask = given.astype("bool").tolist()
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the network for the two parts."""
         super().build(input_shape)
         if len(self._kept()) != self.channels:
             wrong = f"`mask` is for {len(self.mask)} channels, and there are {self.channels}"
@@ -125,7 +115,6 @@ class Coupling(Flow):
         return {}
 
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
-        """Return the map for the present weights."""
         condition = self.checked_condition(condition)
         halves = self.mask == "halves"
         return self.bijector_class(

@@ -18,9 +18,10 @@ class FlowBijector(tfb.Bijector):
     """A bijector on the last `event_ndims` axes: a function of tensors, without state of its own.
 
     A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
-    defines `_forward`, `_inverse` and `_forward_log_det_jacobian`. A tensor with further leading
-    axes, which broadcast against those of x, differs by row. Other parameters (a network, a flag)
-    may also be given; each becomes an attribute.
+    defines `_inverse`, and `_forward` with `_forward_log_det_jacobian`, or `forward_and_log_det`
+    where these share work. A tensor with further leading axes, which broadcast against those of x,
+    differs by row. Other parameters (a network, a flag) may also be given; each becomes an
+    attribute.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {}
@@ -52,8 +53,14 @@ class FlowBijector(tfb.Bijector):
         return self._serial_number
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants, which may share work."""
+        """Return `forward(x)` and its log-determinants."""
         return self._forward(x), self._forward_log_det_jacobian(x)
+
+    def _forward(self, x: Tensor) -> Tensor:
+        return self.forward_and_log_det(x)[0]
+
+    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
+        return self.forward_and_log_det(x)[1]
 
     @classmethod
     def _parameter_properties(cls, dtype: Any, num_classes: Any = None) -> dict[str, Any]:
@@ -103,18 +110,15 @@ class Flow(Conditional):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Check the channel count and remember it as `self.channels`; call this first."""
-        channels = channels_of(type(self).__name__, input_shape)
+        name = type(self).__name__
+        channels = channels_of(name, input_shape)
         if len(input_shape) < self.event_ndims:
-            raise ValueError(
-                f"{type(self).__name__} works on the last {self.event_ndims} axes of a tensor; got "
-                f"the input shape {tuple(input_shape)!r}."
-            )
+            wanted = f"works on the last {self.event_ndims} axes of a tensor"
+            raise ValueError(f"{name} {wanted}; got the input shape {tuple(input_shape)!r}.")
         if channels < self.min_channels:
-            raise ValueError(
-                f"{type(self).__name__} needs at least {self.min_channels} channels; got "
-                f"{channels}. For a single channel use a planar flow, for example: "
-                "NormalPlanar1d(), or flows.Planar() in a list of flows."
-            )
+            remedy = "For one channel use NormalPlanar1d(), or flows.Planar() in a list of flows"
+            wanted = f"needs at least {self.min_channels} channels"
+            raise ValueError(f"{name} {wanted}; got {channels}. {remedy}.")
         self.channels = channels
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:
@@ -145,7 +149,6 @@ class Flow(Conditional):
         return self.bijector() if condition is None else self.bijector(condition)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the input shape: a flow keeps it."""
         return input_shape
 
     def get_build_config(self) -> None:

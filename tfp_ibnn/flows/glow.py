@@ -48,7 +48,6 @@ class GlowStep(Flow):
         self.hidden, self.swap, self.start = self.coupling.hidden, self.coupling.swap, start
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the three parts."""
         super().build(input_shape)
         for part in (self.actnorm, self.conv, self.coupling):
             part.build(input_shape)

@@ -59,18 +59,11 @@ class PlanarBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"u": 1, "w": 1, "b": 0, "slope": 0}
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[0]
-
     def _inverse(self, y: Tensor) -> Tensor:
         along = solve_monotone(self.slope, self.b, total(y * self.w))
         return y - column(tanh(along + self.b)) * self.u
 
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return self.forward_and_log_det(x)[1]
-
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants, from one projection."""
         bend = tanh(total(x * self.w) + self.b)
         return x + column(bend) * self.u, ops.log1p(self.slope * (1 - bend * bend))
 
@@ -92,7 +85,6 @@ class Planar(Flow):
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add u, w and b."""
         super().build(input_shape)
         spread = keras.initializers.RandomNormal(stddev=self.channels**-0.5)
         self.u = self.add_parameter("u", (self.channels,), "zeros")
@@ -100,7 +92,6 @@ class Planar(Flow):
         self.b = self.add_parameter("b", (), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> PlanarBijector:
-        """Return the map for the present weights, made invertible."""
         u, w, b = (self.parameter(weight, condition) for weight in (self.u, self.w, self.b))
         product = total(w * u)
         slope = constraints.above_minus_one(product)

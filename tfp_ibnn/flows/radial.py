@@ -82,7 +82,6 @@ class Radial(Flow):
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the center, the raw alpha and the raw beta."""
         super().build(input_shape)
         spread = keras.initializers.RandomNormal(stddev=0.1)
         reach = constraints.inverse_scale(math.sqrt(self.channels))
@@ -91,7 +90,6 @@ class Radial(Flow):
         self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> RadialBijector:
-        """Return the map for the present weights."""
         center = self.parameter(self.center, condition)
         alpha = constraints.scale(self.parameter(self.raw_alpha, condition))
         ratio = constraints.above_minus_one(self.parameter(self.raw_beta, condition))

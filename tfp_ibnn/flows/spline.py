@@ -29,17 +29,10 @@ class SplineBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"knots": 2}
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return _spline(x, self.knots, self.interval)[0]
-
     def _inverse(self, y: Tensor) -> Tensor:
         return _inverse_spline(y, self.knots, self.interval)
 
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return total(_spline(x, self.knots, self.interval)[1])
-
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `forward(x)` and its log-determinants."""
         y, log_slope = _spline(x, self.knots, self.interval)
         return y, total(log_slope)
 
@@ -54,11 +47,9 @@ class SplineCouplingBijector(CouplingBijector):
     """
 
     def move(self, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Map the moved part (..., moved); return the log-slopes too."""
         return _spline(x, parameters, self.interval)
 
     def move_back(self, y: Tensor, parameters: Tensor) -> Tensor:
-        """Undo `move`."""
         return _inverse_spline(y, parameters, self.interval)
 
 
@@ -70,7 +61,6 @@ class _KnotNetwork(Conditioner):
         self.parts = parts
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Return the knots for `inputs` of shape (..., inputs)."""
         kernel = ops.convert_to_tensor(self.kernel) / self.kernel.shape[0] ** 0.5
         output_kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
         bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
@@ -89,7 +79,7 @@ class _Splines:
     ) -> None:
         super().__init__(*args, **kwargs)
         self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
-        self.interval = checks.moderate("interval", checks.positive("interval", interval))
+        self.interval = checks.scale("interval", interval)
         self.limit = checks.positive("limit", limit)
         if self.bins == 1:
             raise ValueError("`bins` must be 2 or more: a spline of 1 bin is the identity.")
@@ -119,12 +109,10 @@ class Spline(_Splines, Flow):
     arguments = ("limit",)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the knots."""
         super().build(input_shape)
         self.knots = self.add_parameter("knots", (3 * self.bins - 1, self.channels), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> SplineBijector:
-        """Return the map for the present weights."""
         knots = constraints.bounded(self.parameter(self.knots, condition), self.limit)
         return SplineBijector(knots=knots, interval=self.interval)
 
@@ -133,15 +121,8 @@ class Spline(_Splines, Flow):
 class SplineCoupling(_Splines, Coupling):
     """Coupling flow whose moved channels go through monotone rational-quadratic splines.
 
-    The network's last layer starts at 0, so the flow starts as the identity.
-
-    Args:
-        bins: number of bins between -interval and interval.
-        interval: beyond it, on either side, the map is the identity.
-        limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
-        hidden: units of the network's hidden layer.
-        swap: keep the last half and move the first, or keep what the mask would move.
-        mask: which channels are kept, as in `AffineCoupling`.
+    The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
+    `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`.
 
     Example:
         >>> import keras
@@ -155,11 +136,9 @@ class SplineCoupling(_Splines, Coupling):
     bijector_class = SplineCouplingBijector
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
-        """Return the network, unbuilt, for so many moved channels."""
         return _KnotNetwork(moved, self.hidden, self.limit, 3 * self.bins - 1, **options)
 
     def bijector_options(self) -> dict[str, Any]:
-        """Return the interval."""
         return {"interval": self.interval}
 
 

@@ -97,7 +97,6 @@ class Sylvester(Flow):
         self.units = checks.positive_integer("units", units, checks.LARGEST_SIZE)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the reflections, both triangles and the bias."""
         super().build(input_shape)
         units = min(self.units, self.channels)
         normal = keras.initializers.RandomNormal(stddev=1.0)
@@ -108,7 +107,6 @@ class Sylvester(Flow):
         self.b = self.add_parameter("b", (units,), "zeros")
 
     def bijector(self, condition: Tensor | None = None) -> SylvesterBijector:
-        """Return the map for the present weights."""
         r, s, b = (self.parameter(weight, condition) for weight in (self.r, self.s, self.b))
         units = b.shape[-1]
         s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))

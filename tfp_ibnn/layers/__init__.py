@@ -7,8 +7,7 @@ from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.layers.multiplicative import Stochastic
-from tfp_ibnn.layers.plain import StochasticConv2D, StochasticDense
-from tfp_ibnn.layers.tfp_names import (
+from tfp_ibnn.layers.named import (
     Conv1DFlipout,
     Conv1DReparameterization,
     Conv2DFlipout,
@@ -18,6 +17,8 @@ from tfp_ibnn.layers.tfp_names import (
     DenseFlipout,
     DenseLocalReparameterization,
     DenseReparameterization,
+    StochasticConv2D,
+    StochasticDense,
 )
 
 __all__ = [

@@ -4,27 +4,19 @@ import inspect
 from typing import Any
 
 import keras
-from keras import ops
+from keras import layers, ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.noise import Pass, current
 
-CONVERTIBLE = (
-    keras.layers.Dense,
-    keras.layers.EinsumDense,
-    keras.layers.Conv1D,
-    keras.layers.Conv2D,
-    keras.layers.Conv3D,
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
-    keras.layers.DepthwiseConv1D,
-    keras.layers.DepthwiseConv2D,
-    keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D,
-)
+CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
+DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
+SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
+_DENSE = (layers.Dense, layers.EinsumDense)
+CONVERTIBLE = (*_DENSE, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE)
 """The layers that `to_stochastic` wraps: each multiplies its input, of any type, by a kernel."""
 
 
@@ -66,10 +58,8 @@ class StochasticLayer(keras.layers.Wrapper):
         kwargs.setdefault("dtype", layer.dtype_policy)
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):
-            raise ValueError(
-                "`posterior` must be a posterior such as ibnn.NormalAffine(); got "
-                f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine."
-            )
+            got = f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine"
+            raise ValueError(f"`posterior` must be one such as ibnn.NormalAffine(); got {got}.")
         self.train_size = check_train_size(train_size)
         dtype = checks.full_precision(self.dtype_policy)
         self.posterior = posterior.copy_for_layer(dtype, seed, self.train_size)
@@ -188,26 +178,21 @@ class StochasticLayer(keras.layers.Wrapper):
         return draw.z
 
     def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
-        """Return the wrapped layer's output spec; noise changes neither shape nor type."""
         return self.layer.compute_output_spec(self.checked_inputs(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
-        """Return the wrapped layer's output shape."""
         return self.layer.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Return the wrapped layer's output mask."""
         layer = self.layer
         return layer.compute_mask(inputs, previous_mask) if layer.supports_masking else None
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         posterior = keras.saving.serialize_keras_object(self.posterior)
         return {**super().get_config(), "posterior": posterior, "train_size": self.train_size}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticLayer":
-        """Return a layer from what `get_config` gave."""
         config = dict(config)
         for key in ("layer", "posterior"):
             if isinstance(config.get(key), dict):
@@ -223,8 +208,5 @@ def _average(x: Tensor) -> Tensor:
 def check_train_size(train_size: Any) -> int:
     """Return the number of training examples, or raise."""
     if train_size is None:
-        raise ValueError(
-            "`train_size` is missing: give the number of training examples, by which the KL is "
-            "divided."
-        )
+        raise ValueError("`train_size` is missing: give the number of training examples.")
     return checks.positive_integer("train_size", train_size)

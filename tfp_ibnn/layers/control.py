@@ -16,6 +16,13 @@ def stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
     return [layer for layer in layers if isinstance(layer, StochasticLayer)]
 
 
+def some_stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
+    """Return the stochastic layers of a model, or raise if there are none."""
+    if not (layers := stochastic_layers(model)):
+        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    return layers
+
+
 def set_noise(model: keras.layers.Layer, on: bool) -> None:
     """Switch the noise of all stochastic layers on or off.
 
@@ -51,15 +58,11 @@ def noise_off(model: keras.layers.Layer) -> Iterator[None]:
 
 
 def _switches(model: keras.layers.Layer) -> list[keras.Variable]:
-    layers = stochastic_layers(model)
-    if not layers:
-        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    layers = some_stochastic_layers(model)
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
-        raise ValueError(
-            f"The noise of {', '.join(unbuilt)} cannot be switched before it is built: call the "
-            "model on data, or build it, first."
-        )
+        remedy = "call the model on data, or build it, first"
+        raise ValueError(f"{', '.join(unbuilt)} cannot be switched before it is built: {remedy}.")
     return [layer.noise_switch for layer in layers]
 
 
@@ -98,9 +101,7 @@ def unfreeze(model: keras.layers.Layer, part: str) -> None:
 def _switches_of(model: keras.layers.Layer, part: str) -> list[keras.layers.Layer | keras.Variable]:
     """Return all of a part that has a flag `trainable`: layers, each before what it contains."""
     checks.one_of("part", part, ("stochastic", "deterministic"))
-    posteriors = [layer.posterior for layer in stochastic_layers(model)]
-    if not posteriors:
-        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
+    posteriors = [layer.posterior for layer in some_stochastic_layers(model)]
     nested = keras_internals.nested_layers
     layers = [layer for posterior in posteriors for layer in nested(posterior)]
     if part == "deterministic":

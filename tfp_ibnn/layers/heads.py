@@ -38,12 +38,10 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
         self.min_scale = checks.positive("min_scale", min_scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Check that there are as many scales as means."""
         if checks.channels_of("GaussianHead", input_shape) % 2:
-            raise ValueError(
-                "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
-                f"shape {tuple(input_shape)}. Give the layer before it 2 * outputs units."
-            )
+            got = f"{tuple(input_shape)}. Give the layer before it 2 * outputs units"
+            wanted = "two inputs for each output, a mean and a spread"
+            raise ValueError(f"GaussianHead needs {wanted}; got the input shape {got}.")
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (..., 2D): D means, then D standard deviations."""
@@ -51,7 +49,6 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
         return ops.concatenate([loc, ops.softplus(raw) + self.min_scale], axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
-        """Return the input's shape."""
         return input_shape
 
 

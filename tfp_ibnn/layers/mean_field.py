@@ -12,7 +12,7 @@ from keras.backend import is_float_dtype
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
 from tfp_ibnn.noise import Pass, current
 
@@ -46,39 +46,22 @@ class Local(NamedTuple):
 class MeanFieldLayer(StochasticLayer):
     """Wrap a layer: its kernel is the mean of a Gaussian whose scales the posterior has.
 
-    `MeanField.wrap` and `to_stochastic` make it.
-
-    Args:
-        layer: a Dense, EinsumDense or convolution layer.
-        posterior: template, an `ibnn.MeanField`.
-        train_size: number of training examples, over which the KL is spread.
-        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
-            has taken that.
-        **kwargs: those of `keras.layers.Layer`.
+    `MeanField.wrap` and `to_stochastic` make it. The arguments are those of `StochasticLayer`: a
+    Dense, EinsumDense or convolution layer, an `ibnn.MeanField`, and so on.
     """
 
     draws_ahead = False  # a set of weights is large
 
-    def __init__(
-        self,
-        layer: keras.layers.Layer,
-        posterior: PosteriorTemplate,
-        train_size: int | None = None,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(layer, posterior, train_size, seed, **kwargs)
+    def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
+        super().__init__(layer, *args, **kwargs)
         if not isinstance(layer, CONVERTIBLE):
-            raise ValueError(
-                "MeanField needs a layer with a kernel, one of "
-                f"{', '.join(kind.__name__ for kind in CONVERTIBLE)}; got {layer!r}."
-            )
+            kinds = ", ".join(kind.__name__ for kind in CONVERTIBLE)
+            raise ValueError(f"MeanField needs one of {kinds}; got {layer!r}.")
         if self.posterior.estimator == "local" and not isinstance(layer, layers.Dense):
             raise self._not_local(f"it is {type(layer).__name__}")
         self.activity_regularizer = layer.activity_regularizer
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the wrapped layer, its scales and the switch of the noise."""
         layer, posterior = self.layer, self.posterior
         if posterior.estimator == "local" and len(input_shape) != 2:
             raise self._not_local(f"its input has the shape {tuple(input_shape)}")
@@ -103,19 +86,17 @@ class MeanFieldLayer(StochasticLayer):
 
     @property
     def prior_on_weights(self) -> bool:
-        """Whether a prior pulls at the means, as weight decay does."""
         return self.posterior.pulls_means
 
     @property
     def draw_size(self) -> int:
-        """How many numbers a draw has: as many as there are random weights."""
         return sum(map(math.prod, self._shapes))
 
     def call(
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
-        """Return the output for the weights of this pass, and add their KL to the loss."""
-        if self._is_local(current().recall(self)):
+        latent = current().recall(self)
+        if isinstance(getattr(latent, "rest", latent), Local):  # the rest beside the z of MNF
             raise self._not_local("it is called twice in one pass")
         return super().call(inputs, mask=mask, training=training)
 
@@ -129,10 +110,8 @@ class MeanFieldLayer(StochasticLayer):
         """
         posterior, source = self.posterior, forward_pass.source
         if source.sampling == "qmc":
-            raise ValueError(
-                "Quasi-random draws have too few dimensions for weights. Write "
-                'sampling="antithetic" or "iid".'
-            )
+            remedy = 'Write sampling="antithetic" or "iid"'
+            raise ValueError(f"Quasi-random draws have too few dimensions for weights. {remedy}.")
         kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
         switch = ops.cast(self.noise_switch > 0.5, posterior.dtype)
         normal = functools.partial(source.normal, **kind, stddev=switch)
@@ -156,17 +135,14 @@ class MeanFieldLayer(StochasticLayer):
         mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Return the wrapped layer's output for random weights."""
         outputs = self._outputs(ops.cast(inputs, self.layer.compute_dtype), latent)
         activation = self.layer.activation
         return outputs if activation is None else activation(outputs)
 
     def mean_latent(self) -> Explicit:
-        """Return noise of 0."""
         return Explicit([ops.zeros((1, *x), dtype=self.posterior.dtype) for x in self._shapes])
 
     def fold(self) -> keras.layers.Layer:
-        """Return the wrapped layer, whose weights are the means."""
         plain = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         plain.build(self._input_shape)
         centers = map(ops.convert_to_numpy, self.posterior.centers(self._means()))
@@ -174,12 +150,10 @@ class MeanFieldLayer(StochasticLayer):
         return plain
 
     def carry_over(self, weights: list[Any]) -> None:
-        """Take the weights of the plain layer as means."""
         super().carry_over(weights)
         self.posterior.start_at(self._means())
 
     def summary(self) -> Draw:
-        """Return weights one standard deviation above and below their means, KL and entropy."""
         return self.posterior.summary(self._means())
 
     def _with_kl(
@@ -200,10 +174,6 @@ class MeanFieldLayer(StochasticLayer):
         """Return how many sets of explicit weights a pass has."""
         by_example = forward_pass.source.sample is not None
         return count if forward_pass.groups is not None or by_example else 1
-
-    @staticmethod
-    def _is_local(latent: Any) -> bool:
-        return isinstance(latent, Local)
 
     def _outputs(self, inputs: Tensor, latent: Explicit | Flipped | Local) -> Tensor:
         """Return the outputs for random weights before the activation."""
@@ -332,8 +302,7 @@ def _einsum_sign_shapes(
         batches.append(axes[0])
         shapes.append(tuple(sizes.get(label, 1) for label in axes[1:]))
     if batches[0] != batches[1] or batches[0] in sizes:
-        raise ValueError(
-            "`estimator='flipout'` needs the examples on the first axis of input and output; layer "
-            f"{layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'."
-        )
+        wanted = "`estimator='flipout'` needs the examples on the first axis of input and output"
+        got = f"layer {layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'"
+        raise ValueError(f"{wanted}; {got}.")
     return tuple(shapes)

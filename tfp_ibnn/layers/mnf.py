@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 import keras
 from keras import layers, ops
 
-from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn.layers.base import CONVOLUTIONS
 from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local, MeanFieldLayer
 from tfp_ibnn.noise import Pass
 
-_KINDS = (layers.Dense, layers.Conv1D, layers.Conv2D, layers.Conv3D)
+_KINDS = (layers.Dense, *CONVOLUTIONS)
 
 
 class Multiplied(NamedTuple):
@@ -39,11 +40,9 @@ class MNFLayer(MeanFieldLayer):
 
     @property
     def draw_size(self) -> int:
-        """How many numbers a draw has."""
         return super().draw_size + self.posterior.z.channels
 
     def mean_latent(self) -> Multiplied:
-        """Return the mean of z, and noise of 0."""
         return Multiplied(self.posterior.z.mean()[None], super().mean_latent())
 
     def _with_kl(
@@ -53,27 +52,14 @@ class MNFLayer(MeanFieldLayer):
         posterior, z = self.posterior, self.posterior.z
         kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
         number = self._sets(forward_pass, count) if isinstance(latent, Explicit) else count
-        # One chain of flows for the z of the pass, that of the KL and those of the mean: a graph
-        # with three of them takes three times as long to build.
-        numbers = (1, number) if forward_pass.losses else (number,)
+        numbers = (1, number) if forward_pass.losses else (number,)  # the first for the KL
         noise = [forward_pass.source.normal(n, (z.channels,), **kind) for n in numbers]
-        fixed = z.fixed_noise(training)
-        start = len(numbers) - 1
-        end = start if fixed is None else start + len(fixed)
-        noise[start:start] = [] if fixed is None else [fixed]
-        draw = z.transform(ops.concatenate(noise), training=training)
-        center = z.mean() if fixed is None else mean(draw.z[start:end], axis=0)
-        factors = ops.where(self.noise_switch > 0.5, draw.z[end:], center)
-        latent = Multiplied(factors, latent)
+        draw = z.switched(self.noise_switch > 0.5, ops.concatenate(noise), training=training)
+        latent = Multiplied(draw.z[len(numbers) - 1 :], latent)
         own = Draw(*(part[:1] for part in draw))
         return super()._with_kl(forward_pass, latent, count, training, own)
 
-    @staticmethod
-    def _is_local(latent: Any) -> bool:
-        return isinstance(latent, Multiplied) and isinstance(latent.rest, Local)
-
     def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
-        """Return the outputs for random weights before the activation."""
         z, rest = latent
         if isinstance(rest, Explicit):
             deviations = self._deviations(rest)

@@ -86,20 +86,16 @@ class StochasticModel(keras.Model):
         optimizer = getattr(self.optimizer, "deterministic", self.optimizer)
         for layer in (x for x in stochastic_layers(self) if x.prior_on_weights):
             if any(keras_internals.decays(optimizer, w) for w in layer.layer.trainable_weights):
-                message = "counts the prior of its weights twice: leave it out."
-                warnings.warn(
-                    f"The optimizer's `weight_decay` on layer {layer.name!r} {message}",
-                    stacklevel=2,
-                )
+                decay = f"The optimizer's `weight_decay` on layer {layer.name!r}"
+                message = f"{decay} counts the prior of its weights twice: leave it out."
+                warnings.warn(message, stacklevel=2)
                 break
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return what `compile` was given."""
         config = super().get_compile_config()
         return {**config, "jit_compile": "auto"} if config and self._jit_is_open else config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile as a saved model was."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
@@ -180,7 +176,6 @@ class StochasticModel(keras.Model):
         serialization.save(store, self._random_states_of_keras())
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` has saved."""
         states = self._random_states_of_keras()
         super().load_own_variables(serialization.load(store, states, self.name))
 
@@ -197,7 +192,6 @@ class StochasticModel(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        """Return the loss, and report its parts."""
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
         added = keras_internals.added_loss(self)
         examples = ops.shape(keras.tree.flatten(x)[0])[0]
@@ -210,7 +204,6 @@ class StochasticModel(keras.Model):
         return loss
 
     def get_config(self) -> dict[str, Any]:
-        """Return the graph and `train_samples`."""
         return {**super().get_config(), "train_samples": self.train_samples}
 
 

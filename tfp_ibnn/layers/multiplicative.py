@@ -1,6 +1,7 @@
 """Layers whose input is multiplied by a latent z drawn from a posterior."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,11 +9,11 @@ import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import Tensor, mean, times
+from tfp_ibnn._core.backend import Tensor, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
-from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
-from tfp_ibnn.layers.convolution import SeparateChannels, convolves, noisy_convolution
+from tfp_ibnn.layers import base
+from tfp_ibnn.layers.convolution import convolves, noisy_convolution, separate_channels
 from tfp_ibnn.noise import Pass
 
 NOISES = ("channel", "position")
@@ -23,7 +24,7 @@ _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Stochastic(ConfiguredLayer, StochasticLayer):
+class Stochastic(ConfiguredLayer, base.StochasticLayer):
     """Wrap a layer: y = layer(z * x), with z from a posterior, whose KL is added to the loss.
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
@@ -70,18 +71,15 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
         if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "transform"):
             kind = type(posterior).__name__
-            raise ValueError(
-                f"`posterior` must be one over z; {kind} is over weights: write "
-                f"`{kind}(...).wrap(layer, train_size)` instead of this layer."
-            )
+            remedy = f"write `{kind}(...).wrap(layer, train_size)` instead of this layer"
+            raise ValueError(f"`posterior` must be one over z; {kind} is over weights: {remedy}.")
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-        if self._both and not (isinstance(layer, CONVERTIBLE) and noise == "channel"):
-            raise ValueError(
-                "`sides='both'` is for Dense layers and convolutions with noise='channel'; got "
-                f"{type(layer).__name__} with noise={noise!r}. Use sides='input'."
-            )
+        if self._both and not (isinstance(layer, base.CONVERTIBLE) and noise == "channel"):
+            wanted = "`sides='both'` is for Dense layers and convolutions with noise='channel'"
+            got = f"{type(layer).__name__} with noise={noise!r}. Use sides='input'"
+            raise ValueError(f"{wanted}; got {got}.")
         if self._both:
             self.activity_regularizer = layer.activity_regularizer  # the layer's call is not used
 
@@ -91,7 +89,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return self.noise == "channel"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the posterior, the wrapped layer and the switch of the noise."""
         last = input_shape
         if isinstance(input_shape, (tuple, list)) and self._channel_axis(len(input_shape)) == 1:
             last = input_shape[:2]
@@ -129,7 +126,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             component = ops.reshape(component, (rows, *(1,) * len(positions)))
         if posterior.is_centered:
             return posterior.transform(normal, component, training=training)
-        return self._switched(normal, component, training)
+        return posterior.switched(self.noise_switch > 0.5, normal, component, training)
 
     def apply(
         self,
@@ -139,7 +136,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Return the wrapped layer's output for z * inputs."""
         if training and groups is None and self.posterior.is_centered and self._convolves_image:
             loc, scale = self.posterior.loc_and_scale()
             normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
@@ -151,7 +147,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
     def mean_latent(self) -> Tensor:
-        """Return the mean of z, (1, channels)."""
         return self.posterior.mean()[None]
 
     def fold(self) -> keras.layers.Layer:
@@ -182,7 +177,7 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
 
     def shares_work(self, inputs: Any) -> bool:
-        """Whether many z on the same inputs had better go by `SeparateChannels`."""
+        """Whether many z on the same inputs had better go by `separate_channels`."""
         # That takes memory as for one draw more for each channel of the input, so it is left to
         # small networks, of which the first convolution is a large part.
         if not (
@@ -195,30 +190,9 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         outputs = self.compute_output_shape(inputs.shape)[1:]
         return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
 
-    def shared(self, inputs: Tensor) -> SeparateChannels:
+    def shared(self, inputs: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""
-        return SeparateChannels(self.layer, ops.cast(inputs, self.compute_dtype))
-
-    def _switched(self, normal: Tensor, component: Tensor | None, training: bool) -> Draw:
-        """Return the draws for base noise; if the noise is off, z is the posterior's mean.
-
-        A mean that is an average of draws takes them along with those of the pass: a second chain
-        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
-        for the first step half as long again.
-        """
-        posterior, on = self.posterior, self.noise_switch > 0.5
-        fixed = posterior.fixed_noise(training)
-        if fixed is None:
-            draw = posterior.transform(normal, component, training=training)
-            nothing = ops.zeros((posterior.channels,), dtype=posterior.dtype)
-            center = ops.cond(on, lambda: nothing, posterior.mean)
-        else:
-            rows = ops.reshape(normal, (-1, posterior.channels))
-            both = posterior.transform(ops.concatenate([rows, fixed]), training=training)
-            z, kl, entropy = (part[: -len(fixed)] for part in both)
-            draw = Draw(ops.reshape(z, ops.shape(normal)), kl, entropy)
-            center = mean(both.z[-len(fixed) :], axis=0)
-        return Draw(ops.where(on, draw.z, center), draw.kl, draw.entropy)
+        return separate_channels(self.layer, ops.cast(inputs, self.compute_dtype))
 
     @property
     def _both(self) -> bool:
@@ -244,19 +218,15 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
             operands, target = layer.equation.replace(" ", "").split("->")
             kernel = operands.split(",")[1]
             if target[-1] == "." or kernel.count(target[-1]) != 1:
-                raise ValueError(
-                    "`sides='both'` needs an equation whose last output axis is the kernel's; got "
-                    f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}."
-                )
-            shape = [1] * len(kernel)
-            shape[kernel.index(target[-1])] = -1
-            return 0, scale.reshape(shape)
-        if isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D)):
+                wanted = "`sides='both'` needs an equation whose last output axis is the kernel's"
+                got = f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}"
+                raise ValueError(f"{wanted}; got {got}.")
+            return 0, _along(scale, kernel, target[-1])
+        if isinstance(layer, base.SEPARABLE):
             return 1, scale
-        if isinstance(layer, (layers.DepthwiseConv1D, layers.DepthwiseConv2D)):
+        if isinstance(layer, base.DEPTHWISE):
             return 0, scale.reshape(self._channels, -1)
-        transposed = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
-        return 0, scale[:, None] if isinstance(layer, transposed) else scale
+        return 0, scale[:, None] if isinstance(layer, base.TRANSPOSED) else scale
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, where z is (draws, [positions,] channels).
@@ -300,7 +270,6 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         return tuple(shape[2:]) if first else tuple(shape[1:-1])
 
     def checked_inputs(self, inputs: Any) -> Any:
-        """Return the inputs in a type that can be multiplied by noise, or raise."""
         if isinstance(inputs, (list, tuple, dict)):
             raise ValueError(f"{self._owner} takes one input; it was called with {len(inputs)}.")
         if not hasattr(inputs, "dtype"):
@@ -308,30 +277,27 @@ class Stochastic(ConfiguredLayer, StochasticLayer):
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if not keras.backend.is_float_dtype(dtype):
             is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
-            if not is_number or not isinstance(self.layer, CONVERTIBLE):
-                raise ValueError(
-                    f"{self._owner} needs a floating-point input; got {dtype}. Cast the input, or "
-                    f"leave {type(self.layer).__name__} deterministic."
-                )
+            if not is_number or not isinstance(self.layer, base.CONVERTIBLE):
+                got = f"{dtype}. Cast it, or leave {type(self.layer).__name__} deterministic"
+                raise ValueError(f"{self._owner} needs a floating-point input; got {got}.")
             inputs = ops.cast(inputs, self.layer.compute_dtype)
         if len(inputs.shape) < 2 and not isinstance(inputs, keras.KerasTensor):
             raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
         if self.built and len(inputs.shape) == len(self._input_shape):
             channels = inputs.shape[self._channel_axis(len(inputs.shape))]
             if channels not in (None, self._channels):
-                raise ValueError(
-                    f"{self._owner} was built for {self._channels} channels; got an input of shape "
-                    f"{tuple(inputs.shape)}."
-                )
+                built = f"{self._owner} was built for {self._channels} channels"
+                raise ValueError(f"{built}; got an input of shape {tuple(inputs.shape)}.")
         return inputs
-
-    @property
-    def _owner(self) -> str:
-        return f"Stochastic({type(self.layer).__name__}) {self.name!r}"
 
     def _wrong_shape(self, shape: Any) -> ValueError:
         wanted = "an input of shape (batch, ..., channels)"
         return ValueError(f"{self._owner} needs {wanted}; got {tuple(shape)}.")
+
+
+def _along(scale: np.ndarray, labels: str, label: str) -> np.ndarray:
+    """Return numbers along one of the axes of an einsum's operand."""
+    return scale.reshape([-1 if one == label else 1 for one in labels])
 
 
 def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray | None:
@@ -346,12 +312,10 @@ def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray 
         kernel = kernel.replace("...", "")
         if source.endswith("...") or kernel.count(source[-1]) != 1:
             return None
-        shape = [1] * len(kernel)
-        shape[kernel.index(source[-1])] = -1
-        return scale.reshape(shape)
-    if isinstance(layer, (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)):
+        return _along(scale, kernel, source[-1])
+    if isinstance(layer, base.TRANSPOSED):
         return scale
-    if isinstance(layer, (layers.Conv1D, layers.Conv2D, layers.Conv3D)):
+    if isinstance(layer, base.CONVOLUTIONS):
         by_group = scale.reshape(layer.groups, -1).T  # (in / groups, groups)
         return np.repeat(by_group, layer.filters // layer.groups, axis=1)
-    return scale[:, None] if isinstance(layer, CONVERTIBLE) else None
+    return scale[:, None] if isinstance(layer, base.CONVERTIBLE) else None

@@ -98,9 +98,7 @@ def checked(
     if not counted.any():
         wanted = f"at least one example whose `{names[2]}` is not 0"
         raise ValueError(f"`{names[0]}` must hold {wanted}; got the shape {predictions.shape}.")
-    probable = (
-        "must be finite, 0 or above, and sum to 1 (if they are logits, give from_logits=True)"
-    )
+    probable = "must be finite, 0 or above, and sum to 1 (of logits, give from_logits=True)"
     probable = "must be logits, finite or -inf" if from_logits else probable
     classes = f"must be whole numbers from 0 to {examples.targets.shape[-1] - 1}, or one-hot"
     wanted = probable, classes, "must be finite and 0 or above"

@@ -133,14 +133,9 @@ def wide_resnet(
 
     Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
     `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.
-
-    Args:
-        input_shape: height, width and channels; at least 8 pixels each way.
-        num_classes: number of logits.
-        depth: number of layers, 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40.
-        width: factor on the channels.
-        preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
-        dropout: rate of dropout between the convolutions of a block.
+    `depth`, the number of layers, is 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40. Images
+    have at least 8 pixels each way. The other arguments are those of `mlp`; dropout is between the
+    convolutions of a block.
 
     Example:
         >>> import tfp_ibnn as ibnn

@@ -21,27 +21,20 @@ _PARITY = 0x1BD11BDA
 _SHIFT_ROW = 0xFFFFFFFF
 
 
-def random_seed() -> int:
-    """Return a seed that nobody has chosen; the states of all generators stay as they are."""
-    return int(np.random.default_rng().integers(2**31))
-
-
 def key_from_seed(seed: int) -> np.ndarray:
     """Return the key (2,) of a non-negative seed, as int32 values of at least 0."""
     return (np.random.SeedSequence(seed).generate_state(2) >> 1).astype("int32")
 
 
-def threefry(key: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two uint32 words for each pair of counters, uint32 too: Threefry-2x32 with 20 rounds.
+@traced_once
+def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two uint32 words for each pair of counters x and y, by the two words of a key.
+
+    It is Threefry-2x32 with 20 rounds; all words are uint32.
 
     References:
         Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
     """
-    return _rounds(*key, high, low)
-
-
-@traced_once
-def _rounds(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     schedule = (first, second, ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY)))
     x, y = x + first, y + second
     for group in range(5):
@@ -59,7 +52,7 @@ def bits(key: Tensor, rows: Tensor, offset: int, size: Any) -> Tensor:
     """Return uint32 words (rows, size): those at `offset` of the streams of `rows`."""
     half = (size + 1) // 2
     low = ops.cast(offset + ops.arange(half, dtype="int32"), "uint32")
-    both = threefry(key, ops.cast(rows, "uint32")[:, None], low[None, :])
+    both = threefry(*key, ops.cast(rows, "uint32")[:, None], low[None, :])
     return ops.concatenate(both, axis=1)[:, :size]
 
 

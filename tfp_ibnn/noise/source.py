@@ -152,10 +152,9 @@ class Source:
     ) -> Tensor:
         """Return the next random words (count, size of a draw) of this pass."""
         if source is counter.sobol and not all(isinstance(size, int) for size in shape):
-            raise ValueError(
-                "Quasi-random noise needs sizes that are known ahead; one draw has the shape "
-                f"{shape}. Give the model's input a fixed size, or use another sampling."
-            )
+            remedy = "Give the model's input a fixed size, or use another sampling"
+            wanted = "Quasi-random noise needs sizes that are known ahead"
+            raise ValueError(f"{wanted}; one draw has the shape {shape}. {remedy}.")
         key = self.key
         if key is None:
             key = _key(keras.random.randint((2,), 0, 2**31 - 1, seed=generator))

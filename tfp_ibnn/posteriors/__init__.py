@@ -2,7 +2,7 @@
 
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.posteriors import priors
-from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.base import Posterior, Template
 from tfp_ibnn.posteriors.flow import FlowPosterior
 from tfp_ibnn.posteriors.gaussian import NormalFull, NormalLowRank
 from tfp_ibnn.posteriors.mean_field import MeanField
@@ -17,7 +17,6 @@ from tfp_ibnn.posteriors.recipes import (
     NormalRadial,
     NormalSylvester,
 )
-from tfp_ibnn.posteriors.template import Template
 
 __all__ = [
     "MNF",

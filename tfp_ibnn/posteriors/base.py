@@ -1,22 +1,117 @@
-"""The base of all posteriors over a layer's multiplicative noise z."""
+"""The bases of all posteriors, and of those over a layer's multiplicative noise z."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import Tensor, mean, tfd
-from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import Source
 from tfp_ibnn.posteriors import priors
-from tfp_ibnn.posteriors.template import Template
 
 _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
+
+
+class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
+    """A posterior that is a Keras layer: its weights, its noise, and the weight of its KL.
+
+    The one given to a stochastic layer is a template: each layer takes a copy and builds it.
+
+    Args:
+        beta: weight of the KL in the loss, kept in a variable of that name; 1 is the ELBO. None is
+            `default_beta` in a layer, and 1 outside of one.
+        gamma: weight of the entropy that is subtracted from the loss; 0 is the ELBO.
+        seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
+            one a seed derived from it, so that layers of one template draw different noise.
+    """
+
+    arguments = ("gamma", "seed")
+
+    flow_arguments: ClassVar[tuple[str, ...]] = ()
+    """Arguments that are lists of flows, and attributes of the same names."""
+
+    def __init__(
+        self,
+        *,
+        beta: float | None = None,
+        gamma: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
+        super().__init__(**kwargs)
+        self.initial_beta = None if beta is None else checks.non_negative("beta", beta)
+        self.gamma = checks.non_negative("gamma", gamma)
+        self.seed = seed
+        self.seed_generator = SeedGenerator(seed)
+        self._layers_served = 0
+
+    def build(self, input_shape: Any) -> None:
+        """Add beta; call this first."""
+        beta = 1.0 if self.initial_beta is None else self.initial_beta
+        initial = keras.initializers.Constant(beta)
+        self.beta = self._add_parameter("beta", (), initial, trainable=False)
+
+    @staticmethod
+    def default_beta(train_size: int) -> float:
+        """Return the weight of the KL in a layer if none is given: 1, the ELBO."""
+        return 1.0
+
+    def loss(self, draw: Draw) -> Tensor:
+        loss = self.beta * draw.kl
+        return loss - self.gamma * draw.entropy if self.gamma else loss
+
+    def copy(self, **changes: Any) -> Self:
+        """Return an unbuilt posterior of the same configuration, but for the changes."""
+        # The flows go by as objects: their classes need not be registered for a copy.
+        flows = {name: getattr(self, name) for name in self.flow_arguments}
+        return type(self).from_config({**self.get_config(), **flows, **changes})
+
+    def copy_for_layer(self, dtype: str, seed: int | None = None, train_size: int = 1) -> Self:
+        """Return the unbuilt copy that a layer takes, by default with this template's next seed."""
+        if seed is None and self.seed is not None:
+            seed = self.seed
+            if self._layers_served:  # far from the seeds that users choose, which lie close
+                words = np.random.SeedSequence((seed % 2**64, self._layers_served))
+                seed = int(words.generate_state(1)[0] >> 1)
+            self._layers_served += 1
+        beta = self.default_beta(train_size) if self.initial_beta is None else self.initial_beta
+        changes = {"name": "posterior", "dtype": dtype, "seed": seed, "beta": beta}
+        copy = self.copy(**changes, **self._settled())
+        copy._layers_served = 1  # by its own layer, should it become a template in turn
+        return copy
+
+    def _settled(self) -> dict[str, Any]:
+        """Return arguments that were left open, as a layer's copy has them, and its file."""
+        return {}
+
+    def get_config(self) -> dict[str, Any]:
+        save = keras.saving.serialize_keras_object
+        flows = {name: [save(x) for x in getattr(self, name)] for name in self.flow_arguments}
+        return {**super().get_config(), "beta": self.initial_beta, **flows}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        def made(value: Any) -> Any:
+            if isinstance(value, list):
+                return [made(part) for part in value]
+            is_saved = isinstance(value, dict) and "class_name" in value
+            return keras.saving.deserialize_keras_object(value) if is_saved else value
+
+        return cls(**{name: made(value) for name, value in config.items()})
+
+    def get_build_config(self) -> None:
+        """Leave building to the layer, so that weight paths are the same after loading."""
+
+    def _add_parameter(self, name: str, shape: Any, initializer: Any, **kw: Any) -> keras.Variable:
+        return self.add_weight(shape, initializer, autocast=False, name=name, **kw)
 
 
 class Posterior(Template):
@@ -58,7 +153,7 @@ class Posterior(Template):
         super().__init__(**kwargs)
         self._scale_is_given = prior_scale is not None
         scale = prior_scale if self._scale_is_given else self.default_prior_scale(1)
-        self.prior_scale = checked_scale("prior_scale", scale)
+        self.prior_scale = checks.scale("prior_scale", scale)
         self.prior_loc = checks.moderate("prior_loc", prior_loc)
         self.learn_prior_scale = bool(learn_prior_scale)
         self.sides = checks.one_of("sides", sides, ("input", "both"))
@@ -110,6 +205,28 @@ class Posterior(Template):
         """Return noise (draws, channels) whose draws of z have `mean` as their average, or None."""
         return None
 
+    def switched(
+        self, on: Tensor, noise: Tensor, component: Tensor | None = None, training: bool = False
+    ) -> Draw:
+        """Do as `transform`; if not `on`, z is the mean.
+
+        A mean that is an average of draws takes them along with those of the noise: a second chain
+        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
+        for the first step half as long again.
+        """
+        fixed = self.fixed_noise(training)
+        if fixed is None:
+            draw = self.transform(noise, component, training=training)
+            nothing = ops.zeros((self.channels,), dtype=self.dtype)
+            center = ops.cond(on, lambda: nothing, self.mean)
+        else:
+            rows = ops.reshape(noise, (-1, self.channels))
+            both = self.transform(ops.concatenate([rows, fixed]), training=training)
+            z, kl, entropy = (part[: -len(fixed)] for part in both)
+            draw = Draw(ops.reshape(z, ops.shape(noise)), kl, entropy)
+            center = mean(both.z[-len(fixed) :], axis=0)
+        return draw._replace(z=ops.where(on, draw.z, center))
+
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
 
@@ -132,7 +249,6 @@ class Posterior(Template):
         return mean(self.summary().entropy)
 
     def summary(self) -> Draw:
-        """Return a fixed set of draws (draws, channels), the same for the same weights."""
         component = None
         if self.components > 1:
             component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
@@ -172,12 +288,10 @@ class Posterior(Template):
         return {"prior_scale": self.prior_scale} if is_open else {}
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         scale = self.prior_scale if self._scale_is_given else None
         return {**super().get_config(), "prior": self._given_prior, "prior_scale": scale}
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
-        """Return `Stochastic(layer, self, train_size, **options)`."""
         return Stochastic(layer, self, train_size, **options)
 
     @property
@@ -224,11 +338,6 @@ class Posterior(Template):
         """Return antithetic pairs of standard normal noise, always the same."""
         half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
         return np.stack([half, -half], axis=1).reshape(-1, self.channels).astype(self.dtype)
-
-
-def checked_scale(name: str, value: Any) -> float:
-    """Return a positive scale of moderate size, or raise."""
-    return checks.moderate(name, checks.positive(name, value))
 
 
 def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:

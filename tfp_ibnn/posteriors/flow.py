@@ -48,6 +48,7 @@ class FlowPosterior(base.Posterior):
     """
 
     arguments = ("initial_scale", "components", "shared_components")
+    flow_arguments = ("flows",)
 
     def __init__(
         self,
@@ -66,11 +67,10 @@ class FlowPosterior(base.Posterior):
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
         self.shared_components = bool(shared_components)
         scale = self.prior_scale if initial_scale is None else initial_scale
-        scale = base.checked_scale("initial_scale", scale)
+        scale = checks.scale("initial_scale", scale)
         self.affine = Affine(self.prior_loc, scale, dtype=self.dtype, name="affine")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the flows and the base distribution."""
         super().build(input_shape)
         for flow in self._chain():
             flow.build(input_shape)
@@ -83,7 +83,6 @@ class FlowPosterior(base.Posterior):
             self.base_raw_scale = self._add_parameter("base_raw_scale", shape, raw)
 
     def distribution(self) -> tfd.TransformedDistribution:
-        """Return q(z), with event shape (channels,)."""
         # A chain applies its last element first.
         chain = tfb.Chain([flow.bijector() for flow in reversed(self._chain())])
         return tfd.TransformedDistribution(self._base(), chain)
@@ -91,7 +90,6 @@ class FlowPosterior(base.Posterior):
     def transform(
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
     ) -> Draw:
-        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
             loc, scale = self.loc_and_scale()
@@ -137,7 +135,6 @@ class FlowPosterior(base.Posterior):
 
     @property
     def is_centered(self) -> bool:
-        """Whether z = loc + scale * noise, which makes it a Gaussian."""
         return self._is_gaussian and self._is_plain
 
     def loc_and_scale(self) -> tuple[Tensor, Tensor]:
@@ -146,21 +143,7 @@ class FlowPosterior(base.Posterior):
         return affine.shift, affine.scale
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        flows = [keras.saving.serialize_keras_object(flow) for flow in self.flows]
-        return {**super().get_config(), "flows": flows, "affine": self.order}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FlowPosterior":
-        """Return a posterior from what `get_config` gave."""
-        load = keras.saving.deserialize_keras_object
-        flows = [flow if isinstance(flow, Flow) else load(flow) for flow in config["flows"]]
-        return super().from_config({**config, "flows": flows})
-
-    def copy(self, **changes: Any) -> "FlowPosterior":
-        """Return an unbuilt posterior of the same configuration, but for the changes."""
-        # The flows go by as objects: their classes need not be registered for a copy.
-        return super().copy(**{"flows": self.flows, **changes})
+        return {**super().get_config(), "affine": self.order}
 
     @property
     def _is_plain(self) -> bool:
@@ -203,11 +186,9 @@ def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[F
     copies = []
     for position, flow in enumerate(flows):
         if flow.condition_size is not None or flow.event_ndims != 1:
-            raise ValueError(
-                f"`{argument}` of a posterior must have condition_size=None and event_ndims=1; got "
-                f"{type(flow).__name__} with condition_size={flow.condition_size} and "
-                f"event_ndims={flow.event_ndims}."
-            )
+            wanted = f"`{argument}` of a posterior must have condition_size=None and event_ndims=1"
+            got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
+            raise ValueError(f"{wanted}; got {type(flow).__name__} with {got}.")
         name = f"{type(flow).__name__.lower()}_{position}"
         config = {**flow.get_config(), "dtype": dtype, "name": name}
         copies.append(type(flow).from_config(config))

@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, checked_scale
+from tfp_ibnn.posteriors.base import Posterior
 
 
 class _CorrelatedNormal(Posterior):
@@ -21,10 +21,9 @@ class _CorrelatedNormal(Posterior):
         super().__init__(**kwargs)
         self.initial_scale = initial_scale
         scale = self.prior_scale if initial_scale is None else initial_scale
-        self._start = checked_scale("initial_scale", scale)
+        self._start = checks.scale("initial_scale", scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add mean and scales."""
         super().build(input_shape)
         constant, shape = keras.initializers.Constant, (self.channels,)
         raw = constraints.inverse_scale(self._start)
@@ -34,7 +33,6 @@ class _CorrelatedNormal(Posterior):
     def transform(
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
     ) -> Draw:
-        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         loc, scale = ops.convert_to_tensor(self.loc), self.scales()
         z = loc + scale * self._mixed(noise)
@@ -47,7 +45,6 @@ class _CorrelatedNormal(Posterior):
         return Draw(z, kl + ops.sum(ratio * ratio * excess) / 2 - log_det, entropy)
 
     def mean(self) -> Tensor:
-        """Return the mean of z, (channels,)."""
         return ops.convert_to_tensor(self.loc)
 
     def scales(self) -> Tensor:
@@ -55,7 +52,6 @@ class _CorrelatedNormal(Posterior):
         return constraints.scale(self.raw_scale)
 
     def distribution(self) -> tfd.Distribution:
-        """Return q(z), with event shape (channels,)."""
         factor = self.scales()[:, None] * self._matrix()
         factor = ops.cholesky(matmul(factor, ops.transpose(factor)))
         return tfd.MultivariateNormalTriL(ops.convert_to_tensor(self.loc), factor)
@@ -83,7 +79,6 @@ class NormalFull(_CorrelatedNormal):
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the entries below the diagonal, row by row."""
         super().build(input_shape)
         size = self.channels
         self.lower = self._add_parameter("lower", (size * (size - 1) // 2,), "zeros")
@@ -139,7 +134,6 @@ class NormalLowRank(_CorrelatedNormal):
         self.rank = checks.positive_integer("rank", rank, checks.LARGEST_SIZE)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the columns."""
         super().build(input_shape)
         # At 0 the gradient vanishes.
         small = keras.initializers.RandomNormal(stddev=0.05 / self.channels**0.5)

@@ -12,7 +12,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.mean_field import ESTIMATORS, MeanFieldLayer
 from tfp_ibnn.posteriors import priors
-from tfp_ibnn.posteriors.template import Template
+from tfp_ibnn.posteriors.base import Template
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -150,20 +150,9 @@ class MeanField(Template):
         kl_reduction: str | None = None,
         **options: Any,
     ) -> MeanFieldLayer:
-        """Return a layer with random weights; `noise` and `kl_reduction` are for posteriors of z.
+        """Return `MeanFieldLayer(layer, self, train_size, **options)`, or `MNFLayer`.
 
-        Args:
-            layer: a Dense, EinsumDense or convolution layer.
-            train_size: number of training examples, over which the KL is spread.
-            noise: not used.
-            kl_reduction: not used.
-            **options: `seed`, and those of `keras.layers.Layer`.
-
-        Example:
-            >>> import keras, tfp_ibnn as ibnn
-            >>> layer = ibnn.MeanField().wrap(keras.layers.Dense(2), train_size=100)
-            >>> layer(keras.ops.ones((5, 3))).shape[-1]
-            2
+        `noise` and `kl_reduction` are for posteriors of z, and not used here.
         """
         names = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
         regularized = [name for name in names if getattr(layer, name, None) is not None]

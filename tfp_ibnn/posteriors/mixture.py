@@ -8,7 +8,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, checked_component, checked_scale, equal_mixture
+from tfp_ibnn.posteriors.base import Posterior, checked_component, equal_mixture
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -57,7 +57,7 @@ class MixturePosterior(Posterior):
     ) -> None:
         super().__init__(**kwargs)
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
-        self.initial_scale = checked_scale("initial_scale", initial_scale)
+        self.initial_scale = checks.scale("initial_scale", initial_scale)
         for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
             setattr(self, name, checks.moderate(name, checks.non_negative(name, spread)))
         self.kl = checks.one_of("kl", kl, ("bound", "averaged"))
@@ -65,7 +65,6 @@ class MixturePosterior(Posterior):
             raise ValueError("`kl='averaged'` is for a Gaussian prior: leave `prior` out.")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Add the means and scales of the components."""
         super().build(input_shape)
         shape = (self.components, self.channels)
         normal = keras.initializers.RandomNormal
@@ -82,13 +81,11 @@ class MixturePosterior(Posterior):
         self.raw_scale = self._add_parameter("raw_scale", shape, raw_scales)
 
     def distribution(self) -> tfd.MixtureSameFamily:
-        """Return q(z), with event shape (channels,)."""
         return equal_mixture(*self._loc_and_scale())
 
     def transform(
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
     ) -> Draw:
-        """Turn standard normal noise (..., channels) into draws of z, with KL and entropy."""
         loc, scale = self._loc_and_scale()
         if self.components == 1:
             chosen = loc[0], scale[0]
@@ -105,7 +102,6 @@ class MixturePosterior(Posterior):
         return Draw(z, kl, entropy)
 
     def mean(self) -> Tensor:
-        """Return the mean of z, (channels,)."""
         return mean(ops.convert_to_tensor(self.loc), axis=0)
 
     def _loc_and_scale(self) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ class MNF(MeanField):
     """
 
     arguments = ("z_scale",)
+    flow_arguments = ("flows", "auxiliary_flows")
     wrapper = MNFLayer
 
     def __init__(
@@ -74,7 +75,6 @@ class MNF(MeanField):
         self.auxiliary_flows = copied(auxiliary, self.dtype, "auxiliary_flows")
 
     def build(self, input_shape: Mapping[str, tuple[int, ...]]) -> None:
-        """Add the scales of weights, and what z and the auxiliary distribution need."""
         super().build(input_shape)
         kernel = next(iter(input_shape.values()))
         self.on_inputs = len(kernel) == 2
@@ -89,6 +89,11 @@ class MNF(MeanField):
         ):
             setattr(self, name, self._add_parameter(name, (channels,), start))
 
+    @property
+    def flows(self) -> list[Flow]:
+        """The flows of z."""
+        return self.z.flows
+
     def times_z(self, kernel: Tensor, z: Tensor) -> Tensor:
         """Return a kernel multiplied by z (..., channels), with the leading axes of z."""
         if self.on_inputs:
@@ -96,7 +101,6 @@ class MNF(MeanField):
         return kernel * ops.reshape(z, (*ops.shape(z)[:-1], *(1,) * (len(kernel.shape) - 1), -1))
 
     def centers(self, means: Sequence[Tensor]) -> list[Tensor]:
-        """Return the means of the weights of a layer whose own weights are given."""
         return [self.times_z(means[0], self.z.mean()), *means[1:]]
 
     def spreads(self, means: Sequence[Tensor]) -> list[Tensor]:
@@ -133,29 +137,6 @@ class MNF(MeanField):
         log_r = log_r + base.log_normal((z - loc) * ops.exp(-log_scale)) - ops.sum(log_scale)
         return ops.sum(log_r)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
-        lists = {"flows": self.z.flows, "auxiliary_flows": self.auxiliary_flows}
-        save = keras.saving.serialize_keras_object
-        saved = {name: [save(flow) for flow in flows] for name, flows in lists.items()}
-        return {**super().get_config(), **saved}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "MNF":
-        """Return a posterior from what `get_config` gave."""
-        load = keras.saving.deserialize_keras_object
-        lists = {
-            name: [flow if isinstance(flow, Flow) else load(flow) for flow in config[name]]
-            for name in ("flows", "auxiliary_flows")
-        }
-        return super().from_config({**config, **lists})
-
-    def copy(self, **changes: Any) -> "MNF":
-        """Return an unbuilt posterior of the same configuration, but for the changes."""
-        # The flows go by as objects: their classes need not be registered for a copy.
-        lists = {"flows": self.z.flows, "auxiliary_flows": self.auxiliary_flows}
-        return super().copy(**{**lists, **changes})
-
 
 class _Factors(FlowPosterior):
     """q(z), without a prior, and so without a KL and its weight."""
@@ -163,7 +144,6 @@ class _Factors(FlowPosterior):
     _is_gaussian = False  # densities are at draws, as all of the bound
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Build the flows."""
         self.channels = input_shape[-1]
         for flow in self._chain():
             flow.build(input_shape)

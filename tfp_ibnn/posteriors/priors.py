@@ -61,11 +61,10 @@ class _LocationScale(Prior):
     """A family with a location and a scale."""
 
     def __init__(self, scale: float = 1.0, loc: float = 0.0) -> None:
-        self.scale = checks.moderate("scale", checks.positive("scale", scale))
+        self.scale = checks.scale("scale", scale)
         self.loc = checks.moderate("loc", loc)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Return the distribution of one number."""
         loc, scale = (ops.convert_to_tensor(x, dtype=dtype) for x in (self.loc, self.scale))
         return getattr(tfd, type(self).__name__)(loc=loc, scale=scale)
 
@@ -84,7 +83,6 @@ class Normal(_LocationScale):
     """
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        """Return KL[N(loc, scale^2) || prior], summed over all numbers, in nats."""
         ratio = ops.log(scale) - math.log(self.scale)
         distance = (loc - self.loc) / self.scale
         return ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio)
@@ -110,7 +108,6 @@ class Tied(Normal):
         raise ValueError("priors.Tied is for ibnn.MeanField; use priors.Normal(scale, loc).")
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        """Return KL[N(loc, scale^2) || N(loc, prior's^2)], summed, in nats."""
         return super().kl(ops.zeros_like(loc), scale, normal)
 
 
@@ -146,10 +143,9 @@ class StudentT(_LocationScale):
 
     def __init__(self, df: float = 3.0, scale: float = 1.0, loc: float = 0.0) -> None:
         super().__init__(scale, loc)
-        self.df = checks.moderate("df", checks.positive("df", df))
+        self.df = checks.scale("df", df)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Return the distribution of one number."""
         values = (self.df, self.loc, self.scale)
         return tfd.StudentT(*(ops.convert_to_tensor(x, dtype=dtype) for x in values))
 
@@ -171,13 +167,9 @@ class ScaleMixture(Prior):
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:
         self.pi = checks.fraction("pi", checks.positive("pi", pi))
-        self.sigma1, self.sigma2 = (
-            checks.moderate(name, checks.positive(name, value))
-            for name, value in (("sigma1", sigma1), ("sigma2", sigma2))
-        )
+        self.sigma1, self.sigma2 = checks.scale("sigma1", sigma1), checks.scale("sigma2", sigma2)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        """Return the distribution of one number."""
         scale = ops.convert_to_tensor([self.sigma1, self.sigma2], dtype=dtype)
         weights = tfd.Categorical(probs=ops.convert_to_tensor([self.pi, 1 - self.pi], dtype=dtype))
         return tfd.MixtureSameFamily(weights, tfd.Normal(ops.zeros_like(scale), scale))
@@ -191,11 +183,9 @@ class Given(Prior):
         self.given = given
 
     def distribution(self, dtype: str) -> Any:
-        """Return the distribution itself."""
         return self.given
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise if the distribution is neither over single numbers nor over such arrays."""
         batch, event = (tuple(getattr(self.given, f"{x}_shape", ())) for x in ("batch", "event"))
         own = (*batch, *event)
         try:
@@ -210,12 +200,10 @@ class Given(Prior):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the distribution by its name in TensorFlow Probability and its parameters."""
         return {"given": _encode(self.given)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Given":
-        """Return a prior from what `get_config` gave."""
         return cls(_decode(config["given"]))
 
 
@@ -230,10 +218,8 @@ def _encode(value: Any) -> Any:
         array = ops.convert_to_numpy(value)
         if array.dtype.kind in "fiub":
             return {"array": array.tolist(), "dtype": str(array.dtype)}
-    raise ValueError(
-        f"A prior made of {value!r} cannot be saved. Use one of ibnn.priors, or a subclass of "
-        "ibnn.priors.Prior that is registered by keras.saving.register_keras_serializable."
-    )
+    remedy = "Use one of ibnn.priors, or a subclass of ibnn.priors.Prior that Keras has registered"
+    raise ValueError(f"A prior made of {value!r} cannot be saved. {remedy}.")
 
 
 def _decode(value: Any) -> Any:
@@ -251,17 +237,13 @@ def checked(prior: Any) -> Prior:
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, type) or not callable(getattr(prior, "log_prob", None)):
-        raise ValueError(
-            "`prior` must be a prior such as ibnn.priors.Laplace(0.1), or a distribution with a "
-            f"method `log_prob`, such as tfd.Normal(0.0, 1.0); got {prior!r}."
-        )
+        wanted = "one such as priors.Laplace(0.1), or a distribution with a method `log_prob`"
+        raise ValueError(f"`prior` must be {wanted}; got {prior!r}.")
     dtype = getattr(prior, "dtype", None)
     if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
         raise ValueError(f"`prior` must be over real numbers; got {prior!r}.")
     for name, value in (getattr(prior, "parameters", None) or {}).items():
         if isinstance(value, (float, np.ndarray, np.generic)) or ops.is_tensor(value):
             if np.isnan(ops.convert_to_numpy(value)).any():
-                raise ValueError(
-                    f"`prior` must not have NaN in it; got {name}={value} in {prior!r}."
-                )
+                raise ValueError(f"`prior` must not have NaN in it; got {name}={value}.")
     return Given(prior)

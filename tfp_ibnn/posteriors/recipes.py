@@ -6,9 +6,8 @@ from typing import Any
 
 from tfp_ibnn import flows
 from tfp_ibnn._core import checks
-from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.base import Posterior, Template
 from tfp_ibnn.posteriors.flow import FlowPosterior
-from tfp_ibnn.posteriors.template import Template
 
 _MOST_FLOWS = 1000  # more would take minutes to make, and nobody has asked for as many
 
@@ -20,12 +19,9 @@ def _recipe(make: Recipe) -> Recipe:
 
     @functools.wraps(make)
     def recipe(*args: Any, **kwargs: Any) -> FlowPosterior:
-        try:
+        takers = (make, FlowPosterior.__init__, Posterior.__init__, Template.__init__)
+        with checks.known_keywords(make.__name__, kwargs, takers, but=("self", "flows")):
             return make(*args, **kwargs)
-        except (TypeError, ValueError):
-            takers = (make, *(kind.__init__ for kind in (FlowPosterior, Posterior, Template)))
-            checks.known_keywords(make.__name__, kwargs, takers, but=("self", "flows"))
-            raise
 
     return recipe
 

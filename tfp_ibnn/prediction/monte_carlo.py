@@ -174,7 +174,6 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         return {"mean": self._predictive.public(draws)[0], "aleatoric": within[0]}
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """Not known ahead: the noise of a pass cannot be drawn symbolically."""
         raise NotImplementedError("MonteCarlo is called on data, not in a Functional model.")
 
     def compile(
@@ -193,12 +192,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         super().compile(optimizer=None, **options)
 
     def get_compile_config(self) -> dict[str, Any]:
-        """Return what `compile` was given; another backend may choose otherwise."""
         config = super().get_compile_config()
         return {**config, "jit_compile": None} if self._jit_is_open else config
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compile as a saved model was."""
         self.compile(**keras.saving.deserialize_keras_object(config))
 
     @contextlib.contextmanager
@@ -217,7 +214,6 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             return _checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
-        """Return the dict that the class describes, for one batch."""
         with self._checked(x) as has_examples:
             if has_examples:
                 return _checked_prediction(self.inner.name, super().predict_on_batch(x))
@@ -234,13 +230,11 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             return scores if allow_nan else _checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Score the averaged prediction of one batch."""
         with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().test_on_batch(x, *args, **kwargs)
             return _checked_scores(self.inner.name, scores)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: it is the model inside that is trained."""
         raise NotImplementedError("MonteCarlo only predicts: train the model that it averages.")
 
     train_on_batch = fit
@@ -259,7 +253,6 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Tensor:
-        """Return the NLL of the averaged prediction (the squared error of a point)."""
         if y is None:
             raise ValueError("The evaluation needs labels or targets: `y` is missing.")
         return self._predictive.mean_loss(y, y_pred, sample_weight)
@@ -267,12 +260,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Tensor]:
-        """Score the averaged prediction."""
         self._predictive.update(self._scores, y, y_pred, sample_weight)
         return super().compute_metrics(x, y, y_pred["mean"], sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), **self.options()}
 
     def options(self) -> dict[str, Any]:
@@ -330,7 +321,8 @@ def export(
     if samples is not None:
         options["samples"] = samples
     if seed is not None or options.get("seed") is None:
-        options["seed"] = counter.random_seed() if seed is None else seed
+        # One that nobody has chosen, which leaves the states of all generators as they are.
+        options["seed"] = np.random.SeedSequence().entropy % 2**31 if seed is None else seed
     return write_saved_model(kind(model, **options), path, input_signature, overwrite)
 
 

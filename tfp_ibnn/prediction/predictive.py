@@ -199,16 +199,13 @@ class Labels(Categorical):
         return both, _entropy(both)
 
     def public(self, draws: Tensor) -> Tensor:
-        """Return the entry of yes."""
         return draws[..., 1]
 
     def statistics(self, summary: Summary) -> dict[str, Tensor]:
-        """Return those of each label."""
         result = super().statistics(summary)
         return {**result, "total_variance": result["variance"]}
 
     def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
-        """Return labels, and the probabilities of no and yes."""
         yes = prediction["mean"]
         return matched(y_true, yes), ops.stack([1 - yes, yes], axis=-1)
 
@@ -252,7 +249,6 @@ class Gaussian(Point):
     """A number with a standard deviation: the output of a `GaussianHead`."""
 
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means and the variances."""
         if outputs.shape[-1] % 2:
             raise ValueError(f"A gaussian output has an even size; got {outputs.shape[-1]}.")
         loc, scale = ops.split(outputs, 2, axis=-1)
@@ -278,11 +274,9 @@ class Gaussian(Point):
         return quantile((1 - level) / 2), quantile((1 + level) / 2)
 
     def scores(self) -> list[keras.metrics.Metric]:
-        """Return the root of the mean squared error, and the NLL."""
         return [*super().scores(), keras.metrics.Mean(name="nll")]
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
-        """Return minus the log-density of the Gaussian with the predicted mean and variance."""
         target, predicted = self.pair(y_true, prediction)
         return gaussian_nll(target, predicted, prediction["total_variance"])
 

@@ -70,7 +70,6 @@ class NoiseSampler(Sampler):
             warnings.warn(message, stacklevel=3)
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Prepare the networks that a key gives for a batch."""
         size = self._chunk_size
         if size is None:
             # The largest activations, or a draw of all weights; each example may have its own.
@@ -85,7 +84,6 @@ class NoiseSampler(Sampler):
         return Chunks(self._runner(inputs, key, numbers, size), size, count)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of a network; `chunks` has those from number 0 on."""
         number = ops.cast(number, "int32")
         if self._sampling == "qmc":
             # Where the points begin to repeat, others take over.
@@ -95,7 +93,6 @@ class NoiseSampler(Sampler):
         return self._runner(inputs, key, ops.reshape(number, (1,)), 1)(0)
 
     def at_mean(self, inputs: Any) -> Tensor:
-        """Return the outputs (1, batch, ...) of the network without noise."""
         with noise.scope(off=True, losses=False):
             values = self._graph.prefix(inputs, _call)
             return self._checked(self._graph.suffix(values, _call))[None]
@@ -157,13 +154,9 @@ class NoiseSampler(Sampler):
 class WeightSampler(Sampler):
     """The networks that a posterior over weights gives; they run one after the other.
 
-    A network with stochastic layers draws its noise too, anew for each number.
-
-    Args:
-        posterior: over the weights of one network.
-        samples: number of networks; of a posterior with fewer weight sets, all of them, unless
-            they have noise.
-        chunk_size: of how many networks to keep the outputs at once; None keeps all.
+    A network with stochastic layers draws its noise too, anew for each number. `samples` is the
+    number of networks; of a posterior with fewer weight sets, all of them, unless they have noise.
+    `chunk_size` is of how many networks to keep the outputs at once; None keeps all.
     """
 
     def __init__(
@@ -180,7 +173,6 @@ class WeightSampler(Sampler):
         self.is_random = self.samples > 1
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Prepare the networks that a key gives for a batch."""
         size = min(self._chunk_size or self.samples, self.samples)
 
         def run(first: int | Tensor) -> Tensor:
@@ -190,7 +182,6 @@ class WeightSampler(Sampler):
         return Chunks(run, size, -(-self.samples // size))
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one of the networks."""
         number = ops.cast(number, "int32")
         with self._in_place(self._posterior.sample(key, number)):
             if self._noise is None:
@@ -198,7 +189,6 @@ class WeightSampler(Sampler):
             return self._noise.draw(inputs, key, number)
 
     def at_mean(self, inputs: Any) -> Tensor:
-        """Return the outputs (1, batch, ...) of the network that stands for all."""
         with self._in_place(self._posterior.mean()):
             return self._plain(inputs) if self._noise is None else self._noise.at_mean(inputs)
 
@@ -211,13 +201,7 @@ class WeightSampler(Sampler):
 
 
 class MixtureSampler(WeightSampler):
-    """The networks of several samplers in turn, each as often as the others.
-
-    Args:
-        samplers: of the members of a mixture.
-        samples: number of networks; fewer, if all of the members are covered by fewer.
-        chunk_size: of how many networks to keep the outputs at once; None keeps all.
-    """
+    """The networks of several samplers, one per member of a mixture, in turn, each as often."""
 
     def __init__(
         self, samplers: Sequence[Sampler], samples: int, chunk_size: int | None = None
@@ -228,7 +212,6 @@ class MixtureSampler(WeightSampler):
         self.is_random = self.samples > 1
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one of the networks."""
         number, count = ops.cast(number, "int32"), len(self._samplers)
 
         def drawing(place: int, sampler: Sampler) -> Callable[[], Tensor]:

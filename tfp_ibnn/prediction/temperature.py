@@ -71,13 +71,11 @@ class TemperatureScaling(ScaledModel, keras.Model):
         return self.model
 
     def build(self, input_shape: Any) -> None:
-        """Build the classifier."""
         if not self.model.built:
             self.model.build(input_shape)
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
-        """Return the classifier's output at the temperature."""
         return self.scale(self.model(inputs, training=training))
 
     def scale(self, outputs: Any) -> Tensor:
@@ -153,7 +151,6 @@ class TemperatureScaling(ScaledModel, keras.Model):
         super().export(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {**super().get_config(), "from_logits": self.from_logits}
 
     @property
@@ -270,9 +267,7 @@ def _best_temperature(examples: Examples) -> float:
         temperature, reason = BOUNDS[1], "the predictions are no better than chance"
     else:
         return float(np.exp(-brentq(slope, hot, cold)))
-    warnings.warn(
-        f"The temperature stops at {temperature:g}, because on these data {reason}. Fit it to more "
-        "data that the model was not trained on.",
-        stacklevel=3,
-    )
+    remedy = "Fit it to more data that the model was not trained on."
+    stop = f"The temperature stops at {temperature:g}, because on these data {reason}"
+    warnings.warn(f"{stop}. {remedy}", stacklevel=3)
     return temperature

@@ -15,7 +15,8 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.serialization import Configured
-from tfp_ibnn.layers import StochasticLayer, stochastic_layers
+from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
@@ -51,8 +52,7 @@ class KLAnnealing(Configured, keras.callbacks.Callback):
         return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set beta in every stochastic layer."""
-        for layer in _layers_of(self.model):
+        for layer in some_stochastic_layers(self.model):
             layer.posterior.beta.assign(self.beta(epoch, layer.posterior.initial_beta))
 
 
@@ -67,10 +67,9 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the entries."""
         if logs is None:
             return
-        layers, names = _layers_of(self.model), []
+        layers, names = some_stochastic_layers(self.model), []
         for layer in layers:
             name, number = layer.name, 2
             while name in names:
@@ -99,13 +98,6 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         random.setstate(state)
-
-
-def _layers_of(model: keras.Model) -> list[StochasticLayer]:
-    layers = stochastic_layers(model)
-    if not layers:
-        raise ValueError(f"Model {model.name!r} has no stochastic layer.")
-    return layers
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -159,7 +151,6 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
 
     @_random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Wrap the model that is trained."""
         self._monte_carlo = None
         if self.model.built:
             self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
@@ -207,7 +198,6 @@ class Interrupts(keras.callbacks.Callback):
         raise KeyboardInterrupt
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Raise what came."""
         if self.came:
             raise KeyboardInterrupt
 
@@ -246,7 +236,6 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
         self.message: str | None = None  # what went wrong
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keep the weights as they are."""
         self.message = None
         self._batches = self._before_epoch = self._epoch = 0
         self._was_bad = bool(_bad_weights(self.model))
@@ -262,18 +251,15 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
             self._good = self._latest
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the epochs."""
         self._epoch, self._before_epoch = epoch, self._batches
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check every so many batches."""
         # Keras may run several batches at once, and then gives the last one's number.
         last, self._batches = self._batches, self._before_epoch + batch + 1
         if self.every is not None and last // self.every < self._batches // self.every:
             self._check(logs, f"batch {batch + 1} of epoch {self._epoch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check."""
         self._check(logs, f"epoch {epoch + 1}")
 
     def _check(self, logs: dict[str, Any] | None, when: str) -> None:

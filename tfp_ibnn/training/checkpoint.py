@@ -50,7 +50,6 @@ class Checkpoint(Configured, keras.callbacks.Callback):
         self.logs: list[dict[str, float]] = []  # of all epochs, over all parts of a run
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         return {"path": str(self.path)}
 
     def restore(self, model: keras.Model) -> int:
@@ -93,7 +92,6 @@ class Checkpoint(Configured, keras.callbacks.Callback):
         return epochs, pairs
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Write the file."""
         # JSON has no NaN: what is not finite is left out.
         finite = {key: float(x) for key, x in (logs or {}).items() if math.isfinite(x)}
         self.logs = [*self.logs[:epoch], finite]

@@ -21,7 +21,6 @@ class ScaledSchedule(Configured, Schedule):
         self.schedule, self.factor = schedule, factor
 
     def __call__(self, step: Any) -> Any:
-        """Return the scaled rate at a step."""
         return self.factor * self.schedule(step)
 
 
@@ -39,11 +38,6 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
 
     `learning_rate` is that of the other weights. Setting it, as Keras's callbacks do, keeps the
     ratio of the two.
-
-    Args:
-        deterministic: the optimizer of all weights but the posteriors'.
-        stochastic: the optimizer of the posteriors' weights.
-        **kwargs: those of `keras.optimizers.MultiOptimizer`.
     """
 
     _ratio = 1.0  # stochastic to deterministic rate, kept while the rates are 0
@@ -87,7 +81,6 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         self.stochastic.learning_rate = ops.convert_to_numpy(value) * self._ratio
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor."""
         config = super().get_config()
         del config["optimizer_map"]
         for name in ("deterministic", "stochastic"):
@@ -95,10 +88,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         return config
 
     @classmethod
-    def from_config(
-        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
-    ) -> "TwoSpeed":
-        """Return an optimizer from what `get_config` gave."""
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "TwoSpeed":
         config = dict(config)
         if "optimizer_map" in config:  # the form of files that were written before this one
             old = config.pop("optimizer_map")["config"]
@@ -133,9 +123,7 @@ def two_speed(
             optimizer = keras.optimizers.get(optimizer)
     many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
-        want = (
-            "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, such as 'adam'"
-        )
+        want = "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, as 'adam'"
         raise ValueError(f"`optimizer` must be {want}; got {optimizer!r}.")
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:

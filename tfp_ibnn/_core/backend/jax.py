@@ -1,4 +1,4 @@
-"""What differs on JAX; `tensorflow.py` has the same names."""
+"""What differs on JAX; `tensorflow.py` has the same names, and says what they stand for."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -35,11 +35,6 @@ def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
 def compiled(
     function: Callable[..., Any], variables: Sequence[keras.Variable]
 ) -> Callable[..., Any]:
-    """Return a function of arrays, compiled.
-
-    It may read `variables` at each call, and assign to them, which need not take effect.
-    """
-
     @jax.jit
     def jitted(values: list[Tensor], *arrays: Any) -> Any:
         with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
@@ -51,14 +46,12 @@ def compiled(
 def gradient(
     function: Callable[..., Tensor], variables: Sequence[keras.Variable]
 ) -> Callable[..., Tensor]:
-    """Return the compiled gradient of a scalar function with respect to its first argument."""
     return compiled(jax.grad(function), variables)
 
 
 def pullback(
     function: Callable[[list[Tensor]], tuple[Tensor, Any]], points: list[Tensor]
 ) -> tuple[Tensor, Any, Callable[[Tensor], list[Tensor]]]:
-    """Return a function's value, what else it returns, and its vector-Jacobian product."""
     value, pull, others = jax.vjp(function, points, has_aux=True)
     return value, others, lambda cotangent: pull(cotangent)[0]
 
@@ -66,7 +59,6 @@ def pullback(
 def jvp(
     function: Callable[[list[Tensor]], Tensor], points: list[Tensor], tangents: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return a function's value, and its derivative along tangents."""
     return jax.jvp(function, (points,), (tangents,))
 
 
@@ -87,17 +79,14 @@ def jit_pays() -> bool:
 
 
 def is_eager(tensor: Tensor) -> bool:
-    """Whether a tensor has a value already, as it has not while a function is compiled."""
     return not isinstance(tensor, jax.core.Tracer)
 
 
 def accelerators() -> list[str]:
-    """Names of the GPUs and TPUs in use."""
     return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
 
 
 KEY_DTYPE = "uint32"
-"""Of a key of two integers, as TensorFlow Probability takes it."""
 
 
 def replica_count() -> int:

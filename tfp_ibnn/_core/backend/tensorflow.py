@@ -196,7 +196,6 @@ class SeedGenerator(keras.random.SeedGenerator):
     """
 
     def next(self, ordered: bool = True) -> Tensor:
-        """Return the next seed of this replica."""
         seed = super().next(ordered)
         if replica_count() == 1:
             return seed
@@ -210,10 +209,8 @@ SCANS_EPOCHS = False
 
 def epoch_in_one_call(*_: Any) -> None:
     """Refuse."""
-    raise RuntimeError(
-        "An epoch in one call takes JAX; the backend is 'tensorflow'. Here, give "
-        "`steps_per_execution` to `compile`."
-    )
+    remedy = "Here, give `steps_per_execution` to `compile`"
+    raise RuntimeError(f"An epoch in one call takes JAX; the backend is 'tensorflow'. {remedy}.")
 
 
 def save_functions(

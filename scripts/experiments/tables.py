@@ -241,11 +241,11 @@ def _kl(rows):
 
 
 def _cost(rows):
-    least = rows["parameters"][rows["method"] == "deterministic"].min()
+    least = rows["parameters"][rows["method"] == "deterministic"].min()  # NaN if there is none
     return _by_method(
         rows,
         parameters=("parameters", lambda counts: f"{counts.iloc[0]:,}"),
-        more=("parameters", lambda counts: f"{counts.iloc[0] / least - 1:.2%}"),
+        more=("parameters", lambda n: f"{n.iloc[0] / least - 1:.2%}".replace("nan%", "-")),
         **{"training beside other runs (s)": ("seconds", _mean(".0f"))},
     )
 

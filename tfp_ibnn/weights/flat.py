@@ -32,7 +32,8 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     arguments = ("model", "places")
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "dtype": precision_of(model)})
+        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype", precision_of(model)))
+        super().__init__(**kwargs)
         self.network, self.places = model, list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True

@@ -71,15 +71,21 @@ class Target:
 
     def log_likelihoods(self, w: Tensor, x: Any, y: Tensor) -> Tensor:
         """Return log p(y_n | x_n, w_s), (S, N), for vectors w (S, size)."""
-
-        def logits(one: Tensor) -> Tensor:
-            pairs = zip(self.variables, split(one, self.variables), strict=True)
-            with keras_internals.values_in_place(pairs):
-                return self._network.logits(x)
-
-        found = (ops.vectorized_map if self._is_last else ops.map)(logits, w)
+        if self._is_last:
+            # All draws in one product, on the one tensor that is cached.
+            parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
+            found = ops.matmul(*x.values(), parts[id(self._network.layer.kernel)])
+            if self._network.layer.use_bias:
+                found = found + parts[id(self._network.layer.bias)][:, None, :]
+        else:
+            found = ops.map(lambda one: self._logits(one, x), w)
         y = ops.broadcast_to(y, (w.shape[0], *y.shape))
         return self.likelihood.log_prob(found, y)
+
+    def _logits(self, w: Tensor, x: Any) -> Tensor:
+        pairs = zip(self.variables, split(w, self.variables), strict=True)
+        with keras_internals.values_in_place(pairs):
+            return self._network.logits(x)
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Return the prior's log-density, (S,)."""

@@ -192,7 +192,7 @@ def show_stored(record):
     from experiments import files
 
     # Whole runs: the other files of the folder have parts of one, or another form.
-    paths = (RESULTS / f"{name}.json" for name in ("cpu", "gpu", "gpu_tensorflow"))
+    paths = (RESULTS / f"{name}.json" for name in ("cpu", "gpu_jax", "gpu_tensorflow"))
     save_figures([r for path in paths if path.exists() for r in record.read(path)["rows"]], IMAGES)
     files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 

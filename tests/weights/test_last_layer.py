@@ -38,7 +38,7 @@ def test_the_elbo_of_a_linear_model_is_the_evidence():
     x, y, model, precision, mean, evidence = linear()
     options = {"prior_scale": PRIOR, "noise_scale": 0.4}
     full = ibnn.GaussianVI(model, **options).fit(x, y, verbose=0)
-    assert abs(full.elbo - evidence) < 1e-3
+    assert abs(full.elbo - evidence) < 4e-3  # 4e-6 on a CPU; a GPU multiplies in TF32
     np.testing.assert_allclose(numpy(full.distribution().mean()), mean, atol=1e-4)
     found = np.linalg.inv(numpy(full.distribution().covariance()))
     np.testing.assert_allclose(found, precision, rtol=1e-3, atol=0.1)
@@ -155,8 +155,8 @@ def test_a_seed_reproduces_and_the_model_stays(tmp_path):
     for fit, seed in zip(fits, (3, 3, 4), strict=True):
         fit.fit(IMAGES, LABELS, steps=5, seed=seed, verbose=0)
     first, again, other = (numpy(fit.loc.value) for fit in fits)
-    np.testing.assert_array_equal(first, again)
-    assert np.any(first != other)
+    np.testing.assert_allclose(first, again, rtol=1e-6)
+    assert not np.allclose(first, other, rtol=1e-2)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
     assert [v.path for v in fits[0].sampled] == [v.path for v in model.layers[-1].weights]

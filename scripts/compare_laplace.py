@@ -8,13 +8,19 @@ of weights and structure of the Hessian the table has the largest difference of 
 The Kronecker factors differ by a convention: laplace-torch keeps the bias in a block of its own,
 here it is a row of the input factor.
 
+With --time, Fashion-MNIST takes the place of those images, and fits and predictions of both are
+timed in turns, with as many threads. --growth times ours for more parameters, classes and examples.
+--store keeps the rows in results/benchmark/laplace.json, and shows them in docs/laplace.md.
+
 Examples:
     python scripts/compare_laplace.py
     python scripts/compare_laplace.py --train 256 --test 100 --cases "last_layer full"
+    python scripts/compare_laplace.py --time --growth --store
 """
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import tempfile
@@ -22,13 +28,16 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
 
 import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
-from experiments import provenance
+from experiments import files, provenance
+from experiments.benchmark import figures, laplace_cases, record
 
+RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
 PEER = Path(__file__).parent / "experiments" / "benchmark" / "laplace_peer.py"
 CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 CLASSES = 10
@@ -36,17 +45,14 @@ CLASSES = 10
 
 def main(argv=None):
     options = parse(argv)
-    keras.utils.set_random_seed(options.seed)
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)  # that each fit has its own function
+    if options.time or options.growth:
+        return time_it(options)
     x, y = images(options.train + options.test, options.seed)
-    model = network()
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(x[: options.train], y[: options.train], epochs=options.epochs, verbose=0)
+    model = trained(x[: options.train], y[: options.train], options)
     x_test, x, y = x[options.train :], x[: options.train], y[: options.train]
-    task = {f"weight_{i}": w for i, w in enumerate(model.get_weights())}
-    task |= {"x": x, "y": y, "x_test": x_test, "batch": options.batch_size}
-    task |= {"prior": options.prior_precision, "cases": np.array(options.cases)}
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "task.npz", **task)
+        write_task(folder, model, x, y, x_test, options)
         subprocess.run([options.python, PEER, folder], check=True)
         with np.load(Path(folder) / "peer.npz") as file:
             peer = dict(file)
@@ -61,10 +67,54 @@ def main(argv=None):
             "predict_seconds": [seconds[1], theirs[1]],
         }
     settings = {**vars(options), "python": "PyTorch's", "output": None}
-    record = {"peer": str(peer["versions"]), "rows": rows, **provenance(settings)}
-    print_table(record)
+    found = {"peer": str(peer["versions"]), "rows": rows, **provenance(settings)}
+    print_table(found)
     if options.output is not None:
-        Path(options.output).write_text(json.dumps(record, indent=2) + "\n")
+        Path(options.output).write_text(json.dumps(found, indent=2) + "\n")
+
+
+def time_it(options):
+    """Print the rows of --time and --growth, and keep them with --store."""
+    (x, y), (x_test, _) = ibnn.data.load("fashion_mnist", options.data_dir)[:2]
+    x, x_test = ((part / 255).astype("float32") for part in (x, x_test[: options.test]))
+    rows = []
+    if options.time:
+        data = x[: options.train], y[: options.train].astype("int32")
+        model = trained(*data, options)
+        with tempfile.TemporaryDirectory() as folder:
+            write_task(folder, model, *data, x_test, options)
+            command = [options.python, "-W", "ignore", PEER, folder, "serve"]
+            rows += shown(laplace_cases.beside_peer(model, *data, x_test, command, options))
+    if options.growth:
+        rows += shown(laplace_cases.growth(network, x, options))
+    if options.store:
+        record.write(RESULTS / "laplace.json", rows, {**vars(options), "python": "PyTorch's"})
+        figures.save(laplace_cases.figure(rows), PAGE.parent / "images" / "laplace_growth.png")
+        files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
+
+
+def shown(rows):
+    found = []
+    for row in rows:
+        print(record.line(row), flush=True)
+        found.append(row)
+    return found
+
+
+def trained(x, y, options):
+    keras.utils.set_random_seed(options.seed)
+    model = network()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(x, y, epochs=options.epochs, verbose=0)
+    return model
+
+
+def write_task(folder, model, x, y, x_test, options):
+    """Write what the other process needs."""
+    task = {f"weight_{i}": w for i, w in enumerate(model.get_weights())}
+    task |= {"x": x, "y": y, "x_test": x_test, "batch": options.batch_size}
+    task |= {"prior": options.prior_precision, "cases": np.array(options.cases)}
+    np.savez(Path(folder) / "task.npz", samples=options.samples, **task)
 
 
 def ours(model, name, x, y, x_test, options):
@@ -80,18 +130,18 @@ def ours(model, name, x, y, x_test, options):
     return found, seconds, la.log_marginal_likelihood()
 
 
-def network():
+def network(width=1, classes=CLASSES):
     layers = keras.layers
     return keras.Sequential(
         [
             keras.Input((28, 28, 1)),
-            layers.Conv2D(6, 5, activation="relu"),
+            layers.Conv2D(6 * width, 5, activation="relu"),
             layers.MaxPooling2D(2),
-            layers.Conv2D(16, 5, activation="relu"),
+            layers.Conv2D(16 * width, 5, activation="relu"),
             layers.AveragePooling2D(2),
             layers.Flatten(),
-            layers.Dense(84, activation="relu"),
-            layers.Dense(CLASSES),
+            layers.Dense(84 * width, activation="relu"),
+            layers.Dense(classes),
         ]
     )
 
@@ -118,16 +168,27 @@ def parse(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--train", type=int, default=2000, help="training images")
-    parser.add_argument("--test", type=int, default=10_000, help="images to predict")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--prior-precision", type=float, default=1.0)
-    parser.add_argument("--cases", nargs="+", default=CASES, help="such as 'last_layer full'")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="with laplace-torch")
-    parser.add_argument("--output", help="a JSON file")
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("--train", type=int, default=2000, help="training images")
+    add("--test", type=int, default=10_000, help="images to predict")
+    add("--epochs", type=int, default=5)
+    add("--batch-size", type=int, default=128)
+    add("--prior-precision", type=float, default=1.0)
+    add("--cases", nargs="+", help="such as 'last_layer full' (default: all)")
+    add("--seed", type=int, default=0)
+    add("--python", default=".venv-peers/bin/python", help="with laplace-torch")
+    add("--output", help="a JSON file")
+    add("--time", action="store_true", help="time both on Fashion-MNIST")
+    add("--growth", action="store_true", help="time ours for several sizes")
+    add("--samples", type=int, default=32, help="draws of a prediction that is timed")
+    add("--rounds", type=int, default=5, help="of --time; fewer where one takes long")
+    add("--store", action="store_true", help=f"keep --time and --growth, and show them in {PAGE}")
+    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    options = parser.parse_args(argv)
+    if options.store and not (options.time and options.growth):
+        parser.error("--store keeps whole runs: give --time and --growth as well")
+    options.cases = options.cases or list(laplace_cases.NAMES if options.time else CASES)
+    return options
 
 
 if __name__ == "__main__":

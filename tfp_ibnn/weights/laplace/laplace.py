@@ -123,7 +123,7 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         chosen = {id(block.layer) for block in blocks}
         self.logit_network = LogitNetwork(model, lambda x: id(x) in chosen, head, from_logits)
-        self.structure = structure(blocks, rank=rank)
+        self.structure = structure(blocks, rank=rank, is_last_layer=self.is_last_layer)
         likelihood = self.logit_network.likelihood
         if pred_type == "glm" and link_approx == "probit" and not likelihood.is_classifier:
             raise ValueError("link_approx='probit' is for classifiers; use 'mc' for a regression.")
@@ -283,9 +283,11 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         self._check_fitted()
         self.check_options(options)
         chunk_size = options.get("chunk_size")
-        if self._options["pred_type"] == "nn":
+        samples_weights = self._options["pred_type"] == "nn"
+        # A last layer is linear in its weights: the draws are the same, and its inputs run once.
+        if samples_weights and not self.is_last_layer:
             return WeightSampler(self, samples, chunk_size)
-        if self._options["link_approx"] == "probit":
+        if self._options["link_approx"] == "probit" and not samples_weights:
             return ProbitSampler(self)
         return LinearizedSampler(self, samples, chunk_size)
 

@@ -52,6 +52,10 @@ class Structure:
         """Return what one column adds."""
         raise NotImplementedError
 
+    def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
+        """Return what all columns (C, N, K) add, if that is less work than the steps."""
+        return None
+
     def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
         """Return what the steps of the next pass take; None ends the passes."""
         return [] if sums is None else None
@@ -99,8 +103,9 @@ class _Diagonal(Structure):
 class _Full(Structure):
     """All of the Hessian; W is limited."""
 
-    def __init__(self, blocks: list[Block], **_: Any) -> None:
+    def __init__(self, blocks: list[Block], is_last_layer: bool = False, **_: Any) -> None:
         super().__init__(blocks)
+        self._is_last_layer = is_last_layer
         check_side(self.size, f"hessian_structure='full' of {self.size:,} weights")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -112,6 +117,20 @@ class _Full(Structure):
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)
         return [product(rows, rows)]
+
+    def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
+        if not self._is_last_layer:
+            return None
+        # The sum of (a a^T) x (L L^T) over the examples: a C-th of the work of the steps.
+        ((block, x),) = taps
+        a = block.matrix_input(x)[:, 0]
+        squares = ops.einsum("cnk,cnl->knl", columns, columns)
+
+        def with_logit(row: Tensor) -> Tensor:
+            return product(a, ops.reshape(a[:, :, None] * row[:, None], (-1, self.size)))
+
+        found = ops.map(with_logit, squares)
+        return [ops.reshape(ops.swapaxes(found, 0, 1), (self.size, self.size))]
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         return _eigen(sums[0])
@@ -136,8 +155,9 @@ class _LowRank(_Full):
 
     passes = 20
 
-    def __init__(self, blocks: list[Block], rank: int) -> None:
+    def __init__(self, blocks: list[Block], rank: int, **_: Any) -> None:
         Structure.__init__(self, blocks)
+        self._is_last_layer = False
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
         self._basis, self._found = np.zeros(0), np.zeros(self._rank)
 

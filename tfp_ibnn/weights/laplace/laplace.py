@@ -283,11 +283,10 @@ class Laplace(WeightPosterior, keras.layers.Layer):
         self._check_fitted()
         self.check_options(options)
         chunk_size = options.get("chunk_size")
-        samples_weights = self._options["pred_type"] == "nn"
         # A last layer is linear in its weights: the draws are the same, and its inputs run once.
-        if samples_weights and not self.is_last_layer:
+        if self._options["pred_type"] == "nn" and not self.is_last_layer:
             return WeightSampler(self, samples, chunk_size)
-        if self._options["link_approx"] == "probit" and not samples_weights:
+        if (self._options["pred_type"], self._options["link_approx"]) == ("glm", "probit"):
             return ProbitSampler(self)
         return LinearizedSampler(self, samples, chunk_size)
 

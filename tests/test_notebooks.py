@@ -74,8 +74,8 @@ def test_there_are_notebooks():
     assert NAMES[:2] == ["01_two_dimensions", "02_what_a_flow_learns"]
 
 
-# The longest three are left to `make test-slow`.
-LONG = ("01_two_dimensions", "03_your_own_model", "04_regression")
+# The longest are left to `make test-slow`.
+LONG = ("01_two_dimensions", "03_your_own_model", "04_regression", "09_after_training")
 
 
 @pytest.mark.filterwarnings("ignore:Limiting", "ignore:Your input ran out of data")

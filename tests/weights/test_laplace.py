@@ -137,8 +137,11 @@ def with_options(la, **options):
     return other
 
 
-def test_sampled_weights(model, full):
-    la = with_options(full, pred_type="nn")
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_sampled_weights(model, full, subset):
+    is_last = subset == "last_layer"
+    la = with_options(full, pred_type="nn", link_approx="probit") if is_last else None
+    la = la or fitted(model, subset_of_weights="all", hessian_structure="diag", pred_type="nn")
     mc = ibnn.MonteCarlo(la, samples=3, seed=1)
     values = la.sample(ops.cast(mc._key, "int32"), 1)
     before = model.get_weights()

@@ -50,6 +50,8 @@ def fitted(model, structure, subset="all", **options):
 def test_full_and_diagonal_are_the_gauss_newton_matrix(plain, reference):
     full = fitted(plain, "full")
     np.testing.assert_allclose(dense(full.structure), reference, atol=1e-6)
+    last = fitted(plain, "full", "last_layer").structure  # which is summed in another way
+    np.testing.assert_allclose(dense(last), reference[-last.size :, -last.size :], atol=1e-6)
     diagonal = fitted(plain, "diag")
     np.testing.assert_allclose(
         diagonal.structure.eigenvalues(), np.diag(reference), rtol=1e-6, atol=1e-8

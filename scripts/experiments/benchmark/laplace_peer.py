@@ -1,10 +1,12 @@
 """laplace-torch on a network whose weights are given, in an environment of its own.
 
-    python laplace_peer.py FOLDER      reads FOLDER/task.npz, writes FOLDER/peer.npz
+    python laplace_peer.py FOLDER          reads FOLDER/task.npz, writes FOLDER/peer.npz
+    python laplace_peer.py FOLDER serve    answers each line of stdin by a line: seconds
 
 The network is that of `scripts/compare_laplace.py`, images with the channels last; every case is a
 subset of weights and a Hessian structure, such as "last_layer full". What is written are the probit
-predictions and the evidence of each, and the seconds of fit and prediction.
+predictions and the evidence of each. A line of stdin has a case and what is to be timed, such as
+"all kron fit" or, after that, "all kron glm probit 500", with the number of images.
 """
 
 import importlib.metadata
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from laplace import Laplace
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 
 class ChannelsLast(nn.Module):
@@ -48,33 +50,58 @@ def network(weights):
     return model.eval()
 
 
-def main(folder):
+def main(folder, how="compare"):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     task = np.load(Path(folder) / "task.npz")
-    weights = [task[f"weight_{i}"] for i in range(8)]
-    x, x_test = (
-        torch.from_numpy(task[key].transpose(0, 3, 1, 2).copy()) for key in ("x", "x_test")
-    )
-    y, batch = torch.from_numpy(task["y"]).long(), int(task["batch"])
+    case = Case(task)
+    versions = [f"{x} {importlib.metadata.version(x)}" for x in ("laplace-torch", "torch")]
+    if how == "serve":
+        print(", ".join(versions), flush=True)
+        for line in sys.stdin:
+            name, way = line.strip().rsplit(" ", 1)
+            seconds = case.fit(name) if way == "fit" else case.predict(*line.split())[0]
+            print(seconds, flush=True)
+        return
     found = {}
     for name in task["cases"]:
+        case.fit(name)
+        found[name] = case.predict(*name.split(), "glm", "probit")[1]
+        found[f"{name} evidence"] = float(case.fitted[name].log_marginal_likelihood())
+    np.savez(Path(folder) / "peer.npz", versions=", ".join(versions), **found)
+
+
+class Case:
+    """Fits and predictions of a task, each with its seconds; the fitted ones are kept by name."""
+
+    def __init__(self, task):
+        self._weights = [task[f"weight_{i}"] for i in range(8)]
+        x, self._x_test = (
+            torch.from_numpy(task[key].transpose(0, 3, 1, 2).copy()) for key in ("x", "x_test")
+        )
+        self._data = TensorDataset(x, torch.from_numpy(task["y"]).long())
+        self._batch, self._prior = int(task["batch"]), float(task["prior"])
+        self._samples = int(task["samples"]) if "samples" in task else 1
+        self.fitted = {}
+
+    def fit(self, name):
         subset, structure = name.split()
         options = {"subset_of_weights": subset, "hessian_structure": structure}
-        la = Laplace(
-            network(weights), "classification", prior_precision=float(task["prior"]), **options
-        )
+        model = network(self._weights)
+        la = Laplace(model, "classification", prior_precision=self._prior, **options)
         began = time.perf_counter()
-        la.fit(DataLoader(TensorDataset(x, y), batch_size=batch))
-        middle = time.perf_counter()
-        parts = [
-            la(part, pred_type="glm", link_approx="probit").detach().numpy()
-            for part in x_test.split(batch)
-        ]
-        found[name] = np.concatenate(parts)
-        found[f"{name} seconds"] = [middle - began, time.perf_counter() - middle]
-        found[f"{name} evidence"] = float(la.log_marginal_likelihood())
-    versions = [f"{x} {importlib.metadata.version(x)}" for x in ("laplace-torch", "torch")]
-    np.savez(Path(folder) / "peer.npz", versions=", ".join(versions), **found)
+        # A batch in one slice: the usual loader stacks it example by example.
+        batches = BatchSampler(SequentialSampler(self._data), self._batch, drop_last=False)
+        la.fit(DataLoader(self._data, sampler=batches, batch_size=None))
+        self.fitted[name] = la
+        return time.perf_counter() - began
+
+    def predict(self, subset, structure, pred_type, link_approx, count=None):
+        x_test = self._x_test[: None if count is None else int(count)]
+        la = self.fitted[f"{subset} {structure}"]
+        options = {"pred_type": pred_type, "link_approx": link_approx, "n_samples": self._samples}
+        began = time.perf_counter()
+        parts = [la(part, **options).detach().numpy() for part in x_test.split(self._batch)]
+        return time.perf_counter() - began, np.concatenate(parts)
 
 
 if __name__ == "__main__":

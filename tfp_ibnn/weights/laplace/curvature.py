@@ -78,7 +78,8 @@ def collect(
             return [old + new for old, new in zip(sums, found, strict=True)]
 
         start = [ops.zeros(shape, logits.dtype) for shape in structure.sums()]
-        sums = fori_loop(0, columns.shape[0], step, start)
+        sums = structure.at_once(taps, columns)
+        sums = sums or fori_loop(0, columns.shape[0], step, start)
         return log_prob, ops.concatenate(gradient), [*structure.once(taps, mask), *sums]
 
     run = compiled(of_batch, network.model.weights)

@@ -122,7 +122,8 @@ class Laplace(FlatPosterior):
         super().__init__(model, **{**kwargs, "places": places_of(model, uncertain)})
         self._options, self._fit = {name: given[name] for name in _ARGUMENTS}, dict(fit)
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
-        self.logit_network, self.structure = network, structure(blocks, rank=rank)
+        self.logit_network = network
+        self.structure = structure(blocks, rank=rank, is_last_layer=self.is_last_layer)
         shapes = self.structure.shapes()
         self.structure.variables = [self._add(name, shape) for name, shape in shapes.items()]
         self.prior_precision = self._add("prior_precision", (), 1.0)
@@ -269,9 +270,10 @@ class Laplace(FlatPosterior):
         self._check_fitted()
         self.check_options(options)
         chunk_size = options.get("chunk_size")
-        if self._options["pred_type"] == "nn":
+        # A last layer is linear in its weights: the draws are the same, and its inputs run once.
+        if self._options["pred_type"] == "nn" and not self.is_last_layer:
             return WeightSampler(self, samples, chunk_size)
-        if self._options["link_approx"] == "probit":
+        if (self._options["pred_type"], self._options["link_approx"]) == ("glm", "probit"):
             return ProbitSampler(self, 1)
         return LinearizedSampler(self, samples, chunk_size)
 

@@ -11,7 +11,6 @@ from tfp_ibnn._core.protocols import Chunks
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.laplace.curvature import linearized
-from tfp_ibnn.weights.laplace.structures import all_rows
 
 
 class _Prefix(dict):
@@ -81,8 +80,8 @@ class ProbitSampler(LinearizedSampler):
         logits, taps, pull = linearized(self._network, structure.blocks, inputs)
 
         def of_logit(unit: Tensor) -> Tensor:
-            rows = all_rows(taps, pull(ops.broadcast_to(unit, ops.shape(logits))))
-            return ops.sum(rows * structure.scaled(rows, posterior.scale), axis=-1)
+            g = pull(ops.broadcast_to(unit, ops.shape(logits)))
+            return structure.row_variance(taps, g, posterior.scale)
 
         units = ops.eye(logits.shape[-1], dtype=logits.dtype)
         return logits, ops.transpose(ops.map(of_logit, units))

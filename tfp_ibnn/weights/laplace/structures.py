@@ -32,8 +32,9 @@ class Structure:
     passes = 1
     """How often all data is gone through, at most."""
 
-    def __init__(self, blocks: list[Block], **_: Any) -> None:
+    def __init__(self, blocks: list[Block], is_last_layer: bool = False, **_: Any) -> None:
         self.blocks, self.size = blocks, sum(block.size for block in blocks)
+        self._is_last_layer = is_last_layer
         self.variables: list[keras.Variable] = []
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -52,6 +53,10 @@ class Structure:
         """Return what one column adds."""
         return [ops.concatenate([b.squares(x, part) for (b, x), part in zip(taps, g, strict=True)])]
 
+    def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
+        """Return what all columns (C, N, K) add, if that is less work than the steps."""
+        return None
+
     def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
         """Return what the steps of the next pass take; None ends the passes."""
         return [] if sums is None else None
@@ -68,6 +73,11 @@ class Structure:
         """Return Q s(l) Q^T times vectors x (..., W)."""
         return x * scale(ops.cast(self.variables[0], x.dtype))
 
+    def row_variance(self, taps: Taps, g: list[Tensor], scale: Scale) -> Tensor:
+        """Return x^T Q s(l) Q^T x, (N,), of the gradients x of one logit."""
+        rows = all_rows(taps, g)
+        return ops.sum(rows * self.scaled(rows, scale), axis=-1)
+
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
         """Return the variances (N, K) of the logits of a last layer with s(l), its inputs given."""
         diagonal = ops.reshape(self.variables[0], (features.shape[-1], -1))
@@ -77,8 +87,8 @@ class Structure:
 class _Full(Structure):
     """All of the Hessian; W is limited."""
 
-    def __init__(self, blocks: list[Block], **_: Any) -> None:
-        super().__init__(blocks)
+    def __init__(self, blocks: list[Block], **options: Any) -> None:
+        super().__init__(blocks, **options)
         check_side(self.size, f"hessian_structure='full' of {self.size:,} weights")
         self._rank = self._wide = self.size
 
@@ -91,6 +101,15 @@ class _Full(Structure):
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)
         return [product(rows, rows)]
+
+    def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
+        if not self._is_last_layer:
+            return None
+        ((block, x),) = taps
+        a = block.matrix_input(x)[:, 0]
+        # The sum of (a a^T) x (L L^T) over the examples: a C-th of the work of the steps.
+        right = a[:, None, :, None] * ops.einsum("cnk,cnl->nkl", columns, columns)[:, :, None]
+        return [ops.reshape(ops.tensordot(a, right, [[0], [0]]), (self.size, self.size))]
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         return _eigen(sums[0])
@@ -115,7 +134,7 @@ class _LowRank(_Full):
 
     passes = 20
 
-    def __init__(self, blocks: list[Block], rank: int) -> None:
+    def __init__(self, blocks: list[Block], rank: int, **_: Any) -> None:
         Structure.__init__(self, blocks)
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
 
@@ -212,6 +231,16 @@ class _Kronecker(Structure):
             found.append(ops.reshape(part, (*ops.shape(x)[:-1], block.size)))
             start += block.size
         return ops.concatenate(found, axis=-1)
+
+    def row_variance(self, taps: Taps, g: list[Tensor], scale: Scale) -> Tensor:
+        found = 0.0
+        for (block, x), part, (_, factors) in zip(taps, g, self._factors(), strict=True):
+            # Inputs and outputs are turned, not their products, which are larger.
+            inputs, a, outputs, values = (ops.cast(v, part.dtype) for v in factors)
+            left = ops.swapaxes(ops.matmul(block.matrix_input(x), inputs), 1, 2)
+            rows = ops.matmul(left, ops.matmul(block.matrix_output(part), outputs))
+            found += ops.sum(ops.square(rows) * scale(a[:, None] * values), axis=(1, 2))
+        return found
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
         # Without the Jacobian, which has N K W numbers.

@@ -482,6 +482,8 @@ def used(nodes):
 
 OF_OTHERS = {
     ("_exit", "os"),
+    ("_replace", "chunks"),
+    ("_replace", "draw"),
     ("_replace", "results"),
     ("_replace", "setting"),
     ("_replace", "plan"),

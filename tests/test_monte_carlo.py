@@ -263,7 +263,8 @@ def test_entropy_splits_also_for_confident_networks(kind, size, chunk_size):
     if size == 1e4:
         assert result["aleatoric"].max() < 0.1 < result["epistemic"].max()
         if chunk_size is None:
-            assert np.mean((result["samples"] == 0) | (result["samples"] == 1)) > 0.9
+            p = result["samples"]
+            assert np.mean(np.minimum(p, 1 - p) < 1e-6) > 0.9  # a softmax may end at 1 - 6e-8
 
 
 def test_draws_that_agree_have_a_small_epistemic_part_with_digits():

@@ -1,0 +1,187 @@
+"""Detect inputs unlike the training data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from scipy.spatial.distance import cdist
+from scipy.special import logsumexp
+
+from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn.conversion import to_deterministic
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.decisions.conformal import with_seed
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.metrics.detection import finite_vector, ood_scores
+from tfp_ibnn.prediction.head import PredictionWrapper
+from tfp_ibnn.prediction.predictive import Categorical
+from tfp_ibnn.weights.features import check_finite
+
+_OF_OUTPUTS = ("max_probability", "entropy", "epistemic")
+_OF_LOGITS, _OF_FEATURES = ("energy", "vim"), ("mahalanobis", "relative_mahalanobis", "knn")
+_Score = Callable[[np.ndarray], np.ndarray]  # of features (N, d)
+
+
+class OODDetector:
+    """Score how unusual inputs are: higher is more unusual, for every score.
+
+    - "max_probability": minus the largest class probability of the averaged prediction;
+    - "entropy" of that prediction, and "epistemic", what the draws of a posterior disagree about;
+    - "energy": minus the log-sum-exp of the logits;
+    - "mahalanobis": the squared distance of the features to the nearest class mean, by the
+      covariance within classes; "relative_mahalanobis": less that to the mean of all, by the
+      covariance of all;
+    - "knn": the distance of the features, scaled to length 1, to the k-th nearest of training;
+    - "vim": "energy" plus the scaled length of the features outside of their principal subspace.
+
+    Features and logits are those without noise, with the weights at their posterior mean.
+
+    Args:
+        model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
+        score: one of the above.
+        layer: name of the layer whose inputs are the features, averaged over positions; None takes
+            the last one with weights.
+        k: of "knn".
+        bank: of "knn", how many training examples to keep, drawn at random; None keeps all.
+
+    References:
+        arXiv 2010.03759 (energy), 2106.09022 (Mahalanobis), 2204.06507 (kNN), 2203.10807 (ViM).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        score: str = "max_probability",
+        layer: str | None = None,
+        k: int = 50,
+        bank: int | None = None,
+    ) -> None:
+        checks.one_of("score", score, (*_OF_OUTPUTS, *_OF_LOGITS, *_OF_FEATURES))
+        self.model, self.kind = with_seed(model), score
+        self.k = checks.positive_integer("k", k)
+        self.bank = None if bank is None else checks.positive_integer("bank", bank)
+        is_softmax = type(self.model._predictive) is Categorical
+        if not is_softmax and score in ("max_probability", *_OF_LOGITS):
+            raise ValueError(f"score={score!r} is for models with a softmax over classes.")
+        if score == "epistemic" and self.model.samples == 1:
+            raise ValueError("score='epistemic' needs a posterior; `model` has none.")
+        self._chosen = None if score in _OF_OUTPUTS else _chosen(self.model, score, layer)
+        self._unusual: _Score | None = None
+        self._known: np.ndarray | None = None
+
+    def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
+        """Learn from training data what is usual, and return the object.
+
+        `y` are classes (N,) for the Mahalanobis scores; None takes all examples as of one class.
+        """
+        if self._chosen is not None:
+            self._unusual = self._learn(self._features(x, batch_size).astype("float64"), y)
+        self._known = self.score(x, batch_size)
+        return self
+
+    def score(self, x: Any, batch_size: int | None = None) -> np.ndarray:
+        """Return the scores (N,); higher is more unusual."""
+        if self._chosen is None:
+            found = self.model.predict(x, batch_size=batch_size, verbose=0)
+            if self.kind == "max_probability":
+                return -found["mean"].max(axis=-1)
+            return found[self.kind].reshape(len(found["mean"]), -1).sum(axis=1)
+        if self._unusual is None:
+            raise ValueError(f"score={self.kind!r} needs training data: call `fit` first.")
+        f = self._features(x, batch_size)
+        return np.concatenate([self._unusual(f[i : i + 1024]) for i in range(0, len(f), 1024)])
+
+    def threshold(self, true_positive_rate: float = 0.95, x: Any = None) -> float:
+        """Return the score that this share of known inputs does not exceed.
+
+        `x` are known inputs that were not trained on. None takes those of `fit`, whose scores are
+        lower than those of new inputs, of "knn" above all.
+        """
+        rate = checks.probability("true_positive_rate", true_positive_rate)
+        scores = self._known if x is None else self.score(x)
+        if scores is None:
+            raise ValueError("There are no scores of known inputs: call `fit` first, or give `x`.")
+        return float(np.quantile(scores, rate, method="higher"))
+
+    def evaluate(self, known: Any, unknown: Any) -> dict[str, float]:
+        """Return `auroc`, `aupr` and `fpr95`, as `metrics.ood_scores` does."""
+        return ood_scores(self.score(known), self.score(unknown))
+
+    def _features(self, x: Any, batch_size: int | None) -> np.ndarray:
+        network, _ = self._chosen
+        f = network.predict(x, batch_size=batch_size, verbose=0)
+        check_finite(f, "features")
+        return f.mean(axis=tuple(range(1, f.ndim - 1)))
+
+    def _learn(self, f: np.ndarray, y: Any) -> _Score:
+        """Return the score as a function of features, from those of all training data."""
+        if self.kind == "knn":
+            size = min(self.bank or len(f), len(f))
+            if self.k > size:
+                raise ValueError(f"k={self.k} neighbours need as many examples; got {size}.")
+            return _nearest(f[np.random.default_rng(0).permutation(len(f))[:size]], self.k)
+        if self.kind in _OF_LOGITS:
+            kernel, *bias = (w.astype("float64") for w in self._chosen[1].get_weights())
+            return _virtual_logit(f, kernel, sum(bias), self.kind == "energy")
+        if y is None and self.kind == "relative_mahalanobis":
+            raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
+        y = np.zeros(len(f)) if y is None else finite_vector("y", y, len(f))
+        _, y = np.unique(y, return_inverse=True)
+        means = np.stack([f[y == c].mean(axis=0) for c in range(y.max() + 1)])
+        near, center = _mahalanobis(means, f - means[y]), f.mean(axis=0)
+        far = _mahalanobis(center[None], f - center)
+        return near if self.kind == "mahalanobis" else lambda f: near(f) - far(f)
+
+
+def _nearest(bank: np.ndarray, k: int) -> _Score:
+    def unit(f: np.ndarray) -> np.ndarray:
+        return (f / np.maximum(np.linalg.norm(f, axis=1)[:, None], 1e-12)).astype("float32")
+
+    kept = unit(bank).T
+    # Of vectors a and b of length 1, |a - b|^2 = 2 - 2 a'b.
+    return lambda f: np.sqrt(np.maximum(2 + 2 * np.partition(-unit(f) @ kept, k - 1)[:, k - 1], 0))
+
+
+def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: Any, plain: bool) -> _Score:
+    """Return the energy, or "vim": the residual is scaled to the mean of the largest logit."""
+    width = f.shape[1]
+    origin = -np.linalg.pinv(kernel.T) @ (np.zeros(kernel.shape[1]) + bias)
+    _, vectors = np.linalg.eigh((f - origin).T @ (f - origin))  # the smallest eigenvalues first
+    outside = vectors[:, : width - (1000 if width >= 2048 else 512 if width >= 768 else width // 2)]
+
+    def residual(f: np.ndarray) -> np.ndarray:
+        return np.linalg.norm((f - origin) @ outside, axis=1)
+
+    scale = 0.0 if plain else (f @ kernel + bias).max(axis=1).mean() / residual(f).mean()
+    return lambda f: scale * residual(f) - logsumexp(f @ kernel + bias, axis=1)
+
+
+def _mahalanobis(means: np.ndarray, deviations: np.ndarray) -> _Score:
+    """Return the squared distance to the nearest mean, on the subspace that has variance."""
+    values, vectors = np.linalg.eigh(deviations.T @ deviations / len(deviations))
+    kept = values > 1e-7 * values.max()
+    scaled = vectors[:, kept] / np.sqrt(values[kept])
+    return lambda f: cdist(f @ scaled, means @ scaled, "sqeuclidean").min(axis=1)
+
+
+def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, keras.layers.Layer]:
+    """Return the network up to the chosen layer, and that layer, both without uncertainty."""
+    while isinstance(model, PredictionWrapper):
+        model = model.inner
+    if isinstance(model, WeightPosterior):
+        with keras_internals.values_in_place(zip(model.sampled, model.mean(), strict=True)):
+            weights = model.network.get_weights()
+        model = keras.models.clone_model(model.network)
+        model.set_weights(weights)
+    model = to_deterministic(model) if stochastic_layers(model) else model
+    graph = functional_graph(model)
+    layers = {x.name: x for x in (graph.layers if graph else ()) if x.weights}
+    if not layers or name not in (None, *layers):
+        wanted = f"a Functional or Sequential model, whose layer is one of {[*layers]}"
+        raise ValueError(f"score={score!r} needs features of {wanted}; got `layer`={name!r}.")
+    last = layers[[*layers][-1]]
+    if score in _OF_LOGITS and not (isinstance(last, keras.layers.Dense) and name is None):
+        raise ValueError(f"score={score!r} needs a Dense layer at the end, and `layer`=None.")
+    return keras.Model(graph.inputs, layers[name or last.name].input), last

@@ -1,3 +1,5 @@
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -5,7 +7,6 @@ from keras import layers
 from scipy.stats import betabinom
 
 import tfp_ibnn as ibnn
-from tests.monte_carlo_tools import JAX
 from tfp_ibnn.layers import GaussianHead
 
 K, N = 4, 60
@@ -131,9 +132,6 @@ def test_each_class_and_group_has_its_own_threshold():
             assert found.thresholds[g, c] == threshold(1 - P[mine, c], 0.7)
     sets = found.predict(P, groups)
     np.testing.assert_array_equal(sets, 1 - P <= found.thresholds[groups])
-    widest = keras.ops.convert_to_numpy(found(P))
-    np.testing.assert_array_equal(widest, 1 - P <= found.thresholds.max(axis=0))
-    assert (widest >= sets).all()
     assert found.evaluate(P, Y, groups)["coverage"] >= 0.7
     for wrong in (None, groups + 1, groups[1:], groups + 0.5):
         with pytest.raises(ValueError, match="`groups` must"):
@@ -147,7 +145,6 @@ def test_intervals():
     q = threshold((np.abs(TARGETS - loc) / scale)[:N], 0.8)
     known = np.stack([loc - q * scale, loc + q * scale], axis=1)
     np.testing.assert_allclose(split.predict(NUMBERS), known, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(split(NUMBERS), known, rtol=1e-4, atol=1e-4)
     scores = split.evaluate(NUMBERS, TARGETS)
     inside = (known[:, 0] <= TARGETS) & (known[:, 1] >= TARGETS)
     assert scores["coverage"] == pytest.approx(inside.mean(), abs=0.006)
@@ -191,31 +188,16 @@ def stochastic():
     return keras.Model(inputs, outputs)
 
 
-def test_of_a_posterior_saved_and_loaded(tmp_path):
-    """The draws are those of `fit`, in files too."""
-    y = Y % 3
+def test_of_a_posterior_pickled():
+    """The draws are those of `fit`, after pickling too."""
     found = ibnn.Conformal(ibnn.MonteCarlo(stochastic(), samples=4), "aps", by="class")
-    found.fit(P, y)
+    found.fit(P, Y % 3)
     sets = found.predict(P)
     np.testing.assert_array_equal(found.predict(P, batch_size=7), sets)
-    found.save(tmp_path / "conformal.keras")
-    loaded = keras.saving.load_model(tmp_path / "conformal.keras")
+    loaded = pickle.loads(pickle.dumps(found))
     np.testing.assert_array_equal(loaded.predict(P), sets)
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(loaded(P)), sets)
-    assert loaded.get_config()["by"] == "class"
     np.testing.assert_array_equal(loaded.thresholds, found.thresholds)
-    assert ibnn.Conformal(stochastic()).inner.samples == 128
-
-
-@pytest.mark.once
-@pytest.mark.skipif(JAX, reason="TensorFlow writes SavedModels")
-def test_export(tmp_path):
-    import tensorflow as tf
-
-    found = ibnn.Conformal(ibnn.MonteCarlo(stochastic(), samples=4), "raps").fit(P, Y % 3)
-    found.export(tmp_path / "saved", verbose=False)
-    served = tf.saved_model.load(str(tmp_path / "saved")).serve(P)
-    np.testing.assert_array_equal(served, found.predict(P))
+    assert ibnn.Conformal(stochastic()).model.samples == 128
 
 
 @pytest.mark.once

@@ -5,39 +5,31 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.decisions.decide import clopper_pearson
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics._base import checked
 from tfp_ibnn.metrics.detection import finite_vector
-from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 
-Parts = dict[str, Any]
+_Parts = dict[str, np.ndarray]
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Conformal(ConfiguredLayer, PredictionWrapper, keras.Model):
+class Conformal:
     """Sets of classes, or intervals, that hold the truth with probability `coverage` or more.
 
     The probability is over calibration sets and new examples, which must be exchangeable; the model
     may be wrong. The threshold q is the ceil((n + 1) coverage)-th smallest of n scores:
 
-    - "lac": 1 - p_y. A set holds the classes with 1 - p <= q: the smallest sets on average.
+    - "lac": 1 - p_y. A set holds the classes with 1 - p <= q: the smallest sets (arXiv 1609.00451).
     - "aps": the sum of the probabilities from the largest down to p_y. A set holds the classes down
-      to the one at which the sum reaches q, that one included: it is never empty.
-    - "raps": "aps" with `penalty` * max(0, rank - `k`) added: large sets become smaller.
+      to the one at which the sum reaches q, that one included (2006.02544).
+    - "raps": "aps" with `penalty` * max(0, rank - `k`) added, for smaller sets (2009.14193).
     - "split", of numbers: |y - mean|, divided by the predicted deviation of a Gaussian head.
     - "cqr": how far y lies outside of two quantiles: the outputs of a "point" head of size 2, or
-      else the interval of a `MonteCarlo`, whose `interval` is `coverage` unless given.
-
-    A Keras model, for `.keras` files and `export`: a call returns what `predict` does, but by the
-    largest threshold of all groups and not randomized, which covers as much or more.
+      else the interval of a `MonteCarlo`, whose `interval` is `coverage` unless given (1905.03222).
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
@@ -48,13 +40,7 @@ class Conformal(ConfiguredLayer, PredictionWrapper, keras.Model):
             "raps": coverage is exact, and sets can be empty.
         k: of "raps", the number of classes without a penalty.
         penalty: of "raps".
-        **kwargs: those of `keras.Model`.
-
-    References:
-        arXiv 1609.00451 (LAC), 2006.02544 (APS), 2009.14193 (RAPS), 1905.03222 (CQR).
     """
-
-    arguments = ("method", "coverage", "by", "randomized", "k", "penalty")
 
     def __init__(
         self,
@@ -65,12 +51,10 @@ class Conformal(ConfiguredLayer, PredictionWrapper, keras.Model):
         randomized: int | None = None,
         k: int = 1,
         penalty: float = 0.1,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(**{"autocast": False, **kwargs})
         self.coverage = checks.probability("coverage", coverage)
-        self.inner = with_seed(model, **({"interval": coverage} if method == "cqr" else {}))
-        self.thresholds, self._kind, self.built = None, self.inner._predictive, True
+        self.model = with_seed(model, **({"interval": coverage} if method == "cqr" else {}))
+        self.thresholds, self._kind = None, self.model._predictive
         self._is_set = isinstance(self._kind, Categorical)
         choices = ("lac", "aps", "raps") if self._is_set else ("cqr", "split")
         self.method = checks.one_of("method", method, choices)
@@ -123,86 +107,65 @@ class Conformal(ConfiguredLayer, PredictionWrapper, keras.Model):
             "size": float(size),
         }
 
-    def call(self, inputs: Any) -> Tensor:
-        parts = self._parts(self.inner(inputs))
-        return self._cover(parts, self._fitted().max(axis=0))
-
-    def save_own_variables(self, store: Any) -> None:
-        store["thresholds"] = self._fitted()
-
-    def load_own_variables(self, store: Any) -> None:
-        self.thresholds = np.asarray(store["thresholds"])
-
-    def _fitted(self) -> np.ndarray:
-        if self.thresholds is None:
-            raise ValueError("The thresholds are not known: call `fit` with calibration data.")
-        return self.thresholds
-
-    def _run(self, x: Any, options: dict[str, Any]) -> Parts:
-        parts = self._parts(self.inner.predict(x, **{"verbose": 0, **options}))
-        return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
-
-    def _parts(self, prediction: Parts) -> Parts:
+    def _run(self, x: Any, options: dict[str, Any]) -> _Parts:
         """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
-        prediction = {name: ops.convert_to_tensor(x) for name, x in prediction.items()}
+        prediction = self.model.predict(x, **{"verbose": 0, **options})
         p = low = high = prediction["mean"]
         if self.method == "cqr" and type(self._kind) is Point and p.shape[-1] == 2:
             low, high = p[..., :1], p[..., 1:]
         elif self.method == "cqr":
             low, high = prediction["lower"], prediction["upper"]
-        if len(p.shape) != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
+        if p.ndim != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
             wanted = "classes (N, K), or one number per example, (N, 1)"
-            raise ValueError(f"`model` must predict {wanted}; it predicts {tuple(p.shape)}.")
+            raise ValueError(f"`model` must predict {wanted}; it predicts {p.shape}.")
         if not self._is_set:
             has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
-            scale = ops.sqrt(prediction["total_variance"]) if has_scale else ops.ones_like(low)
+            scale = np.sqrt(prediction["total_variance"]) if has_scale else np.ones_like(low)
             return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
-        p = ops.concatenate([1 - p, p], axis=-1) if isinstance(self._kind, Labels) else p
+        p = np.concatenate([1 - p, p], axis=1) if isinstance(self._kind, Labels) else p
         if self.method == "lac":
             return {"score": 1 - p}
-        order = ops.argsort(-p, axis=-1)
-        rank = ops.argsort(order, axis=-1)
-        total = ops.cumsum(ops.take_along_axis(p, order, axis=-1), axis=-1)
+        order = np.argsort(-p, axis=1, kind="stable")
+        total = np.cumsum(np.take_along_axis(p, order, axis=1), axis=1)
         if self.method == "raps":
-            above = ops.arange(1, p.shape[-1] + 1, dtype=p.dtype) - self.k
-            total = total + self.penalty * ops.maximum(above, 0)
+            total += self.penalty * np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
         # `before` is the score of the class one rank higher; the first class is in every set.
-        before = ops.concatenate([ops.zeros_like(total[:, :1]), total[:, :-1]], axis=-1)
-        score, before = (ops.take_along_axis(x, rank, axis=-1) for x in (total, before))
+        before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+        rank = np.argsort(order, axis=1)
+        score, before = (np.take_along_axis(x, rank, axis=1) for x in (total, before))
         return {"score": score, "before": before, "probability": p}
 
-    def _scores(self, parts: Parts, stream: int) -> np.ndarray:
+    def _scores(self, parts: _Parts, stream: int) -> np.ndarray:
         if self.randomized is None:
             return parts["score"]
         u = np.random.default_rng([self.randomized, stream]).random((len(parts["score"]), 1))
         return parts["score"] - u * parts["probability"]
 
-    def _cover(self, parts: Parts, limits: np.ndarray) -> Any:
-        if self._is_set:
-            return parts["score"] <= limits if self.method == "lac" else parts["before"] < limits
-        distance = limits[..., 0] * parts["scale"]
-        return ops.stack([parts["low"] - distance, parts["high"] + distance], axis=-1)
-
-    def _answer(self, parts: Parts, groups: Any) -> np.ndarray:
-        limits, count = self._fitted(), len(next(iter(parts.values())))
-        limits = limits[_groups(groups, count, len(limits))]
-        if self.randomized is not None:
+    def _answer(self, parts: _Parts, groups: Any) -> np.ndarray:
+        if self.thresholds is None:
+            raise ValueError("The thresholds are not known: call `fit` with calibration data.")
+        count, known = len(next(iter(parts.values()))), len(self.thresholds)
+        limits = self.thresholds[_groups(groups, count, known)]
+        if not self._is_set:
+            distance = limits[:, 0] * parts["scale"]
+            return np.stack([parts["low"] - distance, parts["high"] + distance], axis=1)
+        if self.method == "lac" or self.randomized is not None:
             return self._scores(parts, 1) <= limits
-        return np.asarray(self._cover(parts, limits))
+        return parts["before"] < limits
 
-    def _targets(self, parts: Parts, y: Any) -> np.ndarray:
+    def _targets(self, parts: _Parts, y: Any) -> np.ndarray:
         if not self._is_set:
             return finite_vector("y", y, len(parts["low"]))
         uniform = np.full_like(parts["score"], 1 / parts["score"].shape[1])
         return checked(uniform, y, names=("model(x)", "y", "")).targets.argmax(axis=1)
 
-    def _threshold(self, scores: np.ndarray) -> np.float32:
+    def _threshold(self, scores: np.ndarray) -> float:
         rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
         if rank > len(scores):
             needed = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
             wanted = f"{needed} examples, of each class and group if they are covered separately"
             raise ValueError(f"coverage={self.coverage} needs {wanted}; got {len(scores)}.")
-        return np.float32(np.sort(scores)[rank - 1])
+        return np.sort(scores)[rank - 1]
 
 
 def with_seed(model: Any, **defaults: Any) -> MonteCarlo:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.special import betaincinv, expit
+from scipy.special import bdtri, expit
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.metrics._base import checked
@@ -52,21 +52,13 @@ def error_threshold(
     half of the examples. The error of what is answered is then above `error` for at most
     1 - `confidence` of all validation sets, if errors do not become more frequent with confidence.
 
-    The dict has `threshold` (infinite if none has the guarantee), `answered`, the share answered,
-    and `bound`, the upper confidence bound on its error. `ibnn.decide(p, refuse=1 - threshold)`
-    then decides.
+    `probabilities` (N, K) and classes `y` are validation data used for nothing else. The dict has
+    `threshold` (infinite if none has the guarantee), `answered`, the share answered, and `bound`,
+    the upper confidence bound on its error; `ibnn.decide(p, refuse=1 - threshold)` then decides.
 
-    Args:
-        probabilities: (examples, classes), of validation data used for nothing else.
-        y: classes, (examples,), or one-hot.
-        error: the largest share of wrong answers among those given.
-        confidence: of the guarantee.
-
-    References:
-        Angelopoulos et al., Learn then Test, arXiv 2110.01052.
+    Reference: Angelopoulos et al., Learn then Test, arXiv 2110.01052.
     """
-    checks.probability("error", error)
-    checks.probability("confidence", confidence)
+    checks.probability("error", error), checks.probability("confidence", confidence)
     top, right = checked(probabilities, y, names=("probabilities", "y", "")).top_label(np)
     needed = math.ceil(math.log(1 - confidence) / math.log(1 - error))
     if len(top) < needed:
@@ -76,8 +68,8 @@ def error_threshold(
     for threshold in _GRID:
         answered = top >= threshold
         if answered.sum() >= max(needed, min(3 * needed, len(top) // 2)):
-            correct, count = int(right[answered].sum()), int(answered.sum())
-            bound = 1 - clopper_pearson(correct, count, 2 * confidence - 1)[0]
+            count = int(answered.sum())
+            bound = 1 - clopper_pearson(int(right[answered].sum()), count, 2 * confidence - 1)[0]
             if bound > error:
                 break
             found = {"threshold": threshold, "answered": count / len(top), "bound": bound}
@@ -86,7 +78,8 @@ def error_threshold(
 
 def clopper_pearson(successes: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact two-sided confidence interval of a share, of `successes` among `count`."""
-    tail, failures = (1 - confidence) / 2, count - successes
-    lower = betaincinv(successes, failures + 1, tail) if successes else 0.0
-    upper = betaincinv(successes + 1, failures, 1 - tail) if failures else 1.0
-    return float(lower), float(upper)
+
+    def upper(number: int) -> float:
+        return 1.0 if number == count else float(bdtri(number, count, (1 - confidence) / 2))
+
+    return 1 - upper(count - successes), upper(successes)

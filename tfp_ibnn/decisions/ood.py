@@ -29,14 +29,14 @@ class OODDetector:
 
     - "max_probability": minus the largest class probability of the averaged prediction;
     - "entropy" of that prediction, and "epistemic", what the draws of a posterior disagree about;
-    - "energy": minus the log-sum-exp of the logits;
+    - "energy": minus the log-sum-exp of the logits (arXiv 2010.03759);
     - "mahalanobis": the squared distance of the features to the nearest class mean, by the
       covariance within classes; "relative_mahalanobis": less that to the mean of all, by the
-      covariance of all;
-    - "knn": the distance of the features, scaled to length 1, to the k-th nearest of training;
-    - "vim": "energy" plus the scaled length of the features outside of their principal subspace.
+      covariance of all (2106.09022);
+    - "knn": the distance of the features, of length 1, to the k-th nearest of training (2204.06507);
+    - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807).
 
-    Features and logits are those without noise, with the weights at their posterior mean.
+    Features and logits are without noise, by the model as it is now, at its posterior mean.
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
@@ -45,9 +45,6 @@ class OODDetector:
             the last one with weights.
         k: of "knn".
         bank: of "knn", how many training examples to keep, drawn at random; None keeps all.
-
-    References:
-        arXiv 2010.03759 (energy), 2106.09022 (Mahalanobis), 2204.06507 (kNN), 2203.10807 (ViM).
     """
 
     def __init__(
@@ -68,8 +65,7 @@ class OODDetector:
         if score == "epistemic" and self.model.samples == 1:
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
         self._chosen = None if score in _OF_OUTPUTS else _chosen(self.model, score, layer)
-        self._unusual: _Score | None = None
-        self._known: np.ndarray | None = None
+        self._unusual = self._known = None
 
     def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
         """Learn from training data what is usual, and return the object.
@@ -94,15 +90,14 @@ class OODDetector:
         return np.concatenate([self._unusual(f[i : i + 1024]) for i in range(0, len(f), 1024)])
 
     def threshold(self, true_positive_rate: float = 0.95, x: Any = None) -> float:
-        """Return the score that this share of known inputs does not exceed.
+        """Return the score that this share of known inputs `x` does not exceed.
 
-        `x` are known inputs that were not trained on. None takes those of `fit`, whose scores are
-        lower than those of new inputs, of "knn" above all.
+        None takes those of `fit`: too low for new inputs if it is "knn", or the model overfits.
         """
         rate = checks.probability("true_positive_rate", true_positive_rate)
-        scores = self._known if x is None else self.score(x)
-        if scores is None:
+        if x is None and self._known is None:
             raise ValueError("There are no scores of known inputs: call `fit` first, or give `x`.")
+        scores = self._known if x is None else self.score(x)
         return float(np.quantile(scores, rate, method="higher"))
 
     def evaluate(self, known: Any, unknown: Any) -> dict[str, float]:
@@ -110,8 +105,7 @@ class OODDetector:
         return ood_scores(self.score(known), self.score(unknown))
 
     def _features(self, x: Any, batch_size: int | None) -> np.ndarray:
-        network, _ = self._chosen
-        f = network.predict(x, batch_size=batch_size, verbose=0)
+        f = self._chosen[0].predict(x, batch_size=batch_size, verbose=0)
         check_finite(f, "features")
         return f.mean(axis=tuple(range(1, f.ndim - 1)))
 
@@ -129,19 +123,18 @@ class OODDetector:
             raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
         y = np.zeros(len(f)) if y is None else finite_vector("y", y, len(f))
         _, y = np.unique(y, return_inverse=True)
-        means = np.stack([f[y == c].mean(axis=0) for c in range(y.max() + 1)])
-        near, center = _mahalanobis(means, f - means[y]), f.mean(axis=0)
-        far = _mahalanobis(center[None], f - center)
+        means, center = np.stack([f[y == c].mean(axis=0) for c in np.unique(y)]), f.mean(axis=0)
+        near, far = _mahalanobis(means, f - means[y]), _mahalanobis(center[None], f - center)
         return near if self.kind == "mahalanobis" else lambda f: near(f) - far(f)
 
 
-def _nearest(bank: np.ndarray, k: int) -> _Score:
-    def unit(f: np.ndarray) -> np.ndarray:
-        return (f / np.maximum(np.linalg.norm(f, axis=1)[:, None], 1e-12)).astype("float32")
+def _unit(f: np.ndarray) -> np.ndarray:
+    return (f / np.maximum(np.linalg.norm(f, axis=1)[:, None], 1e-12)).astype("float32")
 
-    kept = unit(bank).T
-    # Of vectors a and b of length 1, |a - b|^2 = 2 - 2 a'b.
-    return lambda f: np.sqrt(np.maximum(2 + 2 * np.partition(-unit(f) @ kept, k - 1)[:, k - 1], 0))
+
+def _nearest(bank: np.ndarray, k: int) -> _Score:
+    bank = _unit(bank).T  # of unit vectors, |a - b|^2 = 2 - 2 a'b
+    return lambda f: np.sqrt(np.maximum(2 + 2 * np.partition(-_unit(f) @ bank, k - 1)[:, k - 1], 0))
 
 
 def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: Any, plain: bool) -> _Score:

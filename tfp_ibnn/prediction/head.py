@@ -1,6 +1,5 @@
 """Find the network behind a model that predicts, and what its output means."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -55,18 +54,6 @@ class PredictionWrapper:
         """Return a model from what `get_config` gave."""
         load = keras.saving.deserialize_keras_object
         return cls(**{**config, "model": load(config["model"], custom_objects=custom_objects)})
-
-    def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Export as Keras does, where the model was never called, too."""
-
-        def spec(x: Any) -> keras.InputSpec:
-            name = keras_internals.origin(x)[0].name
-            return keras.InputSpec(shape=x.shape, dtype=x.dtype, name=name)
-
-        graph = functional_graph(innermost(self))
-        if len(args) < 3 and graph is not None:
-            kwargs.setdefault("input_signature", [keras.tree.map_structure(spec, graph.input)])
-        super().export(filepath, *args, **kwargs)
 
 
 class ScaledModel(PredictionWrapper):

@@ -1,6 +1,7 @@
 """Temperature scaling of a trained classifier, or of finished predictions, and their average."""
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ from keras import ops
 from scipy.optimize import brentq
 from scipy.special import softmax
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked
 from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
@@ -135,6 +137,18 @@ class TemperatureScaling(ScaledModel, keras.Model):
             options = {"head": self._head, "independent": True}
             self._evaluate = MonteCarlo(self, samples=1, **options).evaluate
         return self._evaluate(*args, **kwargs)
+
+    def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """Export as Keras does, where the model was never called, too."""
+
+        def spec(x: Any) -> keras.InputSpec:
+            name = keras_internals.origin(x)[0].name
+            return keras.InputSpec(shape=x.shape, dtype=x.dtype, name=name)
+
+        graph = functional_graph(innermost(self))
+        if len(args) < 3 and graph is not None:
+            kwargs.setdefault("input_signature", [keras.tree.map_structure(spec, graph.input)])
+        super().export(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "from_logits": self.from_logits}

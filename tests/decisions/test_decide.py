@@ -41,7 +41,7 @@ def test_without_costs_the_likeliest_class_is_taken_or_refused():
     [
         ((P, np.ones((2, 3))), r"`cost` must be finite, of the shape \(3 classes"),
         ((P, np.full((3, 2), np.nan)), "`cost` must be finite"),
-        ((P, None, np.nan), "`refuse` must be a number"),
+        ((P, None, np.nan), "`refuse` must be a finite number"),
         ((2 * P,), "`probabilities` must be finite, 0 or above, and sum to 1"),
         ((P[0],), "`probabilities` must have the shape"),
     ],
@@ -97,7 +97,7 @@ def test_299_answers_without_an_error_are_needed():
     with pytest.raises(ValueError, match="at least 299 answers without an error.*got 298"):
         error_threshold(p[1:], y[1:])
     y[0] = 1
-    assert error_threshold(p, y) == {"threshold": np.inf, "answered": 0, "bound": 1}
+    assert error_threshold(p, y) == {"threshold": 2, "answered": 0, "bound": 1}
     with pytest.raises(ValueError, match="`error` must be between 0 and 1; got 0"):
         error_threshold(p, y, error=0)
     with pytest.raises(ValueError, match="`y` must be whole numbers"):

@@ -88,24 +88,16 @@ class Conformal:
         return self._answer(self._run(x, options), groups)
 
     def evaluate(self, x: Any, y: Any, groups: Any = None, **options: Any) -> dict[str, float]:
-        """Return `coverage`, the share covered, and `size`, the mean of a set or interval.
-
-        `lower` and `upper` are the exact (Clopper-Pearson) 95 % interval of the share.
-        """
+        """Return `coverage`, its exact 95 % interval `lower` to `upper`, and the mean `size`."""
         parts = self._run(x, options)
         y, answer = self._targets(parts, y), self._answer(parts, groups)
         if self._is_set:
-            covered, size = answer[np.arange(len(y)), y], answer.sum(axis=1).mean()
+            covered, size = answer[np.arange(len(y)), y], answer.sum(axis=1)
         else:
             covered = (answer[:, 0] <= y) & (y <= answer[:, 1])
-            size = np.maximum(answer[:, 1] - answer[:, 0], 0).mean()
-        lower, upper = clopper_pearson(int(covered.sum()), len(y))
-        return {
-            "coverage": float(covered.mean()),
-            "lower": lower,
-            "upper": upper,
-            "size": float(size),
-        }
+            size = np.maximum(answer[:, 1] - answer[:, 0], 0)
+        found = (covered.mean(), *clopper_pearson(int(covered.sum()), len(y)), size.mean())
+        return dict(zip(("coverage", "lower", "upper", "size"), map(float, found), strict=True))
 
     def _run(self, x: Any, options: dict[str, Any]) -> _Parts:
         """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
@@ -179,7 +171,6 @@ def with_seed(model: Any, **defaults: Any) -> MonteCarlo:
 
 
 def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:
-    """Return the group of each example, or raise; `known` is how many groups `fit` saw."""
     if groups is None and known in (None, 1):
         return np.zeros(count, int)
     found = finite_vector("groups", () if groups is None else groups, count)

@@ -25,8 +25,6 @@ def decide(probabilities: Any, cost: Any = None, refuse: float | None = None) ->
         >>> import tfp_ibnn as ibnn
         >>> ibnn.decide([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], refuse=0.3)
         array([ 0, -1,  1])
-        >>> ibnn.decide([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], cost=[[0, 1], [20, 0]])
-        array([1, 1, 1])
     """
     no_labels = np.zeros(np.shape(probabilities)[:1])
     p = checked(probabilities, no_labels).probabilities.astype("float64")
@@ -35,9 +33,8 @@ def decide(probabilities: Any, cost: Any = None, refuse: float | None = None) ->
         wanted = f"finite, of the shape ({p.shape[1]} classes, actions)"
         raise ValueError(f"`cost` must be {wanted}; got the shape {cost.shape}: {cost.tolist()}.")
     expected = p @ cost
-    limit = math.inf if refuse is None else refuse + 1e-12  # 1 - 0.7 may round to above 0.3
-    if math.isnan(limit):
-        raise ValueError("`refuse` must be a number, the cost of a refusal; got nan.")
+    # 1 - 0.7 may round to above 0.3.
+    limit = math.inf if refuse is None else checks.finite("refuse", refuse) + 1e-12
     return np.where(expected.min(axis=1) > limit, -1, expected.argmin(axis=1))
 
 
@@ -53,10 +50,8 @@ def error_threshold(
     1 - `confidence` of all validation sets, if errors do not become more frequent with confidence.
 
     `probabilities` (N, K) and classes `y` are validation data used for nothing else. The dict has
-    `threshold` (infinite if none has the guarantee), `answered`, the share answered, and `bound`,
-    the upper confidence bound on its error; `ibnn.decide(p, refuse=1 - threshold)` then decides.
-
-    Reference: Angelopoulos et al., Learn then Test, arXiv 2110.01052.
+    `threshold` (2 if none has the guarantee), `answered`, the share answered, and `bound`, that of
+    its error; `ibnn.decide(p, refuse=1 - threshold)` then decides. Reference: arXiv 2110.01052.
     """
     checks.probability("error", error), checks.probability("confidence", confidence)
     top, right = checked(probabilities, y, names=("probabilities", "y", "")).top_label(np)
@@ -64,7 +59,7 @@ def error_threshold(
     if len(top) < needed:
         wanted = f"{needed} answers without an error, for {error:g} at {confidence:g}"
         raise ValueError(f"The guarantee takes at least {wanted}; got {len(top)} examples.")
-    found = {"threshold": math.inf, "answered": 0.0, "bound": 1.0}
+    found = {"threshold": 2.0, "answered": 0.0, "bound": 1.0}
     for threshold in _GRID:
         answered = top >= threshold
         if answered.sum() >= max(needed, min(3 * needed, len(top) // 2)):

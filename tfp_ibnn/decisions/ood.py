@@ -33,7 +33,7 @@ class OODDetector:
     - "mahalanobis": the squared distance of the features to the nearest class mean, by the
       covariance within classes; "relative_mahalanobis": less that to the mean of all, by the
       covariance of all (2106.09022);
-    - "knn": the distance of the features, of length 1, to the k-th nearest of training (2204.06507);
+    - "knn": the distance of features, of length 1, to the k-th nearest of training (2204.06507);
     - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807).
 
     Features and logits are without noise, by the model as it is now, at its posterior mean.
@@ -56,11 +56,10 @@ class OODDetector:
         bank: int | None = None,
     ) -> None:
         checks.one_of("score", score, (*_OF_OUTPUTS, *_OF_LOGITS, *_OF_FEATURES))
-        self.model, self.kind = with_seed(model), score
-        self.k = checks.positive_integer("k", k)
+        self.model, self.kind, self.k = with_seed(model), score, checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
-        is_softmax = type(self.model._predictive) is Categorical
-        if not is_softmax and score in ("max_probability", *_OF_LOGITS):
+        kind = type(self.model._predictive)
+        if kind is not Categorical and score in ("max_probability", *_OF_LOGITS):
             raise ValueError(f"score={score!r} is for models with a softmax over classes.")
         if score == "epistemic" and self.model.samples == 1:
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
@@ -68,10 +67,7 @@ class OODDetector:
         self._unusual = self._known = None
 
     def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
-        """Learn from training data what is usual, and return the object.
-
-        `y` are classes (N,) for the Mahalanobis scores; None takes all examples as of one class.
-        """
+        """Learn from training data; the Mahalanobis scores take classes `y` (N,), or one for all."""
         if self._chosen is not None:
             self._unusual = self._learn(self._features(x, batch_size).astype("float64"), y)
         self._known = self.score(x, batch_size)
@@ -81,19 +77,15 @@ class OODDetector:
         """Return the scores (N,); higher is more unusual."""
         if self._chosen is None:
             found = self.model.predict(x, batch_size=batch_size, verbose=0)
-            if self.kind == "max_probability":
-                return -found["mean"].max(axis=-1)
-            return found[self.kind].reshape(len(found["mean"]), -1).sum(axis=1)
+            found = found.get(self.kind, -found["mean"].max(axis=-1))
+            return found.reshape(len(found), -1).sum(axis=1)
         if self._unusual is None:
             raise ValueError(f"score={self.kind!r} needs training data: call `fit` first.")
         f = self._features(x, batch_size)
         return np.concatenate([self._unusual(f[i : i + 1024]) for i in range(0, len(f), 1024)])
 
     def threshold(self, true_positive_rate: float = 0.95, x: Any = None) -> float:
-        """Return the score that this share of known inputs `x` does not exceed.
-
-        None takes those of `fit`: too low for new inputs if it is "knn", or the model overfits.
-        """
+        """Return the score that this share of known inputs, `x` or those of `fit`, do not exceed."""
         rate = checks.probability("true_positive_rate", true_positive_rate)
         if x is None and self._known is None:
             raise ValueError("There are no scores of known inputs: call `fit` first, or give `x`.")
@@ -112,17 +104,19 @@ class OODDetector:
     def _learn(self, f: np.ndarray, y: Any) -> _Score:
         """Return the score as a function of features, from those of all training data."""
         if self.kind == "knn":
-            size = min(self.bank or len(f), len(f))
-            if self.k > size:
-                raise ValueError(f"k={self.k} neighbours need as many examples; got {size}.")
-            return _nearest(f[np.random.default_rng(0).permutation(len(f))[:size]], self.k)
+            bank = _unit(f[np.random.default_rng(0).permutation(len(f))[: self.bank]])
+            if self.k > len(bank):
+                raise ValueError(f"k={self.k} neighbours need as many examples; got {len(bank)}.")
+            return lambda f: np.sqrt(
+                np.maximum(np.partition(2 - 2 * _unit(f) @ bank.T, self.k - 1)[:, self.k - 1], 0)
+            )
         if self.kind in _OF_LOGITS:
             kernel, *bias = (w.astype("float64") for w in self._chosen[1].get_weights())
             return _virtual_logit(f, kernel, sum(bias), self.kind == "energy")
         if y is None and self.kind == "relative_mahalanobis":
             raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
-        y = np.zeros(len(f)) if y is None else finite_vector("y", y, len(f))
-        _, y = np.unique(y, return_inverse=True)
+        y = finite_vector("y", np.zeros(len(f)) if y is None else y, len(f))
+        y = np.unique(y, return_inverse=True)[1]
         means, center = np.stack([f[y == c].mean(axis=0) for c in np.unique(y)]), f.mean(axis=0)
         near, far = _mahalanobis(means, f - means[y]), _mahalanobis(center[None], f - center)
         return near if self.kind == "mahalanobis" else lambda f: near(f) - far(f)
@@ -130,11 +124,6 @@ class OODDetector:
 
 def _unit(f: np.ndarray) -> np.ndarray:
     return (f / np.maximum(np.linalg.norm(f, axis=1)[:, None], 1e-12)).astype("float32")
-
-
-def _nearest(bank: np.ndarray, k: int) -> _Score:
-    bank = _unit(bank).T  # of unit vectors, |a - b|^2 = 2 - 2 a'b
-    return lambda f: np.sqrt(np.maximum(2 + 2 * np.partition(-_unit(f) @ bank, k - 1)[:, k - 1], 0))
 
 
 def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: Any, plain: bool) -> _Score:
@@ -174,7 +163,7 @@ def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, kera
     if not layers or name not in (None, *layers):
         wanted = f"a Functional or Sequential model, whose layer is one of {[*layers]}"
         raise ValueError(f"score={score!r} needs features of {wanted}; got `layer`={name!r}.")
-    last = layers[[*layers][-1]]
-    if score in _OF_LOGITS and not (isinstance(last, keras.layers.Dense) and name is None):
+    chosen = layers[name or [*layers][-1]]
+    if score in _OF_LOGITS and not (isinstance(chosen, keras.layers.Dense) and name is None):
         raise ValueError(f"score={score!r} needs a Dense layer at the end, and `layer`=None.")
-    return keras.Model(graph.inputs, layers[name or last.name].input), last
+    return keras.Model(graph.inputs, chosen.input), chosen

@@ -6,7 +6,7 @@ from scipy.stats import beta, binomtest
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.decisions import error_threshold
-from tfp_ibnn.decisions.decide import clopper_pearson
+from tfp_ibnn.decisions.cost import clopper_pearson
 
 pytestmark = pytest.mark.once
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.decisions.decide import clopper_pearson
+from tfp_ibnn.decisions.cost import clopper_pearson
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics._base import checked
 from tfp_ibnn.metrics.detection import finite_vector

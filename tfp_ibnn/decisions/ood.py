@@ -67,7 +67,7 @@ class OODDetector:
         self._unusual = self._known = None
 
     def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
-        """Learn from training data; the Mahalanobis scores take classes `y` (N,), or one for all."""
+        """Learn from training data; Mahalanobis scores take classes `y` (N,), None: one for all."""
         if self._chosen is not None:
             self._unusual = self._learn(self._features(x, batch_size).astype("float64"), y)
         self._known = self.score(x, batch_size)
@@ -85,7 +85,7 @@ class OODDetector:
         return np.concatenate([self._unusual(f[i : i + 1024]) for i in range(0, len(f), 1024)])
 
     def threshold(self, true_positive_rate: float = 0.95, x: Any = None) -> float:
-        """Return the score that this share of known inputs, `x` or those of `fit`, do not exceed."""
+        """Return the score that this share of known inputs (`x`, or of `fit`) do not exceed."""
         rate = checks.probability("true_positive_rate", true_positive_rate)
         if x is None and self._known is None:
             raise ValueError("There are no scores of known inputs: call `fit` first, or give `x`.")

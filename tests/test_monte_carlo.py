@@ -1108,7 +1108,7 @@ def test_the_callback_refuses_what_it_cannot_use(options, match):
         ({"seed": 1.5}, "`seed`.*1.5"),
         ({"seed": "a"}, "`seed`.*'a'"),
         ({"seed": 10**400}, "`seed`"),
-        ({"interval": 0}, "`interval` must lie between 0 and 1.*0"),
+        ({"interval": 0}, "`interval` must be between 0 and 1.*0"),
         ({"interval": 1}, "`interval`.*1"),
         ({"interval": 2}, "`interval`.*2"),
         ({"interval": float("nan")}, "`interval`.*nan"),

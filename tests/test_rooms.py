@@ -22,6 +22,7 @@ ROOMS = (
     "prediction",
     "training",
     "weights",
+    "decisions",
     "plots",
     "calibration",
     "data",

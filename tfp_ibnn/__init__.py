@@ -7,6 +7,7 @@ sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=len(x_train))
 """
 
 from tfp_ibnn import data as data
+from tfp_ibnn import decisions as decisions
 from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
 from tfp_ibnn import metrics as metrics
@@ -15,6 +16,9 @@ from tfp_ibnn import noise as noise
 from tfp_ibnn.calibration import calibrate as calibrate
 from tfp_ibnn.conversion import to_deterministic as to_deterministic
 from tfp_ibnn.conversion import to_stochastic as to_stochastic
+from tfp_ibnn.decisions import Conformal as Conformal
+from tfp_ibnn.decisions import OODDetector as OODDetector
+from tfp_ibnn.decisions import decide as decide
 from tfp_ibnn.flows import Flow as Flow
 from tfp_ibnn.layers import Stochastic as Stochastic
 from tfp_ibnn.layers import StochasticConv2D as StochasticConv2D

@@ -89,7 +89,7 @@ def test_wrong_or_right_is_a_loss():
         (lambda: aupr([1.0], []), "`unknown` must hold at least one"),
         (lambda: fpr_at_95_tpr([1.0, np.nan], [1.0]), "`known` must be finite; got nan at .* 1"),
         (lambda: auroc([1.0], [np.inf]), "`unknown` must be finite; got inf"),
-        (lambda: risk_coverage([1.0], [1.0, 2.0]), "`loss` must hold one .*, 1; got 2"),
+        (lambda: risk_coverage([1.0], [1.0, 2.0]), "`loss` must hold 1 numbers.*; got 2"),
         (lambda: risk_coverage([1.0], [np.nan]), "`loss` must be finite"),
         (lambda: risk_coverage([], []), "`uncertainty` must hold at least one"),
     ],

@@ -48,6 +48,7 @@ def _number(name: str, value: Any, is_good: Callable[[float], bool], want: str) 
 positive = functools.partial(_number, is_good=lambda x: x >= _SMALLEST, want="above 0")
 non_negative = functools.partial(_number, is_good=lambda x: x >= 0, want="0 or above")
 fraction = functools.partial(_number, is_good=lambda x: 0 <= x < 1, want="at least 0 and below 1")
+probability = functools.partial(_number, is_good=lambda x: 0 < x < 1, want="between 0 and 1")
 # Squares of it stay in the range of float32.
 moderate = functools.partial(
     _number,

@@ -84,10 +84,8 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     References:
         Geifman et al., Bias-Reduced Uncertainty Estimation, arXiv 1805.08206.
     """
-    uncertainty, loss = _checked("uncertainty", uncertainty), _checked("loss", loss)
-    if uncertainty.shape != loss.shape:
-        wanted = f"one number for each of `uncertainty`, {len(uncertainty)}"
-        raise ValueError(f"`loss` must hold {wanted}; got {len(loss)}.")
+    uncertainty = finite_vector("uncertainty", uncertainty)
+    loss = finite_vector("loss", loss, len(uncertainty))
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     shared = np.bincount(group, weights=loss) / size
     kept = np.arange(1, len(loss) + 1)
@@ -98,16 +96,18 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
 
 def _flagged(known: Any, unknown: Any) -> list[np.ndarray]:
     """Return how many known and unknown inputs are flagged, by falling threshold: none to all."""
-    sets = [np.sort(_checked("known", known)), np.sort(_checked("unknown", unknown))]
+    sets = [np.sort(finite_vector("known", known)), np.sort(finite_vector("unknown", unknown))]
     thresholds = np.append(np.unique(np.concatenate(sets)), np.inf)[::-1]
     return [len(values) - np.searchsorted(values, thresholds) for values in sets]
 
 
-def _checked(name: str, values: Any) -> np.ndarray:
-    """Return finite numbers in float64 along one axis, or raise."""
+def finite_vector(name: str, values: Any, count: int | None = None) -> np.ndarray:
+    """Return finite numbers in float64 along one axis, `count` if given, or raise."""
     flat = np.asarray(values).astype("float64").ravel()
     if not flat.size:
         raise ValueError(f"`{name}` must hold at least one number; got none.")
+    if count not in (None, len(flat)):
+        raise ValueError(f"`{name}` must hold {count} numbers, one per example; got {len(flat)}.")
     bad = np.flatnonzero(~np.isfinite(flat))
     if bad.size:
         raise ValueError(f"`{name}` must be finite; got {flat[bad[0]]} at example {bad[0]}.")

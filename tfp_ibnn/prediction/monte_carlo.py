@@ -107,9 +107,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             chunk_size = checks.positive_integer("chunk_size", chunk_size)
         if seed is not None:
             seed = checks.whole("seed", seed)
-        if interval is not None and not 0 < checks.finite("interval", interval) < 1:
-            got = checks.shown(interval)
-            raise ValueError(f"`interval` must lie between 0 and 1, such as 0.9; got {got}.")
+        if interval is not None:
+            checks.probability("interval", interval)
         if standard_error and sampling == "qmc":
             raise ValueError("Quasi-random draws have no `standard_error`: use 'antithetic' ones.")
         paired = sampling == "antithetic"

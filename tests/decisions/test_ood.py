@@ -1,0 +1,188 @@
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from scipy.special import logsumexp, softmax
+from sklearn.covariance import EmpiricalCovariance
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.neighbors import NearestNeighbors
+
+import tfp_ibnn as ibnn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(150, 6)).astype("float32")
+NEW, FAR = X[:40] + 0.1, X[:30] + 4
+Y = np.arange(150) % 3
+D = 4
+
+
+@pytest.fixture(autouse=True)
+def fast(eagerly):
+    """Nothing said here is about compiled graphs."""
+
+
+@pytest.fixture(scope="module")
+def model():
+    keras.utils.set_random_seed(1)
+    parts = [keras.Input((6,)), layers.Dense(D, "tanh", name="first")]
+    found = keras.Sequential([*parts, layers.Dense(3, "softmax", name="last")])
+    found.layers[-1].bias.assign([0.3, -0.2, 0.1])
+    return found
+
+
+def features(model, x):
+    kernel, bias, *last = (w.astype("float64") for w in model.get_weights())
+    return np.tanh(x @ kernel + bias), *last
+
+
+def oracle(kind, model, x):
+    """The scores by other means: scikit-learn, or the published code's way."""
+    f, kernel, bias = features(model, X)
+    new = features(model, x)[0]
+    logits = new @ kernel + bias
+    if kind == "max_probability":
+        return -softmax(logits, axis=1).max(axis=1)
+    if kind == "entropy":
+        p = softmax(logits, axis=1)
+        return -(p * np.log(p)).sum(axis=1)
+    if kind == "energy":
+        return -logsumexp(logits, axis=1)
+    if kind == "knn":
+        unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (f, new)]
+        return NearestNeighbors(n_neighbors=5).fit(unit[0]).kneighbors(unit[1])[0][:, 4]
+    if kind == "vim":
+        u = -np.linalg.pinv(kernel.T) @ bias
+        fitted = EmpiricalCovariance(assume_centered=True).fit(f - u)
+        values, vectors = np.linalg.eig(fitted.covariance_)
+        null = vectors.T[np.argsort(-values)[D // 2 :]].T
+        alpha = (f @ kernel + bias).max(axis=-1).mean()
+        alpha /= np.linalg.norm((f - u) @ null, axis=-1).mean()
+        return np.linalg.norm((new - u) @ null, axis=-1) * alpha - logsumexp(logits, axis=1)
+    means = [f[c == Y].mean(axis=0) for c in range(3)]
+    within = EmpiricalCovariance(assume_centered=True).fit(f - np.array(means)[Y])
+    near = np.min([within.mahalanobis(new - m) for m in means], axis=0)
+    return near - (kind != "mahalanobis") * EmpiricalCovariance().fit(f).mahalanobis(new)
+
+
+KINDS = (
+    "max_probability",
+    "entropy",
+    "energy",
+    "mahalanobis",
+    "relative_mahalanobis",
+    "knn",
+    "vim",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_an_oracle(model, kind):
+    found = ibnn.OODDetector(model, kind, k=5).fit(X, Y)
+    for x in (NEW, FAR):
+        np.testing.assert_allclose(found.score(x), oracle(kind, model, x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.once
+def test_evaluation_and_threshold(model):
+    found = ibnn.OODDetector(model, "mahalanobis").fit(X)
+    known, unknown = found.score(NEW), found.score(FAR)
+    scores = found.evaluate(NEW, FAR)
+    labels, both = np.r_[np.zeros(40), np.ones(30)], np.r_[known, unknown]
+    assert scores["auroc"] == pytest.approx(roc_auc_score(labels, both))
+    assert scores["aupr"] == pytest.approx(average_precision_score(labels, both))
+    assert scores["auroc"] > 0.5  # higher is more unusual
+    limit = found.threshold(0.9)
+    assert np.mean(found.score(X) <= limit) == pytest.approx(0.9, abs=0.01)
+    assert np.mean(known <= found.threshold(0.8, NEW)) == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.once
+def test_bank_and_layer(model):
+    small = ibnn.OODDetector(model, "knn", k=5, bank=30).fit(X)
+    whole = ibnn.OODDetector(model, "knn", k=5).fit(X)
+    assert (small.score(FAR) >= whole.score(FAR) - 1e-4).all()
+    assert small.score(FAR).sum() > whole.score(FAR).sum()
+    inputs = ibnn.OODDetector(model, "mahalanobis", layer="first").fit(X)
+    known = EmpiricalCovariance().fit(X).mahalanobis(FAR)
+    np.testing.assert_allclose(inputs.score(FAR), known, rtol=1e-3)
+    # Positions are averaged.
+    image = keras.Sequential([keras.Input((2, 3, 4)), layers.Conv2D(2, 1), layers.Flatten()])
+    image.add(layers.Dense(3, "softmax"))
+    x = RNG.normal(size=(60, 2, 3, 4)).astype("float32")
+    found = ibnn.OODDetector(image, "mahalanobis", layer=image.layers[0].name).fit(x)
+    known = EmpiricalCovariance().fit(x.mean(axis=(1, 2))).mahalanobis(x.mean(axis=(1, 2)))
+    np.testing.assert_allclose(found.score(x), known, rtol=1e-3)
+
+
+def test_features_of_posteriors_are_those_at_the_mean(model):
+    """Noise is off, a weight posterior is at its mean; outputs are averaged."""
+    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(initial_scale=0.5), train_size=150)
+    plain = ibnn.to_deterministic(sto)
+    mc = ibnn.MonteCarlo(sto, samples=4)
+    for kind in ("vim", "mahalanobis"):
+        found = ibnn.OODDetector(mc, kind).fit(X, Y).score(NEW)
+        known = ibnn.OODDetector(plain, kind).fit(X, Y).score(NEW)
+        np.testing.assert_allclose(found, known, rtol=1e-3, atol=1e-3)
+    epistemic = ibnn.OODDetector(mc, "epistemic")
+    known = ibnn.MonteCarlo(sto, samples=4, seed=0).predict(NEW, verbose=0)["epistemic"]
+    np.testing.assert_allclose(epistemic.score(NEW), known, rtol=1e-4, atol=1e-6)
+
+    other = keras.models.clone_model(model)
+    ensemble = ibnn.DeepEnsemble([model, other])
+    kept = model.get_weights()
+    model.set_weights([0 * w for w in kept])  # the ensemble has its own copy
+    found = ibnn.OODDetector(ensemble, "energy").fit(X).score(NEW)
+    model.set_weights(kept)
+    np.testing.assert_allclose(found, oracle("energy", model, NEW), rtol=1e-3)
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3, "softmax")
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def own():
+    made = Own()
+    made(X)
+    return ibnn.MonteCarlo(made, 1, head="softmax", from_logits=False)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: ibnn.OODDetector(m, "best"), "`score` must be one of"),
+        (lambda m: ibnn.OODDetector(own(), "knn"), "needs features of a Functional"),
+        (lambda m: ibnn.OODDetector(m, "knn", layer="none"), r"one of \['first', 'last'\]"),
+        (lambda m: ibnn.OODDetector(m, "vim", layer="first"), "`layer`=None"),
+        (lambda m: ibnn.OODDetector(m, "epistemic"), "needs a posterior"),
+        (lambda m: ibnn.OODDetector(m, "knn", k=0), "`k` must be"),
+        (lambda m: ibnn.OODDetector(m, "knn").score(X), "call `fit` first"),
+        (lambda m: ibnn.OODDetector(m).threshold(0.9), "call `fit` first"),
+        (lambda m: ibnn.OODDetector(m).threshold(95, X), "`true_positive_rate` must be between"),
+        (lambda m: ibnn.OODDetector(m, "knn").fit(X[:49]), "k=50 neighbours .*; got 49"),
+        (lambda m: ibnn.OODDetector(m, "relative_mahalanobis").fit(X), "`y` must hold the classes"),
+        (lambda m: ibnn.OODDetector(m, "mahalanobis").fit(X, Y[1:]), "`y` must hold 150 numbers"),
+        (lambda m: ibnn.OODDetector(m, "knn").fit(np.nan * X), "features hold NaN"),
+        (lambda m: ibnn.OODDetector(m).score(np.nan * X), "`x` holds NaN"),
+    ],
+)
+def test_bad_input(model, make, message):
+    with pytest.raises(ValueError, match=message):
+        make(model)
+
+
+@pytest.mark.once
+def test_a_regression_has_features_but_no_classes():
+    x = X[:, :2]
+    regression = keras.Sequential([keras.Input((2,)), layers.Dense(2), ibnn.layers.GaussianHead()])
+    with pytest.raises(ValueError, match="softmax over classes"):
+        ibnn.OODDetector(regression)
+    found = ibnn.OODDetector(regression, "mahalanobis").fit(x)
+    np.testing.assert_allclose(
+        found.score(x), EmpiricalCovariance().fit(x).mahalanobis(x), rtol=1e-3
+    )

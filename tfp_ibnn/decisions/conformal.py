@@ -1,0 +1,179 @@
+"""Conformal prediction: sets and intervals that hold the truth with a chosen probability."""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn._core import checks
+from tfp_ibnn.decisions.cost import clopper_pearson
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.metrics._base import checked
+from tfp_ibnn.metrics.detection import finite_vector
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
+
+_Parts = dict[str, np.ndarray]
+
+
+class Conformal:
+    """Sets of classes, or intervals, that hold the truth with probability `coverage` or more.
+
+    The probability is over calibration sets and new examples, which must be exchangeable; the model
+    may be wrong. The threshold q is the ceil((n + 1) coverage)-th smallest of n scores:
+
+    - "lac": 1 - p_y. A set holds the classes with 1 - p <= q: the smallest sets (arXiv 1609.00451).
+    - "aps": the sum of the probabilities from the largest down to p_y. A set holds the classes down
+      to the one at which the sum reaches q, that one included (2006.02544).
+    - "raps": "aps" with `penalty` * max(0, rank - `k`) added, for smaller sets (2009.14193).
+    - "split", of numbers: |y - mean|, divided by the predicted deviation of a Gaussian head.
+    - "cqr": how far y lies outside of two quantiles: the outputs of a "point" head of size 2, or
+      else the interval of a `MonteCarlo`, whose `interval` is `coverage` unless given (1905.03222).
+
+    Args:
+        model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
+        method: one of the above.
+        coverage: between 0 and 1.
+        by: "class" gives each class a threshold, so that each is covered; or None.
+        randomized: a seed. Then u p, with u uniform, is subtracted from the scores of "aps" and
+            "raps": coverage is exact, and sets can be empty.
+        k: of "raps", the number of classes without a penalty.
+        penalty: of "raps".
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        method: str = "lac",
+        coverage: float = 0.9,
+        by: str | None = None,
+        randomized: int | None = None,
+        k: int = 1,
+        penalty: float = 0.1,
+    ) -> None:
+        self.coverage = checks.probability("coverage", coverage)
+        self.model = with_seed(model, **({"interval": coverage} if method == "cqr" else {}))
+        self.thresholds, self._kind = None, self.model._predictive
+        self._is_set = isinstance(self._kind, Categorical)
+        choices = ("lac", "aps", "raps") if self._is_set else ("cqr", "split")
+        self.method = checks.one_of("method", method, choices)
+        self.by = checks.one_of("by", by, (None, "class") if self._is_set else (None,))
+        if randomized is not None and method not in ("aps", "raps"):
+            raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {method!r}.")
+        self.randomized = None if randomized is None else checks.whole("randomized", randomized)
+        self.k, self.penalty = checks.whole("k", k), checks.non_negative("penalty", penalty)
+
+    def fit(self, x: Any, y: Any, groups: Any = None, **options: Any) -> "Conformal":
+        """Calibrate with examples that the model was not trained on, and return the object.
+
+        `y` are classes or numbers. `groups`, whole numbers (N,), give each group a threshold, so
+        that each is covered; `predict` and `evaluate` then take them too. Options are of `predict`.
+        """
+        parts = self._run(x, options)
+        y = self._targets(parts, y)
+        groups = _groups(groups, len(y))
+        if self._is_set:
+            scores = self._scores(parts, 0)[np.arange(len(y)), y]
+        else:
+            scores = np.maximum(parts["low"] - y, y - parts["high"]) / parts["scale"]
+        labels, classes = (y, parts["score"].shape[1]) if self.by else (0, 1)
+        cells = groups * classes + labels
+        found = [self._threshold(scores[cells == i]) for i in range((groups.max() + 1) * classes)]
+        self.thresholds = np.reshape(found, (-1, classes))
+        return self
+
+    def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
+        """Return sets, booleans (N, classes), or intervals (N, 2); the options are Keras's."""
+        return self._answer(self._run(x, options), groups)
+
+    def evaluate(self, x: Any, y: Any, groups: Any = None, **options: Any) -> dict[str, float]:
+        """Return `coverage`, its exact 95 % interval `lower` to `upper`, and the mean `size`."""
+        parts = self._run(x, options)
+        y, answer = self._targets(parts, y), self._answer(parts, groups)
+        if self._is_set:
+            covered, size = answer[np.arange(len(y)), y], answer.sum(axis=1)
+        else:
+            covered = (answer[:, 0] <= y) & (y <= answer[:, 1])
+            size = np.maximum(answer[:, 1] - answer[:, 0], 0)
+        found = (covered.mean(), *clopper_pearson(int(covered.sum()), len(y)), size.mean())
+        return dict(zip(("coverage", "lower", "upper", "size"), map(float, found), strict=True))
+
+    def _run(self, x: Any, options: dict[str, Any]) -> _Parts:
+        """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
+        prediction = self.model.predict(x, **{"verbose": 0, **options})
+        p = low = high = prediction["mean"]
+        if self.method == "cqr" and type(self._kind) is Point and p.shape[-1] == 2:
+            low, high = p[..., :1], p[..., 1:]
+        elif self.method == "cqr":
+            low, high = prediction["lower"], prediction["upper"]
+        if p.ndim != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
+            wanted = "classes (N, K), or one number per example, (N, 1)"
+            raise ValueError(f"`model` must predict {wanted}; it predicts {p.shape}.")
+        if not self._is_set:
+            has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
+            scale = np.sqrt(prediction["total_variance"]) if has_scale else np.ones_like(low)
+            return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
+        p = np.concatenate([1 - p, p], axis=1) if isinstance(self._kind, Labels) else p
+        if self.method == "lac":
+            return {"score": 1 - p}
+        order = np.argsort(-p, axis=1, kind="stable")
+        total = np.cumsum(np.take_along_axis(p, order, axis=1), axis=1)
+        if self.method == "raps":
+            total += self.penalty * np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
+        # `before` is the score of the class one rank higher; the first class is in every set.
+        before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+        rank = np.argsort(order, axis=1)
+        score, before = (np.take_along_axis(x, rank, axis=1) for x in (total, before))
+        return {"score": score, "before": before, "probability": p}
+
+    def _scores(self, parts: _Parts, stream: int) -> np.ndarray:
+        if self.randomized is None:
+            return parts["score"]
+        u = np.random.default_rng([self.randomized, stream]).random((len(parts["score"]), 1))
+        return parts["score"] - u * parts["probability"]
+
+    def _answer(self, parts: _Parts, groups: Any) -> np.ndarray:
+        if self.thresholds is None:
+            raise ValueError("The thresholds are not known: call `fit` with calibration data.")
+        count, known = len(next(iter(parts.values()))), len(self.thresholds)
+        limits = self.thresholds[_groups(groups, count, known)]
+        if not self._is_set:
+            distance = limits[:, 0] * parts["scale"]
+            return np.stack([parts["low"] - distance, parts["high"] + distance], axis=1)
+        if self.method == "lac" or self.randomized is not None:
+            return self._scores(parts, 1) <= limits
+        return parts["before"] < limits
+
+    def _targets(self, parts: _Parts, y: Any) -> np.ndarray:
+        if not self._is_set:
+            return finite_vector("y", y, len(parts["low"]))
+        uniform = np.full_like(parts["score"], 1 / parts["score"].shape[1])
+        return checked(uniform, y, names=("model(x)", "y", "")).targets.argmax(axis=1)
+
+    def _threshold(self, scores: np.ndarray) -> float:
+        rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
+        if rank > len(scores):
+            needed = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
+            wanted = f"{needed} examples, of each class and group if they are covered separately"
+            raise ValueError(f"coverage={self.coverage} needs {wanted}; got {len(scores)}.")
+        return np.sort(scores)[rank - 1]
+
+
+def with_seed(model: Any, **defaults: Any) -> MonteCarlo:
+    """Return a `MonteCarlo` with a seed, so that later calls see the draws that `fit` saw."""
+    if not isinstance(model, MonteCarlo):
+        is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
+        model = MonteCarlo(model, samples=1 if is_plain else 128)
+    options = model.options()
+    missing = {k: v for k, v in {"seed": 0, **defaults}.items() if options[k] is None}
+    return type(model)(model.inner, **{**options, **missing}) if missing else model
+
+
+def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:
+    if groups is None and known in (None, 1):
+        return np.zeros(count, int)
+    found = finite_vector("groups", () if groups is None else groups, count)
+    if np.any((found < 0) | (found % 1 > 0) | (found >= (known or np.inf))):
+        raise ValueError(f"`groups` must be whole numbers that `fit` saw; got {np.unique(found)}.")
+    return found.astype(int)

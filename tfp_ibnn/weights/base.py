@@ -41,7 +41,6 @@ class WeightPosterior(protocols.WeightPosterior):
                 raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
 
     def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
-        """Return what runs the networks, one set of weights after the other."""
         self.check_options(options)
         if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
             warnings.warn(
@@ -138,13 +137,11 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         return self
 
     def get_config(self) -> dict[str, Any]:
-        """Return the network and the number of sets; the weights are saved as weights."""
         network = keras.saving.serialize_keras_object(self.network)
         return {**super().get_config(), "network": network, "count": self.count}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
-        """Return sets from what `get_config` gave; their weights are yet to be loaded."""
         load, options = keras.saving.deserialize_keras_object, dict(config)
         network = load(options.pop("network"), custom_objects=custom_objects)
         return cls([network] * options.pop("count"), **options)

@@ -242,6 +242,5 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         return WeightMixture(made)
 
     def sampler(self, samples: int, **options: Any) -> MixtureSampler:
-        """Return what runs the networks of all members in turn."""
         samplers = [x.sampler(samples, **options) for x in self.members]
         return MixtureSampler(samplers, samples, options.get("chunk_size"))

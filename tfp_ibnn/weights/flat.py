@@ -53,7 +53,6 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         return split(self.draw(key, number), self.sampled)
 
     def mean(self) -> list[Tensor]:
-        """Return the values of the one set that stands for all."""
         return split(self.center(), self.sampled)
 
     def _standard_normal(

@@ -133,7 +133,6 @@ class GaussianWithScale(Gaussian):
         self._head = head
 
     def targets(self, y: Any, width: int) -> np.ndarray:
-        """Return finite numbers (N, K / 2)."""
         return super().targets(y, width // 2)
 
     def factors(self, logits: Tensor) -> Tensor:
@@ -145,7 +144,6 @@ class GaussianWithScale(Gaussian):
         return _diagonal(ops.concatenate([1 / scale, math.sqrt(2) * slope / scale], axis=-1))
 
     def outputs(self, logits: Tensor) -> Tensor:
-        """Return means and standard deviations."""
         return logits if self._head is None else self._head(logits)
 
     def _moments(self, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,11 +37,9 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         return keras.Model(inner.input, self.scaling(inner.outputs[0]), name=inner.name)
 
     def materialize(self, *args: Any, **options: Any) -> "ScaledPosterior":
-        """Return the same with a finite number of sets."""
         return ScaledPosterior(self.posterior.materialize(*args, **options), self.scaling)
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
-        """Return what runs the networks of the posterior, and scales their outputs."""
         return _ScaledSampler(self.posterior.sampler(samples, **options), self.scaling)
 
 

@@ -147,7 +147,6 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         self.seed = checks.whole("seed", seed)
 
     def build(self, variables: list[keras.Variable]) -> None:
-        """Make the variables."""
         if self.built:
             return
         half = [v.path for v in variables if v.dtype in ("float16", "bfloat16")]
@@ -171,7 +170,6 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         return schedule.is_sampling(step) if isinstance(schedule, CosineCycles) else True
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
-        """Move a variable by one step of the chain."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
         index = keras_internals.index_in(self, variable)
         step, rate = self.iterations, ops.cast(learning_rate, dtype)

@@ -91,7 +91,6 @@ class Snapshots(Configured, keras.callbacks.Callback):
             yield self._kept[step] if step in self._kept else _read(self._path(step))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the steps."""
         self._before = self._step()
         self._last = epoch if self.unit == "epoch" else self._before
         if not self._before:
@@ -101,19 +100,16 @@ class Snapshots(Configured, keras.callbacks.Callback):
             raise ValueError(f"`folder` {self.folder!r} holds another run's snapshots. {remedy}")
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Take a snapshot, if it is time."""
         if self.unit == "step":
             # Counted, since to read the optimizer's number would wait for the device.
             steps = (batch + 1) // (_innermost(self._model).gradient_accumulation_steps or 1)
             self._reach(self._before + steps, self._before + steps)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Take a snapshot, if it is time."""
         if self.unit == "epoch":
             self._reach(epoch + 1, self._step())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Write what could not be written before."""
         self._write()
 
     def _reach(self, now: int, step: int) -> None:

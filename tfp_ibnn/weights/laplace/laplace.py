@@ -278,7 +278,6 @@ class Laplace(FlatPosterior):
         return LinearizedSampler(self, samples, chunk_size)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, and what the fit found beside the variables."""
         model = keras.saving.serialize_keras_object(self.network)
         return {**super().get_config(), "model": model, **self._options, "fit": self._fit}
 

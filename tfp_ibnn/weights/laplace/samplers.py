@@ -29,11 +29,9 @@ class LinearizedSampler(WeightSampler):
         return self._posterior.logit_network
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Prepare the draws that a key gives for a batch."""
         return super().chunks(_Prefix(self._network.prefix(inputs)), key)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one draw."""
         posterior, network = self._posterior, self._network
         values = inputs if isinstance(inputs, _Prefix) else network.prefix(inputs)
         means, steps = posterior.mean(), posterior.deviation(key, ops.cast(number, "int32"))
@@ -49,7 +47,6 @@ class LinearizedSampler(WeightSampler):
         return self._outputs(found)[None]
 
     def at_mean(self, inputs: Any) -> Tensor:
-        """Return the outputs (1, batch, ...) of the trained network."""
         return self._outputs(self._network.logits(self._network.prefix(inputs)))[None]
 
     def _outputs(self, logits: Tensor) -> Tensor:
@@ -60,11 +57,9 @@ class ProbitSampler(LinearizedSampler):
     """One distribution instead of draws: the logits divided by sqrt(1 + pi / 8 * variance)."""
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Return the one prediction."""
         return Chunks(lambda _: self.draw(inputs, key, 0), 1, 1)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...)."""
         logits, variance = self.moments(inputs)
         return self._outputs(logits / ops.sqrt(1 + math.pi / 8 * variance))[None]
 

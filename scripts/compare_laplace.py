@@ -10,7 +10,7 @@ here it is a row of the input factor.
 
 With --time, on Fashion-MNIST, fits and predictions of both are timed in turns, with as many
 threads; --growth times ours for more parameters, classes and examples. --store keeps both in
-results/benchmark/laplace.json, and shows them in docs/laplace.md.
+results/benchmark/laplace.json, and draws how it grows into docs/images.
 
 Examples:
     python scripts/compare_laplace.py

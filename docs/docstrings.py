@@ -21,6 +21,12 @@ class Docstrings(griffe.Extension):
             text = obj.docstring.value.replace("\nExample:\n", "\nExamples:\n")
             obj.docstring.value = re.sub(r"(\n[^-\s].*)(\n- )", r"\1\n\2", text)
 
+    def on_alias_instance(self, *, alias: griffe.Alias, node: Any, **_: Any) -> None:
+        """Take `from module import name as name` for public, as type checkers do."""
+        names = [(part.name, part.asname) for part in getattr(node, "names", ())]
+        if (alias.name, alias.name) in names:
+            alias.public = True
+
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Leave out methods of one class."""
         for name in list(cls.members):

@@ -23,12 +23,15 @@ from tfp_ibnn.prediction import cross_fit
 BLUE, ORANGE, GREEN = COLORS[:3]
 IMAGES = Path(__file__).parent / "images"
 VGG16 = Path(__file__).parents[1] / "results" / "vgg16"
+NOVELTY = VGG16.with_name("novelty")
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 
 def main() -> None:
     """Draw all figures, or those that are named."""
     plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
     figures = (reliability, layer, change_of_variables, flows, affine_order, uncertainty)
+    figures += (novelty, elephant)
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
@@ -273,6 +276,84 @@ def uncertainty() -> Figure:
     bottom.legend(frameon=False, loc="upper left", ncols=2)
     for ax in (top, bottom):
         ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def novelty() -> Figure:
+    """Draw how well classes are noticed that were left out, and accuracy by share answered."""
+    from experiments.novelty_study import SHARES
+    from experiments.novelty_tables import CLOTHES, METHODS
+
+    runs = [json.loads(line) for line in (NOVELTY / "runs.jsonl").read_text().splitlines()]
+    found: dict[str, dict[int, list]] = {name: {} for name in METHODS}
+    curves: dict[str, list] = {name: [] for name in METHODS}
+    for run in (run for run in runs if run["pair"].startswith("fashion")):
+        left_out = int(run["pair"][-1])
+        for name, row in run["methods"].items():
+            auroc = row["OOD"]["entropy"]["left out"][0]
+            found[name].setdefault(left_out, []).append(auroc)
+            if left_out == 7:
+                curves[name].append(row["decisions"]["entropy"]["answered"])
+    sizes = {"figsize": (11, 4), "layout": "constrained", "width_ratios": (1.9, 1)}
+    figure, (left, right) = plt.subplots(1, 2, **sizes)
+    order = sorted(found["deterministic"], key=lambda c: np.mean(found["deterministic"][c]))
+    for place, name in enumerate(METHODS):
+        look = {"marker": "osD^vPX*"[place], "color": [*COLORS, "0.55"][place]}
+        means = [np.mean(found[name][c]) for c in order]
+        spots = np.arange(len(order)) + 0.09 * (place - 3.5)
+        left.plot(spots, means, ls="", ms=5.5, label=name, **look)
+        right.plot(SHARES, np.mean(curves[name], axis=0), lw=1.2, ms=4, **look)
+    left.set_xticks(range(len(order)), [CLOTHES[c] for c in order], rotation=25)
+    left.set(ylabel="AUROC of the entropy", title="The class that was left out")
+    left.set(xlim=(-0.6, len(order) - 0.4))
+    right.set(xlabel="share answered", ylabel="accuracy", title="Without sneakers")
+    left.legend(frameon=False, ncols=2, fontsize=9, loc="lower right")
+    for ax in (left, right):
+        ax.grid(color="0.92", axis="y")
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def elephant() -> Figure:
+    """Draw what a VGG16 of CIFAR-10 says of things out of place, from stored predictions."""
+    from experiments.novelty_study import HELD_OUT, INSIDE, UNKNOWN, out_of_place
+
+    names = np.array("airplane car bird cat deer dog frog horse ship truck".split())
+    names = np.delete(names, HELD_OUT)
+    runs = [json.loads(line) for line in (NOVELTY / "runs.jsonl").read_text().splitlines()]
+    rows = {"deterministic": BLUE, "Laplace, last layer": GREEN, "ensemble of 3": ORANGE}
+    said = {
+        name: run["methods"][name]["shown"]
+        for run in runs
+        for name in rows
+        if (run["pair"], run["seed"]) == ("cifar_vgg16", 0) and name in run["methods"]
+    }
+    x, y = ibnn.data.load("cifar10")[1]
+    x = (x[~np.isin(y, HELD_OUT)] / 255).astype("float32")
+    pictures, count = out_of_place(x[:UNKNOWN], x[-UNKNOWN:]), 4
+    figure, axes = plt.subplots(
+        3, 2 * count, figsize=(9.2, 3.6), layout="constrained", height_ratios=(1, 1, 0.75)
+    )
+    for column, (alone, inside, bars) in enumerate(axes.T):
+        number, kind = column % count, INSIDE[column // count]
+        number += count * (column // count)  # other backgrounds for the other kind
+        for ax, image in ((alone, x[number]), (inside, pictures[kind][number])):
+            ax.imshow(image, interpolation="nearest")
+            ax.set(xticks=[], yticks=[])
+        before = np.array(said["deterministic"]["known"][number])
+        alone.set_title(f"{names[before.argmax()]} {before.max():.0%}", fontsize=9)
+        for place, (name, color) in enumerate(rows.items()):
+            p = np.array(said[name][kind][number])
+            bars.barh(place, p.max(), 0.8, color=color, alpha=0.55)
+            label = f"{names[p.argmax()]} {p.max():.0%}"
+            bars.text(0.03, place, label, va="center", fontsize=8)
+        bars.set(xlim=(0, 1), xticks=[], yticks=[])
+        bars.invert_yaxis()
+        bars.spines[["top", "right", "bottom"]].set_visible(False)
+    axes[0, 0].set_ylabel("as it was")
+    axes[1, 0].set_ylabel("something in it")
+    axes[2, 0].set_yticks(range(3), rows)
     return figure
 
 

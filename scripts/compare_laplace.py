@@ -9,13 +9,15 @@ The Kronecker factors differ by a convention: laplace-torch keeps the bias in a 
 here it is a row of the input factor.
 
 With --time, on Fashion-MNIST, fits and predictions of both are timed in turns, with as many
-threads; --growth times ours for more parameters, classes and examples. --store keeps both in
-results/benchmark/laplace.json, and draws how it grows into docs/images.
+threads; --growth times ours for more parameters, classes and examples. Every row is written to
+--output as soon as it is measured; --resume continues a run that was stopped. --store takes what is
+in --output, both runs, to results/benchmark, and shows it in docs/laplace.md.
 
 Examples:
     python scripts/compare_laplace.py
     python scripts/compare_laplace.py --train 256 --test 100 --cases "last_layer full"
-    python scripts/compare_laplace.py --time --growth --store
+    python scripts/compare_laplace.py --time --growth --threads 4
+    python scripts/compare_laplace.py --store
 """
 
 import argparse
@@ -24,6 +26,7 @@ import os
 import subprocess
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -37,22 +40,28 @@ from experiments import files
 from experiments.benchmark import figures, laplace_cases, record
 
 RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
+FIGURE = "![Seconds of fit and prediction, by size](images/laplace_growth.png)"
 PEER = Path(__file__).parent / "experiments" / "benchmark" / "laplace_peer.py"
 CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 CLASSES = 10
+PLACES = ("output", "peer_python", "resume", "store")  # options that no number depends on
 
 
 def main(argv=None):
     options = parse(argv)
+    if options.threads is not None:  # before any work; TensorFlow, JAX and PyTorch all heed it
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # that each fit has its own function
-    if options.time or options.growth:
-        return time_it(options)
+    if options.time or options.growth or options.store:
+        if options.time or options.growth:
+            measure(options)
+        return store(options.output) if options.store else None
     x, y = images(options.train + options.test, options.seed)
     model = trained(x[: options.train], y[: options.train], options)
     x_test, x, y = x[options.train :], x[: options.train], y[: options.train]
     with tempfile.TemporaryDirectory() as folder:
         write_task(folder, model, x, y, x_test, options)
-        subprocess.run([options.python, PEER, folder], check=True)
+        subprocess.run([options.peer_python, PEER, folder], check=True)
         with np.load(Path(folder) / "peer.npz") as file:
             peer = dict(file)
     print(f"{'case':16} {'difference':>10} {'evidence, both':>20}")
@@ -63,31 +72,44 @@ def main(argv=None):
     print(f"Beside {peer['versions']}; ours is the first of two numbers.")
 
 
-def time_it(options):
-    """Print the rows of --time and --growth, and keep them with --store."""
+def measure(options):
+    """Measure the rows of --time and --growth; write each to the output at once."""
     (x, y), (x_test, _) = ibnn.data.load("fashion_mnist")[:2]
     x, x_test = ((part / 255).astype("float32") for part in (x, x_test[: options.test]))
     warnings.filterwarnings("ignore", message="The network does not seem to be trained")
-    rows = []
     if options.time:
         data = x[: options.train], y[: options.train].astype("int32")
         model = trained(*data, options)
         with tempfile.TemporaryDirectory() as folder:
             write_task(folder, model, *data, x_test, options)
-            command = [options.python, "-W", "ignore", PEER, folder, "serve"]
-            rows += shown(laplace_cases.beside_peer(model, *data, x_test, command, options))
+            command = [options.peer_python, "-W", "ignore", PEER, folder, "serve"]
+            with laplace_cases.Peer(command) as peer:
+                arguments = (model, *data, x_test, peer, options)
+                keep(options, "laplace", partial(laplace_cases.beside_peer, *arguments))
     if options.growth:
-        rows += shown(laplace_cases.growth(network, x, options))
-    if options.store:
-        record.write(RESULTS / "laplace.json", rows, {**vars(options), "python": "PyTorch's"})
-        figures.save(laplace_cases.figure(rows), PAGE.parent / "images" / "laplace_growth.png")
-        files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
+        keep(options, "laplace_growth", partial(laplace_cases.growth, network, x, options))
 
 
-def shown(rows):
-    for row in rows:
+def keep(options, name, rows):
+    """Print the rows of `rows(known=ids)`, and write them to the output, each when it is there."""
+    path = options.output / f"{name}.json"
+    found = record.read(path)["rows"] if options.resume and path.exists() else []
+    for row in rows(known={row["id"] for row in found}):
         print(record.line(row), flush=True)
-        yield row
+        found.append(row)
+        about = {key: value for key, value in vars(options).items() if key not in PLACES}
+        record.write(path, found, about)
+
+
+def store(output):
+    """Show the runs of a folder in the page, and keep them."""
+    runs = {name: record.read(output / f"{name}.json") for name in ("laplace", "laplace_growth")}
+    for name, run in runs.items():
+        files.write_json(RESULTS / f"{name}.json", run)
+    grown = laplace_cases.figure(runs["laplace_growth"]["rows"])
+    figures.save(grown, PAGE.parent / "images" / "laplace_growth.png")
+    text = PAGE.read_text(encoding="utf-8").replace("<!-- figure of growth -->", FIGURE)
+    files.write_text(PAGE, record.fill(text, RESULTS))
 
 
 def trained(x, y, options):
@@ -150,15 +172,20 @@ def parse(argv):
     add("--prior-precision", type=float, default=1.0)
     add("--cases", nargs="+", default=CASES, help="such as 'last_layer full'")
     add("--seed", type=int, default=0)
-    add("--python", default=".venv-peers/bin/python", help="with laplace-torch")
+    add("--peer-python", default=".venv-peers/bin/python", help="Python with laplace-torch")
+    add("--threads", type=int, help="of both, by the cores they may use (default: all)")
     add("--time", action="store_true", help="time both on Fashion-MNIST")
     add("--growth", action="store_true", help="time ours for several sizes")
     add("--samples", type=int, default=32, help="draws of a prediction that is timed")
-    add("--rounds", type=int, default=5, help="of --time; fewer where one takes long")
-    add("--store", action="store_true", help=f"keep --time and --growth, and show them in {PAGE}")
+    add("--rounds", type=int, default=7, help="of --time; fewer where one takes long")
+    add("--output", type=Path, default="outputs/benchmark", help="folder of --time and --growth")
+    add("--resume", action="store_true", help="keep the rows in --output, measure the others")
+    add("--store", action="store_true", help=f"keep the rows in --output, and show them in {PAGE}")
     options = parser.parse_args(argv)
-    if options.store and not (options.time and options.growth):
-        parser.error("--store keeps whole runs: give --time and --growth as well")
+    for name in ("threads", "rounds", "samples", "batch_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
     return options
 
 

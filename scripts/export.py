@@ -29,10 +29,12 @@ def main(argv=None):
     meaning = {"head": options.head, "from_logits": options.from_logits}
     try:
         model = keras.saving.load_model(options.model)
-        if not isinstance(model, ibnn.MonteCarlo):
+        if not isinstance(model, (ibnn.MonteCarlo, ibnn.Conformal, ibnn.OODDetector)):
             model = ibnn.MonteCarlo(model, **meaning)
         elif any(value is not None for value in meaning.values()):
-            return fail("--head and --from-logits are settled in a saved MonteCarlo.", code=2)
+            return fail(
+                f"--head and --from-logits are settled in a {type(model).__name__}.", code=2
+            )
         ibnn.export(
             model,
             options.folder,

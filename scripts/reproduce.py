@@ -13,6 +13,7 @@ r"""Run the original report's experiments, with seeds, and write their tables an
              pruned as well
     lenet5   LeNet on MNIST and Fashion-MNIST: posteriors over weights and over z
     rotation the MNIST part of lenet5, with rotated digits; its results are there
+    novelty  classes never seen, and OOD inputs; it takes a GPU, and study_novelty.py's options
     cifar5   CIFAR-10 with five of ten classes, as in the paper of multiplicative normalizing flows
     all      toy2d, frozen and lenet, which need none
 
@@ -51,6 +52,11 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 
 def main(argv=None):
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if "novelty" in argv:
+        import study_novelty
+
+        return study_novelty.main([x for x in argv if x != "novelty"])
     options = parse(argv)
     # Before Keras is imported, here and in the processes that this one starts.
     if options.backend:
@@ -217,7 +223,7 @@ def parse(argv):
         description=__doc__, epilog=methods, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("experiment", choices=(*EXPERIMENTS, "rotation", "all"))
+    add("experiment", choices=(*EXPERIMENTS, "rotation", "novelty", "all"))
     add(
         "--seeds",
         type=int,

@@ -116,7 +116,8 @@ class Service:
         if len({len(x) for x in tensors.values() if x.shape.rank}) > 1:
             raise ValueError("The inputs must have one batch size.")
         outputs = dict(sorted(function(**tensors).items()))
-        if bad := [key for key, x in outputs.items() if not tf.reduce_all(tf.math.is_finite(x))]:
+        numbers = {key: x for key, x in outputs.items() if x.dtype != tf.bool}  # not the sets
+        if bad := [key for key, x in numbers.items() if not tf.reduce_all(tf.math.is_finite(x))]:
             raise HTTPException(500, f"The model's {', '.join(bad)} is not finite for this input.")
         outputs = {key: value.numpy().tolist() for key, value in outputs.items()}
         if rows is not None:

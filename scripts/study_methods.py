@@ -12,6 +12,7 @@ Examples:
 """
 
 import argparse
+import importlib
 import os
 import sys
 
@@ -21,8 +22,13 @@ PAGES = (f"{RESULTS}/README.md", "docs/which_method.md")
 
 
 def main(argv=None):
+    return command(argv, __doc__, "method", RESULTS, PAGES)
+
+
+def command(argv, text, name, results, pages):
+    """Run a study of `experiments`, or only write its tables, as the command line says."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--pairs", nargs="+", metavar="PAIR", help="data and network (default: all)")
@@ -30,7 +36,7 @@ def main(argv=None):
     add("--jobs", type=int, default=1, help="tasks at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
-    add("--output", help=f"default: {RESULTS}, or outputs/quick/methods")
+    add("--output", help=f"default: {results}, or outputs/quick/{name}")
     add("--tables", action="store_true", help="run nothing, only write the tables")
     add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
     options = parser.parse_args(argv)
@@ -41,19 +47,20 @@ def main(argv=None):
         os.environ["KERAS_BACKEND"] = options.backend
     if options.jobs > 1:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "outputs/compiled")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 
-    from experiments import method_study as study
-    from experiments.method_tables import write_tables
-
+    study = importlib.import_module(f"experiments.{name}_study")
+    tables = importlib.import_module(f"experiments.{name}_tables")
     pairs = options.pairs or list(study.PAIRS)
     if unknown := set(pairs) - study.PAIRS.keys():
         parser.error(f"--pairs must be some of {', '.join(study.PAIRS)}; got {unknown.pop()}")
     output, failed = options.output, 0
-    output = output or ("outputs/quick/methods" if options.quick else RESULTS)
+    output = output or (f"outputs/quick/{name}" if options.quick else results)
     if not options.tables:
         more = {key: getattr(options, key) for key in ("quick", "jobs", "data_dir")}
         failed = study.run_all(pairs, options.seeds, output, **more)
-    write_tables(output, *(PAGES if output == RESULTS else ()))
+    tables.write_tables(output, *(pages if output == results else ()))
     print(f"Written to {output}; {failed} tasks failed.")
     return 1 if failed else 0
 

@@ -16,7 +16,7 @@ from sklearn.datasets import load_diabetes, load_digits
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.__main__ import main
-from tfp_ibnn.calibration import run, trials
+from tfp_ibnn.calibration import examples, run, trials
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, folds_of, prepare
 from tfp_ibnn.calibration.outputs import Classes, Numbers, ece_floor, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, choose
@@ -187,6 +187,31 @@ def test_saved(report, overfitted, tmp_path):
     loaded = keras.models.load_model(folder / "model.keras")
     a, b = (model.predict(x, verbose=0)["mean"] for model in (loaded, report.model))
     np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_decisions(report, overfitted):
+    """Coverage, share answered and AUROC are in the card; without data, that they are left out."""
+    assert "decisions: left out" in report.card()
+    x, y = overfitted[3]
+    noise = np.random.default_rng(0).random(x.shape).astype("float32")
+    found = report.decide((x, y), {"noise": noise})
+    assert found.keys() == {
+        "coverage of 90 % sets",
+        "share answered at 1 % error",
+        "OOD AUROC against noise",
+    }
+    assert 0.85 < found["coverage of 90 % sets"] < 0.95
+    entropies = (report.model.predict(part, verbose=0)["entropy"] for part in (x, noise))
+    auroc = found["OOD AUROC against noise"]
+    assert auroc == pytest.approx(ibnn.metrics.auroc(*entropies), abs=0.03)
+    p = report.model.predict(x, verbose=0)["mean"]
+    share = ibnn.decisions.error_threshold(p, y)["answered"]
+    assert found["share answered at 1 % error"] == pytest.approx(share, abs=1e-4)
+    card = report.card()
+    assert all(f"{name}: {value}" in card for name, value in found.items())
+    few = report.decide((x[:100], y[:100]))
+    assert few["left out"].startswith("The guarantee takes at least 299 answers")
+    assert few["OOD AUROC"].startswith("left out")
 
 
 def test_figure_shows_before_and_after(report):
@@ -367,13 +392,13 @@ def test_cross_fit_below_a_thousand(count):
         np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(x, axis=0))
 
 
-def test_large_samples_are_thinned_evenly():
-    y = np.repeat([0, 1], [3000, 1000])
-    some = Examples(y[:, None], y).thinned(1500)
-    assert np.bincount(some.y).tolist() == [1000, 333] or np.bincount(some.y).tolist() == [
-        1000,
-        334,
-    ]
+def test_large_samples_are_thinned_evenly(monkeypatch):
+    monkeypatch.setattr(examples, "WATCHED", 300)
+    y = np.repeat([0, 1], [1500, 500])
+    both = np.arange(2000.0)[:, None], y
+    fit = prepare(both, both, mlp(outputs=2, features=1), Classes(2, True), None, 0)[1].fit
+    assert len(fit.y) == 250
+    assert 187 <= np.sum(fit.y == 0) <= 188
 
 
 class FakeEngine:
@@ -774,7 +799,12 @@ def test_method_joins_by_one_line(small, monkeypatch):
 
 def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
     monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.laplace, trials.gaussian))
-    parts = [keras.Input((2,)), layers.Reshape((2, 1)), layers.LSTM(3)]
+    parts = [
+        keras.Input((2,)),
+        layers.Reshape((2, 1, 1)),
+        layers.ConvLSTM1D(3, 1),
+        layers.Flatten(),
+    ]
     model = keras.Sequential(parts)
     model.compile("sgd", LOGITS)
     with pytest.warns(UserWarning, match="left out, since") as caught:
@@ -864,7 +894,7 @@ def test_laplace_uses_a_part_of_many_examples(small, monkeypatch):
     x, y, output = small.x[:60], small.y[:60], Classes(3, False)
     for data in ((x, y), Batches(x, y)):
         training = Training(data, 60, 2, None, 0)
-        some = training.thinned(small.model, output, 25)
+        some = examples.read(data, small.model, output, "train", every=3)
         np.testing.assert_array_equal(some.x, x[::3])
         np.testing.assert_array_equal(some.y, y[::3])
     setting = trials.Setting(small.model, output, *2 * [None], training, None, 2, 0)
@@ -927,7 +957,7 @@ def bad_models():
     yield compiled("sparse_categorical_crossentropy"), "are not probabilities, as its loss expects"
     yield "model.keras", "`model` must be a Keras model; got 'model.keras'"
     stochastic = ibnn.to_stochastic(mlp(features=2), ibnn.NormalAffine(), train_size=10)
-    yield stochastic, "is stochastic already"
+    yield stochastic, "has stochastic layers: give ibnn.to_deterministic"
     yield ibnn.TemperatureScaling(mlp(features=2), from_logits=True), "TemperatureScaling already"
     inputs = keras.Input((4, 2))
     sequence = keras.Model(inputs, layers.Dense(3)(inputs))
@@ -951,7 +981,7 @@ def test_subclass(small):
     model = Subclass()
     model.build((None, 2))
     model.compile("sgd", LOGITS)
-    with pytest.raises(ValueError, match="must be a built Functional or Sequential model"):
+    with pytest.raises(ValueError, match="Functional or Sequential one; it has a `call`"):
         small(model)
 
 
@@ -1053,6 +1083,10 @@ def test_last_axis_of_one_may_be_left_out():
     x, y = rng.normal(size=(60, 2, 2)), rng.integers(0, 4, 60)
     for one in (x, x[..., None], x[..., None, None]):
         assert prepare((one, y), (one, y), model, output, None, 0)[0].size == 60
+    # Other sizes are refused, also where Keras's own check of a graph would let them pass.
+    for one in (x[:, :1], np.tile(x[..., None], 3), x[..., None, None, None]):
+        with pytest.raises(ValueError, match=r"`model` takes \(N, 2, 2, 1\)"):
+            prepare((one, y), (one, y), model, output, None, 0)
 
 
 def test_loss_of_a_function_or_a_list():

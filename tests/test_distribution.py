@@ -219,6 +219,7 @@ def mirrored():
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_without_noise_are_one_device(mirrored):
     assert mirrored["replicas"] == 2
     one, two = mirrored["plain"], mirrored["mirrored"]
@@ -230,6 +231,7 @@ def test_replicas_without_noise_are_one_device(mirrored):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_count_the_kl_once(mirrored):
     one, two = mirrored["plain"], mirrored["mirrored"]
     assert one["on"]["kl"] > 1
@@ -242,12 +244,14 @@ def test_replicas_count_the_kl_once(mirrored):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_count_the_examples_of_all(mirrored):
     """By this count `fit` checks `train_size`."""
     assert mirrored["seen"] == 2 * 32  # two samples of each
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_have_the_same_loss_in_expectation(mirrored):
     one, two = mirrored["plain"]["scores"], mirrored["mirrored"]["scores"]
     error = mirrored["spread"] / 4096**0.5
@@ -258,6 +262,7 @@ def test_replicas_have_the_same_loss_in_expectation(mirrored):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_draw_their_own_noise(mirrored):
     for name in ("outputs", "independent"):
         rows = np.array(mirrored[name])
@@ -268,6 +273,7 @@ def test_replicas_draw_their_own_noise(mirrored):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_the_first_replica_draws_as_keras_does(mirrored):
     (first, second), keras_seeds = mirrored["layers"]["own"], mirrored["layers"]["keras"]
     assert first == keras_seeds[0] == keras_seeds[1] == [3, 1]
@@ -285,6 +291,7 @@ def test_without_replicas_a_generator_is_keras_s():
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_keep_the_same_running_statistics(mirrored):
     first, second = mirrored["norm"]
     assert first == second
@@ -293,6 +300,7 @@ def test_replicas_keep_the_same_running_statistics(mirrored):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_replicas_go_on_from_a_checkpoint(mirrored):
     close_weights(mirrored["resumed"], mirrored["unbroken"])
 

@@ -173,6 +173,98 @@ def test_nested_layers():
         assert keras_internals.nested_layers(shared, include_self=False) == []
 
 
+class Nest(layers.Layer):
+    """Keeps layers in every way, one of them out of sight."""
+
+    def __init__(self):
+        super().__init__()
+        self.plain = layers.Dense(3)
+        self.again = self.plain
+        self.parts = [layers.Dense(3), (layers.Dense(3), {"b": layers.Dense(3)})]
+        self.pair = (layers.Dense(3), layers.Dropout(0.5))
+        self.odd = {1: "unlike", "keys": 2}
+        hidden = layers.Dense(3)
+        self.last = hidden
+        vars(self).pop("last")
+        self.hide = lambda: hidden
+
+    def layers_in_order(self):
+        first, (second, others) = self.parts
+        return [self.plain, first, second, others["b"], *self.pair, self.hide()]
+
+    def build(self, shape):
+        for layer in self.layers_in_order():
+            layer.build(shape)
+
+    def call(self, x):
+        for layer in self.layers_in_order():
+            x = layer(x)
+        return self.again(x)
+
+
+def test_sublayers_and_swaps():
+    nest = Nest()
+    nest.build((None, 3))
+    advice = "Find where Layer keeps the sublayers it tracks, and where Functional keeps its nodes."
+    with contract("sublayers", advice):
+        found = keras_internals.sublayers(nest)
+        assert list(found.values()) == nest.layers_in_order()
+        names = ["plain", "parts", "parts", "parts", "pair", "pair", keras_internals.HIDDEN]
+        assert [name for name, _ in found] == names
+    x = np.ones((2, 3), "float32")
+    before, parts = nest.layers_in_order(), nest.pair[0]
+    double = layers.Lambda(lambda x: 2 * x)
+    swaps = {id(nest.plain): double, id(parts): double}
+    with contract("swap_sublayers", advice):
+        keras_internals.swap_sublayers(nest, swaps)
+        assert nest.plain is nest.again is nest.pair[0] is double
+        expected = numpy(2 * x)
+        for layer in before[1:4]:
+            expected = numpy(layer(expected))
+        np.testing.assert_allclose(2 * numpy(before[6](2 * expected)), numpy(nest(x)), rtol=1e-5)
+        assert not any(parts.kernel is weight for weight in nest.weights)
+        assert len(nest.weights) == 8
+    for make in (keras.Sequential, lambda layers: keras.Sequential(layers)._functional):
+        model = make([keras.Input((3,)), layers.Dense(3), layers.Dense(3), layers.Dense(2)])
+        old, new = model.layers[-2], layers.Dense(3)
+        new.build((None, 3))
+        with contract("_swap_in_graph", advice):
+            keras_internals.swap_sublayers(model, {id(old): new})
+            first, _, last = model.layers[-3:]
+            np.testing.assert_allclose(numpy(model(x)), numpy(last(new(first(x)))), rtol=1e-5)
+            rebuilt = keras.Model(model.inputs, model.outputs)
+            assert rebuilt.layers[-2] is new
+            again = keras.Model.from_config(rebuilt.get_config())
+            again.set_weights(model.get_weights())
+            np.testing.assert_allclose(numpy(again(x)), numpy(model(x)), rtol=1e-5)
+    with contract("_in_attributes", advice):
+        names = [name for name, _, _ in keras_internals._in_attributes(nest)]
+        assert "pair" in names
+        assert "_layers" not in names
+
+
+def test_deep_copy():
+    nest = Nest()
+    symbol = keras.Input((3,))
+    nest(symbol)
+    x = np.ones((2, 3), "float32")
+    with contract("deep_copy", "Find which attributes of Layer belong to one object alone."):
+        copy = keras_internals.deep_copy(nest)
+        copy.hide = lambda hidden=copy._layers[-1]: hidden  # what a function holds is not copied
+        np.testing.assert_array_equal(numpy(copy(x)), numpy(nest(x)))
+        own, others = ({id(v) for v in y.variables} for y in (nest, copy))
+        assert len(own) == len(others)
+        assert not own & others
+        assert copy.plain is copy.again
+        copy.plain.kernel.assign(0 * copy.plain.kernel)
+        assert np.any(numpy(nest.plain.kernel))
+        assert keras.Model(symbol, copy(symbol)).layers[-1] is copy
+        other = Nest()
+        other.plain = keras.Sequential([layers.Dense(2)], name="model")
+        with pytest.raises(TypeError, match="model 'model' is inside"):
+            keras_internals.deep_copy(other)
+
+
 def test_own_trainable_variables():
     wrapper = layers.TimeDistributed(layers.Dense(3))
     weight = wrapper.add_weight(shape=(2,))
@@ -365,6 +457,17 @@ def test_is_functional():
         assert not keras_internals.is_functional(layers.Dense(1))
 
 
+def test_is_plain_graph():
+    class Own(keras.Model):
+        pass
+
+    x = keras.Input((3,))
+    y = layers.Dense(2)(x)
+    with contract("is_plain_graph", "Find the class that Keras gives a Model(inputs, outputs)."):
+        plain = [keras.Model(x, y), keras.Sequential([layers.Dense(2)]), Own(x, y), layers.Dense(2)]
+        assert [keras_internals.is_plain_graph(z) for z in plain] == [True, True, False, False]
+
+
 def test_has_plain_call():
     class OwnDunder(keras.Sequential):
         def __call__(self, inputs):
@@ -488,8 +591,9 @@ OF_OTHERS = {
     ("_replace", "setting"),
     ("_replace", "plan"),
     ("_replace", "plan.parts[name]"),
+    ("_mapie_classifier", "made"),
 }
-"""Private names of Python."""
+"""Private names of Python, and of a library to compare with."""
 
 
 def violations(files):

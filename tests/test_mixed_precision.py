@@ -78,8 +78,8 @@ def test_agrees_with_full_precision_and_trains_without_nan(half, policy, full, d
     model = make()
     model.set_weights(trained)
     found = scores(model, digits[1])
-    for name in ("accuracy", "nll", "brier", "ece"):
-        assert abs(found[name] - known[name]) <= precision.at_least(1e-3), (name, found, known)
+    for name in ("accuracy", "nll", "brier", "ece"):  # bfloat16 rounds by 4e-3
+        assert abs(found[name] - known[name]) <= precision.at_least(4e-3), (name, found, known)
 
     model.set_weights(start)
     train(model, digits[0], callbacks=[ibnn.TerminateOnNonFinite(every=10, raises=True)])

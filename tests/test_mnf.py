@@ -338,6 +338,7 @@ def test_checklist(kind, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_saved_exported_and_folded(tmp_path):
     few = ibnn.MNF([], [ibnn.flows.Planar()], estimator="shared")
     templates = {"hidden": few, "logits": ibnn.MNF(beta=0.5)}

@@ -149,6 +149,7 @@ def test_only_the_first_layer_is_shared_and_only_if_it_is_called_once():
     assert not ibnn.MonteCarlo(at_each_pixel, 2, from_logits=True)._sampler._first
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_an_activation_with_weights_is_trained_under_xla():
     inputs = keras.Input((8, 8, 3))

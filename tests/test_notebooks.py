@@ -75,14 +75,9 @@ def test_there_are_notebooks():
 
 
 # The longest are left to `make test-slow`.
-LONG = ("01_two_dimensions", "03_your_own_model", "04_regression", "09_after_training")
-
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Limiting", "ignore:Your input ran out of data")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in NAMES],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_runs_as_a_script(few_steps, name, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TFP_IBNN_FAST", "1")
     monkeypatch.chdir(tmp_path)

@@ -60,6 +60,7 @@ def test_the_means_fold_into_the_kernel(kind):
     np.testing.assert_allclose(numpy(plain(x)), predict_without_noise(model, x), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_rank_one_noise_trains_and_predicts(tmp_path):
     template = ibnn.MixturePosterior(2, sides="both", beta=1.0)
     model = compiled(ibnn.to_stochastic(network(), template, train_size=64))

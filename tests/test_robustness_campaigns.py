@@ -50,7 +50,7 @@ def worker(tmp_path_factory):
 
 # These take long, and other tests kill runs, attack the server and damage files.
 LONG = ("interrupted writing", "HTTP server", "keras files", "checkpoints", "exported models")
-LONG += ("in-memory models",)
+LONG += ("in-memory models", "configs")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def run(name, *arguments, folder):
     )
 
 
+@pytest.mark.slow
 def test_digits_example_writes_what_it_says(eagerly, script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     example = script("train_digits")

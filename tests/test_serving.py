@@ -575,6 +575,7 @@ def test_the_script_says_what_is_wrong_on_one_line(script, tmp_path, capsys):
 # ------------------------------------------------------------------------------------------ LiteRT
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_litert_agrees_with_the_deterministic_signature(tmp_path):
     interpreter = pytest.importorskip("ai_edge_litert.interpreter")

@@ -121,11 +121,27 @@ def test_of_training_prediction_and_loading(made, tmp_path):
         averaged.compile(run_eagerly=True)
         averaged.predict(X, verbose=0)
 
+    decisions = [ibnn.Conformal(plain).fit(X, Y), ibnn.OODDetector(plain, "knn", k=2).fit(X)]
+
     flows = ibnn.to_stochastic(plain, ibnn.MNF([ibnn.flows.Planar()], []), train_size=12)
     flows(X, training=True)
 
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.memory = keras.layers.GRU(2)
+
+        def call(self, x):
+            return self.memory(x[:, 0])
+
+    own = Own()
+    own(X)
+    own = ibnn.to_stochastic(own, ibnn.NormalAffine(), train_size=12)
+    own(X, training=True)
+
     assert_none_is_int32(made)
-    models = (loaded, scaled, regression, random, flows, *sets, *last_layers)
+    models = (own, loaded, scaled, regression, random, flows)
+    models += (*sets, *last_layers, *decisions)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {
         type(part) for part in (*metrics, *callbacks, *samples, optimizer, *chains, *mc.metrics)

@@ -71,6 +71,8 @@ def _run(model: str, data: str, folder: str, options: dict) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
     report = calibrate(keras.models.load_model(model), found["train"], validation, **options)
     print(f"\n{report.table()}\n")
+    if test is not None:
+        report.decide(test)  # for the model card
     report.save(folder)
     if test is not None:
         table = str(report.evaluate(test))

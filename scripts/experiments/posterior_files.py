@@ -13,8 +13,8 @@ _POSTERIORS += ["FlowPosterior", "MixturePosterior", "MeanField", "MNF"]
 _POSTERIORS = {name: getattr(ibnn, name) for name in _POSTERIORS}
 _OVER_WEIGHTS = ("MeanField", "MNF")
 _PRIORS = {n: getattr(ibnn.priors, n) for n in ibnn.priors.__all__ if n != "Prior"}
-_FLOWS = {name: getattr(ibnn.flows, name) for name in ibnn.flows.__all__ if name != "Flow"}
-_FLOWS = {name: kind for name, kind in _FLOWS.items() if issubclass(kind, ibnn.Flow)}
+_FLOWS = {name: kind for name, kind in vars(ibnn.flows).items() if isinstance(kind, type)}
+_FLOWS = {n: x for n, x in _FLOWS.items() if issubclass(x, ibnn.Flow) and x is not ibnn.Flow}
 
 
 def read_posteriors(path, defaults=None):

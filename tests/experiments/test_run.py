@@ -385,6 +385,7 @@ def test_dropout_without_a_posterior_is_mc_dropout(eagerly, run, tmp_path):
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
+@pytest.mark.slow
 def test_dropout_of_the_inputs_of_some_layers(run, tmp_path):
     chosen = Settings(**SMALL | {"dropout": 0.5, "dropout_layers": "fc1"})
     metrics = run(chosen, tmp_path / "run")
@@ -464,6 +465,7 @@ def test_a_run_that_diverges_says_so_each_time(eagerly, run, tmp_path, options):
         assert "diverged" in (tmp_path / "run" / "failure.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_a_frozen_network_stays_as_it_is(eagerly, run, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.Scorer, "export", lambda *arguments, **options: None)

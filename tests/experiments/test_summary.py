@@ -162,7 +162,7 @@ def test_seeds_that_all_have_one_score_are_no_error():
     assert np.isfinite(list(found.values())).all()
 
 
-@pytest.mark.parametrize("spread", [2, 10])
+@pytest.mark.parametrize("spread", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_margins_cover_the_truth_as_often_as_they_say(spread):
     rng = np.random.default_rng(1)
     covered = []

@@ -140,6 +140,7 @@ def test_bad_arguments_are_named(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_one_seed_gives_every_row(records):
     assert {(r["budget"], r["method"]): r["epochs"] for r in records} == METHODS
     for row in records:
@@ -153,6 +154,7 @@ def test_one_seed_gives_every_row(records):
         assert ("train_kl" in row) == stochastic
 
 
+@pytest.mark.slow
 def test_histories_are_of_every_epoch_and_add_up(records, runs):
     for record in records:
         if "train_kl" in record:
@@ -163,6 +165,7 @@ def test_histories_are_of_every_epoch_and_add_up(records, runs):
             assert record["train_loss"] == pytest.approx(loss.mean(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_scores_are_of_the_probabilities_kept(records, runs):
     for record in records[:4]:
         p, labels = store.predictions(runs / record["name"])
@@ -170,6 +173,7 @@ def test_scores_are_of_the_probabilities_kept(records, runs):
         assert record["nll"] == pytest.approx(metrics.negative_log_likelihood(p, labels), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_network_continues_where_it_was_stopped(records, runs):
     """All of one seed begin with the same network: its first epochs are the same."""
     stopped, continued = (
@@ -179,6 +183,7 @@ def test_the_network_continues_where_it_was_stopped(records, runs):
     np.testing.assert_allclose(continued[:5], stopped, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_seed_settles_the_result(eagerly, records, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["experiments.run"], "write_report", lambda *_: None)
     name = "report/four_clusters/gaussian/seed3"
@@ -195,6 +200,7 @@ def test_test_points_are_no_training_points():
     assert not set(map(tuple, x_test)) & set(map(tuple, x))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_script_writes_what_it_says(script, records, runs, monkeypatch, tmp_path, capsys):
     # The training is tested above; here each seed only has other numbers.

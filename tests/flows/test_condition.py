@@ -110,8 +110,8 @@ def test_every_weight_and_condition_gets_a_gradient(float64, name):
     [
         ((2, 2), (2, 1)),
         ((1,), (3,)),
-        pytest.param((2, 2), (), marks=pytest.mark.once),
-        pytest.param((), (2, 1), marks=pytest.mark.once),
+        pytest.param((2, 2), (), marks=pytest.mark.slow),
+        pytest.param((), (2, 1), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -36,9 +36,9 @@ every_size = pytest.mark.parametrize(
 
 
 def test_registry_holds_every_flow():
-    public = {getattr(flows, name) for name in flows.__all__} - {flows.Flow}
+    public = {member for member in vars(flows).values() if isinstance(member, type)}
     layers = {member for member in public if issubclass(member, flows.Flow)}
-    assert {type(make()) for make in FLOWS.values()} == layers
+    assert {type(make()) for make in FLOWS.values()} == layers - {flows.Flow}
 
 
 @every_size

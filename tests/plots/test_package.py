@@ -2,7 +2,6 @@ import ast
 from pathlib import Path
 
 import tfp_ibnn
-from tfp_ibnn import plots
 
 
 def imported(path):
@@ -21,8 +20,3 @@ def test_only_plots_import_matplotlib():
     names = {name for path in files for name in imported(path)}
     assert "tfp_ibnn.posteriors.Posterior" in names
     assert [name for name in names if name.startswith(("matplotlib", "tfp_ibnn.plots"))] == []
-
-
-def test_all_names_are_there():
-    assert all(hasattr(plots, name) for name in plots.__all__)
-    assert plots.__all__ == sorted(plots.__all__)

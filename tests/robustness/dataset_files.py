@@ -30,10 +30,10 @@ class Campaign:
         self.made = {name: Made(name) for name in NAMES}
         self.cached, self.brought = {}, None
 
-        def nothing(dataset, report):
+        def nothing(dataset):
             raise DataError("not here")
 
-        def bring(command, folder, report, step, *, output=None, patience=None):
+        def bring(command, folder, output=None, patience=None):
             if self.brought is None:
                 raise DataError(f"{command[0]} is not installed")
             suffix = "it.deb" if command[0] == "apt-get" else "it.tgz"

@@ -8,6 +8,7 @@ from keras import ops
 import tfp_ibnn as ibnn
 
 JAX = keras.backend.backend() == "jax"
+SLOW = pytest.mark.slow
 X = np.random.default_rng(0).normal(size=(20, 6, 6, 3)).astype("float32")
 Y = np.random.default_rng(1).integers(0, 4, 20)
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -303,7 +304,9 @@ def with_state(seed, rate=0.01):
     return model
 
 
-@pytest.mark.parametrize("size", [10, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [pytest.param(10, marks=() if JAX else SLOW), pytest.param(8, marks=SLOW)]
+)
 def test_side_by_side_it_learns_the_same(size):
     """As in separate trainings on the same batches, of which the last may be smaller."""
     options = {"seed": 3, "epochs": 2, "batch_size": size, "verbose": 0}

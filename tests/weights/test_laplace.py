@@ -153,6 +153,33 @@ def test_sampled_weights(model, full, subset):
 
 
 @slow_on_jax
+@pytest.mark.parametrize("subset", ["all", "kernel", "second"])
+def test_networks_share_their_first_layer(subset):
+    """Whatever of it is drawn, the average is that of networks with the drawn weights."""
+    images = keras.Input((5, 4, 2))
+    x = layers.Conv2D(3, 2, 2, padding="same", activation="relu", name="first")(images)
+    x = layers.Conv2D(2, 2, activation="tanh", name="second")(x)
+    model = keras.Model(images, layers.Dense(3)(layers.Flatten()(x)))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.set_weights([w + 0.3 for w in model.get_weights()])  # biases too
+    x, y = np.random.default_rng(0).normal(size=(9, 5, 4, 2)).astype("float32"), np.arange(9) % 3
+    la = ibnn.Laplace(model, subset, "kron", pred_type="nn", prior_precision=5.0)
+    la.fit(x, y, verbose=0)
+    mc = ibnn.MonteCarlo(la, samples=5, seed=1)  # more than run at once
+    key, networks = ops.cast(mc._key, "int32"), []
+    sets = [[ops.convert_to_numpy(w) for w in la.sample(key, i)] for i in range(5)]
+    sets.append([ops.convert_to_numpy(v) for v in la.sampled])  # what they are again at the end
+    for values in sets:
+        for variable, value in zip(la.sampled, values, strict=True):
+            variable.assign(value)
+        networks.append(softmax(ops.convert_to_numpy(model(x)), axis=-1))
+    networks.pop()
+    assert np.ptp(networks, axis=0).max() > 0.01
+    np.testing.assert_allclose(mc(x)["mean"], np.mean(networks, axis=0), atol=1e-5)
+    np.testing.assert_allclose(mc.draw(x, 4)["mean"], networks[4], atol=1e-5)
+
+
+@slow_on_jax
 @pytest.mark.parametrize("options", [{}, {"link_approx": "probit"}, {"pred_type": "nn"}])
 def test_files(full, tmp_path, options):
     mc = ibnn.MonteCarlo(with_options(full, **options), samples=2, seed=0)

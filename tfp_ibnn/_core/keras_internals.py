@@ -5,8 +5,9 @@ tests/test_keras_internals.py, which fails when Keras changes, with what to do.
 """
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -18,7 +19,10 @@ TESTED_VERSIONS = ">=3.15,<3.16"
 try:
     from keras.src import backend
     from keras.src.backend.common import global_state, stateless_scope, symbolic_scope
+    from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell as DropoutRNNCell
     from keras.src.models.functional import Functional
+    from keras.src.ops.function import map_graph
+    from keras.src.utils.tracking import DotNotTrackScope
 except ImportError as error:
     remedy = f"pip install 'keras{TESTED_VERSIONS}'"
     message = f"tfp_ibnn does not work with Keras {keras.__version__}: {remedy}."
@@ -60,6 +64,104 @@ def added_loss(model: keras.Model) -> Any:
 def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
     """Return all layers inside of a layer, at any depth, each once; itself first, if included."""
     return layer._flatten_layers(include_self=include_self)
+
+
+_BOOKKEEPING = ("_functional", "_layers", "_operations", "_operations_by_depth", "_tracked")
+GRAPH, HIDDEN = "graph", "hidden"
+"""Where a sublayer is that is in no attribute: in the graph of a model; nobody knows where."""
+
+
+def _in_attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any, list[Any]]]:
+    """Yield the attributes of a layer, less Keras's own lists, and the parts of what is in each."""
+    for name, value in list(vars(layer).items()):
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            value = tuple(value)  # TensorFlow has put a class of its own around it
+        is_nested = isinstance(value, (list, tuple, dict))
+        if name not in _BOOKKEEPING and not name.startswith("_self_unconditional"):
+            with contextlib.suppress(TypeError):  # of keys that cannot be sorted
+                yield name, value, keras.tree.flatten(value) if is_nested else [value]
+
+
+def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.Layer]:
+    """Return the layers directly inside of a layer, by where it keeps each.
+
+    That is its graph, an attribute, or lists, tuples and dicts in one; else it is `HIDDEN`.
+    """
+    graph = layer._functional if isinstance(layer, keras.Sequential) else layer
+    parts = {GRAPH: graph.layers if isinstance(graph, Functional) else []}
+    parts |= {name: inside for name, _, inside in _in_attributes(layer)}
+    parts[HIDDEN] = list(layer._layers)
+    open_ones, found = {id(x) for x in layer._layers}, {}
+    for name, inside in parts.items():
+        for position, part in enumerate(inside):
+            if id(part) in open_ones:
+                open_ones.remove(id(part))
+                found[name, position] = part
+    return found
+
+
+def swap_sublayers(layer: keras.layers.Layer, swaps: Mapping[int, keras.layers.Layer]) -> None:
+    """Put other layers, given by the `id` of the present ones, wherever a layer keeps these."""
+
+    def swapped(x: Any) -> Any:
+        return swaps.get(id(x), x)
+
+    with DotNotTrackScope():
+        for name, value, inside in _in_attributes(layer):
+            if any(id(part) in swaps for part in inside):
+                setattr(layer, name, keras.tree.map_structure(swapped, value))
+    for store in (layer._layers, layer._tracker.config["layers"][1]):
+        store[:] = map(swapped, store)
+    layer._tracker.stored_ids["layers"] = {id(x) for x in store}
+    if isinstance(layer, keras.Sequential) and layer._functional is not None:
+        swap_sublayers(layer._functional, swaps)
+    if isinstance(layer, Functional):
+        _swap_in_graph(layer, swaps)
+
+
+def _swap_in_graph(graph: Functional, swaps: Mapping[int, keras.layers.Layer]) -> None:
+    for old in (x for x in graph.operations if id(x) in swaps):
+        new = swaps[id(old)]
+        new._inbound_nodes, old._inbound_nodes = [*new._inbound_nodes, *old._inbound_nodes], []
+        for node in new._inbound_nodes:
+            node.operation = new
+            if not new._call_has_mask_arg:
+                node.arguments.kwargs.pop("mask", None)
+            for x in node.outputs:
+                x._keras_history = x._keras_history._replace(operation=new)
+    mapped = map_graph(graph._inputs, graph._outputs)
+    graph._nodes, graph._nodes_by_depth, graph._operations, graph._operations_by_depth = mapped
+
+
+def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Return a layer of the same class with copies of all attributes, and variables of its own.
+
+    It is in no graph yet. Models inside, whose graphs would be lost, are refused.
+    """
+    inside, memo = nested_layers(layer), {id(backend): backend}
+    for old in inside:
+        if isinstance(old, keras.Model):
+            raise TypeError(f"the model {old.name!r} is inside")
+        memo[id(old)] = type(old).__new__(type(old))
+        states = [generator.state for generator in old._seed_generators]
+        for variable in (*old._trainable_variables, *old._non_trainable_variables, *states):
+            options = {"dtype": variable.dtype, "trainable": variable.trainable}
+            new = keras.Variable(ops.convert_to_numpy(variable.value).copy(), **options)
+            own = {
+                k: v for k, v in vars(variable).items() if not k.startswith(("_value", "_self_"))
+            }
+            vars(new).update(own)
+            memo[id(variable)] = new
+    for old in inside:
+        new = memo[id(old)]
+        # What `__new__` has put around `build` belongs to the copy, and nodes to the old graph.
+        for name in vars(old).keys() - {"build", "quantize"}:
+            nodes = name in ("_inbound_nodes", "_outbound_nodes")
+            with DotNotTrackScope():
+                vars(new)[name] = [] if nodes else copy.deepcopy(vars(old)[name], memo)
+        stores = new._tracker.config.items()
+        new._tracker.stored_ids = {name: {id(x) for x in store} for name, (_, store) in stores}
+    return memo[id(layer)]
 
 
 def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
@@ -125,6 +227,11 @@ def is_functional(model: Any) -> bool:
     return isinstance(model, Functional)
 
 
+def is_plain_graph(model: Any) -> bool:
+    """Whether a model is of Keras's own Functional or Sequential class."""
+    return type(model) in (Functional, keras.Sequential)
+
+
 def has_plain_call(model: keras.Model, *others: type[keras.Model]) -> bool:
     """Whether a model is called as Keras's Functional and Sequential models are, or as others."""
     plain = (Functional, keras.Sequential, *others)
@@ -177,13 +284,14 @@ def uncast(variable: keras.Variable) -> Any:
         return keras.ops.cast(variable.value, variable.dtype)
 
 
-def call_with(layer: keras.layers.Layer, inputs: Any, **values: Any) -> Any:
-    """Return `layer.call(inputs)` as if attributes of the layer, its kernel say, had other values.
+def call_with(layer: keras.layers.Layer, inputs: Any, *args: Any, **values: Any) -> Any:
+    """Return `layer.call(inputs, *args)` as if attributes of it, its kernel say, were others.
 
     The layer itself stays as it is: a copy that shares all else is called.
     """
-    copy = object.__new__(type(layer))
-    vars(copy).update(vars(layer))
+    copied = object.__new__(type(layer))
+    vars(copied).update(vars(layer))
     for name, value in values.items():  # some layers keep `kernel` behind a property
-        vars(copy)[name if name in vars(layer) else f"_{name}"] = value
-    return type(layer).call(copy, inputs)
+        is_property = isinstance(getattr(type(layer), name, None), property)
+        vars(copied)[f"_{name}" if is_property else name] = value
+    return type(layer).call(copied, inputs, *args)

@@ -5,7 +5,7 @@ Without them a model that is loaded draws again the noise with which it was trai
 
 import inspect
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -33,17 +33,16 @@ class Configured:
 class ConfiguredLayer:
     """Gives a Keras layer its `get_config`; mix it in first.
 
-    Each class lists in `arguments` those of its constructor that are attributes of the same name;
-    the classes it is derived from list their own.
+    It has the arguments of its constructor, and of those it is derived from, that are attributes of
+    the same name. What Keras says of them comes first.
     """
-
-    arguments: ClassVar[tuple[str, ...]] = ()
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        classes = [vars(kind) for kind in reversed(type(self).__mro__)]
-        names = [name for kind in classes for name in kind.get("arguments", ())]
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ConfiguredLayer)]
+        names = [name for kind in kinds for name in inspect.signature(kind.__init__).parameters]
+        own = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return {**own, **super().get_config()}
 
 
 class SavesRandomState:

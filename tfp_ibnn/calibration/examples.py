@@ -28,10 +28,6 @@ class Examples(NamedTuple):
         """Return some of the examples."""
         return Examples(*keras.tree.map_structure(lambda part: part[index], (self.x, self.y)))
 
-    def thinned(self, most: int) -> "Examples":
-        """Return `most` of the examples or fewer, at even distances."""
-        return self.take(slice(None, None, -(-len(self.y) // most)))
-
 
 class Validation(NamedTuple):
     """What candidates are fitted to and scored on.
@@ -73,10 +69,6 @@ class Training(NamedTuple):
         arrays = keras.tree.map_structure(lambda part: part[order], self.data)
         x, y, weight = (*arrays, None)[:3]
         network.fit(x, y, batch_size=full, shuffle=False, sample_weight=weight, **options)
-
-    def thinned(self, model: keras.Model, output: Output, most: int) -> Examples:
-        """Return `most` of the examples or fewer, at even distances."""
-        return read(self.data, model, output, "train", -(-self.size // most))
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -151,7 +143,7 @@ def prepare(
     half = folds_of(strata, 2, seed)
     most = max(1, min(WATCHED, NUMBERS // output.width))
     fit, score = (examples.take(half == part) for part in (0, 1))
-    return training, Validation(fit.thinned(most), score)
+    return training, Validation(fit.take(slice(None, None, -(-len(fit.y) // most))), score)
 
 
 def _arrays(data: Any) -> tuple[Any, ...] | None:

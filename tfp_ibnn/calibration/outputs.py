@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import losses
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp, ndtr, softmax
 
@@ -13,12 +14,11 @@ from tfp_ibnn import metrics
 from tfp_ibnn.layers import GaussianNLL
 from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
-from tfp_ibnn.prediction.head import activation_of
+from tfp_ibnn.prediction.head import activation_of, is_loss
 from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
 
 _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
-_losses = keras.losses
 
 
 class Output:
@@ -182,31 +182,34 @@ class Numbers(Output):
         """Return blocks of ten examples of like first targets."""
         return np.argsort(np.argsort(y[:, 0])) // 10
 
-    def _variances(self, raw: np.ndarray, parameter: Any) -> np.ndarray:
+    def _moments(self, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean and variance of the draws, and the variance that the parameter scales."""
         raw = raw.astype("float64")
-        of_draws = np.var(raw[..., : self.size], axis=1)
-        if self.has_scales:
-            return of_draws + parameter**2 * np.mean(raw[..., self.size :] ** 2, axis=1)
-        return of_draws + np.square(parameter)
+        draws, scales = raw[..., : self.size], raw[..., self.size :]
+        own = np.square(scales) if self.has_scales else np.ones_like(draws)
+        return draws.mean(axis=1), draws.var(axis=1), own.mean(axis=1)
 
     def fit(self, raw: np.ndarray, y: np.ndarray) -> Any:
         """Return the factor of the scales, or the scale of each output."""
+        mean, spread, own = self._moments(raw)
+        error = np.square(y - mean)
+
+        def best(column: Any, start: float) -> float:
+            def loss(log_parameter: float) -> float:
+                variance = spread[:, column] + np.exp(2 * log_parameter) * own[:, column]
+                return np.mean(np.log(variance) + error[:, column] / variance)
+
+            return _least(loss, (np.log(start) - 7, np.log(start) + 5), 1e-6)
+
         if self.has_scales:
-            return _best(lambda c: np.mean(self.nll(self.predict(raw, c), y)), 1.0)
-        mean = np.mean(raw, axis=1, dtype="float64")
-        error, spread = np.square(y - mean), self._variances(raw, 0.0)
-
-        def loss(scale: float, column: int) -> float:
-            variance = scale**2 + spread[:, column]
-            return np.mean(np.log(variance) + error[:, column] / variance)
-
-        start = np.sqrt(np.maximum(np.mean(error, axis=0), 1e-12))
-        return np.array([_best(loss, start[i], i) for i in range(self.size)])
+            return best(slice(None), 1.0)
+        starts = np.sqrt(np.maximum(np.mean(error, axis=0), 1e-12))
+        return np.array([best(column, start) for column, start in enumerate(starts)])
 
     def predict(self, raw: np.ndarray, parameter: Any) -> np.ndarray:
         """Return means and variances (N, 2, D)."""
-        mean = np.mean(raw[..., : self.size], axis=1, dtype="float64")
-        return np.stack([mean, self._variances(raw, parameter)], axis=1)
+        mean, spread, own = self._moments(raw)
+        return np.stack([mean, spread + np.square(parameter) * own], axis=1)
 
     def nll(self, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return minus the log-density, summed over the outputs."""
@@ -256,12 +259,7 @@ def _check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str
         raise ValueError(f"The {what} must be {want}; got {y[i].tolist()!r} at example {i}.")
 
 
-def _best(loss: Any, start: float, *args: Any) -> float:
-    """Return the positive number of the least loss, around a start."""
-    return _least(lambda t: loss(np.exp(t), *args), np.log(start) + np.array([-7.0, 5.0]), 1e-6)
-
-
-def _least(loss: Any, ends: Any, precision: float) -> float:
+def _least(loss: Any, ends: tuple[float, float], precision: float) -> float:
     """Return e to the number of the least loss."""
     found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": precision})
     return float(np.exp(found.x))
@@ -274,22 +272,21 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     if given is None:
         remedy = "loss='sparse_categorical_crossentropy' or loss='mse'"
         raise ValueError(f"`model` is not compiled with one loss: give one, such as {remedy}.")
-    shape = getattr(model, "output_shape", None)
-    if not isinstance(shape, tuple) or len(shape) != 2 or shape[-1] is None:
-        want = "a built Functional or Sequential model with one output of shape (N, width)"
-        raise ValueError(f"`model` must be {want}; got {shape}.")
-    width, known = shape[-1], keras.losses.get(given)
+    shape = model.output_shape
+    if len(shape) != 2 or shape[-1] is None:
+        raise ValueError(f"`model` must have one output of shape (N, width); got {shape}.")
+    width, known = shape[-1], losses.get(given)
     from_logits = bool(getattr(known, "from_logits", False))
     if from_logits and activation_of(model) in ("softmax", "sigmoid"):
         but = f"`model` ends in a {activation_of(model)}, but its loss has from_logits=True"
         raise ValueError(f"{but}: give one without, as loss='sparse_categorical_crossentropy'.")
-    one_hot = _is(known, _losses.CategoricalCrossentropy)
-    if width > 1 and (one_hot or _is(known, _losses.SparseCategoricalCrossentropy)):
+    one_hot = is_loss(known, losses.CategoricalCrossentropy)
+    if width > 1 and (one_hot or is_loss(known, losses.SparseCategoricalCrossentropy)):
         return Classes(width, from_logits, one_hot), given
-    if width == 1 and _is(known, _losses.BinaryCrossentropy):
+    if width == 1 and is_loss(known, losses.BinaryCrossentropy):
         return Classes(1, from_logits), given
-    has_scales = _is(known, GaussianNLL) and width % 2 == 0
-    if has_scales or _is(known, _losses.MeanSquaredError):
+    has_scales = is_loss(known, GaussianNLL) and width % 2 == 0
+    if has_scales or is_loss(known, losses.MeanSquaredError):
         return Numbers(width, has_scales), given
     name = getattr(known, "__name__", type(known).__name__)
     raise ValueError(
@@ -297,7 +294,3 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
         "crossentropy with several outputs, a binary crossentropy with one, ibnn.layers."
         "GaussianNLL, the mean squared error. Give one of them as `loss`."
     )
-
-
-def _is(loss: Any, kind: type) -> bool:
-    return isinstance(loss, kind) or getattr(kind(), "fn", None) is loss

@@ -5,7 +5,7 @@ import importlib.metadata
 import itertools
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tfp_ibnn._core.extras import needs
 from tfp_ibnn.calibration.examples import Examples, read
 from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Trial
+from tfp_ibnn.decisions import Conformal, OODDetector, error_threshold
 from tfp_ibnn.prediction import MonteCarlo
 
 _BLOCK = 2**23
@@ -186,6 +187,33 @@ class Report:
         ]
         return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
 
+    def decide(self, test: Any, ood: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return how well the chosen model decides, for the model card too.
+
+        That is, on examples `test` that nothing was fitted to, the coverage of 90 % sets (fitted to
+        half of them), the share answered at 1 % error, and the AUROC of the entropy, or of the
+        epistemic variance, against inputs `ood`, by the name of each set.
+        """
+        examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
+        order = np.random.default_rng(self.seed).permutation(len(examples.y))
+        (x, y), (new, y_new) = map(examples.take, np.array_split(order, 2))
+        is_classes = isinstance(self.output, Classes)
+        method, score = ("lac", "entropy") if is_classes else ("split", "epistemic")
+        found = {} if ood else {"OOD AUROC": "left out, as no set was given"}
+        try:
+            sets = Conformal(self.model, method).fit(x, y).evaluate(new, y_new)
+            found["coverage of 90 % sets"] = round(sets["coverage"], 4)
+            p = self.model.predict(examples.x, verbose=0)["mean"]
+            answered = error_threshold(p, examples.y)["answered"]
+            found["share answered at 1 % error"] = round(answered, 4)
+        except ValueError as error:  # there are too few examples, or no classes
+            found["left out"] = str(error)
+        for name, unknown in (ood or {}).items():
+            scores = OODDetector(self.model, score).evaluate(new, unknown)
+            found[f"OOD AUROC against {name}"] = round(scores["auroc"], 4)
+        self.notes |= {"decisions": "by examples used for nothing else", **found}
+        return found
+
     def __str__(self) -> str:
         return f"{self.why()}\n\n{self.table()}"
 
@@ -261,7 +289,8 @@ class Report:
             "backend": keras.config.backend(),
             "machine": f"{python}, {os.cpu_count()} cores",
         }
-        notes = {**self.notes, self.output.column: _parameter(self.chosen), **packages}
+        left_out = {"decisions": "left out: `report.decide(test, ood)` was given no examples"}
+        notes = {**left_out, **self.notes, self.output.column: _parameter(self.chosen), **packages}
         dropped, run = (
             "\n".join(f"- {name}: {value}" for name, value in part.items()) or "- none"
             for part in (self.dropped, notes)

@@ -14,17 +14,11 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
 from tfp_ibnn.calibration.outputs import Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
-from tfp_ibnn.calibration.trials import (
-    METHODS,
-    Setting,
-    Trial,
-    fine_tune,
-    fine_tuning_optimizer,
-)
+from tfp_ibnn.calibration.trials import METHODS, Setting, Trial, fine_tune, fine_tuning_optimizer
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.head import PredictionWrapper, activation_of
 from tfp_ibnn.weights import WeightPosterior, WeightSets
+from tfp_ibnn.weights.features import check_network
 
 
 def calibrate(
@@ -105,7 +99,10 @@ def calibrate(
         end = time.monotonic() + 60 * checks.positive("minutes", minutes)
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
-    _check(model)
+    if isinstance(model, PredictionWrapper):
+        kind = type(model).__name__
+        raise ValueError(f"`model` is a {kind} already: give the network that it is made of.")
+    check_network(model)
     output, loss = output_of(model, loss)
     own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
@@ -154,18 +151,6 @@ def calibrate(
     report = Report(found, dropped, output, data.score.y, notes, seed)
     say(report.why())
     return report
-
-
-def _check(model: Any) -> None:
-    kind = type(model).__name__
-    if isinstance(model, PredictionWrapper):
-        raise ValueError(f"`model` is a {kind} already: give the network that it is made of.")
-    if not isinstance(model, keras.Model):
-        what = repr(model) if isinstance(model, str) else kind
-        raise ValueError(f"`model` must be a Keras model; got {what}.")
-    if stochastic_layers(model):
-        remedy = "give the deterministic one it was made of, or ibnn.to_deterministic(model)"
-        raise ValueError(f"`model`, {model.name!r}, is stochastic already: {remedy}.")
 
 
 def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:

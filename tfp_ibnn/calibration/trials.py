@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfp_ibnn.calibration.examples import FOLDS, Training, Validation
+from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, read
 from tfp_ibnn.calibration.outputs import Output
 from tfp_ibnn.conversion.convert import copy_of, to_stochastic
 from tfp_ibnn.layers import stochastic_layers
@@ -38,32 +38,28 @@ State = list[np.ndarray]
 
 
 class Engine:
-    """A network, or posterior over weights, that trials use in turn: it is compiled once."""
+    """A network, or posterior over weights, that trials use in turn: it is compiled once.
+
+    `training` are the optimizer and the loss of a network that is trained.
+    """
 
     def __init__(
-        self,
-        make: Callable[[], Any],
-        samples: int = 1,
-        optimizer: keras.optimizers.Optimizer | None = None,
-        loss: Any = None,
-        **options: Any,
+        self, make: Callable[[], Any], samples: int = 1, training: Any = None, **options: Any
     ) -> None:
-        self._make, self.network = make, make()
+        self._make, self.network = make, _seeded(make)
         self.options = {"samples": samples, "independent": samples == 1, **options}
         # The outputs as they are, whatever they mean.
         self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
         self.samples = self._sampler.samples
         self._variables = list(self.network.variables)
-        if optimizer is not None:
-            self.network.compile(optimizer, loss)
+        if training is not None:
+            self.network.compile(*training)
             self.network.optimizer.build(self.network.trainable_variables)
             self._variables += self.network.optimizer.variables
-        self._held: State | None = None
 
     def read(self) -> State:
         """Return weights, random states and the optimizer's variables."""
-        self._held = [np.array(keras.ops.convert_to_numpy(x)) for x in self._variables]
-        return self._held
+        return [np.array(keras.ops.convert_to_numpy(x)) for x in self._variables]
 
     def draw(self, state: State, x: Any) -> np.ndarray:
         """Return the network's outputs (examples, draws, width) in a state."""
@@ -77,7 +73,6 @@ class Engine:
     def train(self, state: State, fit: Callable[[keras.Model], None]) -> State:
         """Return the state after some training."""
         self._load(state)
-        self._held = None
         fit(self.network)
         return self.read()
 
@@ -91,10 +86,8 @@ class Engine:
         return network
 
     def _load(self, state: State) -> None:
-        if self._held is not state:
-            for variable, value in zip(self._variables, state, strict=True):
-                variable.assign(value)
-            self._held = state
+        for variable, value in zip(self._variables, state, strict=True):
+            variable.assign(value)
 
 
 @dataclasses.dataclass(eq=False)
@@ -176,8 +169,8 @@ class Setting(NamedTuple):
 
 def deterministic(setting: Setting) -> Iterator[Trial]:
     """Give the model as it is, and trained on: what others must beat to be worth their draws."""
-    make, options = functools.partial(_seeded, copy_of, setting.model), {"seed": setting.seed}
-    engine = Engine(make, optimizer=_same(setting.optimizer), loss=setting.loss, **options)
+    training = _same(setting.optimizer), setting.loss
+    engine = Engine(lambda: copy_of(setting.model), training=training, seed=setting.seed)
     yield Trial("as it is", engine)
     yield Trial("fine-tuned", engine, trained=True)
 
@@ -186,8 +179,8 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
     """Give the model with its dropout left on, if it has any."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of models without dropout
-        make = functools.partial(_seeded, copy_of, setting.model)
-        engine = Engine(make, setting.samples, dropout=True, seed=setting.seed)
+        options = {"dropout": True, "seed": setting.seed}
+        engine = Engine(lambda: copy_of(setting.model), setting.samples, **options)
     if engine.samples > 1:
         yield Trial("MC dropout", engine)
 
@@ -195,19 +188,17 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
 def gaussian(setting: Setting) -> Iterator[Trial]:
     """Give Gaussian posteriors of several prior scales and weights of the KL."""
     unit, size = setting.output.loss_scale(setting.parameter), setting.training.size
+    rate = 5 * float(keras.ops.convert_to_numpy(setting.optimizer.learning_rate))
+    convert = functools.partial(to_stochastic, setting.model, train_size=size, seed=setting.seed)
     for scale in PRIOR_SCALES:
         posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=unit)
-        convert = functools.partial(_seeded, to_stochastic, setting.model, posterior, size)
-        make = functools.partial(convert, seed=setting.seed)
-        optimizer = _same(setting.optimizer)
-        rate = 5 * float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-        optimizer = two_speed(optimizer, stochastic_lr=rate)
-        options = {"optimizer": optimizer, "loss": setting.loss, "seed": setting.seed}
+        training = two_speed(_same(setting.optimizer), stochastic_lr=rate), setting.loss
+        options = {"training": training, "seed": setting.seed}
         try:
             with warnings.catch_warnings():
                 if scale != PRIOR_SCALES[0]:
                     warnings.simplefilter("ignore")  # the same has been said already
-                engine = Engine(make, setting.samples, **options)
+                engine = Engine(lambda own=posterior: convert(own), setting.samples, **options)
         except ValueError as error:
             yield Trial("Gaussian").leave_out(error)
             return
@@ -246,12 +237,13 @@ def _laplace(setting: Setting, name: str, subset: str) -> Trial:
         raise ValueError(f"it is for at most {limits}; got {size:,} and {output.width}.")
     if setting.training.has_weights:
         raise ValueError("it takes no weights of training examples.")
-    x, y = setting.training.thinned(model, output, EXAMPLES)
+    every = -(-setting.training.size // EXAMPLES)
+    x, y = read(setting.training.data, model, output, "train", every)
     # A temperature below 1 makes up for the examples that are not used.
     options = {"temperature": len(y) / setting.training.size, **output.head}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what the comparison shows
-        posterior = Laplace(_seeded(copy_of, model), subset, structure, **options)
+        posterior = Laplace(copy_of(model), subset, structure, **options)
         posterior.fit(x, y, verbose=0)
         engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
     state, prior = engine.read(), posterior.prior_precision
@@ -294,10 +286,9 @@ def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> 
     """
     running, round_time = list(trials), 0.0
     with Interrupts() as interrupts:
-        for epoch in itertools.count(1):
+        for epoch in itertools.islice(itertools.count(1), epochs):
             start = time.monotonic()
-            is_last = epochs is not None and epoch > epochs
-            if not running or is_last or start + round_time > setting.end:
+            if not running or start + round_time > setting.end:
                 break
             for trial in running:
                 if time.monotonic() > setting.end:
@@ -331,11 +322,11 @@ def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return type(optimizer).from_config(optimizer.get_config())
 
 
-def _seeded(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _seeded(function: Callable[[], Any]) -> Any:
     """Call a function; layers such as Dropout ask Python for a seed, and always get the same."""
     state = random.getstate()
     random.seed(0)
     try:
-        return function(*args, **options)
+        return function()
     finally:
         random.setstate(state)

@@ -32,23 +32,17 @@ class _Step(NamedTuple):
         values.update(zip(self.results, outputs, strict=True))
 
 
-def functional_graph(model: keras.Model) -> keras.Model | None:
-    """Return the Functional model that a model runs; None if there is none, or not built yet."""
-    if not has_layer_graph(model) or overrides_call(model):
+def functional_graph(model: Any) -> keras.Model | None:
+    """Return the Functional model that a model runs; None if there is none, or not built yet.
+
+    A Functional or Sequential model with a `call` of its own computes something else.
+    """
+    is_sequential = isinstance(model, keras.Sequential)
+    if not is_sequential and not keras_internals.is_functional(model):
         return None
-    if isinstance(model, keras.Sequential):
-        return keras_internals.functional_behind(model)
-    return model
-
-
-def has_layer_graph(model: Any) -> bool:
-    """Whether a model is Functional or Sequential, or a subclass of these."""
-    return isinstance(model, keras.Sequential) or keras_internals.is_functional(model)
-
-
-def overrides_call(model: keras.Model) -> bool:
-    """Whether a Functional or Sequential model computes something else than its graph does."""
-    return not keras_internals.has_plain_call(model, StochasticModel)
+    if not keras_internals.has_plain_call(model, StochasticModel):
+        return None
+    return keras_internals.functional_behind(model) if is_sequential else model
 
 
 class Graph:

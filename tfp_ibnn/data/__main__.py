@@ -1,45 +1,19 @@
 """Prepare datasets ahead of time: `python -m tfp_ibnn.data --help`."""
 
 import argparse
-import contextlib
+import logging
 import signal
 import sys
-import time
 from collections.abc import Sequence
 
 from tfp_ibnn.data.datasets import DATASETS, DataError
-from tfp_ibnn.data.loading import cache_folder, obtain
+from tfp_ibnn.data.loading import cache_folder, load
 
 EXAMPLES = """examples:
   python -m tfp_ibnn.data cifar10
   python -m tfp_ibnn.data mnist fashion_mnist --data-dir ~/datasets
   python -m tfp_ibnn.data --list
 """
-
-
-class Progress:
-    """A line on standard error that is drawn anew; a line per step if that is not a terminal."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._step, self._width = name, "", 0
-        self._start, self._live = time.monotonic(), sys.stderr.isatty()
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Show a step, and a bar if it is known how much there is to do."""
-        if self._live:
-            bar = f"[{'=' * (20 * min(done, total) // total):20}] " if total else ""
-            size = f", {done / 1e6:.1f} MB" if done and not total else ""
-            text = f"{self._name}: {bar}{step}{size}, {time.monotonic() - self._start:.0f} s"[:100]
-            print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
-            self._width = len(text)
-        elif step != self._step:
-            print(f"{self._name}: {step}", file=sys.stderr)
-        self._step = step
-
-    def close(self) -> None:
-        """Wipe the line, so that what is printed next stands alone."""
-        if self._live:
-            print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unknown dataset {name!r}; choose from {', '.join(DATASETS)}")
     if not options.names and not options.list:
         parser.error("name a dataset, or ask for --list")
+    log = logging.getLogger("tfp_ibnn.data")  # what is tried, and how far a download is
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler())
     # Ends like Ctrl-C does, so that temporary files go.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -75,9 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:15}{len(data.classes):8}{shape:>12}{sizes}  {cached}")
             print(f"The cache folder is {cache}.")
         for name in dict.fromkeys(options.names):
-            there = (cache / f"{name}.npz").exists()
-            with contextlib.closing(Progress(name)) as progress:
-                _, path = obtain(name, options.data_dir, progress)
+            there = (path := cache / f"{name}.npz").exists()
+            load(name, options.data_dir)
             print(f"{name}: {path}" + (" (was there already; checked)" if there else ""))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)

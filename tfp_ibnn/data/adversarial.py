@@ -134,14 +134,10 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
         classes = scores.shape[-1]
         chosen = ops.one_hot(labels, classes, dtype="bool")
         limits = np.finfo(keras.backend.standardize_dtype(scores.dtype))
-        if has_logits:
-            others = ops.logsumexp(ops.where(chosen, limits.min, scores), axis=-1)
-            log_odds = others - ops.sum(ops.where(chosen, scores, 0), axis=-1)
-        else:
-            # Summed up and not 1 - p, which has no digits left where p is almost 1.
-            sums = [ops.sum(ops.where(part, scores, 0), axis=-1) for part in (~chosen, chosen)]
-            others, own = (ops.log(ops.maximum(part, limits.tiny)) for part in sums)
-            log_odds = others - own
+        logs = scores if has_logits else ops.log(ops.maximum(scores, limits.tiny))
+        # Summed up and not 1 - p, which has no digits left where p is almost 1.
+        others = ops.logsumexp(ops.where(chosen, limits.min, logs), axis=-1)
+        log_odds = others - ops.sum(ops.where(chosen, logs, 0), axis=-1)
         # NaN for an unknown class. A sum, not a mean: an image's gradient is then its own.
         return ops.sum(log_odds * ops.where(labels < classes, 1.0, float("nan")))
 

@@ -14,8 +14,6 @@ from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
 class _Augmentation(ConfiguredLayer, SavesRandomState, layers.Layer):
     """A layer that changes images at random in training only, by `_changed`."""
 
-    arguments = ("seed",)
-
     def __init__(self, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.seed = seed
@@ -37,8 +35,6 @@ class RandomShift(_Augmentation):
         seed: of the shifts.
         **kwargs: those of `keras.layers.Layer`.
     """
-
-    arguments = ("padding",)
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(seed, **kwargs)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfp_ibnn._core import files
 from tfp_ibnn.data import _sources
-from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Report, Splits, verify
+from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Splits, verify
 
 Folder = str | os.PathLike[str] | None
 
@@ -23,8 +23,8 @@ def load(name: str, data_dir: Folder = None) -> Splits:
 
     Images are uint8, (N, height, width, channels), and labels int32, (N,). The first load fetches
     the dataset and keeps it as `NAME.npz` in a cache folder; later ones read that file, which needs
-    neither a network nor TensorFlow. Every load checks all bytes against the checksums of the
-    original files. Sources, in the order in which they are tried:
+    neither a network nor TensorFlow. Every load checks all bytes against a checksum. Sources, in
+    the order in which they are tried:
 
     1. the original files, gzipped or not, brought by hand into `raw/NAME/` of the cache folder: the
        IDX files, the `.bin` files of CIFAR-10, or the `cifar-10-binary.tar.gz` that holds them;
@@ -45,17 +45,12 @@ def load(name: str, data_dir: Folder = None) -> Splits:
         >>> x_train.shape, x_train.dtype, y_test.shape
         ((1297, 8, 8, 1), dtype('uint8'), (500,))
     """
-    return obtain(name, data_dir, lambda *_: None)[0]
-
-
-def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
-    """Return what `load` does, and the cache file that now holds it; pass each step to `report`."""
     if not isinstance(name, str) or name not in DATASETS:
         raise DataError(f"`name` must be one of {', '.join(map(repr, DATASETS))}; got {name!r}.")
     dataset, folder = DATASETS[name], cache_folder(data_dir)
     path, raw = folder / f"{name}.npz", folder / "raw" / name
-    if (splits := _read(path, dataset, report)) is not None:
-        return splits, path
+    if (splits := _read(path, dataset)) is not None:
+        return splits
     try:
         # Before a long download: the folder must take a file.
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,15 +63,13 @@ def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
     lines = [f"{name} could not be loaded. What was tried:"]
     for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)
-        report(f"trying {source}", 0, 0)
         try:
-            splits = fetch(dataset, report)
-            verify(dataset, splits, report)
+            splits = fetch(dataset)
+            verify(dataset, splits)
         except (DataError, OSError) as error:
             lines.append(f"  {source}: {_sources.one_line(error)}")
             _log.info(lines[-1].strip())
             continue
-        report("writing", 0, 0)
         arrays = (array for split in splits for array in split)
         try:
             # No other process ever sees part of it, and a failure leaves nothing.
@@ -84,7 +77,7 @@ def obtain(name: str, data_dir: Folder, report: Report) -> tuple[Splits, Path]:
                 np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
         except OSError as error:
             raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None
-        return splits, path
+        return splits
     raise DataError("\n".join([*lines, _sources.by_hand(dataset, raw)]))
 
 
@@ -109,14 +102,13 @@ def cache_folder(data_dir: Folder = None) -> Path:
         raise DataError(f"No folder to keep data in: {error}; give `data_dir`.") from None
 
 
-def _read(path: Path, dataset: Dataset, report: Report) -> Splits | None:
+def _read(path: Path, dataset: Dataset) -> Splits | None:
     # Every load checks every byte: half a second for CIFAR-10, next to a training of hours.
-    report("reading", 0, 0)
     try:
         with np.load(path, allow_pickle=False) as stored:
             x_train, y_train, x_test, y_test = (stored[name] for name in _ARRAYS)
         splits = (x_train, y_train), (x_test, y_test)
-        verify(dataset, splits, report)
+        verify(dataset, splits)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

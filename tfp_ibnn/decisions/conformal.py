@@ -5,19 +5,21 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.decisions.cost import clopper_pearson
-from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.metrics._base import checked
 from tfp_ibnn.metrics.detection import finite_vector
-from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 
-_Parts = dict[str, np.ndarray]
+_Parts = dict[str, Any]
 
 
-class Conformal:
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Conformal(Fitted):
     """Sets of classes, or intervals, that hold the truth with probability `coverage` or more.
 
     The probability is over calibration sets and new examples, which must be exchangeable; the model
@@ -33,31 +35,42 @@ class Conformal:
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
-        method: one of the above.
+        method: one of the above; None takes "lac" for classes, and "split" for numbers.
         coverage: between 0 and 1.
         by: "class" gives each class a threshold, so that each is covered; or None.
         randomized: a seed. Then u p, with u uniform, is subtracted from the scores of "aps" and
-            "raps": coverage is exact, and sets can be empty.
+            "raps": coverage is exact, and sets can be empty. It is not exported, nor are `groups`.
         k: of "raps", the number of classes without a penalty.
         penalty: of "raps".
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Softmax()])
+        >>> y = np.arange(90) % 3
+        >>> sets = ibnn.Conformal(model, "aps").fit(3 * np.eye(3)[y], y)
+        >>> sets.predict(np.array([[3.0, 0, 0], [2, 2, 0]]))
+        array([[ True, False, False],
+               [ True,  True, False]])
     """
 
     def __init__(
         self,
         model: Any,
-        method: str = "lac",
+        method: str | None = None,
         coverage: float = 0.9,
         by: str | None = None,
         randomized: int | None = None,
         k: int = 1,
         penalty: float = 0.1,
+        **kwargs: Any,
     ) -> None:
-        self.coverage = checks.probability("coverage", coverage)
-        self.model = with_seed(model, **({"interval": coverage} if method == "cqr" else {}))
-        self.thresholds, self._kind = None, self.model._predictive
+        coverage = checks.probability("coverage", coverage)
+        super().__init__(model, {"interval": coverage} if method == "cqr" else {}, **kwargs)
+        self.coverage, self._kind = coverage, self.inner._predictive
         self._is_set = isinstance(self._kind, Categorical)
-        choices = ("lac", "aps", "raps") if self._is_set else ("cqr", "split")
-        self.method = checks.one_of("method", method, choices)
+        choices = ("lac", "aps", "raps") if self._is_set else ("split", "cqr")
+        self.method = method = checks.one_of("method", method or choices[0], choices)
         self.by = checks.one_of("by", by, (None, "class") if self._is_set else (None,))
         if randomized is not None and method not in ("aps", "raps"):
             raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {method!r}.")
@@ -79,18 +92,19 @@ class Conformal:
             scores = np.maximum(parts["low"] - y, y - parts["high"]) / parts["scale"]
         labels, classes = (y, parts["score"].shape[1]) if self.by else (0, 1)
         cells = groups * classes + labels
-        found = [self._threshold(scores[cells == i]) for i in range((groups.max() + 1) * classes)]
-        self.thresholds = np.reshape(found, (-1, classes))
+        ends = np.cumsum(np.bincount(cells, minlength=(groups.max() + 1) * classes))
+        cells = np.split(scores[np.argsort(cells, kind="stable")], ends[:-1])
+        self.keep({"thresholds": np.reshape([*map(self._threshold, cells)], (-1, classes))})
         return self
 
     def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
         """Return sets, booleans (N, classes), or intervals (N, 2); the options are Keras's."""
-        return self._answer(self._run(x, options), groups)
+        return self._by_groups(self._run(x, options), groups)
 
     def evaluate(self, x: Any, y: Any, groups: Any = None, **options: Any) -> dict[str, float]:
         """Return `coverage`, its exact 95 % interval `lower` to `upper`, and the mean `size`."""
         parts = self._run(x, options)
-        y, answer = self._targets(parts, y), self._answer(parts, groups)
+        y, answer = self._targets(parts, y), self._by_groups(parts, groups)
         if self._is_set:
             covered, size = answer[np.arange(len(y)), y], answer.sum(axis=1)
         else:
@@ -99,48 +113,70 @@ class Conformal:
         found = (covered.mean(), *clopper_pearson(int(covered.sum()), len(y)), size.mean())
         return dict(zip(("coverage", "lower", "upper", "size"), map(float, found), strict=True))
 
+    @property
+    def thresholds(self) -> np.ndarray:
+        """What `fit` found, (groups, 1), or (groups, classes) with `by`."""
+        return ops.convert_to_numpy(self.arrays["thresholds"])
+
+    def call(self, inputs: Any) -> dict[str, Tensor]:
+        """Return the dict of `MonteCarlo` for one batch, with the `set` or `interval`."""
+        prediction, limits = self.inner.average(inputs), self.arrays["thresholds"]
+        if limits.shape[0] > 1 or self.randomized is not None:
+            raise ValueError("Sets by groups, and randomized ones, are for `predict` alone.")
+        answer = self._answer(self._parts(prediction), limits)
+        return {**prediction, "set" if self._is_set else "interval": answer}
+
+    serve = call
+
     def _run(self, x: Any, options: dict[str, Any]) -> _Parts:
+        parts = self._parts(self.inner.predict(x, **{"verbose": 0, **options}))
+        return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
+
+    def _parts(self, prediction: dict[str, Any]) -> _Parts:
         """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
-        prediction = self.model.predict(x, **{"verbose": 0, **options})
+        prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         p = low = high = prediction["mean"]
         if self.method == "cqr" and type(self._kind) is Point and p.shape[-1] == 2:
             low, high = p[..., :1], p[..., 1:]
         elif self.method == "cqr":
             low, high = prediction["lower"], prediction["upper"]
-        if p.ndim != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
+        if len(p.shape) != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
             wanted = "classes (N, K), or one number per example, (N, 1)"
-            raise ValueError(f"`model` must predict {wanted}; it predicts {p.shape}.")
+            raise ValueError(f"`model` must predict {wanted}; it predicts {tuple(p.shape)}.")
         if not self._is_set:
             has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
-            scale = np.sqrt(prediction["total_variance"]) if has_scale else np.ones_like(low)
+            scale = ops.sqrt(prediction["total_variance"]) if has_scale else ops.ones_like(low)
             return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
-        p = np.concatenate([1 - p, p], axis=1) if isinstance(self._kind, Labels) else p
+        p = ops.concatenate([1 - p, p], axis=1) if isinstance(self._kind, Labels) else p
         if self.method == "lac":
             return {"score": 1 - p}
-        order = np.argsort(-p, axis=1, kind="stable")
-        total = np.cumsum(np.take_along_axis(p, order, axis=1), axis=1)
+        order = ops.argsort(-p, axis=1)  # equal ones stay in order
+        total = ops.cumsum(ops.take_along_axis(p, order, axis=1), axis=1)
         if self.method == "raps":
-            total += self.penalty * np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
+            excess = np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
+            total = total + (self.penalty * excess).astype("float32")
         # `before` is the score of the class one rank higher; the first class is in every set.
-        before = np.concatenate([np.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
-        rank = np.argsort(order, axis=1)
-        score, before = (np.take_along_axis(x, rank, axis=1) for x in (total, before))
+        before = ops.concatenate([ops.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+        rank = ops.argsort(order, axis=1)
+        score, before = (ops.take_along_axis(x, rank, axis=1) for x in (total, before))
         return {"score": score, "before": before, "probability": p}
 
-    def _scores(self, parts: _Parts, stream: int) -> np.ndarray:
+    def _by_groups(self, parts: _Parts, groups: Any) -> np.ndarray:
+        limits, count = self.thresholds, len(next(iter(parts.values())))
+        answer = self._answer(parts, limits[_groups(groups, count, len(limits))])
+        return ops.convert_to_numpy(answer)
+
+    def _scores(self, parts: _Parts, stream: int) -> Any:
         if self.randomized is None:
             return parts["score"]
         u = np.random.default_rng([self.randomized, stream]).random((len(parts["score"]), 1))
-        return parts["score"] - u * parts["probability"]
+        return parts["score"] - u.astype("float32") * parts["probability"]
 
-    def _answer(self, parts: _Parts, groups: Any) -> np.ndarray:
-        if self.thresholds is None:
-            raise ValueError("The thresholds are not known: call `fit` with calibration data.")
-        count, known = len(next(iter(parts.values()))), len(self.thresholds)
-        limits = self.thresholds[_groups(groups, count, known)]
+    def _answer(self, parts: _Parts, limits: Any) -> Any:
+        """Return sets or intervals by thresholds of each example, or of all."""
         if not self._is_set:
             distance = limits[:, 0] * parts["scale"]
-            return np.stack([parts["low"] - distance, parts["high"] + distance], axis=1)
+            return ops.stack([parts["low"] - distance, parts["high"] + distance], axis=1)
         if self.method == "lac" or self.randomized is not None:
             return self._scores(parts, 1) <= limits
         return parts["before"] < limits
@@ -158,16 +194,6 @@ class Conformal:
             wanted = f"{needed} examples, of each class and group if they are covered separately"
             raise ValueError(f"coverage={self.coverage} needs {wanted}; got {len(scores)}.")
         return np.sort(scores)[rank - 1]
-
-
-def with_seed(model: Any, **defaults: Any) -> MonteCarlo:
-    """Return a `MonteCarlo` with a seed, so that later calls see the draws that `fit` saw."""
-    if not isinstance(model, MonteCarlo):
-        is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
-        model = MonteCarlo(model, samples=1 if is_plain else 128)
-    options = model.options()
-    missing = {k: v for k, v in {"seed": 0, **defaults}.items() if options[k] is None}
-    return type(model)(model.inner, **{**options, **missing}) if missing else model
 
 
 def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:

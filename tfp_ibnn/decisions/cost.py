@@ -52,6 +52,12 @@ def error_threshold(
     `probabilities` (N, K) and classes `y` are validation data used for nothing else. The dict has
     `threshold` (2 if none has the guarantee), `answered`, the share answered, and `bound`, that of
     its error; `ibnn.decide(p, refuse=1 - threshold)` then decides. Reference: arXiv 2110.01052.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> p, y = np.tile([[0.9, 0.1], [0.6, 0.4]], (300, 1)), np.tile([0, 0, 0, 1], 150)
+        >>> ibnn.decisions.error_threshold(p, y)["answered"]  # half of them, which were all right
+        0.5
     """
     checks.probability("error", error), checks.probability("confidence", confidence)
     top, right = checked(probabilities, y, names=("probabilities", "y", "")).top_label(np)

@@ -1,18 +1,17 @@
 """Detect inputs unlike the training data."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
-from scipy.spatial.distance import cdist
-from scipy.special import logsumexp
+from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.backend import Tensor, jit_pays
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion import to_deterministic
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.decisions.conformal import with_seed
+from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.head import PredictionWrapper
@@ -21,10 +20,11 @@ from tfp_ibnn.weights.features import check_finite
 
 _OF_OUTPUTS = ("max_probability", "entropy", "epistemic")
 _OF_LOGITS, _OF_FEATURES = ("energy", "vim"), ("mahalanobis", "relative_mahalanobis", "knn")
-_Score = Callable[[np.ndarray], np.ndarray]  # of features (N, d)
+_AT_ONCE = 8192  # training examples that a batch is compared with
 
 
-class OODDetector:
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class OODDetector(Fitted):
     """Score how unusual inputs are: higher is more unusual, for every score.
 
     - "max_probability": minus the largest class probability of the averaged prediction;
@@ -36,7 +36,7 @@ class OODDetector:
     - "knn": the distance of features, of length 1, to the k-th nearest of training (2204.06507);
     - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807).
 
-    Features and logits are without noise, by the model as it is now, at its posterior mean.
+    Features and logits are without noise, at the posterior mean that `fit` sees.
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
@@ -45,6 +45,15 @@ class OODDetector:
             the last one with weights.
         k: of "knn".
         bank: of "knn", how many training examples to keep, drawn at random; None keeps all.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "softmax")])
+        >>> x = np.random.default_rng(0).normal(size=(200, 2)).astype("float32")
+        >>> detector = ibnn.OODDetector(model, "mahalanobis").fit(x)
+        >>> detector.score(x[:2] + 9) > detector.threshold(0.95)
+        array([ True,  True])
     """
 
     def __init__(
@@ -54,102 +63,151 @@ class OODDetector:
         layer: str | None = None,
         k: int = 50,
         bank: int | None = None,
+        **kwargs: Any,
     ) -> None:
         checks.one_of("score", score, (*_OF_OUTPUTS, *_OF_LOGITS, *_OF_FEATURES))
-        self.model, self.kind, self.k = with_seed(model), score, checks.positive_integer("k", k)
+        super().__init__(model, {}, **kwargs)
+        self.kind, self.layer, self.k = score, layer, checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
-        kind = type(self.model._predictive)
+        self.jit_compile = jit_pays()
+        kind = type(self.inner._predictive)
         if kind is not Categorical and score in ("max_probability", *_OF_LOGITS):
             raise ValueError(f"score={score!r} is for models with a softmax over classes.")
-        if score == "epistemic" and self.model.samples == 1:
+        if not issubclass(kind, Categorical) and score == "entropy":
+            raise ValueError("score='entropy' is for classes; 'epistemic' is for numbers too.")
+        if score == "epistemic" and self.inner.samples == 1:
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
-        self._chosen = None if score in _OF_OUTPUTS else _chosen(self.model, score, layer)
-        self._unusual = self._known = None
+        self._network = None
+        if score not in _OF_OUTPUTS:
+            self._network, _ = _chosen(self.inner, score, layer)
+            self._network.jit_compile = self.jit_compile
 
     def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
         """Learn from training data; Mahalanobis scores take classes `y` (N,), None: one for all."""
-        if self._chosen is not None:
-            self._unusual = self._learn(self._features(x, batch_size).astype("float64"), y)
-        self._known = self.score(x, batch_size)
+        if self._network is None:
+            self.keep({"known": self.score(x, batch_size)})
+            return self
+        with self.inner._checked(x) as has_examples:
+            if not has_examples:
+                raise ValueError("`x` holds no examples.")
+        network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
+        self._network.set_weights(network.get_weights())
+        f = self._network.predict(x, batch_size=batch_size, verbose=0)
+        check_finite(f, "features")
+        found = {"center": f.mean(axis=0), **self._learn(f.astype("float64"), y, layer)}
+        self.keep(found)
+        known = [self._of_features(f[i : i + 1024]) for i in range(0, len(f), 1024)]
+        self.keep({**found, "known": np.concatenate(known)})
         return self
 
     def score(self, x: Any, batch_size: int | None = None) -> np.ndarray:
         """Return the scores (N,); higher is more unusual."""
-        if self._chosen is None:
-            found = self.model.predict(x, batch_size=batch_size, verbose=0)
-            found = found.get(self.kind, -found["mean"].max(axis=-1))
-            return found.reshape(len(found), -1).sum(axis=1)
-        if self._unusual is None:
-            raise ValueError(f"score={self.kind!r} needs training data: call `fit` first.")
-        f = self._features(x, batch_size)
-        return np.concatenate([self._unusual(f[i : i + 1024]) for i in range(0, len(f), 1024)])
+        options = {"batch_size": batch_size, "verbose": 0}
+        if self._network is None:
+            return ops.convert_to_numpy(self.call(x, self.inner.predict(x, **options)))
+        with self.inner._checked(x) as has_examples:
+            found = self.predict(x, **options) if has_examples else np.zeros(0, "float32")
+        check_finite(found, "features")
+        return found
+
+    def call(self, inputs: Any, prediction: Any = None) -> Tensor:
+        """Return the scores (N,) of one batch, by its prediction if that is known."""
+        if self._network is not None:
+            return self._of_features(self._network(inputs, training=False))
+        found = self.inner.average(inputs) if prediction is None else prediction
+        found = found[self.kind] if self.kind in found else -ops.max(found["mean"], axis=-1)
+        return ops.sum(found, axis=tuple(range(1, len(found.shape))))
+
+    def serve(self, inputs: Any) -> dict[str, Tensor]:
+        """Return the dict of `MonteCarlo` for one batch, with the `score`."""
+        prediction = self.inner.average(inputs)
+        return {**prediction, "score": self.call(inputs, prediction)}
 
     def threshold(self, true_positive_rate: float = 0.95, x: Any = None) -> float:
         """Return the score that this share of known inputs (`x`, or of `fit`) do not exceed."""
         rate = checks.probability("true_positive_rate", true_positive_rate)
-        if x is None and self._known is None:
-            raise ValueError("There are no scores of known inputs: call `fit` first, or give `x`.")
-        scores = self._known if x is None else self.score(x)
+        scores = ops.convert_to_numpy(self.arrays["known"]) if x is None else self.score(x)
         return float(np.quantile(scores, rate, method="higher"))
 
     def evaluate(self, known: Any, unknown: Any) -> dict[str, float]:
         """Return `auroc`, `aupr` and `fpr95`, as `metrics.ood_scores` does."""
         return ood_scores(self.score(known), self.score(unknown))
 
-    def _features(self, x: Any, batch_size: int | None) -> np.ndarray:
-        f = self._chosen[0].predict(x, batch_size=batch_size, verbose=0)
-        check_finite(f, "features")
-        return f.mean(axis=tuple(range(1, f.ndim - 1)))
-
-    def _learn(self, f: np.ndarray, y: Any) -> _Score:
-        """Return the score as a function of features, from those of all training data."""
+    def _learn(self, f: np.ndarray, y: Any, layer: Any) -> dict[str, np.ndarray]:
+        """Return what the score needs to know of the features of all training data."""
         if self.kind == "knn":
-            bank = _unit(f[np.random.default_rng(0).permutation(len(f))[: self.bank]])
+            bank = f[np.random.default_rng(0).permutation(len(f))[: self.bank]]
             if self.k > len(bank):
                 raise ValueError(f"k={self.k} neighbours need as many examples; got {len(bank)}.")
-            return lambda f: np.sqrt(
-                np.maximum(np.partition(2 - 2 * _unit(f) @ bank.T, self.k - 1)[:, self.k - 1], 0)
-            )
+            length = np.linalg.norm(bank, axis=1, keepdims=True)
+            return {"bank": (bank / np.maximum(length, 1e-12)).T}
         if self.kind in _OF_LOGITS:
-            kernel, *bias = (w.astype("float64") for w in self._chosen[1].get_weights())
-            return _virtual_logit(f, kernel, sum(bias), self.kind == "energy")
+            kernel, *bias = (w.astype("float64") for w in layer.get_weights())
+            return _virtual_logit(f, kernel, np.zeros(kernel.shape[1]) + sum(bias))
         if y is None and self.kind == "relative_mahalanobis":
             raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
         y = finite_vector("y", np.zeros(len(f)) if y is None else y, len(f))
         y = np.unique(y, return_inverse=True)[1]
-        means, center = np.stack([f[y == c].mean(axis=0) for c in np.unique(y)]), f.mean(axis=0)
-        near, far = _mahalanobis(means, f - means[y]), _mahalanobis(center[None], f - center)
-        return near if self.kind == "mahalanobis" else lambda f: near(f) - far(f)
+        center = f.mean(axis=0)
+        means = np.stack([f[y == c].mean(axis=0) for c in np.unique(y)])
+        if 2 * len(means) > len(f):
+            got = f"{len(means)} for {len(f)} examples"
+            raise ValueError(f"`y` must hold classes with several examples each; got {got}.")
+        within, whole = _whitening(f - means[y]), _whitening(f - center)
+        whole = whole[:, :0] if self.kind == "mahalanobis" else whole  # nothing is subtracted
+        return {"within": within, "means": (means - center) @ within, "whole": whole}
+
+    def _of_features(self, f: Tensor) -> Tensor:
+        found, matmul = self.arrays, ops.matmul
+        if (width := found["center"].shape[0]) != f.shape[1]:
+            got = f"{width} features; `model` has {f.shape[1]}"
+            raise ValueError(f"What was learned is of another model's {got}: call `fit` again.")
+        if self.kind == "knn":
+            f = f / ops.maximum(ops.norm(f, axis=1, keepdims=True), 1e-12)
+            nearest = f[:, :0]
+            for first in range(0, found["bank"].shape[1], _AT_ONCE):
+                cosine = matmul(f, found["bank"][:, first : first + _AT_ONCE])
+                cosine = ops.concatenate([nearest, cosine], axis=1)
+                nearest = ops.top_k(cosine, min(self.k, cosine.shape[1]))[0]
+            return ops.sqrt(ops.maximum(2 - 2 * nearest[:, -1], 0))
+        if self.kind in _OF_LOGITS:
+            energy = -ops.logsumexp(matmul(f, found["kernel"]) + found["bias"], axis=1)
+            residual = ops.norm(matmul(f - found["origin"], found["outside"]), axis=1)
+            return energy if self.kind == "energy" else energy + found["alpha"] * residual
+        near, far = (matmul(f - found["center"], found[name]) for name in ("within", "whole"))
+        means = found["means"]
+        to_means = ops.sum(ops.square(means), axis=1) - 2 * matmul(near, ops.transpose(means))
+        near, far = (ops.sum(ops.square(part), axis=1) for part in (near, far))
+        return near + ops.min(to_means, axis=1) - far
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "score": self.kind}
 
 
-def _unit(f: np.ndarray) -> np.ndarray:
-    return (f / np.maximum(np.linalg.norm(f, axis=1)[:, None], 1e-12)).astype("float32")
-
-
-def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: Any, plain: bool) -> _Score:
-    """Return the energy, or "vim": the residual is scaled to the mean of the largest logit."""
+def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the last layer, and the subspace outside of the principal one with its scale."""
     width = f.shape[1]
-    origin = -np.linalg.pinv(kernel.T) @ (np.zeros(kernel.shape[1]) + bias)
+    origin = -np.linalg.pinv(kernel.T) @ bias
     _, vectors = np.linalg.eigh((f - origin).T @ (f - origin))  # the smallest eigenvalues first
-    outside = vectors[:, : width - (1000 if width >= 2048 else 512 if width >= 768 else width // 2)]
+    principal = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+    if len(f) <= principal:
+        raise ValueError(f"{width} features need more than {principal} examples; got {len(f)}.")
+    outside = vectors[:, : width - principal]
+    # The residual is scaled to the mean of the largest logit.
+    length = np.linalg.norm((f - origin) @ outside, axis=1).mean()
+    alpha = (f @ kernel + bias).max(axis=1).mean() / length
+    return {"kernel": kernel, "bias": bias, "origin": origin, "outside": outside, "alpha": alpha}
 
-    def residual(f: np.ndarray) -> np.ndarray:
-        return np.linalg.norm((f - origin) @ outside, axis=1)
 
-    scale = 0.0 if plain else (f @ kernel + bias).max(axis=1).mean() / residual(f).mean()
-    return lambda f: scale * residual(f) - logsumexp(f @ kernel + bias, axis=1)
-
-
-def _mahalanobis(means: np.ndarray, deviations: np.ndarray) -> _Score:
-    """Return the squared distance to the nearest mean, on the subspace that has variance."""
+def _whitening(deviations: np.ndarray) -> np.ndarray:
+    """Return the map to unit covariance, on the subspace that has variance."""
     values, vectors = np.linalg.eigh(deviations.T @ deviations / len(deviations))
     kept = values > 1e-7 * values.max()
-    scaled = vectors[:, kept] / np.sqrt(values[kept])
-    return lambda f: cdist(f @ scaled, means @ scaled, "sqeuclidean").min(axis=1)
+    return vectors[:, kept] / np.sqrt(values[kept])
 
 
 def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, keras.layers.Layer]:
-    """Return the network up to the chosen layer, and that layer, both without uncertainty."""
+    """Return the network of features (N, d), and the layer behind it, both without uncertainty."""
     while isinstance(model, PredictionWrapper):
         model = model.inner
     if isinstance(model, WeightPosterior):
@@ -166,4 +224,7 @@ def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, kera
     chosen = layers[name or [*layers][-1]]
     if score in _OF_LOGITS and not (isinstance(chosen, keras.layers.Dense) and name is None):
         raise ValueError(f"score={score!r} needs a Dense layer at the end, and `layer`=None.")
-    return keras.Model(graph.inputs, chosen.input), chosen
+    features = ops.cast(chosen.input, "float32")
+    if len(features.shape) > 2:
+        features = ops.mean(features, axis=tuple(range(1, len(features.shape) - 1)))
+    return keras.Model(graph.inputs, features), chosen

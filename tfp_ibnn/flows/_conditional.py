@@ -20,8 +20,6 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
     The linear maps start at 0, where the condition makes no difference.
     """
 
-    arguments = ("condition_size",)
-
     def __init__(self, *, condition_size: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if condition_size is not None:

@@ -25,11 +25,6 @@ def times_matrix(x: Tensor, matrix: Tensor, transpose: bool = False) -> Tensor:
     return matmul(x[..., None, :], matrix)[..., 0, :]
 
 
-def add_diagonal(matrix: Tensor, diagonal: Tensor, eye: Tensor) -> Tensor:
-    """Return matrices (..., n, n) with a diagonal (..., n) added; `eye` is the identity (n, n)."""
-    return matrix + eye * (diagonal if len(diagonal.shape) == 1 else diagonal[..., None, :])
-
-
 def like_rows(x: Tensor, condition: Tensor | None) -> Tensor:
     """Return x (..., n), broadcast to the leading axes of the condition where there is one."""
     return x if condition is None else x + ops.zeros_like(condition[..., :1])

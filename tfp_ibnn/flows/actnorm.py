@@ -35,7 +35,6 @@ class ActNorm(Flow):
     """
 
     is_linear = True
-    arguments = ("limit",)
 
     def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -50,7 +50,6 @@ class Affine(Flow):
     """
 
     is_linear = True
-    arguments = ("initial_shift", "initial_scale")
 
     def __init__(
         self, initial_shift: float = 0.0, initial_scale: float = 1.0, **kwargs: Any

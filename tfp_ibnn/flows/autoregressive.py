@@ -29,10 +29,6 @@ class AutoregressiveBijector(FlowBijector):
 
     condition: Tensor | None = None
 
-    def _forward(self, x: Tensor) -> Tensor:
-        shift, log_scale = self.network(x)
-        return x * ops.exp(log_scale) + shift
-
     def _inverse(self, y: Tensor) -> Tensor:
         y = like_rows(y, self.condition)
 
@@ -42,8 +38,9 @@ class AutoregressiveBijector(FlowBijector):
 
         return ops.fori_loop(0, y.shape[-1], next_channel, ops.zeros_like(y))
 
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        return ops.sum(self.network(x)[1], axis=-1)
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shift, log_scale = self.network(x)
+        return x * ops.exp(log_scale) + shift, ops.sum(log_scale, axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -66,8 +63,6 @@ class InverseAutoregressive(Flow):
         Kingma et al., Improving Variational Inference with Inverse Autoregressive Flow, arXiv
         1606.04934. Germain et al., MADE, arXiv 1502.03509.
     """
-
-    arguments = ("hidden", "reverse", "limit")
 
     def __init__(
         self, hidden: int = 32, reverse: bool = False, limit: float = 2.0, **kwargs: Any

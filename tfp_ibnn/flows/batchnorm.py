@@ -41,7 +41,6 @@ class BatchNorm(Flow):
     """
 
     is_linear = True
-    arguments = ("momentum", "limit")
 
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

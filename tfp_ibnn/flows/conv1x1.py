@@ -92,7 +92,6 @@ class InvertibleConv1x1(Flow):
     """
 
     is_linear = True
-    arguments = ("start", "limit")
 
     def __init__(self, start: str = "orthogonal", limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -66,12 +66,10 @@ class CouplingBijector(FlowBijector):
 class Coupling(Flow):
     """Base of coupling flows: which channels are kept, and the network that sees them.
 
-    A subclass has `make_network`, and `bijector_class`, which maps the moved channels.
+    A subclass has `make_network`, and `make_bijector`, which maps the moved channels.
     """
 
-    bijector_class: ClassVar[type[CouplingBijector]] = CouplingBijector
     min_channels: ClassVar[int] = 2
-    arguments = ("hidden", "swap", "limit", "mask")
 
     def __init__(
         self,
@@ -110,21 +108,20 @@ class Coupling(Flow):
         """Return the network, unbuilt, for so many moved channels."""
         return Conditioner(moved, self.hidden, self.limit, **options)
 
-    def bijector_options(self) -> dict[str, Any]:
-        """Return what the bijector needs besides."""
-        return {}
+    def make_bijector(self, **options: Any) -> CouplingBijector:
+        """Return the bijector."""
+        return CouplingBijector(**options)
 
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
         condition = self.checked_condition(condition)
         halves = self.mask == "halves"
-        return self.bijector_class(
+        return self.make_bijector(
             network=self.network.given(condition),
             split_at=self.channels // 2 if halves else int(self._kept().sum()),
             swap=self.swap and halves,
             order=None if halves else np.argsort(~self._kept(), kind="stable"),
             condition=condition,
             dtype=self.dtype,
-            **self.bijector_options(),
         )
 
     def _kept(self) -> np.ndarray:

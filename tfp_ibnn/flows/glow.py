@@ -35,7 +35,6 @@ class GlowStep(Flow):
     """
 
     min_channels: ClassVar[int] = 2
-    arguments = ("hidden", "swap", "start")
 
     def __init__(
         self, hidden: int = 32, swap: bool = False, start: str = "orthogonal", **kwargs: Any

@@ -32,9 +32,6 @@ class RadialBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"center": 1, "alpha": 0, "beta": 0}
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return x + self._pull(_distance(x, self.center)) * (x - self.center)
-
     def _inverse(self, y: Tensor) -> Tensor:
         far = _distance(y, self.center)
         alpha, beta = column(self.alpha), column(self.beta)
@@ -46,12 +43,12 @@ class RadialBijector(FlowBijector):
         near = ops.where(positive, alpha * far / divisor, root - half)
         return self.center + (y - self.center) / (1 + self._pull(near))
 
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        r = _distance(x, self.center)
-        alpha = column(self.alpha)
-        around = ops.log1p(self._pull(r))
-        along = ops.log1p(self._pull(r) * alpha / (alpha + r))
-        return ((x.shape[-1] - 1) * around + along)[..., 0]
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        r, alpha = _distance(x, self.center), column(self.alpha)
+        pull = self._pull(r)
+        around, along = ops.log1p(pull), ops.log1p(pull * alpha / (alpha + r))
+        log_det = (x.shape[-1] - 1) * around + along
+        return x + pull * (x - self.center), log_det[..., 0]
 
     def _pull(self, r: Tensor) -> Tensor:
         return column(self.beta) / (column(self.alpha) + r)

@@ -69,10 +69,8 @@ class _KnotNetwork(Conditioner):
         return constraints.bounded(knots, self.limit)
 
 
-class _Splines:
-    """What both flows have: the number of bins, the interval, the bound; mix it in first."""
-
-    arguments = ("bins", "interval")
+class _Splines(Flow):
+    """What both flows have: the number of bins, the interval, the bound."""
 
     def __init__(
         self, *args: Any, bins: int = 8, interval: float = 5.0, limit: float = 2.0, **kwargs: Any
@@ -86,7 +84,7 @@ class _Splines:
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Spline(_Splines, Flow):
+class Spline(_Splines):
     """Element-wise monotone rational-quadratic spline: the identity far out, and at the start.
 
     It changes the shape of each channel's distribution (skewness, tails, several modes), but not
@@ -105,8 +103,6 @@ class Spline(_Splines, Flow):
     References:
         Durkan et al., Neural Spline Flows, arXiv 1906.04032.
     """
-
-    arguments = ("limit",)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -133,13 +129,11 @@ class SplineCoupling(_Splines, Coupling):
         Durkan et al., Neural Spline Flows, arXiv 1906.04032.
     """
 
-    bijector_class = SplineCouplingBijector
-
     def make_network(self, moved: int, **options: Any) -> Conditioner:
         return _KnotNetwork(moved, self.hidden, self.limit, 3 * self.bins - 1, **options)
 
-    def bijector_options(self) -> dict[str, Any]:
-        return {"interval": self.interval}
+    def make_bijector(self, **options: Any) -> SplineCouplingBijector:
+        return SplineCouplingBijector(interval=self.interval, **options)
 
 
 def _spline(x: Tensor, knots: Tensor, interval: float) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import Tensor, tanh
-from tfp_ibnn.flows._rows import add_diagonal, column, times_matrix, total
+from tfp_ibnn._core.backend import Tensor, set_diagonal, tanh
+from tfp_ibnn.flows._rows import column, times_matrix, total
 from tfp_ibnn.flows.flow import Flow, FlowBijector
 from tfp_ibnn.flows.planar import solve_monotone
 
@@ -35,9 +35,6 @@ class SylvesterBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"q": 2, "r": 2, "s": 2, "b": 1}
 
-    def _forward(self, x: Tensor) -> Tensor:
-        return x + self._lift(self._hidden(x))
-
     def _inverse(self, y: Tensor) -> Tensor:
         v = times_matrix(y, self.q)
         units = self.b.shape[-1]
@@ -53,13 +50,10 @@ class SylvesterBijector(FlowBijector):
             along[i] = target - r * solved[i]
         return y - self._lift(ops.stack(solved, axis=-1))
 
-    def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
-        hidden = self._hidden(x)
-        product = _diagonal(self.r) * _diagonal(self.s)
-        return ops.sum(ops.log1p(product * (1 - hidden * hidden)), axis=-1)
-
-    def _hidden(self, x: Tensor) -> Tensor:
-        return tanh(times_matrix(times_matrix(x, self.q), self.s, transpose=True) + self.b)
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = tanh(times_matrix(times_matrix(x, self.q), self.s, transpose=True) + self.b)
+        slopes = _diagonal(self.r) * _diagonal(self.s) * (1 - hidden * hidden)
+        return x + self._lift(hidden), ops.sum(ops.log1p(slopes), axis=-1)
 
     def _lift(self, hidden: Tensor) -> Tensor:
         lifted = times_matrix(hidden, self.r, transpose=True)
@@ -90,8 +84,6 @@ class Sylvester(Flow):
         van den Berg et al., Sylvester Normalizing Flows, arXiv 1803.05649.
     """
 
-    arguments = ("units",)
-
     def __init__(self, units: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.units = checks.positive_integer("units", units, checks.LARGEST_SIZE)
@@ -108,15 +100,12 @@ class Sylvester(Flow):
 
     def bijector(self, condition: Tensor | None = None) -> SylvesterBijector:
         r, s, b = (self.parameter(weight, condition) for weight in (self.r, self.s, self.b))
-        units = b.shape[-1]
         s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))
         r_diagonal = constraints.above_minus_one(_diagonal(r)) / s_diagonal
-        eye = ops.cast(np.eye(units), r.dtype)
-        above = ops.cast(np.triu(np.ones((units, units)), 1), r.dtype)
         return SylvesterBijector(
             q=_orthogonal(self.parameter(self.reflections, condition)),
-            r=add_diagonal(above * r, r_diagonal, eye),
-            s=add_diagonal(above * s, s_diagonal, eye),
+            r=set_diagonal(ops.triu(r), r_diagonal),
+            s=set_diagonal(ops.triu(s), s_diagonal),
             b=b,
         )
 

@@ -19,6 +19,9 @@ _DENSE = (layers.Dense, layers.EinsumDense)
 CONVERTIBLE = (*_DENSE, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE)
 """The layers that `to_stochastic` wraps: each multiplies its input, of any type, by a kernel."""
 
+CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
+"""The cells of recurrent layers that it wraps: each multiplies its state by a kernel, too."""
+
 
 class StochasticLayer(keras.layers.Wrapper):
     """A Keras layer with a random latent, drawn once in each forward pass, whose KL is a loss.
@@ -98,10 +101,6 @@ class StochasticLayer(keras.layers.Wrapper):
         """Return a plain Keras layer, built, that computes what this one does without noise."""
         raise NotImplementedError(f"{type(self).__name__} must define `fold`.")
 
-    def carry_over(self, weights: list[Any]) -> None:
-        """Take the weights of the plain layer that this one was converted from."""
-        self.layer.set_weights(weights)
-
     def summary(self) -> Draw:
         """Return a fixed set of draws of the posterior, the same for the same weights."""
         return self.posterior.summary()
@@ -149,22 +148,27 @@ class StochasticLayer(keras.layers.Wrapper):
         """Return the output for the latent of this pass, and add its KL to the loss."""
         inputs = self.checked_inputs(inputs)
         forward_pass = current()
+        latent = self._latent(forward_pass, inputs, bool(training))
+        return self.apply(inputs, latent, forward_pass.groups, mask, bool(training))
+
+    def _latent(self, forward_pass: Pass, inputs: Tensor, training: bool) -> Any:
         latent = forward_pass.recall(self)
         if latent is not None:
             forward_pass.restore_losses()
-        elif forward_pass.off:
-            latent = self.mean_latent()
-            forward_pass.remember(self, latent)
-        else:
-            latent = self._draw_latent(forward_pass, inputs, bool(training))
-        return self.apply(inputs, latent, forward_pass.groups, mask, bool(training))
+            return latent
+        count = ops.shape(inputs)[0] if forward_pass.groups is None else forward_pass.groups
+        return self.draw_for(forward_pass, count, inputs, training)
 
     def checked_inputs(self, inputs: Any) -> Any:
         """Return the inputs as `apply` takes them, or raise."""
         return inputs
 
-    def _draw_latent(self, forward_pass: Pass, inputs: Tensor, training: bool) -> Tensor:
-        count = ops.shape(inputs)[0] if forward_pass.groups is None else forward_pass.groups
+    def draw_for(self, forward_pass: Pass, count: Any, inputs: Any, training: bool) -> Any:
+        """Return what `draw` draws for a pass, which remembers it, and add its KL to the loss."""
+        if forward_pass.off:
+            latent = self.mean_latent()
+            forward_pass.remember(self, latent)
+            return latent
         draw = self.draw(forward_pass, count, inputs, training)
         if not forward_pass.losses:
             forward_pass.remember(self, draw.z)

@@ -31,8 +31,6 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
         >>> model.compile("adam", ibnn.layers.GaussianNLL())
     """
 
-    arguments = ("min_scale",)
-
     def __init__(self, min_scale: float = 1e-3, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.min_scale = checks.positive("min_scale", min_scale)

@@ -149,10 +149,6 @@ class MeanFieldLayer(StochasticLayer):
         plain.set_weights([*centers, *self.layer.get_weights()[len(self._random) :]])
         return plain
 
-    def carry_over(self, weights: list[Any]) -> None:
-        super().carry_over(weights)
-        self.posterior.start_at(self._means())
-
     def summary(self) -> Draw:
         return self.posterior.summary(self._means())
 

@@ -10,6 +10,7 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
+from tfp_ibnn.layers import inside
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
 
@@ -37,28 +38,10 @@ class _TrainSizeCheck(keras.callbacks.Callback):
     on_test_begin = on_epoch_end  # validation starts the metrics again
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class StochasticModel(keras.Model):
-    """A Functional Keras model that knows of its noise.
+class _NoiseModel:
+    """What a Keras model needs to train with noise; mix it in before the model's class.
 
-    It does all that a Functional model does, and also
-    - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
-      as `kl`; loss = nll + beta * kl / train_size where nothing else adds to it;
-    - draws `train_samples` samples of z for each training example and averages their
-      log-likelihoods.
-
-    (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
-
-    Args:
-        *args: inputs and outputs, as for `keras.Model`.
-        train_samples: samples for each example in training.
-        **kwargs: those of `keras.Model`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> inputs = keras.Input((3,))
-        >>> outputs = ibnn.StochasticDense(2, train_size=100)(inputs)
-        >>> model = ibnn.StochasticModel(inputs, outputs, train_samples=4)
+    A subclass has `_run(inputs, training, mask)`, which returns the outputs.
     """
 
     def __init__(self, *args: Any, train_samples: int = 1, **kwargs: Any) -> None:
@@ -144,8 +127,10 @@ class StochasticModel(keras.Model):
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Run the model and keep the KL of the pass."""
-        outputs = super().call(inputs, training=training, mask=mask)
         forward_pass = noise.current()
+        batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
+        inside.draw_ahead(inside.called_inside(self), forward_pass, batch, bool(training))
+        outputs = self._run(inputs, training, mask)
         if forward_pass.losses:
             forward_pass.restore_losses()
             self._last_kl.assign(ops.cast(forward_pass.kl, self._last_kl.dtype))
@@ -204,7 +189,70 @@ class StochasticModel(keras.Model):
         return loss
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "train_samples": self.train_samples}
+        own = {"train_samples": self.train_samples, "inside": inside.configs(self)}
+        return {**super().get_config(), **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_NoiseModel":
+        config = dict(config)
+        saved = config.pop("inside", ())
+        model = super().from_config(config, custom_objects)
+        inside.restore(model, saved)
+        return model
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticModel(_NoiseModel, keras.Model):
+    """A Functional Keras model that knows of its noise.
+
+    It does all that a Functional model does, and also
+    - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
+      as `kl`; loss = nll + beta * kl / train_size where nothing else adds to it;
+    - draws `train_samples` samples of z for each training example and averages their
+      log-likelihoods.
+
+    (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
+
+    Args:
+        *args: inputs and outputs, as for `keras.Model`.
+        train_samples: samples for each example in training.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,))
+        >>> outputs = ibnn.StochasticDense(2, train_size=100)(inputs)
+        >>> model = ibnn.StochasticModel(inputs, outputs, train_samples=4)
+    """
+
+    def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:
+        return super(_NoiseModel, self).call(inputs, training=training, mask=mask)
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticSubclass(_NoiseModel, keras.Model):
+    """A model with a `call` of its own, in which `to_stochastic` has made layers stochastic.
+
+    It trains as a `StochasticModel` does. `model` is the copy of yours, of your class.
+
+    Args:
+        model: a built Keras model, or its config.
+        **kwargs: `train_samples`, as of `StochasticModel`, and those of `keras.Model`.
+    """
+
+    def __init__(self, model: Any, **kwargs: Any) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+        is_config = isinstance(model, dict)
+        self.model = keras.saving.deserialize_keras_object(model) if is_config else model
+        self.built = True
+
+    def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:
+        takes_mask = "mask" in inspect.signature(self.model.call).parameters
+        return self.model(inputs, training=training, **({"mask": mask} if takes_mask else {}))
+
+    def get_config(self) -> dict[str, Any]:
+        model = keras.saving.serialize_keras_object(self.model)
+        return {**super().get_config(), "model": model}
 
 
 def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:

@@ -54,8 +54,6 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         2
     """
 
-    arguments = ("noise", "kl_reduction")
-
     def __init__(
         self,
         layer: keras.layers.Layer,
@@ -98,13 +96,18 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         self._input_shape = tuple(input_shape)
         if not self.layer.built:
             self.layer.build(input_shape)
-        self._channels, outputs = channels, 0
-        if self._both:
-            shape = self.layer.compute_output_shape(input_shape)
-            outputs = shape[self._channel_axis(len(shape))]
-            self._output_factors(np.ones(outputs))
-        self.posterior.build((None, channels + outputs))
+        self._channels = channels
+        self.posterior.build((None, channels + self._more_channels(input_shape)))
         super().build(input_shape)
+
+    def _more_channels(self, input_shape: tuple[int | None, ...]) -> int:
+        """Return how many channels the posterior has beside those of the input."""
+        if not self._both:
+            return 0
+        shape = self.layer.compute_output_shape(input_shape)
+        outputs = shape[self._channel_axis(len(shape))]
+        self._output_factors(np.ones(outputs))
+        return outputs
 
     def draw(
         self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
@@ -154,7 +157,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         config = {**self.layer.get_config(), "name": self.name}
         copy = type(self.layer).from_config(config)
         weights, mean = self.layer.get_weights(), ops.convert_to_numpy(self.posterior.mean())
-        if self._both:
+        if len(mean) > self._channels:
             place, factors = self._output_factors(mean[self._channels :])
             weights[place] = (weights[place] * factors).astype(weights[place].dtype)
         factors = _kernel_factors(self.layer, mean[: self._channels])
@@ -318,4 +321,4 @@ def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray 
     if isinstance(layer, base.CONVOLUTIONS):
         by_group = scale.reshape(layer.groups, -1).T  # (in / groups, groups)
         return np.repeat(by_group, layer.filters // layer.groups, axis=1)
-    return scale[:, None] if isinstance(layer, base.CONVERTIBLE) else None
+    return scale[:, None] if isinstance(layer, (*base.CONVERTIBLE, *base.CELLS)) else None

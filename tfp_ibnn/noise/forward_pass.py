@@ -71,9 +71,7 @@ class Pass:
         """Keep what `layer` has drawn for its further calls in this pass, and add up the KL."""
         self._draws[layer] = z
         if loss is not None:
-            self._losses[layer] = loss
-        if kl is not None:
-            self.kl_by_layer[layer] = kl
+            self._losses[layer], self.kl_by_layer[layer] = loss, kl
 
     def restore_losses(self) -> None:
         """Add the losses of this pass again to layers whose losses Keras has forgotten.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
@@ -11,6 +12,10 @@ from tfp_ibnn._core.backend import Tensor, checked, normal
 from tfp_ibnn.noise import counter
 
 SAMPLINGS = ("iid", "antithetic", "qmc")
+
+Size = int | Tensor  # an axis's length; a tensor if it is known at run time only
+Shape = tuple[Size, ...]
+Generator = keras.random.SeedGenerator
 
 _CALL_STRIDE = 0x9E3779B1
 """Distance between the seeds of two layers: those of two batches follow each other."""
@@ -55,17 +60,12 @@ class Source:
         self._components: dict[int, Tensor] = {}
 
     def normal(
-        self,
-        count: int | Tensor,
-        shape: tuple[int | Tensor, ...],
-        dtype: str,
-        generator: keras.random.SeedGenerator,
-        stddev: float | Tensor = 1.0,
+        self, count: Size, shape: Shape, dtype: str, generator: Generator, stddev: Any = 1.0
     ) -> Tensor:
         """Return `count` normal arrays of the given shape, drawn as this pass samples.
 
         Sizes may be known at run time only, but for quasi-random draws. Without a seed, fresh noise
-        comes from the generator.
+        comes from the generator. `stddev` is a number or a tensor.
         """
         if self.key is None and self.sampling == "iid":
             return normal((count, *shape), dtype, generator, stddev)
@@ -79,26 +79,25 @@ class Source:
             self._calls += 1
             self.used += math.prod(shape)
             return normal((count, *shape), dtype, seed, stddev)
+        is_paired, samples = self.sampling == "antithetic", self._samples(count)
         source = counter.sobol if self.sampling == "qmc" else counter.bits
-        words = self._words(count, shape, generator, source)
+        if source is counter.sobol and not all(isinstance(size, int) for size in shape):
+            remedy = "Give the model's input a fixed size, or use another sampling"
+            wanted = "Quasi-random noise needs sizes that are known ahead"
+            raise ValueError(f"{wanted}; one draw has the shape {shape}. {remedy}.")
+        words = self._words(source, samples // 2 if is_paired else samples, shape, generator)
         draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
-        if self.sampling == "antithetic":
-            sign = 1 - 2 * ops.cast(self._samples(count) % 2, dtype)
+        if is_paired:
+            sign = 1 - 2 * ops.cast(samples % 2, dtype)
             draws = draws * ops.reshape(sign, (count, *(1,) * len(shape)))
         return stddev * draws
 
-    def uniform(self, count: int | Tensor, shape: tuple[int | Tensor, ...], dtype: str) -> Tensor:
+    def uniform(self, count: Size, shape: Shape, dtype: str) -> Tensor:
         """Return `count` arrays of numbers uniform in [0, 1), independent, of a seeded pass."""
-        words = self._words(count, shape, None, counter.bits, paired=False)
+        words = self._words(counter.bits, self._samples(count), shape)
         return ops.reshape(counter.uniform(words, dtype), (count, *shape))
 
-    def sign(
-        self,
-        count: int | Tensor,
-        shape: tuple[int, ...],
-        dtype: str,
-        generator: keras.random.SeedGenerator,
-    ) -> Tensor:
+    def sign(self, count: Size, shape: Shape, dtype: str, generator: Generator) -> Tensor:
         """Return `count` arrays of independent signs, 1 or -1."""
         if self.key is None:
             bits = keras.random.randint((count, *shape), 0, 2, seed=generator)
@@ -107,12 +106,7 @@ class Source:
         return 1 - 2 * ops.cast(bits, dtype)
 
     def component(
-        self,
-        components: int,
-        count: int | Tensor,
-        generator: keras.random.SeedGenerator,
-        *,
-        shared: bool,
+        self, components: int, count: Size, generator: Generator, *, shared: bool
     ) -> Tensor:
         """Return the mixture component of each draw, integers of shape (count,).
 
@@ -138,38 +132,25 @@ class Source:
         self._components[components] = index % components
         return self._components[components]
 
-    def _samples(self, count: int | Tensor) -> Tensor:
+    def _samples(self, count: Size) -> Tensor:
         return ops.arange(count, dtype="int32") if self.sample is None else self.sample
 
     def _words(
-        self,
-        count: int | Tensor,
-        shape: tuple[int | Tensor, ...],
-        generator: keras.random.SeedGenerator | None,
-        source: Callable[..., Tensor],
-        *,
-        paired: bool = True,
+        self, source: Callable[..., Tensor], samples: Tensor, shape: Shape, generator: Any = None
     ) -> Tensor:
-        """Return the next random words (count, size of a draw) of this pass."""
-        if source is counter.sobol and not all(isinstance(size, int) for size in shape):
-            remedy = "Give the model's input a fixed size, or use another sampling"
-            wanted = "Quasi-random noise needs sizes that are known ahead"
-            raise ValueError(f"{wanted}; one draw has the shape {shape}. {remedy}.")
+        """Return the next random words (samples, size of a draw) of this pass."""
         key = self.key
         if key is None:
             key = _key(keras.random.randint((2,), 0, 2**31 - 1, seed=generator))
         if self.stream is not None:
             key = (key[0], key[1] + ops.cast(self.stream, "uint32")[:, None])
-        samples = self._samples(count)
-        if paired and self.sampling == "antithetic":
-            samples = samples // 2
         size = math.prod(shape)
         words = source(key, samples, self.used, size)
         self.used += size
         return words
 
 
-def _spread(index: Tensor, count: int | Tensor) -> Tensor:
+def _spread(index: Tensor, count: Size) -> Tensor:
     """Return the component of each of `count` rows, which are in the order of their examples."""
     examples = ops.shape(index)[0]
     known = isinstance(examples, int) and isinstance(count, int)

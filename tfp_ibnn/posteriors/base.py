@@ -1,7 +1,7 @@
 """The bases of all posteriors, and of those over a layer's multiplicative noise z."""
 
 import math
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -11,7 +11,9 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
+from tfp_ibnn.layers.base import CELLS
 from tfp_ibnn.layers.multiplicative import Stochastic
+from tfp_ibnn.layers.recurrent import StochasticCell
 from tfp_ibnn.noise import Source
 from tfp_ibnn.posteriors import priors
 
@@ -31,11 +33,6 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         seed: of the posterior's noise. The first layer that takes a copy has this seed, each later
             one a seed derived from it, so that layers of one template draw different noise.
     """
-
-    arguments = ("gamma", "seed")
-
-    flow_arguments: ClassVar[tuple[str, ...]] = ()
-    """Arguments that are lists of flows, and attributes of the same names."""
 
     def __init__(
         self,
@@ -70,9 +67,8 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
 
     def copy(self, **changes: Any) -> Self:
         """Return an unbuilt posterior of the same configuration, but for the changes."""
-        # The flows go by as objects: their classes need not be registered for a copy.
-        flows = {name: getattr(self, name) for name in self.flow_arguments}
-        return type(self).from_config({**self.get_config(), **flows, **changes})
+        # Flows and priors go by as objects: their classes need not be registered for a copy.
+        return type(self).from_config({**self.get_config(), **changes})
 
     def copy_for_layer(self, dtype: str, seed: int | None = None, train_size: int = 1) -> Self:
         """Return the unbuilt copy that a layer takes, by default with this template's next seed."""
@@ -93,9 +89,7 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
         return {}
 
     def get_config(self) -> dict[str, Any]:
-        save = keras.saving.serialize_keras_object
-        flows = {name: [save(x) for x in getattr(self, name)] for name in self.flow_arguments}
-        return {**super().get_config(), "beta": self.initial_beta, **flows}
+        return {**super().get_config(), "beta": self.initial_beta}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -131,8 +125,6 @@ class Posterior(Template):
             before bias and activation: the kernel has noise of rank 1. One posterior has both.
         **kwargs: `beta`, `gamma` and `seed`, those of `Template`, and of `keras.layers.Layer`.
     """
-
-    arguments = ("prior_scale", "prior_loc", "learn_prior_scale", "sides")
 
     components = 1
     """Number of mixture components that `transform` chooses from."""
@@ -292,7 +284,8 @@ class Posterior(Template):
         return {**super().get_config(), "prior": self._given_prior, "prior_scale": scale}
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
-        return Stochastic(layer, self, train_size, **options)
+        kind = StochasticCell if isinstance(layer, CELLS) else Stochastic
+        return kind(layer, self, train_size, **options)
 
     @property
     def _has_plain_prior(self) -> bool:

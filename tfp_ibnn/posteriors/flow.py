@@ -47,9 +47,6 @@ class FlowPosterior(base.Posterior):
         True
     """
 
-    arguments = ("initial_scale", "components", "shared_components")
-    flow_arguments = ("flows",)
-
     def __init__(
         self,
         flows: Sequence[Flow] = (),

@@ -13,9 +13,7 @@ from tfp_ibnn.posteriors.base import Posterior
 
 
 class _CorrelatedNormal(Posterior):
-    """A Gaussian z = loc + scale * M eps; a subclass has `_mixed`, `_matrix`, `_traces`."""
-
-    arguments = ("initial_scale",)
+    """A Gaussian z = loc + scale * M eps; a subclass has `_mixed`, M eps, and `_traces`."""
 
     def __init__(self, *, initial_scale: float | None = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -52,8 +50,8 @@ class _CorrelatedNormal(Posterior):
         return constraints.scale(self.raw_scale)
 
     def distribution(self) -> tfd.Distribution:
-        factor = self.scales()[:, None] * self._matrix()
-        factor = ops.cholesky(matmul(factor, ops.transpose(factor)))
+        factor = self._mixed(ops.eye(self.channels, dtype=self.dtype)) * self.scales()
+        factor = ops.cholesky(matmul(ops.transpose(factor), factor))
         return tfd.MultivariateNormalTriL(ops.convert_to_tensor(self.loc), factor)
 
 
@@ -127,8 +125,6 @@ class NormalLowRank(_CorrelatedNormal):
         1701.03208.
     """
 
-    arguments = ("rank",)
-
     def __init__(self, rank: int = 4, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rank = checks.positive_integer("rank", rank, checks.LARGEST_SIZE)
@@ -142,9 +138,6 @@ class NormalLowRank(_CorrelatedNormal):
     def _mixed(self, noise: Tensor) -> Tensor:
         columns = ops.convert_to_tensor(self.columns)
         return noise + matmul(matmul(noise, columns), ops.transpose(columns))
-
-    def _matrix(self) -> Tensor:
-        return self._mixed(ops.eye(self.channels, dtype=self.dtype))
 
     def _traces(self) -> tuple[Tensor, Tensor]:
         """Return the diagonal of M M' - 1, (channels,), and log det M."""

@@ -58,7 +58,6 @@ class MeanField(Template):
         Bayes, arXiv 1906.05323 (MOPED).
     """
 
-    arguments = ("prior", "prior_scale", "initial_scale", "moped", "estimator", "bias")
     wrapper = MeanFieldLayer
 
     def __init__(

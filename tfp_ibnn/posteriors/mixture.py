@@ -43,7 +43,6 @@ class MixturePosterior(Posterior):
     """
 
     shared_components = True
-    arguments = ("components", "mean_spread", "initial_scale", "scale_spread", "kl")
 
     def __init__(
         self,

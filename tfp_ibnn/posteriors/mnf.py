@@ -54,8 +54,6 @@ class MNF(MeanField):
         Networks, arXiv 1703.01961.
     """
 
-    arguments = ("z_scale",)
-    flow_arguments = ("flows", "auxiliary_flows")
     wrapper = MNFLayer
 
     def __init__(

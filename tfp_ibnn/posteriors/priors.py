@@ -58,15 +58,15 @@ class Prior(Configured):
 
 
 class _LocationScale(Prior):
-    """A family with a location and a scale."""
+    """A family with a location and a scale, of the same name in TensorFlow Probability."""
 
     def __init__(self, scale: float = 1.0, loc: float = 0.0) -> None:
         self.scale = checks.scale("scale", scale)
         self.loc = checks.moderate("loc", loc)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        loc, scale = (ops.convert_to_tensor(x, dtype=dtype) for x in (self.loc, self.scale))
-        return getattr(tfd, type(self).__name__)(loc=loc, scale=scale)
+        numbers = {k: ops.convert_to_tensor(x, dtype=dtype) for k, x in self.get_config().items()}
+        return getattr(tfd, type(self).__name__)(**numbers)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -144,10 +144,6 @@ class StudentT(_LocationScale):
     def __init__(self, df: float = 3.0, scale: float = 1.0, loc: float = 0.0) -> None:
         super().__init__(scale, loc)
         self.df = checks.scale("df", df)
-
-    def distribution(self, dtype: str) -> tfd.Distribution:
-        values = (self.df, self.loc, self.scale)
-        return tfd.StudentT(*(ops.convert_to_tensor(x, dtype=dtype) for x in values))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

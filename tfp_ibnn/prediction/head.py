@@ -105,13 +105,15 @@ def predictive_of(
     """
     if head is not None:
         checks.one_of("head", head, _HEADS)
-    contradiction = f"`from_logits` is {from_logits}, but model {model.name!r}"
-    if isinstance(model, ScaledModel) and model.returns_logits is not None:
-        if from_logits not in (None, model.returns_logits):
-            kind = "logits" if model.returns_logits else "probabilities"
-            raise ValueError(f"{contradiction} returns {kind}: leave it out.")
-        from_logits = model.returns_logits
     given, activation = head, activation_of(model)
+    contradiction = f"`from_logits` is {from_logits}, but model {model.name!r}"
+    known = model.returns_logits if isinstance(model, ScaledModel) else None
+    if activation in ("softmax", "sigmoid"):
+        known = False
+    if from_logits not in (None, known) and known is not None:
+        kind = "logits" if known else f"probabilities, those of a {activation or 'scaled model'}"
+        raise ValueError(f"{contradiction} returns {kind}: leave it out.")
+    from_logits = from_logits if known is None else known
     graph = functional_graph(unscaled(model))
     width = None if graph is None else graph.outputs[0].shape[-1]
     # The loss of one output may stand in a list or a dict.
@@ -141,11 +143,7 @@ def predictive_of(
         if head == "gaussian" and width is not None and width % 2:
             raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return Gaussian() if head == "gaussian" else Point()
-    if activation in ("softmax", "sigmoid"):
-        if from_logits:
-            raise ValueError(f"{contradiction} ends in a {activation}: leave it out.")
-        from_logits = False
-    elif from_logits is None:
+    if from_logits is None:
         from_logits = loss_logits
         if not from_logits and activation == "linear":
             remedy = "Say from_logits=True, or compile the model with such a loss."
@@ -186,10 +184,13 @@ def is_transparent(layer: Any) -> bool:
     return is_cast or isinstance(layer, _TRANSPARENT)
 
 
+def is_loss(loss: Any, kind: type) -> bool:
+    """Whether a loss is one of a Keras class, or the function of that class."""
+    return isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss)
+
+
 def _head_of_loss(loss: Any) -> tuple[str | None, bool | None]:
     """Return the head that goes with a loss, and its `from_logits`."""
     loss = losses.get(loss) if isinstance(loss, str) else loss
-    for kind, head in _HEAD_OF_LOSS.items():
-        if isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss):
-            return head, getattr(loss, "from_logits", False)
-    return None, None
+    found = [head for kind, head in _HEAD_OF_LOSS.items() if is_loss(loss, kind)]
+    return (found[0], getattr(loss, "from_logits", False)) if found else (None, None)

@@ -160,6 +160,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         key = ops.stack([first + ops.cast(stream, "int32"), second])
         return self._predictive.average(self._sampler.chunks(inputs, key), self)
 
+    serve = average
+
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
         """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
         return self._of_one(self._sampler.draw(inputs, ops.cast(self._key, "int32"), number))
@@ -294,11 +296,12 @@ def export(
     The sampled networks are those of the seed, fixed in the file: equal inputs have equal outputs.
     (With `independent` draws these depend on the place in the batch. An input made for one batch
     size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all signatures give the scaled
-    average.) `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
+    average.) `serve` of a fitted `Conformal` adds its `set` or `interval`, of an `OODDetector` its
+    `score`. `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
     The backend must be TensorFlow; `scripts/export.py` exports `.keras` files written on JAX.
 
     Args:
-        model: a `MonteCarlo`, or a model that `MonteCarlo` can average.
+        model: a `MonteCarlo`, `Conformal` or `OODDetector`, or a model to average.
         path: of a folder. It is written whole or not at all.
         samples: number of draws; None takes the `MonteCarlo`'s.
         seed: of the draws; None takes the `MonteCarlo`'s, or a random one.
@@ -317,6 +320,10 @@ def export(
     kind, options = MonteCarlo, {}
     if isinstance(model, MonteCarlo):
         kind, model, options = type(model), model.inner, model.options()
+    elif isinstance(model, PredictionWrapper) and hasattr(model, "serve"):  # a decision
+        if samples is not None or seed is not None:
+            raise ValueError("`samples` and `seed` are those that `fit` has seen: leave them out.")
+        return write_saved_model(model, path, input_signature, overwrite)
     if samples is not None:
         options["samples"] = samples
     if seed is not None or options.get("seed") is None:

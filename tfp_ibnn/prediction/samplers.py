@@ -13,7 +13,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
 from tfp_ibnn.conversion.graph import Graph
-from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.layers import inside, stochastic_layers
 from tfp_ibnn.noise.counter import SOBOL_BITS
 from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, unscaled
 
@@ -46,10 +46,11 @@ class NoiseSampler(Sampler):
         self._first = {} if independent else self._graph.first()
         # The noise of a MonteCarlo inside is its own.
         nested = keras_internals.nested_layers
-        inside = [x for x in nested(model) if isinstance(x, PredictionWrapper)]
-        averaged = [x for x in inside if not isinstance(x, ScaledModel)]
+        wrappers = [x for x in nested(model) if isinstance(x, PredictionWrapper)]
+        averaged = [x for x in wrappers if not isinstance(x, ScaledModel)]
         quiet = {id(layer) for x in averaged for layer in nested(x)}
         self._layers = [x for x in stochastic_layers(self._model) if id(x) not in quiet]
+        self._inside = [x for x in inside.called_inside(self._model) if id(x) not in quiet]
         self.is_random = self._graph.is_noisy and bool(dropout or self._layers)
         self.samples = samples if self.is_random else 1
         reached = {id(layer) for layer in self._graph.layers}
@@ -93,7 +94,8 @@ class NoiseSampler(Sampler):
         return self._runner(inputs, key, ops.reshape(number, (1,)), 1)(0)
 
     def at_mean(self, inputs: Any) -> Tensor:
-        with noise.scope(off=True, losses=False):
+        with noise.scope(off=True, losses=False) as forward_pass:
+            inside.draw_ahead(self._inside, forward_pass, 1)
             values = self._graph.prefix(inputs, _call)
             return self._checked(self._graph.suffix(values, _call))[None]
 
@@ -128,6 +130,7 @@ class NoiseSampler(Sampler):
             with noise.scope(
                 sampling=self._sampling, seed=key, skip=used, losses=False, **options
             ) as forward_pass:
+                inside.draw_ahead(self._inside, forward_pass, ops.shape(sample)[0])
 
                 def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
                     if layer in shared:

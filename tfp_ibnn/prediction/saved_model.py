@@ -28,8 +28,8 @@ _Spec = tuple[tuple[int | None, ...], str]  # shape and dtype
 def write_saved_model(
     served: Any, path: str | os.PathLike, input_signature: Any, overwrite: bool
 ) -> Path:
-    """Write a `MonteCarlo` with a seed into a folder; `tfp_ibnn.export` describes it."""
-    path = Path(path)
+    """Write what has `serve`, around a `MonteCarlo` with a seed; `tfp_ibnn.export` describes it."""
+    path, serve = Path(path), served.serve
     if path.exists() and not path.is_dir():
         raise ValueError(f"`path` must be a folder; {path} is a file.")
     if path.exists() and any(path.iterdir()):
@@ -38,10 +38,11 @@ def write_saved_model(
         if not (path / "saved_model.pb").exists():
             raise ValueError(f"{path} holds no SavedModel: it is not overwritten.")
     network = innermost(served)
+    served = served if hasattr(served, "sampling") else served.inner
     specs, pack = _inputs(network, input_signature)
     with_seed = {**specs, "seed": ((), "int32")}
     functions = {
-        "serve": (lambda **named: served.average(pack(named)), specs),
+        "serve": (lambda **named: serve(pack(named)), specs),
         "sample": (lambda seed, **named: served.draw(pack(named), seed), with_seed),
         "deterministic": (lambda **named: served.at_mean(pack(named)), specs),
     }

@@ -80,16 +80,16 @@ class DeepEnsemble(WeightSets):
             **fit: other arguments of `fit`, such as `epochs`.
         """
         n, seed = checks.positive_integer("n", n), checks.whole("seed", seed)
-        first, sets, left_out, together = None, [], [], []
+        seeds, first, sets, together = list(range(seed, seed + n)), None, [], []
         if side_by_side and callbacks is not None:
             raise ValueError("`callbacks` must be None if members train side by side.")
         options = {"verbose": 2 if verbose > 1 else 0, **fit}
         options |= {"shuffle": False} if side_by_side else {}
         start = time.monotonic()
         if side_by_side and backend.SCANS_EPOCHS:
-            models = [_built(build, number) for number in range(seed, seed + n)]
+            models = [_built(build, number) for number in seeds]
             together = list(zip(models, _fit_together(models, x, y, options), strict=True))
-        for number in range(seed, seed + n):
+        for number in seeds:
             try:
                 if together:
                     model, loss = together[number - seed]
@@ -105,7 +105,6 @@ class DeepEnsemble(WeightSets):
                 break
             values = [storable(w) for w in model.weights]
             if not np.isfinite(loss) or not all(np.isfinite(v).all() for v in values):
-                left_out.append(number)
                 where = f"The member of seed {number} diverged (its loss is {loss:g})"
                 warnings.warn(f"{where}: it is left out of the ensemble.", stacklevel=2)
                 continue
@@ -115,7 +114,7 @@ class DeepEnsemble(WeightSets):
                 took = f"{time.monotonic() - start:.0f} s, loss {loss:.4g}"
                 print(f"Member {number - seed + 1} of {n} (seed {number}): {took}.")
         if not sets:
-            raise ArithmeticError(f"All members diverged: those of the seeds {left_out}.")
+            raise ArithmeticError(f"All members diverged: those of the seeds {seeds}.")
         return cls.of(first, sets)
 
 
@@ -210,7 +209,6 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         Generalization, arXiv 2002.08791.
     """
 
-    arguments = ("members",)
     count = None
 
     def __init__(

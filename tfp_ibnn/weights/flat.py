@@ -29,7 +29,6 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
     count = None
     keeps_statistics = True
-    arguments = ("model", "places")
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
         kwargs["dtype"] = checks.full_precision(kwargs.get("dtype", precision_of(model)))
@@ -45,11 +44,9 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
     @property
     def sampled(self) -> list[keras.Variable]:
-        """The variables of `network` that are sampled."""
         return [self.network.weights[place] for place in self.places]
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
         return split(self.draw(key, number), self.sampled)
 
     def mean(self) -> list[Tensor]:
@@ -58,8 +55,10 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     def _standard_normal(
         self, key: Tensor, number: int | Tensor, size: int | None = None
     ) -> Tensor:
-        source = noise.Source(seed=key, sample=ops.reshape(ops.cast(number, "int32"), (1,)))
-        return source.normal(1, (size or self.size,), self.variable_dtype, None)[0]
+        number, size = ops.cast(number, "int32"), size or self.size
+        source = noise.Source(seed=key, sample=ops.reshape(number, (-1,)))
+        found = source.normal(math.prod(number.shape), (size,), self.variable_dtype, None)
+        return ops.reshape(found, (*number.shape, size))
 
     def _add(self, name: str, shape: tuple[int, ...], start: float = math.nan) -> keras.Variable:
         """Add a weight that `fit` sets; NaN before, so that nobody takes it for fitted."""
@@ -97,7 +96,6 @@ class Gaussian(FlatPosterior):
         return ops.convert_to_tensor(self.loc)
 
     def distribution(self) -> tfd.Distribution:
-        """Return the Gaussian over one vector: the values of `sampled`, flat, in order."""
         weights = (self.loc, self.scale, self.factor)
         loc, scale, factor = map(ops.convert_to_tensor, weights)
         if len(scale.shape) == 2:
@@ -123,7 +121,6 @@ class GaussianWeights(Gaussian):
         **kwargs: those of `keras.layers.Layer`.
     """
 
-    arguments = ("rank",)
     keeps_statistics = False
 
     def __init__(

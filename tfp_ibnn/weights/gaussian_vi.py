@@ -52,8 +52,6 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         2002.10060. Khan and Rue, The Bayesian Learning Rule, arXiv 2107.04562.
     """
 
-    arguments = ("covariance", "rank")
-
     def __init__(
         self, model: keras.Model, *, covariance: str = "full", rank: int = 4, **kwargs: Any
     ) -> None:

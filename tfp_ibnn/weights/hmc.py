@@ -53,8 +53,6 @@ class LastLayerHMC(LastLayerPosterior):
         Iterative Simulation Using Multiple Sequences, 1992.
     """
 
-    arguments = ("chains", "draws", "warmup")
-
     def __init__(
         self,
         model: keras.Model,

@@ -53,8 +53,6 @@ class RefinedPosterior(FlatPosterior):
         **kwargs: those of `keras.layers.Layer`.
     """
 
-    arguments = ("flows", "diagonal")
-
     def __init__(
         self,
         model: keras.Model,

@@ -23,8 +23,6 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         **kwargs: those of `keras.layers.Layer`.
     """
 
-    arguments = ("posterior", "scaling")
-
     def __init__(self, posterior: WeightPosterior, scaling: keras.Model, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.posterior, self.scaling, self.count = posterior, scaling, posterior.count

@@ -46,7 +46,6 @@ class CosineCycles(Configured, Schedule):
         self.exploration = checks.fraction("exploration", exploration)
 
     def __call__(self, step: Any) -> Tensor:
-        """Return the learning rate at a step."""
         return self.initial / 2 * (ops.cos(math.pi * self._place(step)) + 1)
 
     def is_sampling(self, step: Any) -> Tensor:
@@ -110,8 +109,6 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     """
 
     momentum = 0.0
-    arguments = ("train_size", "prior_scale", "temperature", "preconditioner")
-    arguments += ("adaptation", "rho", "epsilon", "seed")
 
     def __init__(
         self,
@@ -226,8 +223,6 @@ class SGHMC(SGLD):
     References:
         Chen et al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
     """
-
-    arguments = ("momentum",)
 
     def __init__(
         self,

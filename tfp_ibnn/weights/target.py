@@ -147,8 +147,6 @@ class Target:
 class LastLayerPosterior(FlatPosterior):
     """Base of posteriors over the weights of a network's last layer, under a Gaussian prior."""
 
-    arguments = ("prior_scale", "noise_scale", "head", "from_logits")
-
     def __init__(
         self,
         model: keras.Model,

@@ -6,7 +6,7 @@
 The network is that of `scripts/compare_laplace.py`, images with the channels last; every case is a
 subset of weights and a Hessian structure, such as "last_layer full". What is written are the probit
 predictions and the evidence of each. A line of stdin has a case and what is to be timed, such as
-"all kron fit" or, after that, "all kron glm probit 500", with the number of images.
+"all kron fit" or "all kron glm probit 500", with the number of images.
 """
 
 import importlib.metadata
@@ -54,7 +54,7 @@ def main(folder, how="compare"):
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     task = np.load(Path(folder) / "task.npz")
     case = Case(task)
-    versions = [f"{x} {importlib.metadata.version(x)}" for x in ("laplace-torch", "torch")]
+    versions = [f"laplace-torch {_version('laplace-torch')}", f"torch {torch.__version__}"]
     if how == "serve":
         print(", ".join(versions), flush=True)
         for line in sys.stdin:
@@ -68,6 +68,13 @@ def main(folder, how="compare"):
         found[name] = case.predict(*name.split(), "glm", "probit")[1]
         found[f"{name} evidence"] = float(case.fitted[name].log_marginal_likelihood())
     np.savez(Path(folder) / "peer.npz", versions=", ".join(versions), **found)
+
+
+def _version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a folder on the path, not installed
+        return "of an unknown version"
 
 
 class Case:
@@ -97,7 +104,9 @@ class Case:
 
     def predict(self, subset, structure, pred_type, link_approx, count=None):
         x_test = self._x_test[: None if count is None else int(count)]
-        la = self.fitted[f"{subset} {structure}"]
+        if (name := f"{subset} {structure}") not in self.fitted:
+            self.fit(name)
+        la = self.fitted[name]
         options = {"pred_type": pred_type, "link_approx": link_approx, "n_samples": self._samples}
         began = time.perf_counter()
         parts = [la(part, **options).detach().numpy() for part in x_test.split(self._batch)]

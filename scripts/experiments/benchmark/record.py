@@ -45,7 +45,8 @@ def _cells(found):
     """Return target, ratio, noise, median and milliseconds as texts, and the verdict."""
     noise = f"± {_number(found['noise'], found)}" if found["noise"] else ""
     ratio, median = (_number(found[key], found) for key in ("ratio", "median"))
-    times = [f"{1000 * seconds:.3g}" for seconds in list(found["seconds"].values())[:2]]
+    times = [1000 * seconds for seconds in list(found["seconds"].values())[:2]]
+    times = [f"{time:,.0f}" if time >= 1000 else f"{time:.3g}" for time in times]
     target = "" if found["target"] is None else f"<= {found['target']:g}{UNITS[found['unit']]}"
     return target, ratio, noise, median, " / ".join(times), verdict(found)
 

@@ -4,13 +4,11 @@ A layer is run on its input a and gives s; a zero is added to s, and the derivat
 that zero, g, gives with a the gradient of the weights for each example.
 """
 
-import itertools
 import math
 import re
 from typing import Any
 
 import keras
-import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn._core import keras_internals
@@ -35,8 +33,12 @@ class Block:
         """Return the layer's output s before the zero is added, and what follows it."""
         return (without_activation if is_stripped else call)(self.layer, x), lambda s: s
 
+    def tap(self, x: Tensor) -> Tensor:
+        """Return what the gradients need of the layer's input."""
+        return x
+
     def rows(self, x: Tensor, g: Tensor) -> Tensor:
-        """Return the gradient of each example, (N, size), for the layer's input and g."""
+        """Return the gradient of each example, (N, size), for what `tap` gave and g."""
         values = [ops.cast(v, v.dtype) for v in self.variables]
 
         def of_one(pair: tuple[Tensor, Tensor]) -> Tensor:
@@ -81,7 +83,7 @@ class _LinearBlock(Block):
             return before, lambda s: s
         return before, lambda s: ops.cast(self.layer.activation(s), self.layer.compute_dtype)
 
-    def matrix_input(self, x: Tensor) -> Tensor:
+    def tap(self, x: Tensor) -> Tensor:
         """Return what the matrix multiplies, (N, positions, inputs)."""
         x = ops.cast(x, self.layer.variable_dtype)
         if isinstance(self.layer, _CONVOLUTIONS):
@@ -98,18 +100,16 @@ class _LinearBlock(Block):
         return ops.reshape(g, (ops.shape(g)[0], math.prod(g.shape[1:-1]), self.outputs))
 
     def rows(self, x: Tensor, g: Tensor) -> Tensor:
-        a, g = self.matrix_input(x), self.matrix_output(g)
-        rows = ops.matmul(ops.swapaxes(a, 1, 2), g)
+        rows = ops.matmul(ops.swapaxes(x, 1, 2), self.matrix_output(g))
         return ops.reshape(rows, (-1, self.size))
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
-        return ops.reshape(product(self.matrix_input(x), self.matrix_output(g)), (-1,))
+        return ops.reshape(product(x, self.matrix_output(g)), (-1,))
 
     def squares(self, x: Tensor, g: Tensor) -> Tensor:
-        a, g_ = self.matrix_input(x), self.matrix_output(g)
-        if a.shape[1] != 1:
+        if x.shape[1] != 1:
             return super().squares(x, g)
-        return ops.reshape(product(ops.square(a), ops.square(g_)), (-1,))
+        return ops.reshape(product(ops.square(x), ops.square(self.matrix_output(g))), (-1,))
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
@@ -168,9 +168,8 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
     """Return the inputs of a convolution's matrix at each position, (N, positions, inputs)."""
     if layer.data_format == "channels_first":
         x = ops.moveaxis(x, 1, -1)
-    pads, places = [(0, 0)], []
     steps = zip(x.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
-    for size, kernel, stride, dilation in steps:
+    for axis, (size, kernel, stride, dilation) in enumerate(steps, start=1):
         reach = (kernel - 1) * dilation
         count, before, after = (size - reach - 1) // stride + 1, 0, 0
         if layer.padding == "same":
@@ -179,10 +178,9 @@ def _patches(layer: Any, x: Tensor) -> Tensor:
             before, after = lacking // 2, lacking - lacking // 2
         elif layer.padding == "causal":
             count, before = (size - 1) // stride + 1, reach
-        pads.append((before, after))
-        last = (count - 1) * stride + 1
-        places.append([slice(i * dilation, i * dilation + last, stride) for i in range(kernel)])
-    x = ops.pad(x, [*pads, (0, 0)])
-    parts = [x[(slice(None), *place)] for place in itertools.product(*places)]
-    positions = int(np.prod(parts[0].shape[1:-1]))
-    return ops.reshape(ops.stack(parts, -2), (-1, positions, len(parts) * x.shape[-1]))
+        pads = [(before, after) if i == axis else (0, 0) for i in range(len(x.shape))]
+        x, lead, width = ops.pad(x, pads), (slice(None),) * axis, (count - 1) * stride + 1
+        # An axis at a time: fewer slices than a kernel has positions.
+        parts = [x[(*lead, slice(i, i + width, stride))] for i in range(0, reach + 1, dilation)]
+        x = ops.stack(parts, axis=-2)
+    return ops.reshape(x, (-1, math.prod(x.shape[1 : axis + 1]), math.prod(x.shape[axis + 1 :])))

@@ -25,10 +25,9 @@ class Fit(NamedTuple):
     values: list[np.ndarray]  # of the structure's variables
 
 
-def linearized(network: LogitNetwork, blocks: list[Block], inputs: Any) -> tuple[Tensor, Taps, Any]:
-    """Return the logits, each block with its layer's input, and what pulls cotangents back."""
+def linearized(network: LogitNetwork, blocks: list[Block], values: Any) -> tuple[Tensor, Taps, Any]:
+    """Return the logits for a prefix, each block with its tap, and what pulls cotangents back."""
     by_layer = {id(block.layer): i for i, block in enumerate(blocks)}
-    values = network.prefix(inputs)
 
     def forward(zeros: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         seen: dict[int, Tensor] = {}
@@ -48,10 +47,9 @@ def linearized(network: LogitNetwork, blocks: list[Block], inputs: Any) -> tuple
 
         return network.logits(values, run), [seen[i] for i in range(len(blocks))]
 
-    _, outputs = forward(None)  # for their shapes
-    zeros = [ops.zeros_like(output) for output in outputs]
+    zeros = [ops.zeros_like(output) for output in forward(None)[1]]  # for their shapes
     logits, inputs_of, pull = pullback(forward, zeros)
-    return logits, list(zip(blocks, inputs_of, strict=True)), pull
+    return logits, [(b, b.tap(x)) for b, x in zip(blocks, inputs_of, strict=True)], pull
 
 
 def collect(
@@ -61,7 +59,7 @@ def collect(
     likelihood, blocks = network.likelihood, structure.blocks
 
     def of_batch(inputs: Any, y: Tensor, mask: Tensor, extra: list[Tensor]) -> Any:
-        logits, taps, pull = linearized(network, blocks, inputs)
+        logits, taps, pull = linearized(network, blocks, network.prefix(inputs))
         mask = ops.cast(mask, logits.dtype)
         extra = [ops.cast(part, logits.dtype) for part in extra]
 
@@ -78,8 +76,7 @@ def collect(
             return [old + new for old, new in zip(sums, found, strict=True)]
 
         start = [ops.zeros(shape, logits.dtype) for shape in structure.sums()]
-        sums = structure.at_once(taps, columns)
-        sums = sums or fori_loop(0, columns.shape[0], step, start)
+        sums = structure.at_once(taps, columns) or fori_loop(0, columns.shape[0], step, start)
         return log_prob, ops.concatenate(gradient), [*structure.once(taps, mask), *sums]
 
     run = compiled(of_batch, network.model.weights)

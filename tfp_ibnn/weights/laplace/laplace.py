@@ -12,13 +12,12 @@ from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
 from tfp_ibnn.weights.flat import FlatPosterior, places_of, split
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
-from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, ProbitSampler
+from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 
 GRID = np.logspace(-4, 4, 21)
@@ -269,13 +268,12 @@ class Laplace(FlatPosterior):
         """Return what runs draws of the linearised network, or networks with sampled weights."""
         self._check_fitted()
         self.check_options(options)
-        chunk_size = options.get("chunk_size")
-        # A last layer is linear in its weights: the draws are the same, and its inputs run once.
-        if self._options["pred_type"] == "nn" and not self.is_last_layer:
-            return WeightSampler(self, samples, chunk_size)
         if (self._options["pred_type"], self._options["link_approx"]) == ("glm", "probit"):
-            return ProbitSampler(self, 1)
-        return LinearizedSampler(self, samples, chunk_size)
+            return ProbitSampler(self, 1, 1)
+        # A last layer is linear in its weights: the draws are the same.
+        is_nn = self._options["pred_type"] == "nn" or self.is_last_layer
+        chunk_size = options.get("chunk_size") or (4 if is_nn and not self.is_last_layer else 64)
+        return (NetworkSampler if is_nn else LinearizedSampler)(self, samples, chunk_size)
 
     def get_config(self) -> dict[str, Any]:
         model = keras.saving.serialize_keras_object(self.network)

@@ -1,78 +1,102 @@
-"""The linearised network: output samples, or the probit approximation in closed form."""
+"""The linearised network: output samples, or the probit approximation; sampled networks."""
 
 import math
 from typing import Any
 
 from keras import ops
 
-from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, jvp
 from tfp_ibnn._core.protocols import Chunks
 from tfp_ibnn.prediction.samplers import WeightSampler
-from tfp_ibnn.weights.features import LogitNetwork
+from tfp_ibnn.weights.features import call, without_activation
+from tfp_ibnn.weights.flat import split
 from tfp_ibnn.weights.laplace.curvature import linearized
-
-
-class _Prefix(dict):
-    """What `LogitNetwork.prefix` returned, in the place of inputs."""
 
 
 class LinearizedSampler(WeightSampler):
     """Draws f(x) + J(x) (w - w*), w from the posterior, each the same for all examples.
 
-    What comes before the first uncertain layer runs once for a batch. A last layer is linear
-    already; of other weights every draw takes a Jacobian-vector product, about two passes.
+    What comes before the first uncertain layer runs once for a batch; every draw takes a
+    Jacobian-vector product, about two passes.
     """
 
-    @property
-    def _network(self) -> LogitNetwork:
-        return self._posterior.logit_network
-
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        return super().chunks(_Prefix(self._network.prefix(inputs)), key)
+        values, size = self._prepared(inputs), min(self._chunk_size, self.samples)
+
+        def run(first: int | Tensor) -> Tensor:
+            return self._outputs(self._logits(values, key, first + ops.arange(size, dtype="int32")))
+
+        return Chunks(run, size, -(-self.samples // size))
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        posterior, network = self._posterior, self._network
-        values = inputs if isinstance(inputs, _Prefix) else network.prefix(inputs)
-        means, steps = posterior.mean(), posterior.deviation(key, ops.cast(number, "int32"))
+        return self._outputs(self._logits(self._prepared(inputs), key, ops.reshape(number, (1,))))
+
+    def _prepared(self, inputs: Any) -> Any:
+        """Return what all draws have in common."""
+        return self._posterior.logit_network.prefix(inputs)
+
+    def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
+        """Return the logits (S, N, K) of draws by their numbers (S,)."""
 
         def logits(weights: list[Tensor]) -> Tensor:
-            with keras_internals.values_in_place(zip(posterior.sampled, weights, strict=True)):
-                return network.logits(values)
+            with self._in_place(weights):
+                return self._posterior.logit_network.logits(values)
 
-        if posterior.is_last_layer:
-            found = logits([mean + step for mean, step in zip(means, steps, strict=True)])
-        else:
-            found = sum(jvp(logits, means, steps))
-        return self._outputs(found)[None]
-
-    def at_mean(self, inputs: Any) -> Tensor:
-        return self._outputs(self._network.logits(self._network.prefix(inputs)))[None]
+        mean, step = self._posterior.mean(), self._posterior.deviation
+        return ops.map(lambda i: sum(jvp(logits, mean, step(key, i))), numbers)
 
     def _outputs(self, logits: Tensor) -> Tensor:
-        return ops.cast(self._network.likelihood.outputs(logits), self._network.dtype)
+        network = self._posterior.logit_network
+        return ops.cast(network.likelihood.outputs(logits), network.dtype)
 
 
-class ProbitSampler(LinearizedSampler):
+class NetworkSampler(LinearizedSampler):
+    """Networks with sampled weights. The first layers of a few are one matrix product."""
+
+    def _prepared(self, inputs: Any) -> Any:
+        """Return the inputs of the first uncertain layer, and its tap if draws can share it."""
+        values, first = super()._prepared(inputs), self._posterior.structure.blocks[0]
+        is_usual = getattr(first.layer, "data_format", "channels_last") == "channels_last"
+        is_whole = len(first.variables) == len(first.layer.weights)
+        is_shared = first.is_linear and is_usual and is_whole and len(values) == 1
+        return values, first.tap(*values.values()) if is_shared else None
+
+    def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
+        (values, tap), first = values, self._posterior.structure.blocks[0]
+        sets = self._posterior.draw(key, numbers)
+        if tap is not None:
+            matrices = ops.reshape(sets[:, : first.size], (-1, first.inputs, first.outputs))
+            shared = ops.tensordot(tap, ops.cast(matrices, tap.dtype), [[2], [1]])
+            if self._posterior.is_last_layer:
+                return ops.moveaxis(shared[:, 0], 1, 0)
+
+        def of_one(place: Tensor) -> Tensor:
+            def run(layer: Any, is_stripped: bool, *args: Any, **kwargs: Any) -> Any:
+                if tap is None or layer is not first.layer:
+                    return (without_activation if is_stripped else call)(layer, *args, **kwargs)
+                usual, after = first.run(is_stripped, args[0])  # for its shape
+                return after(ops.reshape(shared[:, :, place], (-1, *usual.shape[1:])))
+
+            with self._in_place(split(sets[place], self._posterior.sampled)):
+                return self._posterior.logit_network.logits(values, run)
+
+        return ops.map(of_one, ops.arange(numbers.shape[0], dtype="int32"))
+
+
+class ProbitSampler(NetworkSampler):
     """One distribution instead of draws: the logits divided by sqrt(1 + pi / 8 * variance)."""
 
-    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        return Chunks(lambda _: self.draw(inputs, key, 0), 1, 1)
+    def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
+        logits, variance = self._moments(*values)
+        return (logits / ops.sqrt(1 + math.pi / 8 * variance))[None]
 
-    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        logits, variance = self.moments(inputs)
-        return self._outputs(logits / ops.sqrt(1 + math.pi / 8 * variance))[None]
-
-    def moments(self, inputs: Any) -> tuple[Tensor, Tensor]:
+    def _moments(self, values: dict[int, Tensor], tap: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean and the variance (N, K) of the linearised logits."""
-        posterior, structure = self._posterior, self._posterior.structure
+        posterior = self._posterior
+        network, structure = posterior.logit_network, posterior.structure
         if posterior.is_last_layer:
-            values = self._network.prefix(inputs)
-            (features,) = values.values()
-            (block,) = structure.blocks
-            features = block.matrix_input(features)[:, 0]
-            return self._network.logits(values), structure.variance(features, posterior.scale)
-        logits, taps, pull = linearized(self._network, structure.blocks, inputs)
+            return network.logits(values), structure.variance(tap[:, 0], posterior.scale)
+        logits, taps, pull = linearized(network, structure.blocks, values)
 
         def of_logit(unit: Tensor) -> Tensor:
             g = pull(ops.broadcast_to(unit, ops.shape(logits)))

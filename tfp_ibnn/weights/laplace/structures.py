@@ -19,7 +19,7 @@ LARGEST_SIDE = 10_000
 
 Scale = Callable[[Tensor], Tensor]
 Taps = list[tuple[Block, Tensor]]
-"""The blocks, each with the input of its layer."""
+"""The blocks, each with what its `tap` gave for the input of its layer."""
 
 
 class Structure:
@@ -105,8 +105,7 @@ class _Full(Structure):
     def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
         if not self._is_last_layer:
             return None
-        ((block, x),) = taps
-        a = block.matrix_input(x)[:, 0]
+        a = taps[0][1][:, 0]
         # The sum of (a a^T) x (L L^T) over the examples: a C-th of the work of the steps.
         right = a[:, None, :, None] * ops.einsum("cnk,cnl->nkl", columns, columns)[:, :, None]
         return [ops.reshape(ops.tensordot(a, right, [[0], [0]]), (self.size, self.size))]
@@ -203,8 +202,7 @@ class _Kronecker(Structure):
         return [(block.outputs, block.outputs) for block in self.blocks]
 
     def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
-        inputs = [block.matrix_input(x) for block, x in taps]
-        return [product(a * mask[:, None, None], a) / a.shape[1] for a in inputs]
+        return [product(a * mask[:, None, None], a) / a.shape[1] for _, a in taps]
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         outputs = [b.matrix_output(part) for (b, _), part in zip(taps, g, strict=True)]
@@ -234,10 +232,10 @@ class _Kronecker(Structure):
 
     def row_variance(self, taps: Taps, g: list[Tensor], scale: Scale) -> Tensor:
         found = 0.0
-        for (block, x), part, (_, factors) in zip(taps, g, self._factors(), strict=True):
+        for (_, x), part, (block, factors) in zip(taps, g, self._factors(), strict=True):
             # Inputs and outputs are turned, not their products, which are larger.
             inputs, a, outputs, values = (ops.cast(v, part.dtype) for v in factors)
-            left = ops.swapaxes(ops.matmul(block.matrix_input(x), inputs), 1, 2)
+            left = ops.swapaxes(ops.matmul(x, inputs), 1, 2)
             rows = ops.matmul(left, ops.matmul(block.matrix_output(part), outputs))
             found += ops.sum(ops.square(rows) * scale(a[:, None] * values), axis=(1, 2))
         return found

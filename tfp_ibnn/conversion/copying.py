@@ -1,0 +1,188 @@
+"""Copies of models: new layers, with the same weights."""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.layers import StochasticLayer, inside, stochastic_layers
+from tfp_ibnn.layers.base import CONVERTIBLE
+from tfp_ibnn.layers.model import StochasticModel
+
+
+def copy_of(model: keras.Model, fold: bool = False) -> keras.Model:
+    """Return a model of new layers with the same weights, not compiled; Functional if it can be.
+
+    To `fold` is to leave no layer stochastic, with the means in the weights.
+    """
+
+    def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
+        return layer.fold() if fold and isinstance(layer, StochasticLayer) else _copy_layer(layer)
+
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if not model.built:
+        remedy = "begin it with a keras.Input, or call `model.build(input_shape)`, or use it once"
+        raise ValueError(f"Model {model.name!r} is not built: {remedy}.")
+    if is_opened(model):
+        copied = keras.Model(*_rebuild(functional_graph(model), convert), name=model.name)
+    else:
+        copied = _copy_layer(model)
+        if not copied.built:
+            copied.build_from_config(model.get_build_config())
+    if not fold:
+        inside.restore(copied, inside.configs(model))
+    _carry_over(model, copied, fold)
+    return copied
+
+
+def is_opened(model: Any) -> bool:
+    """Whether a copy of a model is made layer by layer, and not by the model's own config."""
+    if functional_graph(model) is None:
+        return False
+    if keras_internals.is_plain_graph(model) or isinstance(model, StochasticModel):
+        return True
+    # A class of its own may know how to make layers that do not know it themselves.
+    return all(_has_config(layer) for layer in model.layers) or not _has_config(model)
+
+
+def _has_config(layer: keras.layers.Layer) -> bool:
+    with contextlib.suppress(Exception):  # whatever is wrong with it
+        return type(layer).from_config(layer.get_config()) is not None
+    return False
+
+
+def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Return a new layer by its config, or else without one, or raise."""
+    try:
+        return type(layer).from_config(layer.get_config())
+    except Exception as error:
+        try:
+            if isinstance(layer, keras.Model):
+                return type(layer)()
+            if not isinstance(layer, CONVERTIBLE) and layer.built:
+                return keras_internals.deep_copy(layer)
+        except Exception as other:
+            raise _cannot_copy(layer, f"{error} Without the config: {other}") from error
+        raise _cannot_copy(layer, error) from error
+
+
+def _cannot_copy(layer: keras.layers.Layer, reason: Any) -> ValueError:
+    owner, reason = type(layer).__name__, " ".join(str(reason).split())
+    return ValueError(
+        f"{layer.name!r} ({owner}) cannot be copied: it needs a `get_config` of which "
+        f"`{owner}.from_config` makes the same, and `keras.saving.register_keras_serializable` "
+        f"for what it uses. What is wrong: {reason[:300]}"
+    )
+
+
+def _rebuild(
+    graph: keras.Model, convert: Callable[[keras.layers.Layer], keras.layers.Layer]
+) -> tuple[Any, Any]:
+    """Rebuild a Functional model with converted layers; return its inputs and outputs."""
+    copies: dict[int, Any] = {}
+
+    def clone(layer: Any) -> Any:
+        # One copy for each layer, so that what is shared, even among nested models, stays shared.
+        if id(layer) in copies:
+            return copies[id(layer)]
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
+            copy = type(layer).from_config(layer.get_config())
+        elif is_opened(layer):
+            copy = keras.Model(*rebuild(functional_graph(layer)), name=layer.name)
+        else:
+            copy = convert(layer)
+        copies[id(layer)] = copy
+        return copy
+
+    def fresh_input(x: Any) -> Any:
+        name = keras_internals.origin(x)[0].name
+        return keras.Input(batch_shape=x.shape, dtype=x.dtype, name=name)
+
+    def rebuild(graph: keras.Model) -> tuple[Any, Any]:
+        # An alias of the same layers, since Keras would compile the clone of a compiled model.
+        alias = keras.Model(graph.input, graph.output)
+        fresh = keras.tree.map_structure(fresh_input, alias.input)
+        rebuilt = keras.models.clone_model(
+            alias, input_tensors=fresh, clone_function=clone, call_function=_call
+        )
+        return rebuilt.input, rebuilt.output
+
+    return rebuild(graph)
+
+
+def _call(layer: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+    """Call a layer of a new graph, with the mask of the old one if it can take one."""
+    if mask is not None and "mask" in inspect.signature(layer.call).parameters:
+        kwargs["mask"] = mask
+    return layer(*args, **kwargs)
+
+
+def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
+    """Give a copy the weights of the original, layer by layer, by where these are."""
+    before, after = inside.places(old), inside.places(new)
+    for steps in sorted(before.keys() ^ after.keys(), key=len):
+        place = before.get(steps) or after[steps]
+        if place.layer.weights and not (fold and steps in after):
+            raise _cannot_copy(place.owners[-1], f"{place.path!r} is not in both, or was shared")
+    swaps: dict[inside.Steps, keras.layers.Layer] = {}
+    pairs = [(x, before[x].layer, after[x].layer) for x in before if x in after]
+    for steps, layer, copied in [((), old, new), *pairs]:
+        inner = steps and not fold and not after[steps].in_graph
+        if inner and _options(layer) != _options(copied):
+            raise _cannot_copy(old, f"{layer.name!r} was made with other options in the copy")
+        if fold and isinstance(layer, StochasticLayer):
+            if is_opened(old) and before[steps].in_graph:  # it is folded already
+                continue
+            layer = layer.fold()
+            if isinstance(copied, StochasticLayer):
+                swaps[steps] = layer
+                continue
+            if type(layer) is not type(copied):
+                raise _cannot_fold(before[steps])
+        if type(layer) is type(copied):
+            copied.trainable = layer.trainable
+            for name, value in _settings(layer).items():
+                if (found := _settings(copied).get(name)) != value:
+                    reason = f"`{name}` of {layer.name!r} is {value!r}, and {found!r} in the copy"
+                    raise _cannot_copy(layer, reason)
+        if isinstance(layer, inside.LEAVES):
+            copied.set_weights(layer.get_weights())
+        elif type(layer) is type(copied):
+            store: dict[str, Any] = {}
+            layer.save_own_variables(store)
+            # Arrays of their own: JAX's trainer frees those that it has replaced.
+            arrays = {key: ops.convert_to_numpy(value).copy() for key, value in store.items()}
+            copied.load_own_variables(arrays)
+    inside.replace(new, swaps)
+    for steps in swaps:  # an owner's own constructor may make what was replaced just now
+        if stochastic_layers(_copy_layer(after[steps].owners[:2][-1])):
+            raise _cannot_fold(before[steps])
+
+
+def _options(layer: keras.layers.Layer) -> str | None:
+    """Return the config of a layer, less its name; None if there is none, or are layers inside."""
+    with contextlib.suppress(NotImplementedError):
+        if not keras_internals.sublayers(layer):
+            return str({**layer.get_config(), "name": None, "trainable": None})
+    return None
+
+
+def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Return the numbers and texts that a class of somebody's own keeps as attributes."""
+    if type(layer).__module__.startswith(("keras.", "tfp_ibnn.")):
+        return {}
+    of_keras = {*vars(keras.Model()), "name", "stop_training"}
+    own = {k: v for k, v in vars(layer).items() if isinstance(v, (bool, int, float, str))}
+    return {k: v for k, v in own.items() if k not in of_keras and not k.startswith("_")}
+
+
+def _cannot_fold(place: inside.Place) -> ValueError:
+    owner = place.owners[:2][-1]
+    where = f"{owner.name!r} ({type(owner).__name__})"
+    return ValueError(f"The stochastic layer inside {where} cannot be folded away.")

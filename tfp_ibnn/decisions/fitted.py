@@ -1,0 +1,55 @@
+"""What sets and detectors share: draws that stay, and what `fit` found as weights, in files too."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core.serialization import ConfiguredLayer
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.prediction.head import PredictionWrapper
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+
+
+class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
+    """A Keras model around a `MonteCarlo`, `inner`, and `arrays` that `fit` finds.
+
+    `inner` has a seed: later calls see the draws that `fit` saw. `serve` is what an export does.
+    """
+
+    export = MonteCarlo.export
+
+    def __init__(self, model: Any, defaults: dict[str, Any], **kwargs: Any) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+        if not isinstance(model, MonteCarlo):
+            is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
+            model = MonteCarlo(model, samples=1 if is_plain else 128)
+        options = model.options()
+        missing = {k: v for k, v in {"seed": 0, **defaults}.items() if options[k] is None}
+        self.inner = type(model)(model.inner, **{**options, **missing}) if missing else model
+        self._arrays, self.built = {}, True
+
+    @property
+    def arrays(self) -> dict[str, keras.Variable]:
+        """What `fit` found, by name."""
+        if not self._arrays:
+            raise ValueError(f"This {type(self).__name__} knows no data yet: call `fit` first.")
+        return self._arrays
+
+    def keep(self, arrays: dict[str, Any]) -> None:
+        """Make arrays weights, instead of those of an earlier `fit`."""
+        self._arrays.clear()  # by which Keras forgets them
+        options = {"dtype": "float32", "trainable": False, "autocast": False}
+        for name, value in arrays.items():
+            weight = self.add_weight(np.shape(value), "zeros", name=name, **options)
+            weight.assign(value)
+            self._arrays[name] = weight
+        self.predict_function = None  # it has the earlier weights
+
+    def save_own_variables(self, store: Any) -> None:
+        for name, weight in self._arrays.items():
+            store[name] = ops.convert_to_numpy(weight)
+
+    def load_own_variables(self, store: Any) -> None:
+        self.keep({name: np.asarray(store[name]) for name in store.keys()})

@@ -1,0 +1,122 @@
+"""Layers inside of layers: where each is, and another one in its place."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, StochasticLayer
+from tfp_ibnn.noise import Pass
+
+LEAVES = (StochasticLayer, *CONVERTIBLE, *CELLS, keras.layers.SpectralNormalization)
+"""What is not opened: it is stochastic, or can become so, or computes with a kernel inside."""
+
+Steps = tuple[str | int, ...]
+"""The way from a model to a layer inside: attributes, and places in lists and graphs."""
+
+
+class Place(NamedTuple):
+    """Where a layer is: the way there, the layers around it from the outermost on, and itself."""
+
+    steps: Steps
+    owners: tuple[keras.layers.Layer, ...]
+    layer: keras.layers.Layer
+
+    @property
+    def path(self) -> str:
+        """The names of the layers around it, less the model's, and its own."""
+        return "/".join(layer.name for layer in (*self.owners[1:], self.layer))
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """The input shape it was built for; None if it cannot be converted, or not be reached."""
+        if not isinstance(self.layer, (*CONVERTIBLE, *CELLS)) or not self.layer.built:
+            return None
+        is_hidden = keras_internals.HIDDEN in self.steps
+        return None if is_hidden else (self.layer.get_build_config() or {}).get("input_shape")
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether the graphs around it call it themselves, and have it in their configs."""
+        plain = all(map(keras_internals.is_plain_graph, self.owners[1:]))
+        return plain and set(self.steps[::2]) == {keras_internals.GRAPH}
+
+    @contextlib.contextmanager
+    def name_scope(self) -> Iterator[None]:
+        """Give variables that are made inside the paths of those that its owners made."""
+        with contextlib.ExitStack() as stack:
+            for owner in self.owners[1:]:
+                stack.enter_context(keras.name_scope(owner.name))
+            yield
+
+
+def places(model: keras.layers.Layer) -> dict[Steps, Place]:
+    """Return all layers inside of a model, each once, an owner before what it owns.
+
+    Stochastic layers are not opened, nor are those that can become one.
+    """
+    found: dict[Steps, Place] = {}
+    seen = {id(model)}
+
+    def visit(owners: tuple[keras.layers.Layer, ...], steps: Steps) -> None:
+        for key, layer in keras_internals.sublayers(owners[-1]).items():
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                found[(*steps, *key)] = Place((*steps, *key), owners, layer)
+                if not isinstance(layer, LEAVES):
+                    visit((*owners, layer), (*steps, *key))
+
+    visit((model,), ())
+    return found
+
+
+def replace(model: keras.layers.Layer, layers: Mapping[Steps, keras.layers.Layer]) -> None:
+    """Put built layers in the places of others, wherever in the model these are used."""
+    known = places(model)
+    swaps = {id(known[steps].layer): layer for steps, layer in layers.items()}
+    for owner in (model, *(place.layer for place in known.values())):
+        keras_internals.swap_sublayers(owner, swaps)
+
+
+def configs(model: keras.layers.Layer) -> list[tuple[Steps, dict[str, Any]]]:
+    """Return the configs of stochastic layers that the configs of the layers around them lack."""
+    saved = []
+    for place in places(model).values():
+        if isinstance(place.layer, StochasticLayer) and not place.in_graph:
+            config = keras.saving.serialize_keras_object(place.layer)
+            config["config"]["layer"] = None
+            saved.append((list(place.steps), config))
+    return saved
+
+
+def restore(model: keras.layers.Layer, saved: Sequence[tuple[Steps, dict[str, Any]]]) -> None:
+    """Make layers of a model stochastic again, from what `configs` returned."""
+    known, layers = places(model), {}
+    for steps, config in saved:
+        place = known[tuple(steps)]
+        if not isinstance(place.layer, StochasticLayer):
+            config = {**config, "config": {**config["config"], "layer": place.layer}}
+            with place.name_scope():
+                layers[place.steps] = keras.saving.deserialize_keras_object(config)
+    replace(model, layers)
+
+
+def called_inside(model: keras.layers.Layer) -> list[StochasticLayer]:
+    """Return the stochastic layers that other layers call, in loops perhaps."""
+    found = [x for x in places(model).values() if isinstance(x.layer, StochasticLayer)]
+    return [place.layer for place in found if not place.in_graph]
+
+
+def draw_ahead(
+    layers: Sequence[StochasticLayer], forward_pass: Pass, batch: Any, training: bool = False
+) -> None:
+    """Draw what layers need in a pass, for a batch of so many examples, before they are called.
+
+    What is drawn inside of a loop cannot leave it: neither to the next step nor to the loss.
+    """
+    count = batch if forward_pass.groups is None else forward_pass.groups
+    for layer in layers:
+        if layer.draws_ahead and forward_pass.recall(layer) is None:
+            layer.draw_for(forward_pass, count, None, training)

@@ -150,17 +150,26 @@ def test_a_message_tells_what_was_expected(running):
     client.close()
 
 
+def admitted(running, message):
+    """Return a connection whose request has a place; its body has begun to come."""
+    head = running.head(f"Expect: 100-continue\r\nContent-Length: {len(message)}")
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:  # a request of an earlier test may still have a place
+        connection = running.socket()
+        connection.sendall(head)
+        if connection.recv(1000).startswith(b"HTTP/1.1 100 "):
+            connection.sendall(message[:10])
+            return connection
+        connection.close()
+    raise TimeoutError("The server has no place for a request.")
+
+
 def test_a_full_server_says_so_and_loses_nothing(running, bank):
     body, right = bank.question(random.Random(0))
     message = json.dumps(body).encode()
-    held = [running.socket() for _ in range(ROOM)]
-    for connection in held:
-        connection.sendall(running.head(f"Content-Length: {len(message)}") + message[:10])
-    until = time.monotonic() + TIMEOUT
-    status = 200
-    while status == 200 and time.monotonic() < until:  # until all of them have come in
-        client = running.client()
-        status, content = running.ask(client, message)
+    held = [admitted(running, message) for _ in range(ROOM)]
+    client = running.client()
+    status, content = running.ask(client, message)
     assert status == 503
     assert "later" in content["error"]
     assert running.ask(running.client(), None, "", "GET")[0] == 200

@@ -153,6 +153,8 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
                     raise _cannot_copy(layer, reason)
         if isinstance(layer, inside.LEAVES):
             copied.set_weights(layer.get_weights())
+            for weight, own in zip(layer.weights, copied.weights, strict=True):
+                own.trainable = weight.trainable  # beside LoRA the kernel is not
         elif type(layer) is type(copied):
             store: dict[str, Any] = {}
             layer.save_own_variables(store)

@@ -45,7 +45,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
     pixel or step, (N, ..., K), has its positions in every entry. For regression the entries are
     `mean`, `epistemic` (the variance of the draws), `aleatoric` (the mean of the variances that a
-    `GaussianHead` predicts, 0 without one) and `total_variance`, the sum of both, each (N, D).
+    `GaussianHead` predicts, 0 without one) and `total_variance`, the sum of both, each (N, D). Of
+    several outputs there is such a dict for each, by name, and scores begin with the name.
 
     `evaluate` scores `mean`: accuracy, NLL, Brier score and ECE, or RMSE and, with a
     `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. `loss` is that NLL
@@ -57,11 +58,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
-        model: a built Keras model with stochastic layers and one output, a `TemperatureScaling`,
-            or a posterior over weights such as `DeepEnsemble`.
+        model: a built Keras model with stochastic layers, a `TemperatureScaling`, or a posterior
+            over weights such as `DeepEnsemble`.
         samples: number of draws; of a posterior with fewer weight sets, all of them.
-        head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
-            from the last layer and the loss the model is compiled with.
+        head: what the output means: "softmax", "sigmoid", "gaussian", "point", or a function that
+            makes a TFP distribution of it, as for `layers.DistributionNLL`; None finds out from the
+            last layer and the loss the model is compiled with. A dict for several outputs.
         from_logits: whether the output is logits; None finds out the same way.
         sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random, up to 65,536 draws).
         seed: of the draws, a whole number of 0 or above.

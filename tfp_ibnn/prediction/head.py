@@ -176,6 +176,13 @@ def predictive_of(
     return Several({n: _one_predictive(parts[n], heads[n], logits[n], remedy) for n in names})
 
 
+def check_one_output(kind: Predictive, what: str) -> None:
+    """Raise if a model has several outputs, or a likelihood of TFP's."""
+    if isinstance(kind, (Several, predictive.Distribution)):
+        plain = "one output of classes, answers or numbers: keras.Model(model.inputs, output)"
+        raise ValueError(f"{what} is for models with {plain}.")
+
+
 def _one_predictive(
     model: keras.Model, head: Any, from_logits: bool | None, remedy: str
 ) -> Predictive:

@@ -88,7 +88,8 @@ def test_what_is_trained_is_the_adapter_and_its_posterior():
     changed = {w.name for w in sto.weights if not np.array_equal(numpy(w), before[w.path])}
     assert changed >= set(names)
     assert "kernel" not in changed
-    np.testing.assert_array_equal(numpy(model.layers[0]._kernel), before["dense/kernel"])
+    (layer,) = model.layers
+    np.testing.assert_array_equal(numpy(layer._kernel), before[f"{layer.name}/kernel"])
 
 
 def test_files_and_averages(tmp_path):

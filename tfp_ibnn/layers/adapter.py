@@ -87,9 +87,9 @@ class StochasticAdapter(Stochastic):
 
     def fold(self) -> keras.layers.Layer:
         """Return a layer with LoRA, with the mean of z in the first kernel of its adapter."""
-        config = {**self.layer.get_config(), "lora_rank": self.rank, "lora_alpha": self.alpha}
-        copy = type(self.layer).from_config({**config, "name": self.name})
+        copy = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         copy.build(self._input_shape)
+        copy.enable_lora(self.rank, lora_alpha=self.alpha)
         first, second = (ops.convert_to_numpy(kernel) for kernel in self.kernels)
         mean = ops.convert_to_numpy(self.posterior.mean())
         copy.set_weights([*self.layer.get_weights(), first * mean, second])

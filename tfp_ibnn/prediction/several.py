@@ -41,6 +41,7 @@ class Several(Predictive):
         return {name: head.of_one(outputs[name]) for name, head in self.heads.items()}
 
     def scores(self) -> dict[str, list[keras.metrics.Metric]]:
+        """Return the metrics of each output, which begin with its name."""
         found = {name: head.scores() for name, head in self.heads.items()}
         for name, scores in found.items():
             for score in scores:

@@ -137,6 +137,7 @@ def test_weights_by_output_or_for_all(model):
     assert apart["size_rmse"] == pytest.approx(whole["size_rmse"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_added_metrics_see_the_means_by_name(model):
     mc = ibnn.MonteCarlo(model, samples=4, seed=0)
     mc.compile(metrics={"size": ["mae"]})
@@ -191,6 +192,15 @@ def test_a_subclass_has_several_outputs_by_its_heads():
         ibnn.MonteCarlo(sto, samples=2, head="softmax").predict(X, verbose=0)
     with pytest.raises(ValueError, match=r"outputs are \['kind', 'size'\], but `head` has"):
         ibnn.MonteCarlo(sto, samples=2, head={"kind": "softmax"}).predict(X, verbose=0)
+
+
+def test_a_loss_for_some_outputs_is_enough():
+    model = network()
+    model.compile("adam", {"kind": LOSS["kind"], "size": LOSS["size"]})
+    with pytest.raises(ValueError, match="unknown what the output of model 'count' means"):
+        ibnn.MonteCarlo(model)
+    heads = {"count": poisson, "kind": None, "size": None}
+    assert sorted(ibnn.MonteCarlo(model, samples=2, head=heads).at_mean(X)) == sorted(Y)
 
 
 @pytest.mark.skipif(JAX, reason="TensorFlow writes SavedModels")
@@ -333,6 +343,7 @@ def test_the_averaged_density_is_that_of_all_draws(make):
     assert scores["loss"] == pytest.approx(scores["nll"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_counts():
     keras.utils.set_random_seed(0)
     x = DATA.normal(size=(200, 2)).astype("float32")
@@ -341,7 +352,7 @@ def test_training_lowers_the_loss_of_counts():
     sto = ibnn.to_stochastic(model, ibnn.NormalAffine(seed=0), train_size=200)
     sto.compile(keras.optimizers.Adam(0.05), ibnn.layers.DistributionNLL(poisson))
     history = sto.fit(x, y, epochs=10, verbose=0).history["loss"]
-    assert history[-1] < history[0] - 0.2
+    assert history[-1] < history[0] - 0.1
 
 
 def test_what_is_wrong_with_a_likelihood_is_said():
@@ -396,6 +407,7 @@ def test_padding_does_not_count(tagger, weighted):
         assert others == pytest.approx(scores, rel=1e-5)  # of what is padding nothing matters
 
 
+@pytest.mark.slow
 def test_longer_batches_have_the_same_scores(tagger):
     mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
     longer = np.pad(IDS, ((0, 0), (0, 4))), np.pad(TAGS, ((0, 0), (0, 4)))

@@ -118,39 +118,27 @@ def named_outputs(model: keras.Model, outputs: Any) -> Any:
     return {name: named_outputs(model, outputs[name]) for name in outputs}
 
 
-def output_masks(model: keras.Model) -> Callable[[Any], Any] | None:
-    """Return what gives, for inputs, the masks of the outputs; None if they have none."""
+def output_masks(model: keras.Model) -> Callable[[Any], dict[str, Tensor]] | None:
+    """Return what gives, for inputs, the masks of outputs by name, "" for one; or None."""
     graph = functional_graph(unscaled(model))
-    tensors = [] if graph is None else graph.outputs
-    masks = [keras_internals.mask_of(x) for x in tensors]
-    fits = [
-        m is not None and len(m.shape) < len(x.shape) for m, x in zip(masks, tensors, strict=True)
-    ]
-    if not any(fits):
+    outputs = dict(zip(output_names(model) or [""], graph.outputs if graph else (), strict=False))
+    masks = {name: (keras_internals.mask_of(x), len(x.shape)) for name, x in outputs.items()}
+    masks = {n: m for n, (m, rank) in masks.items() if m is not None and len(m.shape) < rank}
+    if not masks:
         return None
-    names = output_names(model) or [None]
-    masked = {n: m for n, m, fit in zip(names, masks, fits, strict=True) if fit}
-    function = keras.Function(graph.inputs, masked)
-
-    def found(inputs: Any) -> Any:
-        values = function(keras_internals.graph_inputs(graph, inputs))
-        return {n: values.get(n) for n in names} if names != [None] else values[None]
-
-    return found
+    function = keras.Function(graph.inputs, masks)
+    return lambda inputs: function(keras_internals.graph_inputs(graph, inputs))
 
 
-def without_padding(mask: Tensor | None, weight: Any) -> Any:
-    """Return weights of 0 for what is masked; the mean of the others' factors is 1, as in Keras."""
-    if mask is None:
-        return weight
+def without_padding(mask: Tensor, weight: Any) -> Tensor:
+    """Return weights of 0 for what is masked; the others are larger by as much, as in Keras."""
     mask = ops.cast(mask, keras.config.floatx())
     mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
-    if weight is None:
+    weight = ops.cast(1 if weight is None else weight, mask.dtype)
+    if not weight.shape:
         return mask
-    weight = ops.cast(weight, mask.dtype)
-    return mask * ops.reshape(
-        weight, (*ops.shape(weight), *(1,) * (len(mask.shape) - len(weight.shape)))
-    )
+    shape = (*ops.shape(weight), *(1,) * (len(mask.shape) - len(weight.shape)))
+    return mask * ops.reshape(weight, shape)
 
 
 def predictive_of(
@@ -169,7 +157,9 @@ def predictive_of(
     logits = by_name("from_logits", from_logits, names, for_all=True)
     parts = dict.fromkeys(names, model)
     if graph is not None:
-        loss = by_name("loss", model.loss if model.compiled else None, names, for_all=True)
+        loss = model.loss if model.compiled else None
+        loss = {**dict.fromkeys(names), **loss} if isinstance(loss, Mapping) else loss
+        loss = by_name("loss", loss, names, for_all=True)
         for name, output in zip(names, graph.outputs, strict=True):
             parts[name] = keras.Model(graph.inputs, output, name=name)
             parts[name].compile(loss=loss[name])

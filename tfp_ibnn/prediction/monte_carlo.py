@@ -281,11 +281,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Return the weights of examples and positions, 0 for those that are padding."""
         if self._masks is None:
             return sample_weight
-        masks = self._masks(x)
-        if not isinstance(masks, dict):
-            return without_padding(masks, sample_weight)
-        given = by_name("sample_weight", sample_weight, [*masks], for_all=True)
-        return {name: without_padding(mask, given[name]) for name, mask in masks.items()}
+        several = isinstance(self._predictive, Several)
+        names = [*self._predictive.heads] if several else [""]
+        weights = by_name("sample_weight", sample_weight, names, for_all=True)
+        for name, mask in self._masks(x).items():
+            weights[name] = without_padding(mask, weights[name])
+        return weights if several else weights[""]
 
     def get_config(self) -> dict[str, Any]:
         head = keras.saving.serialize_keras_object(self.head)

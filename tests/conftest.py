@@ -6,10 +6,13 @@ import pytest
 # Folders and modules whose tests say something about the device they run on.
 OF_A_DEVICE = (
     "data/test_augmentation.py",
+    "decisions",
     "flows",
     "metrics/test_streaming.py",
     "metrics/test_temperature.py",
     "models",
+    "test_adapter.py",
+    "test_any_model.py",
     "test_backend.py",
     "test_checkpoint.py",
     "test_conversion.py",
@@ -27,6 +30,7 @@ OF_A_DEVICE = (
     "test_mnf.py",
     "test_monte_carlo.py",
     "test_noise.py",
+    "test_outputs.py",
     "test_noisy_convolution.py",
     "test_posteriors.py",
     "test_rank_one.py",

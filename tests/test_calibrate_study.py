@@ -8,6 +8,7 @@ import pytest
 
 import study_calibrate
 from experiments import calibrate_study as study
+from experiments import files
 
 pytestmark = pytest.mark.once
 
@@ -88,7 +89,8 @@ def test_regression_has_no_temperature():
 
 def test_pages_are_filled_by_kind():
     text = "a\n<!-- calibrate: unseen -->\nold\n<!-- end -->\nb"
-    filled = study.fill(text, [made("wine", 0, [2.0]), made("digits", 0, [2.0])])
+    records = [made("wine", 0, [2.0]), made("digits", 0, [2.0])]
+    filled = files.filled(text, "calibrate", study.tables(records))
     assert "wine 78" in filled
     assert study.PAIRS["digits"][0] not in filled
     assert filled.startswith("a\n<!-- calibrate: unseen -->\n|")
@@ -99,7 +101,8 @@ def test_pages_are_filled_by_kind():
 def test_tables_are_those_of_the_runs(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- calibrate: tuned -->" in text
-    assert study.fill(text, study.read(ROOT / study_calibrate.RESULTS)) == text
+    tables = study.tables(study.read(ROOT / study_calibrate.RESULTS))
+    assert files.filled(text, "calibrate", tables) == text
 
 
 @pytest.mark.parametrize("name", ["digits", "lstm", "efficientnet", "cancer", "wine", "diabetes"])

@@ -8,7 +8,7 @@ import pytest
 
 import reproduce
 import study_novelty
-from experiments import calibrate_study, novelty_tables
+from experiments import calibrate_study, files, novelty_tables
 from experiments import novelty_study as study
 
 pytestmark = pytest.mark.once
@@ -81,7 +81,8 @@ def test_the_tables_are_those_of_the_stored_runs(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     blank = re.sub("(<!-- novelty: .* -->\n)[^<]*", r"\1old\n", text)
     assert blank != text
-    assert novelty_tables.fill(blank, study.read(ROOT / study_novelty.RESULTS)) == text
+    tables = novelty_tables.tables(study.read(ROOT / study_novelty.RESULTS))
+    assert files.filled(blank, "novelty", tables) == text
 
 
 def test_a_quick_run_is_stored_and_not_repeated(eagerly, monkeypatch, tmp_path, capsys):

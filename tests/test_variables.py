@@ -129,13 +129,14 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
-            self.memory = keras.layers.GRU(2)
+            self.memory, self.head = keras.layers.GRU(2), keras.layers.Dense(2)
 
         def call(self, x):
-            return self.memory(x[:, 0])
+            return self.head(self.memory(x[:, 0]))
 
     own = Own()
     own(X)
+    own.head.enable_lora(1)
     own = ibnn.to_stochastic(own, ibnn.NormalAffine(), train_size=12)
     own(X, training=True)
 

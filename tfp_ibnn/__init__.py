@@ -13,6 +13,7 @@ from tfp_ibnn import layers as layers
 from tfp_ibnn import metrics as metrics
 from tfp_ibnn import models as models
 from tfp_ibnn import noise as noise
+from tfp_ibnn._core.backend import tfd as tfd
 from tfp_ibnn.calibration import calibrate as calibrate
 from tfp_ibnn.conversion import to_deterministic as to_deterministic
 from tfp_ibnn.conversion import to_stochastic as to_stochastic

@@ -6,7 +6,6 @@ run; the tables are made from it.
 """
 
 import json
-import re
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -240,20 +239,14 @@ def table(records, names):
     return "\n\n".join(([markdown_table(pd.DataFrame(lines))] if lines else []) + missing)
 
 
-def fill(text, records):
-    """Return a page with the tables between `<!-- calibrate: KIND -->` and `<!-- end -->`."""
+def tables(records):
+    """Return the tables of pages: pairs that `calibrate` was tuned on, and others."""
     kinds = {"unseen": UNSEEN, "tuned": [name for name in PAIRS if name not in UNSEEN]}
-    return re.sub(
-        r"(<!-- calibrate: (unseen|tuned) -->\n).*?(<!-- end -->)",
-        lambda match: f"{match[1]}{table(records, kinds[match[2]])}\n{match[3]}",
-        text,
-        flags=re.DOTALL,
-    )
+    return {kind: table(records, names) for kind, names in kinds.items()}
 
 
 def write_tables(folder, *pages):
     """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
     records = read(folder)
     files.write_text(Path(folder) / "table.md", table(records, PAIRS) + "\n")
-    for page in map(Path, pages):
-        files.write_text(page, fill(page.read_text(encoding="utf-8"), records))
+    files.fill_tables(pages, "calibrate", tables(records))

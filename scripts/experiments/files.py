@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 from tfp_ibnn.training import replacing
 
@@ -16,6 +17,21 @@ except ImportError:  # on Windows, where nothing is locked
 def write_text(path, text):
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def filled(text, tag, tables):
+    """Return a page with tables, by name, between `<!-- TAG: NAME -->` and `<!-- end -->`."""
+    return re.sub(
+        rf"(<!-- {tag}: ([^>]+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{tables.get(match[2], 'Not run yet.')}\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def fill_tables(pages, tag, tables):
+    for page in map(Path, pages):
+        write_text(page, filled(page.read_text(encoding="utf-8"), tag, tables))
 
 
 def write_json(path, content):

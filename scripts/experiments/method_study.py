@@ -46,7 +46,7 @@ class Problem:
             few = [(x[:100], y[:100]) for x, y in (self.train, self.validation, self.test)]
             self.train, self.validation, self.test = few
             self.epochs, self.draws, self.cycles = 1, 4, 1
-        self.others = self._others(data_dir)
+        self.others, self.shifted_labels = self._others(data_dir), self.test[1]
 
     def inputs(self):
         """Return all inputs: of training, validation and test, then OOD and corrupted ones."""
@@ -116,7 +116,7 @@ class Problem:
         y, temperature = self.test[1], best_temperature(held, self.validation[1])
         ood, corrupted = self.others
         auroc = None if ood is None else ibnn.metrics.auroc(entropy(test), entropy(predict(ood)))
-        shifted = [nll(predict(x), y[: len(x)]) for x in corrupted]
+        shifted = [nll(predict(x), self.shifted_labels[: len(x)]) for x in corrupted]
         return {
             "accuracy": float(np.mean(test.argmax(-1) == y)),
             "NLL": nll(test, y),

@@ -14,14 +14,16 @@ OVERVIEW = ("NLL", "NLL, T", "AUROC")
 SHORT = {"fashion_lenet": "Fashion", "cifar_lenet": "CIFAR", "cifar_vgg16": "VGG16"}
 
 
-def table(records, pair):
+def table(records, pair, title=None):
     """Return a Markdown table of all methods of a pair: means and standard deviations."""
     records = [record for record in records if record["pair"] == pair]
     rows = [
-        {"method": name, **row} for record in records for name, row in record["methods"].items()
+        {"method": name, **row}
+        for record in records
+        for name, row in record.get("methods", {}).items()
     ]
     if not rows:
-        return f"Not run yet: {PAIRS[pair][0]}."
+        return f"Not run yet: {title or PAIRS[pair][0]}."
     cells = []
     for name, group in pd.DataFrame(rows).groupby("method", sort=False):
         line = {"method": name}
@@ -60,11 +62,4 @@ def write_tables(folder, *pages):
     files.write_text(Path(folder) / "table.md", "\n".join(parts))
     if pages:
         tables["all"] = overview(records)
-    for page in map(Path, pages):
-        text = page.read_text(encoding="utf-8")
-        for name, content in tables.items():
-            begin, end = f"<!-- methods: {name} -->\n", "<!-- end -->"
-            if begin in text:
-                before, rest = text.split(begin, 1)
-                text = before + begin + content + "\n" + end + rest.split(end, 1)[1]
-        files.write_text(page, text)
+    files.fill_tables(pages, "methods", tables)

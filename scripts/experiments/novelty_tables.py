@@ -1,6 +1,5 @@
 """The tables of the study of novelty."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -116,21 +115,9 @@ def tables(records):
     return found
 
 
-def fill(text, records):
-    """Return a page with the tables between `<!-- novelty: NAME -->` and `<!-- end -->`."""
-    found = tables(records)
-    return re.sub(
-        r"(<!-- novelty: ([^>]+) -->\n).*?(<!-- end -->)",
-        lambda match: f"{match[1]}{found.get(match[2], 'Not run yet.')}\n{match[3]}",
-        text,
-        flags=re.DOTALL,
-    )
-
-
 def write_tables(folder, *pages):
     """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    records = read(folder)
-    parts = [f"## {name}\n\n{text}\n" for name, text in tables(records).items()]
+    found = tables(read(folder))
+    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
     files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    for page in map(Path, pages):
-        files.write_text(page, fill(page.read_text(encoding="utf-8"), records))
+    files.fill_tables(pages, "novelty", found)

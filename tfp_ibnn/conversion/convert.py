@@ -12,6 +12,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.conversion.copying import copy_of, is_opened
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.layers.adapter import has_adapter
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, check_train_size
 from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.inside import Steps, places, replace
@@ -85,22 +86,24 @@ def to_stochastic(
     for place in known:
         names = (place.layer.name, place.path)
         pattern = next((p for p in templates if any(re.fullmatch(p, x) for x in names)), None)
-        # A cell has several kernels, which only posteriors over z know how to multiply.
-        fits = not isinstance(place.layer, CELLS) or hasattr(templates.get(pattern), "transform")
+        # Of several kernels only posteriors over z know what to multiply.
+        is_plain = not isinstance(place.layer, CELLS) and not has_adapter(place.layer)
+        fits = is_plain or hasattr(templates.get(pattern), "transform")
         if pattern is not None and place in convertible and fits:
             chosen[place.steps] = pattern
         elif pattern is not None and not isinstance(place.layer, _SILENT):
             own = keras_internals.own_trainable_variables(place.layer)
             if id(place.layer) not in reached and any(weight.trainable for weight in own):
-                passed_over.append(f"{place.path} ({type(place.layer).__name__})")
+                hint = "" if fits else ", which needs a posterior over z"
+                passed_over.append(f"{place.path} ({type(place.layer).__name__}{hint})")
     remedy = (
         f"cannot be converted: {', '.join(passed_over)}. To make one stochastic, put "
         "`ibnn.Stochastic(layer, posterior, train_size)` in its place, if it has one input, or "
         "use `ibnn.StochasticDense` inside a layer of your own."
     )
+    more = f" These layers {remedy}" if passed_over else ""
     if not convertible:
         kinds = ", ".join(kind.__name__ for kind in (*CONVERTIBLE, *CELLS))
-        more = f" These layers {remedy}" if passed_over else ""
         raise ValueError(f"`model` has no layer to convert. Those that can be are {kinds}.{more}")
     used = {*chosen.values(), *([_REST] if chosen else ())}
     unused = [pattern for pattern in templates if pattern not in used]
@@ -108,7 +111,7 @@ def to_stochastic(
         names = ", ".join(place.path for place in convertible)
         raise ValueError(
             f"`posterior` has the pattern {unused[0]!r}, which converts no layer. It must be the "
-            f"first to match a whole name or path. Those that can be converted: {names}."
+            f"first to match a whole name or path. Those that can be converted: {names}.{more}"
         )
     at_depth = {pattern: one.at_depth(len(chosen)) for pattern, one in templates.items()}
     copies, converted = places(copied), {}

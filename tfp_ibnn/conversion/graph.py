@@ -64,20 +64,21 @@ class Graph:
         if self._functional is None:
             return
         steps: list[_Step] = []
-        (self._output,) = self._open(self._functional, (), steps)
+        self._outputs = self._open(self._functional, (), steps)
         self._inputs = [self._number((), x) for x in self._functional.inputs]
         noisy: set[int] = set()
         for step in steps:
             if is_noisy(step.node.operation) or noisy.intersection(step.sources):
                 noisy.update(step.results)
-        needed = {self._output}
+        needed = set(self._outputs)
         for step in reversed(steps):
             if needed.intersection(step.results):
                 needed.update(step.sources)
         steps = [step for step in steps if needed.intersection(step.results)]
         self._before = [step for step in steps if not noisy.intersection(step.results)]
         self._after = [step for step in steps if noisy.intersection(step.results)]
-        self._frontier = {x for step in self._after for x in step.sources} | {self._output}
+        self._frontier = {x for step in self._after for x in step.sources}
+        self._frontier.update(self._outputs)
         self.layers = [step.node.operation for step in steps]
         self.is_noisy, self._noisy = bool(self._after), noisy
         nodes = [step.node for step in self._after]
@@ -121,14 +122,15 @@ class Graph:
         batched = {n: x for n, x in values.items() if n not in self._without_batch}
         return {**values, **keras.tree.map_structure(lambda x: _repeat(x, times), batched)}
 
-    def suffix(self, values: dict[int, Any], call: Call) -> Tensor:
-        """Run the rest on what `prefix` or `repeat` returned; return the model's output."""
+    def suffix(self, values: dict[int, Any], call: Call) -> Any:
+        """Run the rest on what `prefix` or `repeat` returned; return the model's output, or all."""
         if self._functional is None:
             return call(self._model, values[0])
         values = dict(values)
         for step in self._after:
             step.run(values, call)
-        return values[self._output]
+        outputs = [values[number] for number in self._outputs]
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _number(self, place: tuple[int, ...], tensor: Any) -> int:
         return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))

@@ -1,48 +1,26 @@
 """Stochastic layers, the model that holds them, and the switches of their noise."""
 
-from tfp_ibnn.layers.base import StochasticLayer
-from tfp_ibnn.layers.control import freeze, noise_off, set_noise, stochastic_layers, unfreeze
-from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
-from tfp_ibnn.layers.mean_field import MeanFieldLayer
-from tfp_ibnn.layers.mnf import MNFLayer
-from tfp_ibnn.layers.model import StochasticModel
-from tfp_ibnn.layers.multiplicative import Stochastic
-from tfp_ibnn.layers.named import (
-    Conv1DFlipout,
-    Conv1DReparameterization,
-    Conv2DFlipout,
-    Conv2DReparameterization,
-    Conv3DFlipout,
-    Conv3DReparameterization,
-    DenseFlipout,
-    DenseLocalReparameterization,
-    DenseReparameterization,
-    StochasticConv2D,
-    StochasticDense,
-)
-
-__all__ = [
-    "Conv1DFlipout",
-    "Conv1DReparameterization",
-    "Conv2DFlipout",
-    "Conv2DReparameterization",
-    "Conv3DFlipout",
-    "Conv3DReparameterization",
-    "DenseFlipout",
-    "DenseLocalReparameterization",
-    "DenseReparameterization",
-    "GaussianHead",
-    "GaussianNLL",
-    "MNFLayer",
-    "MeanFieldLayer",
-    "Stochastic",
-    "StochasticConv2D",
-    "StochasticDense",
-    "StochasticLayer",
-    "StochasticModel",
-    "freeze",
-    "noise_off",
-    "set_noise",
-    "stochastic_layers",
-    "unfreeze",
-]
+from tfp_ibnn.layers.base import StochasticLayer as StochasticLayer
+from tfp_ibnn.layers.control import freeze as freeze
+from tfp_ibnn.layers.control import noise_off as noise_off
+from tfp_ibnn.layers.control import set_noise as set_noise
+from tfp_ibnn.layers.control import stochastic_layers as stochastic_layers
+from tfp_ibnn.layers.control import unfreeze as unfreeze
+from tfp_ibnn.layers.heads import DistributionNLL as DistributionNLL
+from tfp_ibnn.layers.heads import GaussianHead as GaussianHead
+from tfp_ibnn.layers.heads import GaussianNLL as GaussianNLL
+from tfp_ibnn.layers.mean_field import MeanFieldLayer as MeanFieldLayer
+from tfp_ibnn.layers.mnf import MNFLayer as MNFLayer
+from tfp_ibnn.layers.model import StochasticModel as StochasticModel
+from tfp_ibnn.layers.multiplicative import Stochastic as Stochastic
+from tfp_ibnn.layers.named import Conv1DFlipout as Conv1DFlipout
+from tfp_ibnn.layers.named import Conv1DReparameterization as Conv1DReparameterization
+from tfp_ibnn.layers.named import Conv2DFlipout as Conv2DFlipout
+from tfp_ibnn.layers.named import Conv2DReparameterization as Conv2DReparameterization
+from tfp_ibnn.layers.named import Conv3DFlipout as Conv3DFlipout
+from tfp_ibnn.layers.named import Conv3DReparameterization as Conv3DReparameterization
+from tfp_ibnn.layers.named import DenseFlipout as DenseFlipout
+from tfp_ibnn.layers.named import DenseLocalReparameterization as DenseLocalReparameterization
+from tfp_ibnn.layers.named import DenseReparameterization as DenseReparameterization
+from tfp_ibnn.layers.named import StochasticConv2D as StochasticConv2D
+from tfp_ibnn.layers.named import StochasticDense as StochasticDense

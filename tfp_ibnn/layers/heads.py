@@ -1,6 +1,7 @@
 """A regression head that predicts mean and spread, and its loss."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -76,6 +77,52 @@ class GaussianNLL(keras.losses.Loss):
         return gaussian_nll(matched(y_true, loc), loc, ops.square(scale))
 
 
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class DistributionNLL(keras.losses.Loss):
+    """Negative log-likelihood of targets under the distributions that a function makes, in nats.
+
+    A network that is compiled with it is averaged by `MonteCarlo` as such distributions too.
+
+    Args:
+        make: function of the outputs (..., P) that returns a TFP distribution of the targets, with
+            the batch shape (...), or (..., D) for D independent numbers, whose losses are summed.
+            `ibnn.tfd` are TFP's distributions for the backend in use. Register the function by
+            `keras.saving.register_keras_serializable` for `.keras` files.
+        name: of the loss.
+        **kwargs: those of `keras.losses.Loss`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> counts = ibnn.layers.DistributionNLL(lambda x: ibnn.tfd.Poisson(log_rate=x))
+        >>> float(counts(keras.ops.array([[0.0]]), keras.ops.array([[0.0]])))
+        1.0
+    """
+
+    def __init__(
+        self, make: Callable[[Tensor], Any], name: str = "distribution_nll", **kwargs: Any
+    ) -> None:
+        super().__init__(name=name, **kwargs)
+        self.make = keras.saving.deserialize_keras_object(make) if isinstance(make, dict) else make
+        if not callable(self.make):
+            raise ValueError(f"`make` must be a function of the outputs; got {make!r}.")
+
+    def call(self, y_true: Any, y_pred: Any) -> Tensor:
+        """Return the loss of each example."""
+        outputs = ops.convert_to_tensor(y_pred)
+        found = self.make(outputs)
+        like = keras.KerasTensor((*found.batch_shape, *found.event_shape), outputs.dtype)
+        return -log_prob(found, matched(y_true, like), outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "make": keras.saving.serialize_keras_object(self.make)}
+
+
+def log_prob(distribution: Any, y: Tensor, outputs: Tensor) -> Tensor:
+    """Return the log-density of y, summed over independent numbers, for outputs (..., P)."""
+    value = distribution.log_prob(y)
+    return ops.sum(value, axis=-1) if len(value.shape) == len(outputs.shape) else value
+
+
 def gaussian_nll(y: Tensor, loc: Tensor, variance: Tensor) -> Tensor:
     """Return minus the log-density of y (..., D) under independent Gaussians, summed over D."""
     distance = ops.square(y - loc) / variance
@@ -87,6 +134,8 @@ def matched(y_true: Any, like: Tensor) -> Tensor:
     y_true = ops.cast(y_true, like.dtype)
     if len(y_true.shape) == len(like.shape) - 1 and like.shape[-1] == 1:
         y_true = y_true[..., None]
+    elif len(y_true.shape) == len(like.shape) + 1 and y_true.shape[-1] == 1:
+        y_true = y_true[..., 0]
     shape, wanted = tuple(y_true.shape), tuple(like.shape)
     unlike = len(shape) != len(wanted)
     if unlike or any(x != y and None not in (x, y) for x, y in zip(shape, wanted, strict=True)):

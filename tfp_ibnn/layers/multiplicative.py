@@ -74,6 +74,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
+        if noise == "position" and type(self).draws_ahead is True:
+            got = f"{type(layer).__name__}, named {layer.name!r}"
+            raise ValueError(f"`noise` must be 'channel' for {got}.")
         if self._both and not (isinstance(layer, base.CONVERTIBLE) and noise == "channel"):
             wanted = "`sides='both'` is for Dense layers and convolutions with noise='channel'"
             got = f"{type(layer).__name__} with noise={noise!r}. Use sides='input'"
@@ -97,17 +100,17 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if not self.layer.built:
             self.layer.build(input_shape)
         self._channels = channels
-        self.posterior.build((None, channels + self._more_channels(input_shape)))
+        self.posterior.build((None, self._latent_channels(input_shape)))
         super().build(input_shape)
 
-    def _more_channels(self, input_shape: tuple[int | None, ...]) -> int:
-        """Return how many channels the posterior has beside those of the input."""
+    def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
+        """Return how many channels the posterior has."""
         if not self._both:
-            return 0
+            return self._channels
         shape = self.layer.compute_output_shape(input_shape)
         outputs = shape[self._channel_axis(len(shape))]
         self._output_factors(np.ones(outputs))
-        return outputs
+        return self._channels + outputs
 
     def draw(
         self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
@@ -207,7 +210,11 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         inputs = self._multiply(inputs, z[..., :size], shared)
         linear = {"bias": None, "use_bias": False, "activation": None}
         outputs = keras_internals.call_with(layer, inputs, **linear)
-        outputs = self._multiply(outputs, z[..., size:], shared)
+        return self._finish(self._multiply(outputs, z[..., size:], shared))
+
+    def _finish(self, outputs: Tensor) -> Tensor:
+        """Return what the layer makes of what its kernel gave, by bias and activation."""
+        layer = self.layer
         if layer.bias is not None:
             bias, rank = ops.cast(layer.bias, outputs.dtype), len(outputs.shape)
             first = self._channel_axis(rank) == 1 and rank > 2

@@ -43,8 +43,8 @@ class StochasticCell(Stochastic, keras_internals.DropoutRNNCell):
         """That of the cell; Keras looks for it in `dir(cell)`."""
         return self.layer.state_size
 
-    def _more_channels(self, input_shape: tuple[int | None, ...]) -> int:
-        return self.layer.units
+    def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
+        return self._channels + self.layer.units
 
     def call(
         self, inputs: Tensor, states: Any, training: bool | None = None

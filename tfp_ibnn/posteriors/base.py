@@ -11,6 +11,7 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
+from tfp_ibnn.layers.adapter import StochasticAdapter, has_adapter
 from tfp_ibnn.layers.base import CELLS
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.layers.recurrent import StochasticCell
@@ -284,7 +285,8 @@ class Posterior(Template):
         return {**super().get_config(), "prior": self._given_prior, "prior_scale": scale}
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> Stochastic:
-        kind = StochasticCell if isinstance(layer, CELLS) else Stochastic
+        kind = StochasticAdapter if has_adapter(layer) else Stochastic
+        kind = StochasticCell if isinstance(layer, CELLS) else kind
         return kind(layer, self, train_size, **options)
 
     @property

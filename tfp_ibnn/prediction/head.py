@@ -1,17 +1,20 @@
 """Find the network behind a model that predicts, and what its output means."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-from keras import layers, losses
+from keras import layers, losses, ops
 
 from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
-from tfp_ibnn.layers.heads import GaussianHead, GaussianNLL
-from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point, Predictive
+from tfp_ibnn.layers.heads import DistributionNLL, GaussianHead, GaussianNLL
+from tfp_ibnn.prediction import predictive
+from tfp_ibnn.prediction.predictive import Predictive
+from tfp_ibnn.prediction.several import Several, by_name
 
 _HEADS = ("softmax", "sigmoid", "gaussian", "point")
 
@@ -53,7 +56,9 @@ class PredictionWrapper:
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> keras.Model:
         """Return a model from what `get_config` gave."""
         load = keras.saving.deserialize_keras_object
-        return cls(**{**config, "model": load(config["model"], custom_objects=custom_objects)})
+        parts = {name: config[name] for name in ("model", "head") if name in config}
+        made = {name: load(part, custom_objects=custom_objects) for name, part in parts.items()}
+        return cls(**{**config, **made})
 
 
 class ScaledModel(PredictionWrapper):
@@ -84,26 +89,97 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
     if not network.built or not all(layer.built for layer in stochastic_layers(network)):
         raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
     graph = functional_graph(unscaled(network))
-    if graph is not None and len(graph.outputs) != 1:
-        count, each = len(graph.outputs), "keras.Model(model.inputs, model.outputs[i])"
-        raise ValueError(f"{network.name!r} has {count} outputs; MonteCarlo takes one: {each}.")
     if dropout and graph is None:
         kind = f"{network.name!r}, a {type(network).__name__}"
         raise ValueError(f"`dropout` is for Functional and Sequential models, not for {kind}.")
     return network
 
 
+def output_names(model: keras.Model) -> list[str]:
+    """Return the names of a model's outputs, in order, if there are several and they are known."""
+    graph = functional_graph(unscaled(model))
+    if graph is None or len(graph.outputs) == 1:
+        return []
+    if not isinstance(graph.output, dict):
+        names = graph.output_names
+        return names if len(set(names)) == len(names) else [f"{i}" for i in range(len(names))]
+    numbered = keras.tree.pack_sequence_as(graph.output, list(range(len(graph.outputs))))
+    return sorted(numbered, key=numbered.get)
+
+
+def named_outputs(model: keras.Model, outputs: Any) -> Any:
+    """Return a network's output in full precision; of several, a dict by their names."""
+    if ops.is_tensor(outputs):
+        dtype = keras.backend.standardize_dtype(outputs.dtype)
+        return ops.cast(outputs, checks.full_precision(dtype))
+    if not isinstance(outputs, Mapping):
+        names = output_names(model) or map(str, range(len(outputs)))
+        outputs = dict(zip(names, outputs, strict=True))
+    return {name: named_outputs(model, outputs[name]) for name in outputs}
+
+
+def output_masks(model: keras.Model) -> Callable[[Any], dict[str, Tensor]] | None:
+    """Return what gives, for inputs, the masks of outputs by name, "" for one; or None."""
+    graph = functional_graph(unscaled(model))
+    outputs = dict(zip(output_names(model) or [""], graph.outputs if graph else (), strict=False))
+    masks = {name: (keras_internals.mask_of(x), len(x.shape)) for name, x in outputs.items()}
+    masks = {n: m for n, (m, rank) in masks.items() if m is not None and len(m.shape) < rank}
+    if not masks:
+        return None
+    function = keras.Function(graph.inputs, masks)
+    return lambda inputs: function(keras_internals.graph_inputs(graph, inputs))
+
+
+def without_padding(mask: Tensor, weight: Any) -> Tensor:
+    """Return weights of 0 for what is masked; the others are larger by as much, as in Keras."""
+    mask = ops.cast(mask, keras.config.floatx())
+    mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
+    weight = ops.cast(1 if weight is None else weight, mask.dtype)
+    if not weight.shape:
+        return mask
+    shape = (*ops.shape(weight), *(1,) * (len(mask.shape) - len(weight.shape)))
+    return mask * ops.reshape(weight, shape)
+
+
 def predictive_of(
-    model: keras.Model,
-    head: str | None = None,
-    from_logits: bool | None = None,
-    remedy: str = _REMEDY,
+    model: keras.Model, head: Any = None, from_logits: Any = None, remedy: str = _REMEDY
 ) -> Predictive:
-    """Return what a model's one output predicts: from what is given, its last layer, its loss.
+    """Return what a model predicts: from what is given, its last layer, its loss.
 
     `remedy` is what to write where these are not enough.
     """
-    if head is not None:
+    names, graph = output_names(model), functional_graph(unscaled(model))
+    if graph is None and isinstance(head, Mapping):
+        names = list(head)
+    if not names:
+        return _one_predictive(model, head, from_logits, remedy)
+    heads = by_name("head", head, names, for_all=True)
+    logits = by_name("from_logits", from_logits, names, for_all=True)
+    parts = dict.fromkeys(names, model)
+    if graph is not None:
+        loss = model.loss if model.compiled else None
+        loss = {**dict.fromkeys(names), **loss} if isinstance(loss, Mapping) else loss
+        loss = by_name("loss", loss, names, for_all=True)
+        for name, output in zip(names, graph.outputs, strict=True):
+            parts[name] = keras.Model(graph.inputs, output, name=name)
+            parts[name].compile(loss=loss[name])
+    return Several({n: _one_predictive(parts[n], heads[n], logits[n], remedy) for n in names})
+
+
+def check_one_output(kind: Predictive, what: str) -> None:
+    """Raise if a model has several outputs, or a likelihood of TFP's."""
+    if isinstance(kind, (Several, predictive.Distribution)):
+        plain = "one output of classes, answers or numbers: keras.Model(model.inputs, output)"
+        raise ValueError(f"{what} is for models with {plain}.")
+
+
+def _one_predictive(
+    model: keras.Model, head: Any, from_logits: bool | None, remedy: str
+) -> Predictive:
+    """Return what a model's one output predicts."""
+    if isinstance(head, Mapping):
+        raise ValueError(f"`head` is a dict, but model {model.name!r} has one output.")
+    if head is not None and not callable(head):
         checks.one_of("head", head, _HEADS)
     given, activation = head, activation_of(model)
     contradiction = f"`from_logits` is {from_logits}, but model {model.name!r}"
@@ -135,6 +211,8 @@ def predictive_of(
             f"It is unknown what the output of model {model.name!r} means: its last layer "
             f"({activation or 'unknown'}) has no softmax or sigmoid, and {cause}. {remedy}"
         )
+    if callable(head):
+        return predictive.Distribution(head)
     if head in ("gaussian", "point"):
         if from_logits is not None and given is None:
             raise ValueError(
@@ -142,13 +220,14 @@ def predictive_of(
             )
         if head == "gaussian" and width is not None and width % 2:
             raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
-        return Gaussian() if head == "gaussian" else Point()
+        return predictive.Gaussian() if head == "gaussian" else predictive.Point()
     if from_logits is None:
         from_logits = loss_logits
         if not from_logits and activation == "linear":
             remedy = "Say from_logits=True, or compile the model with such a loss."
             raise ValueError(f"The output of {model.name!r} is linear: is it logits? {remedy}")
-    return Categorical(from_logits) if head == "softmax" else Labels(from_logits)
+    kind = predictive.Categorical if head == "softmax" else predictive.Labels
+    return kind(from_logits)
 
 
 def activation_of(model: keras.Model) -> str | None:
@@ -189,8 +268,10 @@ def is_loss(loss: Any, kind: type) -> bool:
     return isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss)
 
 
-def _head_of_loss(loss: Any) -> tuple[str | None, bool | None]:
+def _head_of_loss(loss: Any) -> tuple[Any, bool | None]:
     """Return the head that goes with a loss, and its `from_logits`."""
     loss = losses.get(loss) if isinstance(loss, str) else loss
+    if isinstance(loss, DistributionNLL):
+        return loss.make, None
     found = [head for kind, head in _HEAD_OF_LOSS.items() if is_loss(loss, kind)]
     return (found[0], getattr(loss, "from_logits", False)) if found else (None, None)

@@ -16,11 +16,17 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
-from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
+from tfp_ibnn.prediction import validation
+from tfp_ibnn.prediction.head import (
+    PredictionWrapper,
+    check_model,
+    output_masks,
+    predictive_of,
+    without_padding,
+)
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
-
-_NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then give from_logits=True)"
+from tfp_ibnn.prediction.several import Several, by_name
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -39,7 +45,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
     pixel or step, (N, ..., K), has its positions in every entry. For regression the entries are
     `mean`, `epistemic` (the variance of the draws), `aleatoric` (the mean of the variances that a
-    `GaussianHead` predicts, 0 without one) and `total_variance`, the sum of both, each (N, D).
+    `GaussianHead` predicts, 0 without one) and `total_variance`, the sum of both, each (N, D). Of
+    several outputs there is such a dict for each, by name, and scores begin with the name.
 
     `evaluate` scores `mean`: accuracy, NLL, Brier score and ECE, or RMSE and, with a
     `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. `loss` is that NLL
@@ -51,11 +58,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     tolerance, in batches and chunks of any size, compiled or not, on every backend.
 
     Args:
-        model: a built Keras model with stochastic layers and one output, a `TemperatureScaling`,
-            or a posterior over weights such as `DeepEnsemble`.
+        model: a built Keras model with stochastic layers, a `TemperatureScaling`, or a posterior
+            over weights such as `DeepEnsemble`.
         samples: number of draws; of a posterior with fewer weight sets, all of them.
-        head: what the output means: "softmax", "sigmoid", "gaussian" or "point"; None finds out
-            from the last layer and the loss the model is compiled with.
+        head: what the output means: "softmax", "sigmoid", "gaussian", "point", or a function that
+            makes a TFP distribution of it, as for `layers.DistributionNLL`; None finds out from the
+            last layer and the loss the model is compiled with. A dict for several outputs.
         from_logits: whether the output is logits; None finds out the same way.
         sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random, up to 65,536 draws).
         seed: of the draws, a whole number of 0 or above.
@@ -86,8 +94,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         model: keras.Model | WeightPosterior,
         samples: int = 128,
         *,
-        head: str | None = None,
-        from_logits: bool | None = None,
+        head: Any = None,
+        from_logits: Any = None,
         sampling: str = "iid",
         seed: int | None = None,
         independent: bool = False,
@@ -135,6 +143,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         self._key = self.add_weight(shape=(2,), name="key", **integers)
         self._batch = self.add_weight(shape=(), name="batch", **integers)
         self._predictive, self._scores = predictive, predictive.scores()
+        self._masks = output_masks(network)
         self.built = True
         self.resample()
         self.compile()
@@ -164,15 +173,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
         """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
-        return self._of_one(self._sampler.draw(inputs, ops.cast(self._key, "int32"), number))
+        outputs = self._sampler.draw(inputs, ops.cast(self._key, "int32"), number)
+        return self._predictive.of_one(outputs)
 
     def at_mean(self, inputs: Any) -> dict[str, Tensor]:
         """Return the output of the network without noise, with every z at its posterior mean."""
-        return self._of_one(self._sampler.at_mean(inputs))
-
-    def _of_one(self, outputs: Tensor) -> dict[str, Tensor]:
-        draws, within = self._predictive.draws(outputs)
-        return {"mean": self._predictive.public(draws)[0], "aleatoric": within[0]}
+        return self._predictive.of_one(self._sampler.at_mean(inputs))
 
     def compute_output_spec(self, inputs: Any) -> Any:
         raise NotImplementedError("MonteCarlo is called on data, not in a Functional model.")
@@ -202,7 +208,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     @contextlib.contextmanager
     def _checked(self, x: Any, y: Any = None) -> Iterator[bool]:
         """Check the input, and draw new networks; give whether there are examples."""
-        has_examples = _check_input(x, y)
+        has_examples = validation.check_input(x, y)
         self.resample()
         with keras_internals.values_kept(self.variables):
             yield has_examples
@@ -212,15 +218,19 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         with self._checked(x) as has_examples:
             if not has_examples:  # of which Keras makes no batch
                 return self.predict_on_batch(x)
-            return _checked_prediction(self.inner.name, super().predict(x, *args, **kwargs))
+            return validation.checked_prediction(
+                self.inner.name, super().predict(x, *args, **kwargs)
+            )
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
         with self._checked(x) as has_examples:
             if has_examples:
-                return _checked_prediction(self.inner.name, super().predict_on_batch(x))
+                return validation.checked_prediction(self.inner.name, super().predict_on_batch(x))
             # Not every layer takes an empty batch; of a made-up example no row is returned.
-            prediction = super().predict_on_batch(keras.tree.map_structure(_example_like, x))
-            return {key: np.asarray(value)[:0] for key, value in prediction.items()}
+            prediction = super().predict_on_batch(
+                keras.tree.map_structure(validation.example_like, x)
+            )
+            return keras.tree.map_structure(lambda value: np.asarray(value)[:0], prediction)
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
         """Score the averaged prediction; `allow_nan` returns NaN scores instead of an error."""
@@ -228,12 +238,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             if not has_examples:
                 raise ValueError("`x` holds no example, so there is nothing to score.")
             scores = super().evaluate(x, *args, **kwargs)
-            return scores if allow_nan else _checked_scores(self.inner.name, scores)
+            return scores if allow_nan else validation.checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().test_on_batch(x, *args, **kwargs)
-            return _checked_scores(self.inner.name, scores)
+            return validation.checked_scores(self.inner.name, scores)
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("MonteCarlo only predicts: train the model that it averages.")
@@ -256,16 +266,31 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> Tensor:
         if y is None:
             raise ValueError("The evaluation needs labels or targets: `y` is missing.")
-        return self._predictive.mean_loss(y, y_pred, sample_weight)
+        return self._predictive.mean_loss(y, y_pred, self._weights(x, sample_weight))
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Tensor]:
-        self._predictive.update(self._scores, y, y_pred, sample_weight)
-        return super().compute_metrics(x, y, y_pred["mean"], sample_weight)
+        weights = self._weights(x, sample_weight)
+        self._predictive.update(self._scores, y, y_pred, weights)
+        several = isinstance(self._predictive, Several)
+        means = {k: v["mean"] for k, v in y_pred.items()} if several else y_pred["mean"]
+        return super().compute_metrics(x, y, means, weights)
+
+    def _weights(self, x: Any, sample_weight: Any) -> Any:
+        """Return the weights of examples and positions, 0 for those that are padding."""
+        if self._masks is None:
+            return sample_weight
+        several = isinstance(self._predictive, Several)
+        names = [*self._predictive.heads] if several else [""]
+        weights = by_name("sample_weight", sample_weight, names, for_all=True)
+        for name, mask in self._masks(x).items():
+            weights[name] = without_padding(mask, weights[name])
+        return weights if several else weights[""]
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self.options()}
+        head = keras.saving.serialize_keras_object(self.head)
+        return {**super().get_config(), **self.options(), "head": head}
 
     def options(self) -> dict[str, Any]:
         """Return the constructor's arguments but for the model."""
@@ -330,61 +355,3 @@ def export(
         # One that nobody has chosen, which leaves the states of all generators as they are.
         options["seed"] = np.random.SeedSequence().entropy % 2**31 if seed is None else seed
     return write_saved_model(kind(model, **options), path, input_signature, overwrite)
-
-
-def _example_like(part: Any) -> np.ndarray:
-    """Return an example of zeros, or empty strings, that could be among those of an array."""
-    part = np.asarray(part)
-    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
-    return np.zeros((1, *part.shape[1:]), dtype)
-
-
-def _check_input(x: Any, y: Any = None) -> bool:
-    """Raise for NaN, which ReLU may turn into a number; return whether there are examples."""
-    parts = keras.tree.flatten(x)
-    if all(part is None for part in parts):
-        raise ValueError("`x` is missing: give arrays, or a dataset.")
-    floatx = keras.config.floatx()
-    for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
-        part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
-        if not isinstance(part, np.ndarray):
-            continue
-        if part.dtype.kind == "c":
-            raise ValueError(f"`{name}` holds complex numbers; give real ones.")
-        if not part.ndim:
-            raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
-        if name == "x" and part.dtype.kind == "f":
-            with np.errstate(over="ignore"):
-                bad = _not_finite(part.astype(floatx, copy=False))
-            if bad.any():
-                where = f"{bad.sum()} of {len(part)} examples; the first is number {bad.argmax()}"
-                raise ValueError(f"`x` holds NaN or infinity, or is beyond {floatx}, in {where}.")
-    return any(tuple(getattr(part, "shape", ()))[:1] != (0,) for part in parts)
-
-
-def _checked_scores(name: str, scores: Any) -> Any:
-    """Return the scores of the model of a name, or raise if they are not finite."""
-    if not np.all(np.isfinite(keras.tree.flatten(scores))):
-        raise ValueError(
-            f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
-            f"{_NOT_PROBABILITIES}, or there are labels outside its classes."
-        )
-    return scores
-
-
-def _checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
-    prediction = {key: np.asarray(value) for key, value in prediction.items()}
-    bad = np.any([_not_finite(value) for value in prediction.values()], axis=0)
-    if bad.any():
-        raise ValueError(
-            f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
-            f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
-            f"has a standard deviation below 0, or its outputs are {_NOT_PROBABILITIES}."
-        )
-    return prediction
-
-
-def _not_finite(values: np.ndarray) -> np.ndarray:
-    """Return which examples hold a number that is NaN or infinite."""
-    return ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))

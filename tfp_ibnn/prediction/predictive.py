@@ -1,5 +1,6 @@
 """What a network's output means, and how draws of it are summed up."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -7,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, fori_loop, mean
 from tfp_ibnn._core.protocols import Chunks
-from tfp_ibnn.layers.heads import gaussian_nll, matched
+from tfp_ibnn.layers.heads import gaussian_nll, log_prob, matched
 from tfp_ibnn.metrics import BrierScore, ExpectedCalibrationError, NegativeLogLikelihood
 from tfp_ibnn.metrics._base import TOLERANCE
 from tfp_ibnn.metrics.scoring import Accuracy, negative_log_prob
@@ -64,23 +65,37 @@ class Predictive:
         # A replica may have no example.
         return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
 
-    def average(self, chunks: Chunks, options: Any) -> dict[str, Tensor]:
+    def average(self, chunks: Chunks, options: Any) -> dict[str, Any]:
         """Return the prediction of one batch; the options are the attributes of a `MonteCarlo`."""
-        samples = options.samples
-        paired = options.standard_error and options.sampling == "antithetic" and samples > 1
-        if options.return_samples or options.interval is not None or paired:
-            draws, within = self.draws(_all_outputs(chunks, samples))
-            summary = self.summarize(draws, within, ops.ones((samples,), draws.dtype))
-        else:
-            summary = self._streamed(chunks, samples)
-        result = self.statistics(summary)
+        if not self.keeps_draws(options):
+            return self.result(self._streamed(chunks, options.samples), options)
+        outputs = _all_outputs(chunks, options.samples)
+        draws, within = self.checked_draws(outputs)
+        summary = self.summarize(draws, within, ops.ones((options.samples,)))
+        return self.result(summary, options, draws, within, outputs)
+
+    def keeps_draws(self, options: Any) -> bool:
+        """Whether a prediction needs all draws at once."""
+        wanted = options.return_samples or options.interval is not None
+        return wanted or (options.standard_error and options.sampling == "antithetic")
+
+    def result(
+        self,
+        summary: Summary,
+        options: Any,
+        draws: Tensor | None = None,
+        within: Tensor | None = None,
+        outputs: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the prediction from a summary, and from all draws if they are kept."""
+        result, samples = self.statistics(summary), options.samples
         if options.return_samples:
             result["samples"] = ops.moveaxis(self.public(draws), 0, 1)
         if options.interval is not None:
             result["lower"], result["upper"] = self.interval(draws, within, options.interval)
         if options.standard_error:
             squares, count = summary.squares, samples
-            if paired:
+            if options.sampling == "antithetic" and samples > 1:
                 pairs, count = (draws[::2] + draws[1::2]) / 2, samples // 2
                 squares = ops.sum(ops.square(pairs - summary.mean), axis=0)
             # One sample is all that a model without noise has; its squares are 0.
@@ -88,14 +103,26 @@ class Predictive:
             result["standard_error"] = self.public(ops.sqrt(variance))
         return result
 
+    def checked_draws(self, outputs: Any) -> tuple[Any, Any]:
+        """Return what `draws` does, or raise if there are several outputs."""
+        if isinstance(outputs, dict):
+            like = dict.fromkeys(outputs, "softmax")
+            raise ValueError(f"The model has several outputs: give `head` for each, like {like}.")
+        return self.draws(outputs)
+
+    def of_one(self, outputs: Tensor) -> dict[str, Any]:
+        """Return `mean` and `aleatoric` of the outputs (1, examples, ...) of one network."""
+        draws, within = self.checked_draws(outputs)
+        return {"mean": self.public(draws)[0], "aleatoric": within[0]}
+
     def _streamed(self, chunks: Chunks, samples: int) -> Summary:
         """Sum up draws chunk by chunk."""
 
         def summarize(number: int | Tensor) -> Summary:
             first = number * chunks.size
-            draws, within = self.draws(chunks.run(first))
+            draws, within = self.checked_draws(chunks.run(first))
             counted = first + ops.arange(chunks.size, dtype="int32") < samples
-            return self.summarize(draws, within, ops.cast(counted, draws.dtype))
+            return self.summarize(draws, within, counted)
 
         start = summarize(0)
         if chunks.is_one:
@@ -104,6 +131,7 @@ class Predictive:
 
     def summarize(self, draws: Tensor, within: Tensor, weights: Tensor) -> Summary:
         """Sum up draws, each counted with its weight, 0 or 1."""
+        weights = ops.cast(weights, draws.dtype)
 
         def total(values: Tensor) -> Tensor:
             shape = (-1, *(1,) * (len(values.shape) - 1))
@@ -281,13 +309,58 @@ class Gaussian(Point):
         return gaussian_nll(target, predicted, prediction["total_variance"])
 
 
-def _all_outputs(chunks: Chunks, samples: int) -> Tensor:
+class Distribution(Point):
+    """What a function makes of the output: a TFP distribution of the targets, with its moments."""
+
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        self.make = make
+
+    def keeps_draws(self, options: Any) -> bool:
+        return True
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and the variances."""
+        found = self.make(outputs)
+        try:
+            return found.mean(), found.variance()
+        except NotImplementedError:
+            kind = type(found).__name__
+            raise ValueError(f"A {kind} has no mean and variance that TFP knows.") from None
+
+    def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        raise ValueError("An `interval` is not for TFP distributions: use their `parameters`.")
+
+    def result(
+        self,
+        summary: Summary,
+        options: Any,
+        draws: Any = None,
+        within: Any = None,
+        outputs: Any = None,
+    ) -> dict[str, Tensor]:
+        result = super().result(summary, options, draws, within)
+        return {**result, "parameters": ops.moveaxis(outputs, 0, 1)}
+
+    def scores(self) -> list[keras.metrics.Metric]:
+        return [*super().scores(), keras.metrics.Mean(name="nll")]
+
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return minus the log-density of the targets under the mixture of all draws."""
+        target, _ = self.pair(y_true, prediction)
+        outputs = ops.moveaxis(prediction["parameters"], 1, 0)
+        densities = log_prob(self.make(outputs), target, outputs)
+        count = ops.cast(ops.shape(outputs)[0], densities.dtype)
+        return ops.log(count) - ops.logsumexp(densities, axis=0)
+
+
+def _all_outputs(chunks: Chunks, samples: int) -> Any:
     """Return the outputs (samples, batch, ...) of all chunks."""
     if chunks.is_one:
         return chunks.run(0)
     starts = chunks.size * ops.arange(chunks.count, dtype="int32")
-    outputs = ops.map(chunks.run, starts)
-    return ops.reshape(outputs, (-1, *ops.shape(outputs)[2:]))[:samples]
+    return keras.tree.map_structure(
+        lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[:samples], ops.map(chunks.run, starts)
+    )
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

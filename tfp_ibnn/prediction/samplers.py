@@ -9,17 +9,18 @@ import keras
 from keras import layers, ops
 
 from tfp_ibnn import noise
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
 from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.layers import inside, stochastic_layers
 from tfp_ibnn.noise.counter import SOBOL_BITS
-from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, unscaled
+from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, named_outputs, unscaled
 
 _CHUNK_ELEMENTS = 2**22
 """How many numbers the largest tensor of a chunk may have."""
 
+_each = keras.tree.map_structure
 _SPATIAL = (layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
 _DROPOUTS = (layers.AlphaDropout, layers.Dropout, layers.GaussianDropout, *_SPATIAL)
 
@@ -97,7 +98,7 @@ class NoiseSampler(Sampler):
         with noise.scope(off=True, losses=False) as forward_pass:
             inside.draw_ahead(self._inside, forward_pass, 1)
             values = self._graph.prefix(inputs, _call)
-            return self._checked(self._graph.suffix(values, _call))[None]
+            return _each(lambda x: x[None], self._checked(self._graph.suffix(values, _call)))
 
     def _runner(
         self, inputs: Any, key: Tensor, numbers: Tensor, size: int | Tensor
@@ -140,12 +141,12 @@ class NoiseSampler(Sampler):
                     return _call(layer, *args, **kwargs)
 
                 outputs = self._checked(self._graph.suffix(repeated, call))
-            return ops.reshape(outputs, (size, batch, *ops.shape(outputs)[1:]))
+            return _each(lambda x: ops.reshape(x, (size, batch, *ops.shape(x)[1:])), outputs)
 
         return run
 
-    def _checked(self, outputs: Any) -> Tensor:
-        outputs = _one_output(self._model, outputs)
+    def _checked(self, outputs: Any) -> Any:
+        outputs = named_outputs(self._model, outputs)
         return outputs if self._scaled is None else self._scaled.scale(outputs)
 
     def _is_noisy(self, layer: Any) -> bool:
@@ -178,9 +179,12 @@ class WeightSampler(Sampler):
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         size = min(self._chunk_size or self.samples, self.samples)
 
-        def run(first: int | Tensor) -> Tensor:
+        def one(number: Tensor) -> Any:
+            return _each(lambda x: x[0], self.draw(inputs, key, number))
+
+        def run(first: int | Tensor) -> Any:
             numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
-            return ops.map(lambda number: self.draw(inputs, key, number)[0], numbers)
+            return ops.map(one, numbers)
 
         return Chunks(run, size, -(-self.samples // size))
 
@@ -200,7 +204,8 @@ class WeightSampler(Sampler):
 
     def _plain(self, inputs: Any) -> Tensor:
         network = self._posterior.network
-        return _one_output(network, network(inputs, training=False))[None]
+        outputs = named_outputs(network, network(inputs, training=False))
+        return _each(lambda x: x[None], outputs)
 
 
 class MixtureSampler(WeightSampler):
@@ -227,15 +232,6 @@ class MixtureSampler(WeightSampler):
     def at_mean(self, inputs: Any) -> Tensor:
         """Return the outputs (1, batch, ...) of the first member's network that stands for all."""
         return self._samplers[0].at_mean(inputs)
-
-
-def _one_output(model: keras.Model, outputs: Any) -> Tensor:
-    """Return a network's output in full precision, or raise if there are several."""
-    if not ops.is_tensor(outputs):
-        kind = type(outputs).__name__
-        raise ValueError(f"Model {model.name!r} has outputs in a {kind}; MonteCarlo needs one.")
-    dtype = keras.backend.standardize_dtype(outputs.dtype)
-    return ops.cast(outputs, checks.full_precision(dtype))
 
 
 def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:

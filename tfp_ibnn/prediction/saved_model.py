@@ -42,9 +42,9 @@ def write_saved_model(
     specs, pack = _inputs(network, input_signature)
     with_seed = {**specs, "seed": ((), "int32")}
     functions = {
-        "serve": (lambda **named: serve(pack(named)), specs),
-        "sample": (lambda seed, **named: served.draw(pack(named), seed), with_seed),
-        "deterministic": (lambda **named: served.at_mean(pack(named)), specs),
+        "serve": (lambda **named: _flat(serve(pack(named))), specs),
+        "sample": (lambda seed, **named: _flat(served.draw(pack(named), seed)), with_seed),
+        "deterministic": (lambda **named: _flat(served.at_mean(pack(named))), specs),
     }
     packages = ("tfp_ibnn", "keras", "tensorflow")
     with files.replacing_folder(path) as folder:
@@ -68,6 +68,12 @@ def write_saved_model(
         (folder / MANIFEST).parent.mkdir()
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     return path
+
+
+def _flat(prediction: dict[str, Any]) -> dict[str, Any]:
+    """Return a prediction in one dict: of the output "digit", say, "digit_mean" and the like."""
+    parts = {k: v if isinstance(v, dict) else {None: v} for k, v in prediction.items()}
+    return {k if x is None else f"{k}_{x}": v for k, part in parts.items() for x, v in part.items()}
 
 
 def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Callable[..., Any]]:

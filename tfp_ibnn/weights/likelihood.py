@@ -11,7 +11,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.prediction import predictive
-from tfp_ibnn.prediction.head import output_layer, predictive_of
+from tfp_ibnn.prediction.head import check_one_output, output_layer, predictive_of
 
 _LOSSES = "categorical or binary crossentropy, the mean squared error, ibnn.layers.GaussianNLL"
 
@@ -162,6 +162,7 @@ def likelihood_of(
         "'sigmoid', 'point' or 'gaussian', for logits with from_logits=True."
     )
     kind = predictive_of(model, head, from_logits, remedy=remedy)
+    check_one_output(kind, "A posterior over weights")
     if head is None and model.compiled:
         (loss, *_) = keras.tree.flatten(model.loss) or [None]
         name = str(getattr(loss, "name", getattr(loss, "__name__", loss))).lower()

@@ -1,0 +1,143 @@
+"""Posteriors on adapters: layers on which `enable_lora` was called."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfp_ibnn as ibnn
+from tests.layer_checklist import numpy
+from tfp_ibnn.layers.adapter import StochasticAdapter
+
+RNG = np.random.default_rng(0)
+POSTERIORS = {
+    "gaussian": lambda: ibnn.NormalAffine(initial_scale=0.3, seed=0),
+    "planar": lambda: ibnn.NormalPlanar1d(initial_scale=0.3, seed=0),
+}
+
+
+def image(size):
+    return RNG.normal(size=(8, *size)).astype("float32")
+
+
+CASES = {
+    "dense": ((6,), lambda: layers.Dense(5, "relu")),
+    "no bias": ((3, 6), lambda: layers.Dense(5, use_bias=False)),
+    "einsum": ((3, 6), lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 5), bias_axes="de")),
+    "convolution": ((7, 7, 6), lambda: layers.Conv2D(5, 3, strides=2, activation="tanh")),
+}
+
+
+def adapted(name, rank=2, alpha=3):
+    """A model of one layer with LoRA that does something, and inputs for it."""
+    keras.utils.set_random_seed(0)
+    shape, make = CASES[name]
+    model = keras.Sequential([keras.Input(shape), make()])
+    (layer,) = model.layers
+    layer.enable_lora(rank, lora_alpha=alpha)
+    layer.lora_kernel_b.assign(RNG.normal(size=layer.lora_kernel_b.shape))
+    return model, image(shape)
+
+
+def stochastic(model, posterior="gaussian", **options):
+    return ibnn.to_stochastic(model, POSTERIORS[posterior](), train_size=8, **options)
+
+
+@pytest.mark.parametrize("posterior", POSTERIORS)
+@pytest.mark.parametrize("name", CASES)
+def test_without_noise_it_is_the_layer(name, posterior):
+    model, x = adapted(name)
+    sto = stochastic(model, posterior)
+    (layer,) = ibnn.stochastic_layers(sto)
+    assert isinstance(layer, StochasticAdapter)
+    assert layer.posterior.channels == 2
+    mean = numpy(layer.posterior.mean())
+    if posterior == "gaussian":
+        np.testing.assert_allclose(mean, 1)
+    model.layers[0].lora_kernel_a.assign(model.layers[0].lora_kernel_a * mean)
+    with ibnn.noise_off(sto):
+        np.testing.assert_allclose(numpy(sto(x)), numpy(model(x)), atol=1e-5)
+    back = ibnn.to_deterministic(sto)
+    assert back.layers[-1].lora_rank == 2
+    np.testing.assert_allclose(numpy(back(x)), numpy(model(x)), atol=1e-5)
+    assert [w.trainable for w in back.weights] == [w.trainable for w in model.weights]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draw_is_the_layer_with_z_between_its_kernels(name):
+    model, x = adapted(name)
+    (layer,) = ibnn.stochastic_layers(stochastic(model))
+    z = RNG.normal(size=(8, 2)).astype("float32")
+    found = numpy(layer.apply(x, z))
+    plain = model.layers[0]
+    first = numpy(plain.lora_kernel_a)
+    for number, row in enumerate(z):
+        plain.lora_kernel_a.assign(first * row)
+        right = numpy(plain(x[number : number + 1]))
+        np.testing.assert_allclose(found[number : number + 1], right, atol=1e-4)
+
+
+def test_what_is_trained_is_the_adapter_and_its_posterior():
+    model, x = adapted("dense")
+    sto = stochastic(model)
+    names = sorted(weight.name for weight in sto.trainable_weights)
+    assert names == ["bias", "lora_kernel_a", "lora_kernel_b", "raw_scale", "shift"]
+    sto.compile("adam", "mse")
+    before = {weight.path: numpy(weight) for weight in sto.weights}
+    sto.fit(x, RNG.normal(size=(8, 5)), epochs=2, verbose=0)
+    changed = {w.name for w in sto.weights if not np.array_equal(numpy(w), before[w.path])}
+    assert changed >= set(names)
+    assert "kernel" not in changed
+    (layer,) = model.layers
+    np.testing.assert_array_equal(numpy(layer._kernel), before[f"{layer.name}/kernel"])
+
+
+def test_files_and_averages(tmp_path):
+    model, x = adapted("einsum")
+    sto = stochastic(model, "planar")
+    mc = ibnn.MonteCarlo(sto, samples=6, seed=0, head="point")
+    found = mc.predict(x, verbose=0)
+    assert found["epistemic"].min() > 0
+    mc.save(tmp_path / "mc.keras")
+    again = keras.saving.load_model(tmp_path / "mc.keras")
+    np.testing.assert_allclose(again.predict(x, verbose=0)["mean"], found["mean"], atol=1e-5)
+    trainable = [[w.trainable for w in m.inner.weights] for m in (mc, again)]
+    assert trainable[0] == trainable[1]
+
+
+def test_inside_of_attention(tmp_path):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((3, 4))
+    attention = layers.MultiHeadAttention(2, 3, name="attention")
+    outputs = layers.Dense(2, "softmax")(layers.GlobalAveragePooling1D()(attention(inputs, inputs)))
+    model = keras.Model(inputs, outputs)
+    for layer in (attention.query_dense, attention.value_dense):
+        layer.enable_lora(2)
+        layer.lora_kernel_b.assign(RNG.normal(size=layer.lora_kernel_b.shape))
+    posterior = {"attention/(query|value)": POSTERIORS["gaussian"]()}
+    sto, x = ibnn.to_stochastic(model, posterior, train_size=8), image((3, 4))
+    found = ibnn.stochastic_layers(sto)
+    assert [type(layer) for layer in found] == [StochasticAdapter] * 2
+    with ibnn.noise_off(sto):
+        np.testing.assert_allclose(numpy(sto(x)), numpy(model(x)), atol=1e-5)
+    sto.save(tmp_path / "sto.keras")
+    again = keras.saving.load_model(tmp_path / "sto.keras")
+    with ibnn.noise_off(sto), ibnn.noise_off(again):
+        np.testing.assert_allclose(numpy(again(x)), numpy(sto(x)), atol=1e-6)
+    back = ibnn.to_deterministic(sto)
+    np.testing.assert_allclose(numpy(back(x)), numpy(model(x)), atol=1e-5)
+
+
+def test_posteriors_over_weights_leave_adapters_alone():
+    model, _ = adapted("dense")
+    with pytest.raises(ValueError, match="which needs a posterior over z"):
+        ibnn.to_stochastic(model, ibnn.MeanField(), train_size=8)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "cell"])
+def test_noise_at_positions_is_refused(kind):
+    model, _ = adapted("no bias")
+    if kind == "cell":
+        model = keras.Sequential([keras.Input((3, 4)), layers.LSTM(2)])
+    with pytest.raises(ValueError, match=r"`noise` must be 'channel' for \w+"):
+        stochastic(model, noise="position")

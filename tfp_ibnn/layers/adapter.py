@@ -1,0 +1,111 @@
+"""Layers with LoRA, with noise between the two small kernels."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import PosteriorTemplate
+from tfp_ibnn.layers.multiplicative import Stochastic
+
+
+def has_adapter(layer: keras.layers.Layer) -> bool:
+    """Whether a layer has LoRA, of a form whose two kernels follow one another."""
+    plain = getattr(layer, "groups", 1) == 1
+    first = getattr(layer, "data_format", None) == "channels_first"
+    return plain and not first and bool(getattr(layer, "lora_enabled", False))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticAdapter(Stochastic):
+    """Wrap a layer with LoRA: activation(K x + alpha / rank * B (z * (A x)) + bias).
+
+    Only what the adapter adds is random: z has `rank` channels. `to_stochastic` makes such layers
+    of those on which `enable_lora` was called.
+
+    Args:
+        layer: one with LoRA, whose kernels A and B become weights of this layer; or a plain one.
+        posterior: template, as for `Stochastic`.
+        train_size: number of training examples.
+        rank: of the adapter, if the layer is plain.
+        alpha: scale of the adapter, if the layer is plain.
+        **kwargs: those of `Stochastic`.
+
+    References:
+        Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
+    """
+
+    draws_ahead = True
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        posterior: PosteriorTemplate | None = None,
+        train_size: int | None = None,
+        rank: int = 4,
+        alpha: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._start = ["he_uniform", "zeros"]  # as Keras does
+        if has_adapter(layer):
+            rank, alpha = layer.lora_rank, layer.lora_alpha
+            kernels = (layer.lora_kernel_a, layer.lora_kernel_b)
+            self._start = [keras.initializers.Constant(ops.convert_to_numpy(x)) for x in kernels]
+            layer = _without_adapter(layer)
+        super().__init__(layer, posterior, train_size, **kwargs)
+        self.rank, self.alpha = rank, rank if alpha is None else alpha
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        *inputs, outputs = self.layer.kernel.shape
+        shapes = {"lora_kernel_a": (*inputs, self.rank), "lora_kernel_b": (self.rank, outputs)}
+        self.kernels = [
+            self.add_weight(shape, start, name=name)
+            for (name, shape), start in zip(shapes.items(), self._start, strict=True)
+        ]
+        self.layer.kernel.trainable = False
+
+    def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
+        return self.rank
+
+    def apply(
+        self,
+        inputs: Tensor,
+        latent: Tensor,
+        groups: int | Tensor | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        first, second = self.kernels
+        linear = {"bias": None, "use_bias": False, "activation": None}
+        small = keras_internals.call_with(self.layer, inputs, kernel=first, **linear)
+        small = self._multiply(small, latent, shared=groups is not None)
+        added = self.alpha / self.rank * ops.matmul(small, ops.cast(second, small.dtype))
+        return self._finish(keras_internals.call_with(self.layer, inputs, **linear) + added)
+
+    def fold(self) -> keras.layers.Layer:
+        """Return a layer with LoRA, with the mean of z in the first kernel of its adapter."""
+        copy = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
+        copy.build(self._input_shape)
+        copy.enable_lora(self.rank, lora_alpha=self.alpha)
+        first, second = (ops.convert_to_numpy(kernel) for kernel in self.kernels)
+        mean = ops.convert_to_numpy(self.posterior.mean())
+        copy.set_weights([*self.layer.get_weights(), first * mean, second])
+        return copy
+
+    def shares_work(self, inputs: Any) -> bool:
+        return False
+
+
+def _without_adapter(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Return the layer without what LoRA adds."""
+    config = {k: v for k, v in layer.get_config().items() if not k.startswith("lora_")}
+    plain = type(layer).from_config(config)
+    plain.build(layer.get_build_config()["input_shape"])
+    kept = [weight for weight in layer.weights if not weight.name.startswith("lora_")]
+    plain.set_weights([ops.convert_to_numpy(weight).copy() for weight in kept])
+    for weight, own in zip(kept, plain.weights, strict=True):
+        own.trainable = weight.trainable
+    return plain

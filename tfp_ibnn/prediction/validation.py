@@ -1,0 +1,69 @@
+"""What goes into a prediction, and what comes out of it, must be numbers."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+_NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then give from_logits=True)"
+
+
+def example_like(part: Any) -> np.ndarray:
+    """Return an example of zeros, or empty strings, that could be among those of an array."""
+    part = np.asarray(part)
+    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
+    return np.zeros((1, *part.shape[1:]), dtype)
+
+
+def check_input(x: Any, y: Any = None) -> bool:
+    """Raise for NaN, which ReLU may turn into a number; return whether there are examples."""
+    parts = keras.tree.flatten(x)
+    if all(part is None for part in parts):
+        raise ValueError("`x` is missing: give arrays, or a dataset.")
+    floatx = keras.config.floatx()
+    for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
+        part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part
+        if not isinstance(part, np.ndarray):
+            continue
+        if part.dtype.kind == "c":
+            raise ValueError(f"`{name}` holds complex numbers; give real ones.")
+        if not part.ndim:
+            raise ValueError(f"`{name}` is the single number {part!r}; give one for each example.")
+        if name == "x" and part.dtype.kind == "f":
+            with np.errstate(over="ignore"):
+                bad = _not_finite(part.astype(floatx, copy=False))
+            if bad.any():
+                where = f"{bad.sum()} of {len(part)} examples; the first is number {bad.argmax()}"
+                raise ValueError(f"`x` holds NaN or infinity, or is beyond {floatx}, in {where}.")
+    return any(tuple(getattr(part, "shape", ()))[:1] != (0,) for part in parts)
+
+
+def checked_scores(name: str, scores: Any) -> Any:
+    """Return the scores of the model of a name, or raise if they are not finite."""
+    if not np.all(np.isfinite(keras.tree.flatten(scores))):
+        raise ValueError(
+            f"The evaluation is not finite: {scores}. The predictions of model {name!r} are NaN or "
+            f"{_NOT_PROBABILITIES}, or there are labels outside its classes."
+        )
+    return scores
+
+
+def checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
+    if "mean" not in prediction:  # several outputs
+        return {key: checked_prediction(name, part) for key, part in prediction.items()}
+    prediction = {key: np.asarray(value) for key, value in prediction.items()}
+    bad = np.any([_not_finite(value) for value in prediction.values()], axis=0)
+    if bad.any():
+        raise ValueError(
+            f"The prediction of {bad.sum()} of {len(bad)} examples (the first is number "
+            f"{bad.argmax()}) is not finite: model {name!r} or its input holds NaN or infinity, or "
+            f"has a standard deviation below 0, or its outputs are {_NOT_PROBABILITIES}."
+        )
+    return prediction
+
+
+def _not_finite(values: np.ndarray) -> np.ndarray:
+    """Return which examples hold a number that is NaN or infinite."""
+    return ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))

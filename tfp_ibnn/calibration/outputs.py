@@ -1,7 +1,6 @@
 """What a model's output predicts: its one free parameter, its scores, and the model it becomes."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,6 +15,7 @@ from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 from tfp_ibnn.prediction.head import activation_of, is_loss
 from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
+from tfp_ibnn.weights.likelihood import classes, numbers
 
 _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
@@ -66,31 +66,12 @@ class Classes(Output):
 
     def __init__(self, width: int, from_logits: bool, one_hot: bool = False) -> None:
         self.width, self.from_logits, self.one_hot = width, from_logits, one_hot
-        self.classes = max(width, 2)
         kind = "sigmoid" if width == 1 else "softmax"
         self.head = self.scaled_head = {"head": kind, "from_logits": from_logits}
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return classes (N,) of labels in the form that the loss takes."""
-        y, classes, what = np.asarray(y), self.classes, f"labels of `{name}`"
-        if self.one_hot:
-            if y.shape[1:] != (classes,):
-                raise ValueError(
-                    f"The loss takes one-hot labels of shape (N, {classes}); those of `{name}` "
-                    f"have the shape {y.shape}: give keras.utils.to_categorical(y, {classes})."
-                )
-            _check_each(y, lambda y: np.sort(y)[:, ::-1] == np.eye(1, classes), what, "one-hot")
-            return y.argmax(axis=1)
-        y = y[:, 0] if y.shape[1:] == (1,) else y
-        want = f"whole numbers from 0 to {classes - 1}, the classes of the model"
-        if y.ndim != 1:
-            remedy = ": give y.argmax(axis=1)" if y.shape[1:] == (classes,) else ""
-            raise ValueError(
-                f"The loss takes labels of shape (N,), {want}; those of `{name}` have the shape "
-                f"{y.shape}{remedy}."
-            )
-        _check_each(y, lambda y: np.isin(y, np.arange(classes)), what, want)
-        return y.astype(int)
+        return classes(y, max(self.width, 2), f"With this loss, labels of `{name}`", self.one_hot)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return the classes."""
@@ -170,13 +151,7 @@ class Numbers(Output):
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return finite numbers (N, D)."""
-        y = np.asarray(y)
-        y = y[:, None] if y.ndim == 1 and self.size == 1 else y
-        if y.ndim != 2 or y.shape[1] != self.size:
-            shape = f"(N, {self.size})"
-            raise ValueError(f"The targets of `{name}` must have the shape {shape}; got {y.shape}.")
-        _check_each(y, np.isfinite, f"targets of `{name}`", "finite numbers")
-        return y.astype("float64")
+        return numbers(y, self.size, f"The targets of `{name}`").astype("float64")
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return blocks of ten examples of like first targets."""
@@ -248,15 +223,6 @@ class Numbers(Output):
     def loss_scale(self, parameter: Any) -> float:
         """Return what makes of the mean squared error the NLL of a Gaussian of that scale."""
         return 1.0 if self.has_scales else 2 * float(np.mean(np.square(parameter))) / self.size
-
-
-def _check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
-    """Raise for the first example that is not good, or not of numbers."""
-    good = is_good(y) if y.dtype.kind in "biuf" else np.zeros(y.shape, bool)
-    good = good.all(axis=tuple(range(1, y.ndim)))
-    if not good.all():
-        i = int(good.argmin())
-        raise ValueError(f"The {what} must be {want}; got {y[i].tolist()!r} at example {i}.")
 
 
 def _least(loss: Any, ends: tuple[float, float], precision: float) -> float:

@@ -43,11 +43,9 @@ class WeightPosterior(protocols.WeightPosterior):
     def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
         self.check_options(options)
         if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
-            warnings.warn(
-                f"{self.network.name!r} has batch normalization, whose statistics belong to other "
-                "weights than those drawn: use posterior.materialize(number, x_train).",
-                stacklevel=4,
-            )
+            problem = f"{self.network.name!r} has batch normalization, with statistics of its own"
+            remedy = "for those of each draw, use posterior.materialize(number, x_train)"
+            warnings.warn(f"{problem}: {remedy}.", stacklevel=4)
         return WeightSampler(self, samples, options.get("chunk_size"))
 
     def materialize(
@@ -142,9 +140,8 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
-        load, options = keras.saving.deserialize_keras_object, dict(config)
-        network = load(options.pop("network"), custom_objects=custom_objects)
-        return cls([network] * options.pop("count"), **options)
+        options = keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+        return cls([options.pop("network")] * options.pop("count"), **options)
 
 
 def check_models(models: Any) -> Sequence[keras.Model]:
@@ -159,10 +156,7 @@ def check_models(models: Any) -> Sequence[keras.Model]:
         elif not model.built:
             problem = "is not built: call it on data, or build it, first."
         elif model is not models[0] and _architecture(model) != _architecture(models[0]):
-            problem = (
-                "is of another architecture than `models[0]`. Make both by one function, or use "
-                "ibnn.WeightMixture(models)."
-            )
+            problem = "is of another architecture than `models[0]`: use ibnn.WeightMixture(models)."
         else:
             continue
         raise ValueError(f"`models[{number}]` {problem}")

@@ -150,6 +150,12 @@ def flat(variables: Sequence[keras.Variable]) -> np.ndarray:
     return np.concatenate([ops.convert_to_numpy(v.value).ravel() for v in variables])
 
 
+def triangular(factor: np.ndarray) -> np.ndarray:
+    """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
+    root = np.linalg.qr(factor.T, mode="r").T
+    return root * np.where(np.diagonal(root) < 0, -1.0, 1.0)
+
+
 def split(vectors: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
     """Cut vectors (..., size) into values (..., *shape) of each variable."""
     parts, start = [], 0

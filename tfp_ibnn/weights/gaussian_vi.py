@@ -10,13 +10,14 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
-from tfp_ibnn.weights.flat import Gaussian
+from tfp_ibnn.weights.flat import Gaussian, triangular
 from tfp_ibnn.weights.target import LastLayerPosterior, Target, ascend, mirrored
 
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
 
 _EVALUATION_PAIRS = 512
+_REMEDY = "give a smaller `prior_scale`, or scale `x`"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -89,7 +90,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         log_det = np.log(diagonal).sum() + np.linalg.slogdet(inside)[1] / 2
         elbo = values.mean() + self.size * math.log(2 * math.pi * math.e) / 2 + log_det
         if not np.isfinite(elbo):
-            raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
+            raise ValueError(f"The ELBO is {elbo}: {_REMEDY}.")
         self._elbo.assign(elbo)
 
     def _low_rank(
@@ -136,10 +137,7 @@ def _natural_gradients(
         w = loc + (eps @ factor.T if full else eps * factor)
         slopes = target.gradients(w)
         if not np.isfinite(slopes).all():
-            raise ValueError(
-                f"The gradient became NaN or infinite at step {step + 1}: give a smaller "
-                "`prior_scale`, or scale `x`."
-            )
+            raise ValueError(f"The gradient became NaN or infinite at step {step + 1}: {_REMEDY}.")
         slopes = slopes @ factor if full else slopes * factor
         shift = slopes.mean(axis=0)
         if full:
@@ -156,13 +154,7 @@ def _natural_gradients(
         shift *= rate * min(1.0, size**0.5 / max(np.linalg.norm(shift), 1e-30))
         loc = loc + (factor @ shift if full else factor * shift)
         bar.update(step + 1, [("step", float(np.linalg.norm(shift)))])
-    return loc, _triangular(factor) if full else factor
-
-
-def _triangular(factor: np.ndarray) -> np.ndarray:
-    """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
-    root = np.linalg.qr(factor.T, mode="r").T
-    return root * np.where(np.diagonal(root) < 0, -1.0, 1.0)
+    return loc, triangular(factor) if full else factor
 
 
 def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:

@@ -70,11 +70,10 @@ class LastLayerHMC(LastLayerPosterior):
             raise ValueError(f"`chains` must be at least 2 and `draws` at least 4; {got}.")
         self.count = self.chains * self.draws
         if self.size > _MOST_WEIGHTS or self.count * self.size > _MOST_NUMBERS:
-            raise ValueError(
-                f"{self.count} draws of {self.size} weights are too many: the last layer may have "
-                f"{_MOST_WEIGHTS} weights, and all draws together {_MOST_NUMBERS} numbers. Take "
-                "fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')."
-            )
+            most = f"at most {_MOST_WEIGHTS} weights, and {_MOST_NUMBERS} numbers in all"
+            remedy = "take fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')"
+            got = f"{self.count} draws of {self.size} weights are too many"
+            raise ValueError(f"{got}, of {most}: {remedy}.")
         self._sets = self._add("sets", (self.draws, self.chains, self.size))
         self._acceptance = self._add("acceptance", ())
 
@@ -96,14 +95,9 @@ class LastLayerHMC(LastLayerPosterior):
                 num_adaptation_steps=self.warmup * 4 // 5,
                 target_accept_prob=ops.cast(0.8, start.dtype),
             )
-            return tfp.mcmc.sample_chain(
-                self.draws,
-                start,
-                num_burnin_steps=self.warmup,
-                kernel=kernel,
-                trace_fn=lambda _, results: results.inner_results.is_accepted,
-                seed=key,
-            )
+            options = {"num_burnin_steps": self.warmup, "kernel": kernel, "seed": key}
+            options["trace_fn"] = lambda _, results: results.inner_results.is_accepted
+            return tfp.mcmc.sample_chain(self.draws, start, **options)
 
         begun, dtype = time.perf_counter(), target.dtype
         start = rng.standard_normal((self.chains, self.size)).astype(dtype)
@@ -119,11 +113,9 @@ class LastLayerHMC(LastLayerPosterior):
         if verbose:
             print(f"{self.report()}\n{time.perf_counter() - begun:.1f} s")
         if not r_hat < 1.1:
-            warnings.warn(
-                f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1. Give "
-                f"more than {self.warmup} steps of `warmup` and {self.draws} `draws`.",
-                stacklevel=3,
-            )
+            problem = f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1"
+            more = f"more than {self.warmup} steps of `warmup` and {self.draws} `draws`"
+            warnings.warn(f"{problem}. Give {more}.", stacklevel=3)
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
         """Return a draw, (size,): all of them in an order that mixes early and late ones."""

@@ -124,12 +124,9 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        for name in _REFUSED:
-            if kwargs.get(name):
-                message = f"`{name}` changes the distribution that is sampled; leave it out."
-                if name == "weight_decay":
-                    message += " The prior decays the weights: see `prior_scale`."
-                raise ValueError(message)
+        for name in filter(kwargs.get, _REFUSED):
+            remedy = "leave it out (what decays the weights is the prior: see `prior_scale`)"
+            raise ValueError(f"`{name}` changes the distribution that is sampled: {remedy}.")
         super().__init__(learning_rate, **kwargs)
         self.train_size = checks.positive_integer("train_size", train_size)
         given = prior_scale is not None

@@ -13,18 +13,16 @@ from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
-from tfp_ibnn.weights.flat import FlatPosterior, places_of, split
+from tfp_ibnn.weights.flat import FlatPosterior, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 
+_METHODS = ("marglik", "validation")
 GRID = np.logspace(-4, 4, 21)
 """The prior precisions that are compared on validation data."""
-
-_ARGUMENTS = ("subset_of_weights", "hessian_structure", "prior_precision", "noise_scale")
-_ARGUMENTS += ("temperature", "pred_type", "link_approx", "rank", "head", "from_logits")
 
 _FAR = 0.3
 """By how many nats per example a Newton step may raise the likelihood of a trained network."""
@@ -96,18 +94,17 @@ class Laplace(FlatPosterior):
         from_logits: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        given = dict(locals())
+        options = dict(locals())
+        for name in ("self", "__class__", "model", "kwargs"):
+            del options[name]
         structure = STRUCTURES[checks.one_of("hessian_structure", hessian_structure, [*STRUCTURES])]
         checks.one_of("pred_type", pred_type, ("glm", "nn"))
         checks.one_of("link_approx", link_approx, ("mc", "probit"))
-        for name, value, words in (
-            ("prior_precision", prior_precision, ("marglik", "validation")),
-            ("noise_scale", noise_scale, ("marglik",)),
-        ):
-            if isinstance(value, str):
-                checks.one_of(name, value, words)
+        for name, words in {"prior_precision": _METHODS, "noise_scale": _METHODS[:1]}.items():
+            if isinstance(options[name], str):
+                checks.one_of(name, options[name], words)
             else:
-                checks.positive(name, value)
+                checks.positive(name, options[name])
         check_network(model)
         blocks, left_out = blocks_of(model, subset_of_weights, head, from_logits)
         checks.positive("temperature", temperature)
@@ -119,7 +116,7 @@ class Laplace(FlatPosterior):
         fit = kwargs.pop("fit", {})  # in a config
         uncertain = [v for block in blocks for v in block.variables]
         super().__init__(model, **{**kwargs, "places": places_of(model, uncertain)})
-        self._options, self._fit = {name: given[name] for name in _ARGUMENTS}, dict(fit)
+        self._options, self._fit = options, dict(fit)
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         self.logit_network = network
         self.structure = structure(blocks, rank=rank, is_last_layer=self.is_last_layer)
@@ -150,12 +147,9 @@ class Laplace(FlatPosterior):
         if wanted == "validation" and validation_data is None:
             raise ValueError("prior_precision='validation' needs `validation_data`, (x, y).")
         if self._left_out:
-            names = ", ".join(self._left_out)
-            warnings.warn(
-                f"The scale and shift of the batch normalization {names} stay as they are, and so "
-                "do its statistics: a pattern in `subset_of_weights` can include the former.",
-                stacklevel=2,
-            )
+            fixed = f"Scale and shift of the batch normalization {', '.join(self._left_out)}"
+            remedy = "a pattern in `subset_of_weights` can include them, but not its statistics"
+            warnings.warn(f"{fixed} stay as they are: {remedy}.", stacklevel=2)
         found = collect(self.logit_network, self.structure, x, y, batch_size, verbose)
         least = max(2, self.logit_network.width)
         if found.examples < least:
@@ -176,13 +170,12 @@ class Laplace(FlatPosterior):
         """Set and return the prior precision; the training data is not needed again.
 
         Args:
-            method: "marglik", by the marginal likelihood, which sets the noise scale too; or
-                "validation", by the NLL of predictions, the best of `GRID`. A noise scale that was
-                given as a number stays.
+            method: "marglik", by the marginal likelihood; or "validation", by the NLL of
+                predictions, the best of `GRID`. Both set a noise scale that was not given.
             validation_data: (x, y) or a dataset that the network was not trained on.
             batch_size: of the predictions.
         """
-        checks.one_of("method", method, ("marglik", "validation"))
+        checks.one_of("method", method, _METHODS)
         prior = self._maximize_evidence(None)
         if method == "validation":
             try:
@@ -259,9 +252,7 @@ class Laplace(FlatPosterior):
         check_side(size, f"the covariance of {size:,} weights")
         eye = ops.eye(size, dtype=self.logit_network.dtype)
         root = self.structure.scaled(eye, lambda x: ops.sqrt(self.scale(x)))
-        # Of R^T R, R being this root: a Cholesky factor of the product would lose digits.
-        upper = np.linalg.qr(ops.convert_to_numpy(root).astype("float64"), mode="r")
-        lower = (upper * np.sign(np.diag(upper))[:, None]).T
+        lower = triangular(ops.convert_to_numpy(root).astype("float64").T)
         return tfd.MultivariateNormalTriL(mean, ops.cast(lower, mean.dtype))
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
@@ -289,12 +280,9 @@ class Laplace(FlatPosterior):
         slope = ops.convert_to_tensor((found.gradient / factor).astype(self.logit_network.dtype))
         gain = float(ops.sum(slope * self.structure.scaled(slope, self.scale))) / 2 / found.examples
         if gain > _FAR:
-            warnings.warn(
-                f"The network does not seem to be trained: its gradient is far from zero, a Newton "
-                f"step would raise the log-likelihood by about {gain:.2g} nats per example. A "
-                "Laplace approximation is made at the end of the training, on its data.",
-                stacklevel=3,
-            )
+            step = f"a Newton step would raise the log-likelihood by {gain:.2g} nats per example"
+            problem = "The network does not seem to be trained on these data, as it should be"
+            warnings.warn(f"{problem}: {step}.", stacklevel=3)
 
     def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
         """Return the NLL for each prior precision of the grid."""

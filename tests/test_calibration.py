@@ -1035,7 +1035,7 @@ BAD_DATA = {
     r"`train` must give \(x, y\)": lambda x, y: {"train": (x,)},
     "Give arrays x and y, .*; `train` is a dict": lambda x, y: {"train": {"x": x}},
     "`train` holds no examples": lambda x, y: {"train": (x[:0], y[:0])},
-    "`samples` must be at least 2": lambda x, y: {"samples": 1},
+    "`samples` must be a whole number of at least 2": lambda x, y: {"samples": 1},
     "`epochs` must be a whole number": lambda x, y: {"epochs": 0},
     "`minutes` must be above 0": lambda x, y: {"minutes": 0},
     "`seed` must be": lambda x, y: {"seed": -1},

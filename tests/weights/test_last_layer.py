@@ -201,7 +201,7 @@ def test_noise_that_the_network_predicts_or_that_is_estimated():
         (lambda m: ibnn.GaussianVI(m).fit(X * np.nan, Y), "NaN or infinity"),
         (lambda m: ibnn.LastLayerHMC(m).fit(X[:0], Y[:0]), "no examples"),
         (lambda m: ibnn.GaussianVI(m, noise_scale=1.0).fit(X, Y), "`noise_scale` is for plain"),
-        (lambda m: ibnn.LastLayerHMC(m, chains=1), "`chains` must be at least 2"),
+        (lambda m: ibnn.LastLayerHMC(m, chains=1), "`chains` must be a whole number of at least 2"),
         (lambda m: ibnn.LastLayerHMC(m, draws=0), "`draws`"),
         (lambda m: ibnn.LastLayerHMC(wide()), "1000 draws of 20002 weights are too many"),
         (lambda m: ibnn.MonteCarlo(ibnn.GaussianVI(m), sampling="qmc"), "`sampling` must be"),

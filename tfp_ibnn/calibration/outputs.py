@@ -82,9 +82,9 @@ class Classes(Output):
         if self.from_logits:
             return np.concatenate([np.zeros_like(raw), raw], -1) if self.width == 1 else raw
         if raw.min() < 0 or raw.max() > 1.001:
+            remedy = "end it in a softmax or sigmoid, or give a loss that has from_logits=True"
             raise ValueError(
-                "The outputs of `model` are not probabilities, as its loss expects: end the model "
-                "in a softmax or sigmoid, or compile it with a loss that has from_logits=True."
+                f"The outputs of `model` are not probabilities, as its loss expects: {remedy}."
             )
         p = np.concatenate([1 - raw, raw], axis=-1) if self.width == 1 else raw
         return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
@@ -255,8 +255,5 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     if has_scales or is_loss(known, losses.MeanSquaredError):
         return Numbers(width, has_scales), given
     name = getattr(known, "__name__", type(known).__name__)
-    raise ValueError(
-        f"The loss {name} with {width} outputs cannot be calibrated. These can: a categorical "
-        "crossentropy with several outputs, a binary crossentropy with one, ibnn.layers."
-        "GaussianNLL, the mean squared error. Give one of them as `loss`."
-    )
+    good = "a categorical crossentropy, a binary one for one output, ibnn.layers.GaussianNLL, 'mse'"
+    raise ValueError(f"The loss {name} with {width} outputs cannot be calibrated; give {good}.")

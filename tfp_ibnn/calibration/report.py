@@ -116,12 +116,8 @@ class Table:
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-        return f"{self.caption}\n\n" + "\n".join(
-            f"| {first.ljust(widths[0])} | "
-            + " | ".join(cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True))
-            + " |"
-            for first, *cells in lines
-        )
+        form = " | ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+        return "\n".join([self.caption, "", *(f"| {form.format(*line)} |" for line in lines)])
 
     __repr__ = _repr_markdown_ = __str__
 
@@ -284,11 +280,9 @@ class Report:
     def card(self) -> str:
         """Return the model card, in Markdown."""
         packages = {name: importlib.metadata.version(name) for name in ("keras", "tfp_ibnn")}
-        python = f"Python {platform.python_version()} on {platform.machine()}"
-        packages |= {
-            "backend": keras.config.backend(),
-            "machine": f"{python}, {os.cpu_count()} cores",
-        }
+        machine = f"Python {platform.python_version()} on {platform.machine()}"
+        machine += f", {os.cpu_count()} cores"
+        packages |= {"backend": keras.config.backend(), "machine": machine}
         left_out = {"decisions": "left out: `report.decide(test, ood)` was given no examples"}
         notes = {**left_out, **self.notes, self.output.column: _parameter(self.chosen), **packages}
         dropped, run = (

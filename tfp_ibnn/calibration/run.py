@@ -90,13 +90,10 @@ def calibrate(
         >>> type(report.model).__name__
         'MonteCarlo'
     """
-    samples = checks.positive_integer("samples", samples)
-    if samples < 2:
-        raise ValueError("`samples` must be at least 2; got 1.")
+    samples = checks.positive_integer("samples", samples, least=2)
     epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
-    end = math.inf
-    if minutes is not None:
-        end = time.monotonic() + 60 * checks.positive("minutes", minutes)
+    limit = math.inf if minutes is None else checks.positive("minutes", minutes)
+    end = time.monotonic() + 60 * limit
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
     if isinstance(model, PredictionWrapper):

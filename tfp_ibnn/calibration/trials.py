@@ -20,6 +20,7 @@ from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.training import Interrupts, two_speed
+from tfp_ibnn.training.callbacks import random_state_kept
 from tfp_ibnn.weights import Laplace, WeightPosterior
 from tfp_ibnn.weights.features import last_weighted_layer
 
@@ -46,7 +47,10 @@ class Engine:
     def __init__(
         self, make: Callable[[], Any], samples: int = 1, training: Any = None, **options: Any
     ) -> None:
-        self._make, self.network = make, _seeded(make)
+        self._make = make
+        with random_state_kept():
+            random.seed(0)  # by which layers such as Dropout get their seeds
+            self.network = make()
         self.options = {"samples": samples, "independent": samples == 1, **options}
         # The outputs as they are, whatever they mean.
         self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
@@ -320,13 +324,3 @@ def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupt
 
 def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return type(optimizer).from_config(optimizer.get_config())
-
-
-def _seeded(function: Callable[[], Any]) -> Any:
-    """Call a function; layers such as Dropout ask Python for a seed, and always get the same."""
-    state = random.getstate()
-    random.seed(0)
-    try:
-        return function()
-    finally:
-        random.setstate(state)

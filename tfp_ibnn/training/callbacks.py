@@ -91,8 +91,8 @@ def posterior_statistics(layer: StochasticLayer) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave Python's random state, by which Keras shuffles datasets, to the training."""
+def random_state_kept() -> Iterator[None]:
+    """Leave Python's random state, by which Keras shuffles and seeds, as it was before."""
     state = random.getstate()
     try:
         yield
@@ -149,13 +149,13 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         own = {name: getattr(self, name) for name in ("samples", "every", "batch_size")}
         return {"data": data, **own, **self.options}
 
-    @_random_state_kept()
+    @random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._monte_carlo = None
         if self.model.built:
             self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
 
-    @_random_state_kept()
+    @random_state_kept()
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the entries; they are NaN if the training has diverged."""
         if logs is None or epoch % self.every:

@@ -63,11 +63,9 @@ class LastLayerHMC(LastLayerPosterior):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, **kwargs)
-        for name, value in {"chains": chains, "draws": draws, "warmup": warmup}.items():
-            setattr(self, name, checks.positive_integer(name, value))
-        if self.chains < 2 or self.draws < 4:
-            got = f"got {self.chains} and {self.draws}"
-            raise ValueError(f"`chains` must be at least 2 and `draws` at least 4; {got}.")
+        self.chains = checks.positive_integer("chains", chains, least=2)
+        self.draws = checks.positive_integer("draws", draws, least=4)
+        self.warmup = checks.positive_integer("warmup", warmup)
         self.count = self.chains * self.draws
         if self.size > _MOST_WEIGHTS or self.count * self.size > _MOST_NUMBERS:
             most = f"at most {_MOST_WEIGHTS} weights, and {_MOST_NUMBERS} numbers in all"

@@ -188,9 +188,7 @@ class SWAG(Snapshots):
         rank: int = 20,
     ) -> None:
         super().__init__(every, start, unit, folder)
-        self.rank = checks.positive_integer("rank", rank)
-        if self.rank < 2:
-            raise ValueError(f"`rank` must be at least 2; got {rank}.")
+        self.rank = checks.positive_integer("rank", rank, least=2)
 
     def _posterior(self, model: keras.Model) -> GaussianWeights:
         made = GaussianWeights(model, min(self.rank, len(self.steps)))

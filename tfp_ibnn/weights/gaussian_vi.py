@@ -1,6 +1,5 @@
 """The best Gaussian over the last layer's weights, by natural gradients."""
 
-import math
 from typing import Any
 
 import keras
@@ -59,9 +58,8 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         super().__init__(model, **kwargs)
         self.covariance = checks.one_of("covariance", covariance, ("full", "lowrank", "diag"))
         self.rank = checks.positive_integer("rank", rank, checks.LARGEST_SIZE)
-        size = self.size
-        if covariance == "full" and size > MOST_FULL:
-            need = f"{size} weights need {8e-9 * size**2:.1f} GB, and are more than {MOST_FULL}"
+        if covariance == "full" and self.size > MOST_FULL:
+            need = f"{self.size} weights need {8e-9 * self.size**2:.1f} GB"
             raise ValueError(f"`covariance` must be 'lowrank' or 'diag' here: {need}.")
         self._add_moments(self.rank if covariance == "lowrank" else 0, covariance == "full")
         self._elbo = self._add("elbo", ())
@@ -85,10 +83,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
         # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
         values = target.values(w) + np.sum(eps**2 - 1, axis=1) / 2
-        diagonal = scale if scale.ndim == 1 else np.diagonal(scale)
-        inside = np.eye(len(factor)) + (factor / diagonal) @ (factor / diagonal).T
-        log_det = np.log(diagonal).sum() + np.linalg.slogdet(inside)[1] / 2
-        elbo = values.mean() + self.size * math.log(2 * math.pi * math.e) / 2 + log_det
+        elbo = values.mean() + float(ops.convert_to_numpy(self.distribution().entropy()))
         if not np.isfinite(elbo):
             raise ValueError(f"The ELBO is {elbo}: {_REMEDY}.")
         self._elbo.assign(elbo)

@@ -53,14 +53,13 @@ class WeightPosterior(protocols.WeightPosterior):
     ) -> "WeightSets":
         """Draw a finite number of weight sets, each with batch-norm statistics of its own.
 
-        Mean and variance of each batch-norm layer's input become those over the data, in training
-        mode, batch by batch. Costs `number` forward passes through the data. The draws are those of
-        `MonteCarlo(posterior, samples=number, seed=seed)`.
+        These are mean and variance over `data`, in training mode, batch by batch, which takes
+        `number` forward passes; without batch normalization no data is needed. The draws are those
+        of `MonteCarlo(posterior, samples=number, seed=seed)`.
 
         Args:
             number: of sets.
-            data: inputs, (inputs, labels), or a dataset of such batches, which are all held in
-                memory. Without batch normalization none are needed.
+            data: inputs, (inputs, labels), or a dataset of such batches, all held in memory.
             batch_size: for arrays.
             seed: of the draws.
         """

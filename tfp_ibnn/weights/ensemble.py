@@ -60,9 +60,8 @@ class DeepEnsemble(WeightSets):
         """Train n members, each from a seed of its own; one after the other, if not told else.
 
         Member i is built and trained after `keras.utils.set_random_seed(seed + i)`, so equal calls
-        give equal ensembles. A member whose loss or weights are not finite is left out, with a
-        warning. After an interrupt (Ctrl-C) the members that are finished are returned, with a
-        warning too.
+        give equal ensembles. A member that is not finite is left out, and after an interrupt
+        (Ctrl-C) those that are finished are returned, both with a warning.
 
         Args:
             build: a function that returns a compiled model, given the member's seed.
@@ -70,12 +69,10 @@ class DeepEnsemble(WeightSets):
             x: training inputs, or a dataset, as for `fit`.
             y: training targets.
             seed: of the first member; the others follow.
-            callbacks: for `fit`; or a function that returns them, given the member's seed, for
-                callbacks that cannot be used twice.
+            callbacks: for `fit`; or a function that returns new ones, given the member's seed.
             side_by_side: take all members through the same batches, in the order of `x`, without
-                `callbacks`: on JAX all of them in one compiled step, on TensorFlow one after the
-                other. What they learn is the same up to rounding, dropout and batch-norm
-                statistics included. An interrupt then loses all that train together.
+                `callbacks`: on JAX all of them in one compiled step, which an interrupt loses, on
+                TensorFlow one after the other. What they learn is the same up to rounding.
             verbose: 1 prints a line for each member, 2 the epochs too, 0 nothing.
             **fit: other arguments of `fit`, such as `epochs`.
         """
@@ -105,8 +102,8 @@ class DeepEnsemble(WeightSets):
                 break
             values = [storable(w) for w in model.weights]
             if not np.isfinite(loss) or not all(np.isfinite(v).all() for v in values):
-                where = f"The member of seed {number} diverged (its loss is {loss:g})"
-                warnings.warn(f"{where}: it is left out of the ensemble.", stacklevel=2)
+                problem = f"The member of seed {number} diverged (its loss is {loss:g})"
+                warnings.warn(f"{problem}: it is left out.", stacklevel=2)
                 continue
             first = model if first is None else check_models([first, model])[0]
             sets.append(values)
@@ -183,9 +180,8 @@ def _fit_together(
 class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Several posteriors over weights, all equally likely: MultiSWAG, ensembles of anything.
 
-    Draw s is draw s // n of member s mod n. Every member has a network of its own, of any
-    architecture; all take the same inputs, and their outputs mean the same. A compiled prediction
-    holds all n networks. For models of one architecture `DeepEnsemble` is smaller.
+    Draw s is draw s // n of member s mod n. The networks may be of any architecture, with the same
+    inputs and outputs; of one architecture, a `DeepEnsemble` is smaller, since it holds one only.
 
     Args:
         members: posteriors over weights, or built Keras models, stochastic ones too. The network of

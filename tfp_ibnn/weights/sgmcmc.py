@@ -60,31 +60,26 @@ class CosineCycles(Configured, Schedule):
 class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     """Stochastic-gradient Langevin dynamics: gradient descent whose noise makes it a sampler.
 
-    The posterior of N examples at temperature T is exp(-U / T), where
-    U(w) = N * loss(w) + |w|^2 / (2 s^2), with the loss Keras's: the *mean* negative log-likelihood,
-    and s the scale of the prior N(0, s^2). A Langevin step of size h on U is
-    w - h grad U + sqrt(2 h T) xi. With h = learning_rate / N, and u = U / N, that is
-
         w <- w - learning_rate * grad u(w) + sqrt(2 learning_rate T / N) xi,    xi ~ N(0, 1)
 
-    so the learning rate means what it means for SGD. A finite rate has a bias: where u has the
-    curvature c, the variance is T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of
-    their own. Use small or falling rates, or `CosineCycles`; `Snapshots` keeps the samples.
+    u(w) = loss(w) + |w|^2 / (2 N s^2), with Keras's loss, the *mean* negative log-likelihood of N
+    examples, and s the scale of the prior N(0, s^2): exp(-N u / T) is the posterior at temperature
+    T. A finite rate has a bias: where u has the curvature c, the variance is
+    T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of their own. Use small or falling
+    rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
     With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
     of its loss gradients, in the noise too. While that divisor changes with the weights the chain
     has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
 
-    The noise is a function of seed, step and weight (and of backend and compiler): nothing of it
-    need be saved, and a run resumed from a `Checkpoint` draws the same samples. Clipping, weight
-    decay and averages of weights are refused.
+    The noise is a function of seed, step and weight (and of backend and compiler): a run resumed
+    from a `Checkpoint` draws the same samples.
 
     Args:
         learning_rate: a number or a schedule.
         train_size: N, the number of training examples.
-        prior_scale: s, standard deviation of the Gaussian prior of every trained weight; None is a
-            flat prior, for models that have the prior as a regularizer in their loss: with both
-            it counts twice, of which a warning tells.
+        prior_scale: s, of every trained weight; None is a flat prior, for models that have the
+            prior as a regularizer in their loss.
         temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.
         preconditioner: None or "rmsprop".
         adaptation: number of steps after which the preconditioner stays as it is; None never.
@@ -204,9 +199,8 @@ class SGHMC(SGLD):
         m <- momentum * m - learning_rate * grad u(w) + sqrt(2 a learning_rate T / N) xi
         w <- w + m,    a = 1 - momentum
 
-    with u, N and T as in `SGLD`, which this is at momentum 0. The friction 1 - momentum takes as
-    much energy out as the noise puts in, so the stationary distribution is exp(-U / T), up to the
-    bias of a finite rate. Takes memory for m, as large as the weights.
+    with u, N and T as in `SGLD`, which this is at momentum 0, and the same stationary distribution
+    up to the bias of a finite rate. Takes memory for m, as large as the weights.
 
     Args:
         learning_rate, train_size, prior_scale, **kwargs: those of `SGLD`.

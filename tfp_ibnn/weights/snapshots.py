@@ -22,11 +22,10 @@ from tfp_ibnn.weights.flat import GaussianWeights
 class Snapshots(Configured, keras.callbacks.Callback):
     """Collect whole weight sets while a model trains: samples of SGLD, ends of cycles, snapshots.
 
-    Each takes as much memory as the network, or as much disk: with a folder each is a file of its
-    own, written whole or not at all. On a full disk it stays in memory, with a warning, and is
-    written with the next one. A run that `Checkpoint` resumes continues in the same folder. An
-    interrupt of `fit` loses nothing, and a further `fit` adds to what is there, unless it begins at
-    step 0 of its optimizer. What falls into the exploration of `CosineCycles` is left out.
+    Each takes as much memory as the network, or is a file in `folder`, written whole or not at all;
+    on a full disk it stays in memory, with a warning, and is written with the next one. A run that
+    `Checkpoint` resumes continues in the same folder. A further `fit` adds to what is there, unless
+    it begins at step 0 of its optimizer. The exploration of `CosineCycles` is left out.
 
     Args:
         every: take one after every so many epochs, or steps.
@@ -66,9 +65,7 @@ class Snapshots(Configured, keras.callbacks.Callback):
     def posterior(self, model: keras.Model | None = None) -> WeightPosterior:
         """Return what was collected, as a posterior over the weights.
 
-        Args:
-            model: None takes the model that was trained; a folder's snapshots can be read in
-                another process too, and then need a model of the same architecture.
+        `model` is for a folder that another process has written: one of the same architecture.
         """
         model = self.model if model is None else model
         if model is None:
@@ -154,9 +151,9 @@ class SWAG(Snapshots):
 
         N(mean, 1/2 (diag(variance) + D^T D / (K - 1)))
 
-    Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean.
-    (The paper subtracts the mean so far, not knowing the last one yet.) Use a constant learning
-    rate, high enough for SGD to wander. The posterior takes K + 2 times the memory of the weights.
+    Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean
+    (the paper: the mean so far). Use a constant learning rate, high enough for SGD to wander. The
+    posterior takes K + 2 times the memory of the weights.
 
     Args:
         every, start, unit, folder: those of `Snapshots`.

@@ -23,11 +23,9 @@ _MOST_LOGITS = 2**22  # of as many draws together as fit
 class Target:
     """log p(y | x, w) + log p(w) for flat vectors w, with the prior w ~ N(0, prior_scale^2).
 
-    What stands before the first layer with such weights runs once, and is cached.
-
-    `variables` are those that w has values for, None for all of the last layer; `noise_scale` is
-    for plain regressions, None for the root mean square of the residuals of the model as it is;
-    the options are `head`, `from_logits`, `batch_size` and `verbose`.
+    `variables` are those that w has values for, None for all of the last layer; what stands before
+    them runs once, and is cached. `noise_scale` is for plain regressions, None for the root mean
+    square of the residuals of the model as it is. The options are `batch_size` and `verbose`.
     """
 
     def __init__(
@@ -179,8 +177,7 @@ class LastLayerPosterior(FlatPosterior):
             batch_size: with which the features are computed.
             seed: of the draws: the same one gives the same fit.
             verbose: 0 shows no progress.
-            **options: of GaussianVI `steps` (100), of natural gradients; ten times as many of Adam
-                follow for "lowrank".
+            **options: of GaussianVI, `steps` (100); for "lowrank" ten times as many of Adam follow.
         """
         target = self.target(x, y, batch_size=batch_size, verbose=verbose)
         self.fit_to(target, np.random.default_rng(seed), verbose, **options)

@@ -37,14 +37,12 @@ class Laplace(FlatPosterior):
     minus the log-likelihood, summed over the training data, and f is 1 / (temperature * noise
     variance). The prior's mean is 0.
 
-    A fit takes a backward pass for each output of the network, and W, the number of weights,
-    squared numbers for "full", W for "diag", W times `rank` for "lowrank", and those of two
-    matrices a layer, inputs^2 + outputs^2, for "kron". Batch normalization stays as it is in
-    inference; its scale and shift are uncertain only if a pattern asks for them.
+    A fit takes a backward pass for each output, and memory for W^2 numbers ("full", of W weights),
+    W ("diag"), W times `rank` ("lowrank"), or inputs^2 + outputs^2 of each layer ("kron"). Batch
+    normalization is as in inference; its scale and shift take a pattern to be uncertain.
 
     Args:
-        model: a built Functional or Sequential model with one output (N, K), trained. It is not
-            copied; what is trained later needs a new fit.
+        model: a trained Functional or Sequential model with one output (N, K); it is not copied.
         subset_of_weights: which weights are uncertain: "last_layer", a Dense one; "all"; or a
             regular expression, which is searched for in `path` of each trainable weight.
         hessian_structure: "diag", "kron" (a Kronecker product for each layer: Dense layers, and
@@ -57,7 +55,7 @@ class Laplace(FlatPosterior):
         pred_type: "glm", the network linearised in its weights, or "nn", networks with sampled
             weights.
         link_approx: of "glm": "mc", draws; or "probit", one distribution in closed form, for
-            classifiers. Nothing tells the draws apart then: `epistemic` is 0.
+            classifiers, whose `epistemic` is 0.
         rank: of "lowrank", the number of eigenvectors.
         head: what the output means, as for `MonteCarlo`; None asks the last layer and the loss.
         from_logits: whether the output is logits, as for `MonteCarlo`.
@@ -140,7 +138,7 @@ class Laplace(FlatPosterior):
             x: inputs, arrays; or a `tf.data.Dataset` or `PyDataset` of batches (x, y).
             y: labels or targets of arrays.
             validation_data: (x, y) or a dataset, for prior_precision="validation".
-            batch_size: of arrays. A batch goes through the network once, and back for each output.
+            batch_size: of arrays.
             verbose: 0 for no progress bar.
         """
         wanted = self._options["prior_precision"]

@@ -56,14 +56,13 @@ def calibrate(
         model: a trained Functional or Sequential model with one output.
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
         validation: the same, of examples that the model was not trained on; None takes a fifth of
-            the training arrays, which is second best. Weights are not used here.
+            the training arrays, which is second best.
         candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
         epochs: of training for each posterior that is not dropped; the default is 3, or a tenth of
             what the model was trained for if that is more.
         minutes: after which no further fit or epoch starts; without `epochs` the only limit.
-        optimizer: for the training; None takes the model's own at a tenth of its rate. The
-            posteriors' rate is five times as high.
+        optimizer: None takes the model's own at a tenth of its rate. Posteriors have five times it.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
         batch_size: of training arrays.
@@ -71,22 +70,18 @@ def calibrate(
         verbose: print progress.
 
     Returns:
-        A `Report`: `model`, the `MonteCarlo` that was chosen; `table()`, the scores of all
-        candidates; `evaluate(test)`, the same on new data; `plot()`; `save(folder)`; and
-        `model_of(name)`, the `MonteCarlo` of any other candidate.
+        A `Report`: `model`, the `MonteCarlo` that was chosen, or `model_of(name)`; `table()`, the
+        scores of all candidates, or `evaluate(test)` on new data; `plot()`; `save(folder)`.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
         >>> random = np.random.default_rng(0)
         >>> x = random.normal(size=(300, 2)).astype("float32")
         >>> y = (x[:, 0] + random.normal(size=300) > 0).astype(int)
-        >>> model = keras.Sequential(
-        ...     [keras.Input((2,)), keras.layers.Dense(2, activation="softmax")]
-        ... )
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
         >>> model.compile("adam", "sparse_categorical_crossentropy")
-        >>> report = ibnn.calibrate(
-        ...     model, (x[:200], y[:200]), (x[200:], y[200:]), epochs=1, samples=4, verbose=False
-        ... )
+        >>> options = {"epochs": 1, "samples": 4, "verbose": False}
+        >>> report = ibnn.calibrate(model, (x[:200], y[:200]), (x[200:], y[200:]), **options)
         >>> type(report.model).__name__
         'MonteCarlo'
     """

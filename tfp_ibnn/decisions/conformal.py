@@ -11,9 +11,9 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.decisions.cost import clopper_pearson
 from tfp_ibnn.decisions.fitted import Fitted
-from tfp_ibnn.metrics._base import checked
 from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
+from tfp_ibnn.weights.likelihood import classes, numbers
 
 _Parts = dict[str, Any]
 
@@ -74,6 +74,8 @@ class Conformal(Fitted):
         self.by = checks.one_of("by", by, (None, "class") if self._is_set else (None,))
         if randomized is not None and method not in ("aps", "raps"):
             raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {method!r}.")
+        if isinstance(randomized, bool):
+            raise ValueError(f"`randomized` must be None or a seed, such as 0; got {randomized}.")
         self.randomized = None if randomized is None else checks.whole("randomized", randomized)
         self.k, self.penalty = checks.whole("k", k), checks.non_negative("penalty", penalty)
 
@@ -183,9 +185,9 @@ class Conformal(Fitted):
 
     def _targets(self, parts: _Parts, y: Any) -> np.ndarray:
         if not self._is_set:
-            return finite_vector("y", y, len(parts["low"]))
-        uniform = np.full_like(parts["score"], 1 / parts["score"].shape[1])
-        return checked(uniform, y, names=("model(x)", "y", "")).targets.argmax(axis=1)
+            return finite_vector("y", numbers(y, 1, "`y`"), len(parts["low"]))
+        found = classes(y, parts["score"].shape[1], "`y`")
+        return finite_vector("y", found, len(parts["score"])).astype(int)
 
     def _threshold(self, scores: np.ndarray) -> float:
         rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
@@ -199,7 +201,9 @@ class Conformal(Fitted):
 def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:
     if groups is None and known in (None, 1):
         return np.zeros(count, int)
-    found = finite_vector("groups", () if groups is None else groups, count)
+    if groups is None:
+        raise ValueError("`groups` must be given, as they were to `fit`; got None.")
+    found = finite_vector("groups", groups, count)
     if np.any((found < 0) | (found % 1 > 0) | (found >= (known or np.inf))):
         raise ValueError(f"`groups` must be whole numbers that `fit` saw; got {np.unique(found)}.")
     return found.astype(int)

@@ -31,16 +31,13 @@ class DeepEnsemble(WeightSets):
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> def network():
-        ...     return [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
-        >>> ensemble = ibnn.DeepEnsemble([keras.Sequential(network()) for _ in range(4)])
-        >>> ibnn.MonteCarlo(ensemble).samples
+        >>> import tfp_ibnn as ibnn
+        >>> ensemble = ibnn.DeepEnsemble([ibnn.models.mlp((3,), 2) for _ in range(4)])
+        >>> ibnn.MonteCarlo(ensemble, head="softmax", from_logits=True).samples
         4
 
     References:
-        Lakshminarayanan et al., Simple and Scalable Predictive Uncertainty Estimation using Deep
-        Ensembles, arXiv 1612.01474.
+        Lakshminarayanan et al., Predictive Uncertainty using Deep Ensembles, arXiv 1612.01474.
     """
 
     @classmethod
@@ -189,20 +186,15 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> small, large = (
-        ...     [keras.Input((3,)), keras.layers.Dense(n), keras.layers.Dense(2, "softmax")]
-        ...     for n in (4, 8)
-        ... )
-        >>> mixture = ibnn.WeightMixture([keras.Sequential(small), keras.Sequential(large)])
-        >>> ibnn.MonteCarlo(mixture).samples
+        >>> import tfp_ibnn as ibnn
+        >>> mixture = ibnn.WeightMixture([ibnn.models.mlp((3,), 2, hidden=(n,)) for n in (4, 8)])
+        >>> ibnn.MonteCarlo(mixture, head="softmax", from_logits=True).samples
         2
 
         MultiSWAG: `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
 
     References:
-        Wilson and Izmailov, Bayesian Deep Learning and a Probabilistic Perspective of
-        Generalization, arXiv 2002.08791.
+        Wilson and Izmailov, A Probabilistic Perspective of Generalization, arXiv 2002.08791.
     """
 
     count = None
@@ -219,13 +211,8 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         if any(shape != shapes[0] for shape in shapes):
             raise ValueError(f"The outputs of `members` must be of one shape; got {shapes}.")
         super().__init__(**kwargs)
-        self.members = members
+        self.members, self.network = members, members[0].network
         self.built = True
-
-    @property
-    def network(self) -> keras.Model:
-        """The network of the first member."""
-        return self.members[0].network
 
     def materialize(
         self, number: int, data: Any = None, *, seed: int = 0, **options: Any

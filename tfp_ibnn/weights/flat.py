@@ -21,10 +21,8 @@ _SMALLEST_SCALE = 1e-10  # of weights that never move, such as those of dead uni
 class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Base of posteriors over some variables of a network, seen as one vector of `size` numbers.
 
-    A subclass defines `draw(key, number)`, a vector (size,), and `center()`, the one that stands
-    for all.
-
-    `places` says which of `model.weights` these are, by position.
+    `places` says which of `model.weights` these are, by position. A subclass defines
+    `draw(key, number)`, a vector (size,), and `center()`, the one that stands for all.
     """
 
     count = None
@@ -33,14 +31,10 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
         kwargs["dtype"] = checks.full_precision(kwargs.get("dtype", precision_of(model)))
         super().__init__(**kwargs)
-        self.network, self.places = model, list(places)
+        self.network = self.model = model
+        self.places = list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True
-
-    @property
-    def model(self) -> keras.Model:
-        """The network."""
-        return self.network
 
     @property
     def sampled(self) -> list[keras.Variable]:
@@ -111,8 +105,8 @@ class Gaussian(FlatPosterior):
 class GaussianWeights(Gaussian):
     """A Gaussian over some weights of a network: N(loc, diag(scale^2) + factor^T factor).
 
-    Takes rank + 2 times the memory of the weights; a draw costs rank + 1 normal-sized products.
-    Weights that are not sampled, batch-norm statistics among them, stay those of the network.
+    Takes rank + 2 times the memory of the weights. Weights that are not sampled, batch-norm
+    statistics among them, stay those of the network.
 
     Args:
         model: a built Keras model without stochastic layers.

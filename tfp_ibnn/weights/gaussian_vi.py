@@ -48,8 +48,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         (2, True)
 
     References:
-        Lin et al., Handling the Positive-Definite Constraint in the Bayesian Learning Rule, arXiv
-        2002.10060. Khan and Rue, The Bayesian Learning Rule, arXiv 2107.04562.
+        Lin et al., arXiv 2002.10060. Khan and Rue, The Bayesian Learning Rule, arXiv 2107.04562.
     """
 
     def __init__(

@@ -25,8 +25,7 @@ class LastLayerHMC(LastLayerPosterior):
     Log-density: log p(y | x, w) + log p(w), with the prior w ~ N(0, prior_scale^2), on cached
     features. A `GaussianVI` of full covariance comes first; the chains start from its draws and run
     in coordinates where it is N(0, 1). The step size adapts in the warm-up to 80 % acceptance.
-    `report` has R-hat and effective sample sizes. Nothing of the network before the last layer is
-    uncertain.
+    `report` has R-hat and effective sample sizes.
 
     Cost: (warmup + draws) * leapfrog gradients of all chains together, each O(N * D) per chain for
     N examples and D weights. Stores chains * draws sets of the last layer's weights.
@@ -39,18 +38,15 @@ class LastLayerHMC(LastLayerPosterior):
         **kwargs: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`.
 
     Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
-        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        >>> import keras, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, "sigmoid")])
         >>> posterior = ibnn.LastLayerHMC(model, draws=50, warmup=50)
-        >>> posterior = posterior.fit(x, x > 0.1, verbose=0)  # doctest: +SKIP
+        >>> posterior = posterior.fit(x, y, verbose=0)  # doctest: +SKIP
         >>> posterior.count
         200
 
     References:
-        Neal, MCMC Using Hamiltonian Dynamics, arXiv 1206.1901. Gelman and Rubin, Inference from
-        Iterative Simulation Using Multiple Sequences, 1992.
+        Neal, arXiv 1206.1901. Gelman and Rubin, Inference from Iterative Simulation, 1992.
     """
 
     def __init__(

@@ -36,8 +36,7 @@ class CosineCycles(Configured, Schedule):
         [0.1, 0.05, 0.1]
 
     References:
-        Zhang et al., Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning, arXiv
-        1902.03932.
+        Zhang et al., Cyclical Stochastic Gradient MCMC, arXiv 1902.03932.
     """
 
     def __init__(self, initial: float, cycle: int, exploration: float = 0.8) -> None:

@@ -170,8 +170,7 @@ class SWAG(Snapshots):
         With batch normalization: `swag.posterior().materialize(16, x_train)`.
 
     References:
-        Maddox et al., A Simple Baseline for Bayesian Uncertainty in Deep Learning, arXiv
-        1902.02476.
+        Maddox et al., A Simple Baseline for Bayesian Uncertainty, arXiv 1902.02476.
     """
 
     least = 2

@@ -30,17 +30,11 @@ class Examples(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """What candidates are fitted to and scored on.
+    """What candidates are fitted to and scored on."""
 
-    Attributes:
-        fit: for early stopping and parameters (A, or an even part of it), or all examples.
-        score: for the selection (B), or all examples.
-        folds: of each example, where both are all examples; else None.
-    """
-
-    fit: Examples
-    score: Examples
-    folds: np.ndarray | None = None
+    fit: Examples  # for early stopping and parameters (A, or an even part of it), or all
+    score: Examples  # for the selection (B), or all
+    folds: np.ndarray | None = None  # of each example, where both are all
 
 
 class Training(NamedTuple):

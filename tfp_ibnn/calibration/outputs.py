@@ -92,8 +92,7 @@ class Classes(Output):
     def fit(self, raw: np.ndarray, y: np.ndarray) -> float:
         """Return the temperature, between 0.05 and 20.
 
-        It is not quite that of the least NLL: where every prediction is right, that would be 0. The
-        square of log T costs two nats in all, which few examples feel and thousands do not.
+        It is not quite that of the least NLL: where every prediction is right, that would be 0.
         """
         log_p, label = self._log_p(raw), y[:, None, None]
 

@@ -51,13 +51,9 @@ Dropped on the way, and why (NLLs are at the best temperature or scale of each):
 class Candidate:
     """A row of the table.
 
-    Attributes:
-        name: of the method.
-        trial: its network, and how it draws.
-        parameter: the temperature; of a regression the scale of each output, or their factor.
-        seconds: spent on it.
-        prediction: for the validation examples it was scored on, (examples, ...).
-        nll: of each of them.
+    `trial` is its network, and how it draws; `parameter` the temperature, of a regression the scale
+    of each output, or their factor; `prediction` that for the validation examples it was scored on,
+    (examples, ...), and `nll` of each of them.
     """
 
     name: str
@@ -93,12 +89,9 @@ def behind(nll: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(repr=False)
 class Table:
-    """Scores of all candidates: prints as Markdown; `table[name]` is a row, a dict.
+    """Scores of all candidates: prints as Markdown; `table[name]`, of `rows`, is a dict.
 
-    Attributes:
-        caption: what data it is.
-        rows: of each candidate by its name.
-        chosen: the name of the one that was chosen.
+    `caption` says what data it is, and `chosen` is the name of the candidate that was chosen.
     """
 
     caption: str
@@ -170,11 +163,7 @@ class Report:
         return self._table(caption, [x.prediction for x in self.candidates], self.y)
 
     def evaluate(self, test: Any) -> Table:
-        """Return the scores of all candidates on examples that nothing was fitted to.
-
-        Args:
-            test: arrays (x, y), or a dataset.
-        """
+        """Return the scores of all candidates on new examples: arrays (x, y), or a dataset."""
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         predictions = [
             prediction
@@ -184,11 +173,10 @@ class Report:
         return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
 
     def decide(self, test: Any, ood: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return how well the chosen model decides, for the model card too.
+        """Return how well the chosen model decides on new examples, for the model card too.
 
-        That is, on examples `test` that nothing was fitted to, the coverage of 90 % sets (fitted to
-        half of them), the share answered at 1 % error, and the AUROC of the entropy, or of the
-        epistemic variance, against inputs `ood`, by the name of each set.
+        That is the coverage of 90 % sets (fitted to half of them), the share answered at 1 % error,
+        and the AUROC of the entropy, or of the epistemic variance, against inputs `ood`, by name.
         """
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         order = np.random.default_rng(self.seed).permutation(len(examples.y))
@@ -258,10 +246,7 @@ class Report:
         return figure
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, `calibration.png`.
-
-        To load the model, `import tfp_ibnn` first: `keras.models.load_model(".../model.keras")`.
-        """
+        """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, a figure."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save(folder / "model.keras")

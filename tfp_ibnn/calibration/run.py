@@ -48,9 +48,8 @@ def calibrate(
     examples both are done on all of them, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
-    `GaussianHead` gets a factor for its standard deviations.
-
-    The model itself is not changed. Ctrl-C ends the training, not the comparison.
+    `GaussianHead` gets a factor for its standard deviations. The model itself is not changed.
+    Ctrl-C ends the training, not the comparison.
 
     Args:
         model: a trained Functional or Sequential model with one output.
@@ -59,8 +58,7 @@ def calibrate(
             the training arrays, which is second best.
         candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
-        epochs: of training for each posterior that is not dropped; the default is 3, or a tenth of
-            what the model was trained for if that is more.
+        epochs: of fine-tuning; None takes 3, or a tenth of those of the model if that is more.
         minutes: after which no further fit or epoch starts; without `epochs` the only limit.
         optimizer: None takes the model's own at a tenth of its rate. Posteriors have five times it.
         loss: None takes the one that the model is compiled with.

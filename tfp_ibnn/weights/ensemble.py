@@ -23,7 +23,7 @@ class DeepEnsemble(WeightSets):
 
     Members with stochastic layers make a mixture of posteriors: draw s is of member s mod n, with
     noise of its own. Members of different architectures, or posteriors over weights such as SWAG's,
-    make a `WeightMixture`.
+    make a `WeightMixture`. Reference: Lakshminarayanan et al., arXiv 1612.01474.
 
     Args:
         models: built Keras models of one architecture. The first says what the output means:
@@ -35,9 +35,6 @@ class DeepEnsemble(WeightSets):
         >>> ensemble = ibnn.DeepEnsemble([ibnn.models.mlp((3,), 2) for _ in range(4)])
         >>> ibnn.MonteCarlo(ensemble, head="softmax", from_logits=True).samples
         4
-
-    References:
-        Lakshminarayanan et al., Predictive Uncertainty using Deep Ensembles, arXiv 1612.01474.
     """
 
     @classmethod
@@ -179,6 +176,7 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
     Draw s is draw s // n of member s mod n. The networks may be of any architecture, with the same
     inputs and outputs; of one architecture, a `DeepEnsemble` is smaller, since it holds one only.
+    MultiSWAG (arXiv 2002.08791) is `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
 
     Args:
         members: posteriors over weights, or built Keras models, stochastic ones too. The network of
@@ -190,11 +188,6 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         >>> mixture = ibnn.WeightMixture([ibnn.models.mlp((3,), 2, hidden=(n,)) for n in (4, 8)])
         >>> ibnn.MonteCarlo(mixture, head="softmax", from_logits=True).samples
         2
-
-        MultiSWAG: `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
-
-    References:
-        Wilson and Izmailov, A Probabilistic Perspective of Generalization, arXiv 2002.08791.
     """
 
     count = None

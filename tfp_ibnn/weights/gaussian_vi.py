@@ -26,7 +26,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
     ELBO = E_q[log p(y | x, w) + log p(w)] + H[q], with the prior w ~ N(0, prior_scale^2) and all
     data in every step, from cached features. Full and diagonal covariances by natural gradients: in
     coordinates where q is N(0, 1), the precision becomes 1 - rate * (1 + E[g eps']), g the gradient
-    of the log-density at eps. "lowrank", diagonal + F F', by Adam from the diagonal one.
+    of the log-density at eps (arXiv 2002.10060, 2107.04562). "lowrank", diagonal + F F', by Adam.
     Cost of a step, for D weights: 2.5 D gradients (at most 1,024) and O(D^3) for a full covariance;
     64 gradients for the others. Nothing of the network before the last layer is uncertain.
 
@@ -46,9 +46,6 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         >>> posterior = ibnn.GaussianVI(model).fit(x, x > 0.1, verbose=0)
         >>> posterior.distribution().event_shape[0], posterior.elbo > -13
         (2, True)
-
-    References:
-        Lin et al., arXiv 2002.10060. Khan and Rue, The Bayesian Learning Rule, arXiv 2107.04562.
     """
 
     def __init__(

@@ -25,7 +25,8 @@ class LastLayerHMC(LastLayerPosterior):
     Log-density: log p(y | x, w) + log p(w), with the prior w ~ N(0, prior_scale^2), on cached
     features. A `GaussianVI` of full covariance comes first; the chains start from its draws and run
     in coordinates where it is N(0, 1). The step size adapts in the warm-up to 80 % acceptance.
-    `report` has R-hat and effective sample sizes.
+    `report` has R-hat and effective sample sizes. Reference: Neal, MCMC Using Hamiltonian Dynamics,
+    arXiv 1206.1901.
 
     Cost: (warmup + draws) * leapfrog gradients of all chains together, each O(N * D) per chain for
     N examples and D weights. Stores chains * draws sets of the last layer's weights.
@@ -44,9 +45,6 @@ class LastLayerHMC(LastLayerPosterior):
         >>> posterior = posterior.fit(x, y, verbose=0)  # doctest: +SKIP
         >>> posterior.count
         200
-
-    References:
-        Neal, arXiv 1206.1901. Gelman and Rubin, Inference from Iterative Simulation, 1992.
     """
 
     def __init__(
@@ -131,9 +129,8 @@ class LastLayerHMC(LastLayerPosterior):
         """Return acceptance, R-hat and effective sample sizes by name."""
         sets = ops.convert_to_tensor(self._sets)
         r_hat = tfp.mcmc.potential_scale_reduction(sets, split_chains=self.draws % 2 == 0)
-        ess = tfp.mcmc.effective_sample_size(
-            sets, filter_beyond_positive_pairs=True, cross_chain_dims=1
-        )
+        options = {"filter_beyond_positive_pairs": True, "cross_chain_dims": 1}
+        ess = tfp.mcmc.effective_sample_size(sets, **options)
         r_hat, ess = ops.convert_to_numpy(r_hat), ops.convert_to_numpy(ess)
         return {
             "acceptance": float(ops.convert_to_numpy(self._acceptance.value)),

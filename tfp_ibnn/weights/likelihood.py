@@ -23,9 +23,8 @@ _REMEDY = (
 class Likelihood:
     """What is known of an example's target given the logits z (N, K); the base of all kinds.
 
-    The logits are the output of the network without its softmax, its sigmoid or its
-    `GaussianHead`; of a plain regression they are the output itself. A kind defines `targets`
-    (targets as an array, checked against `width` logits), `log_prob` (of each target, (N,), in
+    The logits are the output without its softmax, sigmoid or `GaussianHead`. A kind defines
+    `targets` (as an array, checked against `width` logits), `log_prob` (of each target, (N,), in
     nats) and `factors`: S (N, K, C), S S^T being the Hessian of minus `log_prob` in the logits.
     """
 

@@ -43,12 +43,8 @@ class _MatrixBijector(FlowBijector):
 class RefinedPosterior(FlatPosterior):
     """w = loc + M NF(eps), eps standard normal: a Gaussian refined by flows; made by `refine`.
 
-    Args:
-        model: the network.
-        flows: flows, applied in order; they are copied.
-        places: which of `model.weights` are sampled, by position.
-        diagonal: whether M is a diagonal matrix.
-        **kwargs: those of `keras.layers.Layer`.
+    The flows are copied, and applied in order. `places` says which of `model.weights` are sampled,
+    by position, and `diagonal` whether M is a diagonal matrix.
     """
 
     def __init__(
@@ -141,6 +137,7 @@ def refine(
     Adam; of last layers on cached features. Or, with `samples`, by the likelihood of given draws,
     which finds several modes, as the ELBO rarely does. What is returned is the best of 21 checks,
     the first of the given posterior itself. Costs `steps * draws` gradients of the log-density.
+    References: Kristiadi et al., Posterior Refinement, arXiv 2205.10041; Roeder et al., 1703.09194.
 
     Args:
         posterior: a fitted posterior over at most 20,000 weights, or more if its `distribution` is
@@ -177,10 +174,6 @@ def refine(
         >>> refined = ibnn.refine(gaussian, [ibnn.flows.Spline()], x, x > 0.1, **options)
         >>> ibnn.MonteCarlo(refined, samples=8).samples
         8
-
-    References:
-        Kristiadi et al., Posterior Refinement Improves Sample Efficiency in Bayesian Neural
-        Networks, arXiv 2205.10041. Roeder et al., Sticking the Landing, arXiv 1703.09194.
     """
     if not isinstance(posterior, WeightPosterior):
         raise ValueError(f"`posterior` must be one over weights; got {posterior!r}.")

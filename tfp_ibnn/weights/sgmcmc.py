@@ -23,6 +23,7 @@ class CosineCycles(Configured, Schedule):
         rate(step) = initial / 2 (cos(pi r) + 1),    r = (step mod cycle) / cycle
 
     `SGLD` and `SGHMC` add noise where r >= exploration only, and `Snapshots` collects there only.
+    Reference: Zhang et al., Cyclical Stochastic Gradient MCMC, arXiv 1902.03932.
 
     Args:
         initial: learning rate at the start of each cycle.
@@ -34,9 +35,6 @@ class CosineCycles(Configured, Schedule):
         >>> cycles = ibnn.CosineCycles(0.1, cycle=100)
         >>> [round(float(cycles(step)), 3) for step in (0, 50, 100)]
         [0.1, 0.05, 0.1]
-
-    References:
-        Zhang et al., Cyclical Stochastic Gradient MCMC, arXiv 1902.03932.
     """
 
     def __init__(self, initial: float, cycle: int, exploration: float = 0.8) -> None:
@@ -72,7 +70,8 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
 
     The noise is a function of seed, step and weight (and of backend and compiler): a run resumed
-    from a `Checkpoint` draws the same samples.
+    from a `Checkpoint` draws the same samples. References: Welling and Teh, ICML 2011; Li et al.,
+    Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
 
     Args:
         learning_rate: a number or a schedule.
@@ -96,10 +95,6 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         >>> samples = ibnn.Snapshots(every=2, start=4)
         >>> log = model.fit(x, y, epochs=10, verbose=0, callbacks=[samples])
         >>> mc = ibnn.MonteCarlo(samples.posterior())
-
-    References:
-        Welling and Teh, Bayesian Learning via Stochastic Gradient Langevin Dynamics, ICML 2011. Li
-        et al., Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
     """
 
     momentum = 0.0
@@ -126,9 +121,7 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         given = prior_scale is not None
         self.prior_scale = checks.positive("prior_scale", prior_scale) if given else None
         self.temperature = checks.non_negative("temperature", temperature)
-        self.preconditioner = preconditioner and checks.one_of(
-            "preconditioner", preconditioner, ("rmsprop",)
-        )
+        self.preconditioner = checks.one_of("preconditioner", preconditioner, (None, "rmsprop"))
         given = adaptation is not None
         self.adaptation = checks.positive_integer("adaptation", adaptation) if given else None
         self.rho, self.epsilon = checks.fraction("rho", rho), checks.positive("epsilon", epsilon)
@@ -199,7 +192,8 @@ class SGHMC(SGLD):
         w <- w + m,    a = 1 - momentum
 
     with u, N and T as in `SGLD`, which this is at momentum 0, and the same stationary distribution
-    up to the bias of a finite rate. Takes memory for m, as large as the weights.
+    up to the bias of a finite rate. Takes memory for m, as large as the weights. Reference: Chen et
+    al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
 
     Args:
         learning_rate, train_size, prior_scale, **kwargs: those of `SGLD`.
@@ -209,9 +203,6 @@ class SGHMC(SGLD):
         >>> import tfp_ibnn as ibnn
         >>> cycles = ibnn.CosineCycles(0.01, cycle=50 * 391)
         >>> optimizer = ibnn.SGHMC(cycles, train_size=50_000, prior_scale=0.1)
-
-    References:
-        Chen et al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
     """
 
     def __init__(

@@ -25,7 +25,8 @@ class Snapshots(Configured, keras.callbacks.Callback):
     Each takes as much memory as the network, or is a file in `folder`, written whole or not at all;
     on a full disk it stays in memory, with a warning, and is written with the next one. A run that
     `Checkpoint` resumes continues in the same folder. A further `fit` adds to what is there, unless
-    it begins at step 0 of its optimizer. The exploration of `CosineCycles` is left out.
+    it begins at step 0 of its optimizer. The exploration of `CosineCycles` is left out. Reference:
+    Huang et al., Snapshot Ensembles: Train 1, Get M for Free, arXiv 1704.00109.
 
     Args:
         every: take one after every so many epochs, or steps.
@@ -41,9 +42,6 @@ class Snapshots(Configured, keras.callbacks.Callback):
         >>> log = model.fit(x, x[:, :1], epochs=6, verbose=0, callbacks=[snapshots])
         >>> snapshots.posterior().count
         2
-
-    References:
-        Huang et al., Snapshot Ensembles: Train 1, Get M for Free, arXiv 1704.00109.
     """
 
     least = 1  # how many a posterior needs
@@ -137,10 +135,8 @@ class Snapshots(Configured, keras.callbacks.Callback):
                 with files.replacing(path) as temporary:
                     np.savez(temporary, *self._kept[step])
             except OSError as error:
-                state = f"It stays in memory, as {len(self._kept)} do; those written are whole"
-                remedy = "Free some space: the next snapshot tries again."
-                message = f"{path} could not be written ({error}). {state}. {remedy}"
-                warnings.warn(message, stacklevel=2)
+                remedy = f"It stays in memory, as {len(self._kept)} do, until there is some space"
+                warnings.warn(f"{path} could not be written ({error}). {remedy}.", stacklevel=2)
                 return
             del self._kept[step]
 
@@ -152,8 +148,9 @@ class SWAG(Snapshots):
         N(mean, 1/2 (diag(variance) + D^T D / (K - 1)))
 
     Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean
-    (the paper: the mean so far). Use a constant learning rate, high enough for SGD to wander. The
-    posterior takes K + 2 times the memory of the weights.
+    (in the paper, Maddox et al., arXiv 1902.02476, the mean so far). Use a constant learning rate,
+    high enough for SGD to wander. The posterior takes K + 2 times the memory of the weights; with
+    batch normalization use `swag.posterior().materialize(16, x_train)`.
 
     Args:
         every, start, unit, folder: those of `Snapshots`.
@@ -166,11 +163,6 @@ class SWAG(Snapshots):
         >>> swag, x = ibnn.SWAG(start=2, rank=5), np.ones((4, 3), "float32")
         >>> log = model.fit(x, x[:, :1], epochs=8, verbose=0, callbacks=[swag])
         >>> mc = ibnn.MonteCarlo(swag.posterior(), samples=16)
-
-        With batch normalization: `swag.posterior().materialize(16, x_train)`.
-
-    References:
-        Maddox et al., A Simple Baseline for Bayesian Uncertainty, arXiv 1902.02476.
     """
 
     least = 2

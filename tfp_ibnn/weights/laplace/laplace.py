@@ -40,6 +40,8 @@ class Laplace(FlatPosterior):
     A fit takes a backward pass for each output, and memory for W^2 numbers ("full", of W weights),
     W ("diag"), W times `rank` ("lowrank"), or inputs^2 + outputs^2 of each layer ("kron"). Batch
     normalization is as in inference; its scale and shift take a pattern to be uncertain.
+    References: MacKay, A Practical Bayesian Framework for Backpropagation Networks, 1992; Immer et
+    al., arXiv 2008.08400; Daxberger et al., Laplace Redux, arXiv 2106.14806.
 
     Args:
         model: a trained Functional or Sequential model with one output (N, K); it is not copied.
@@ -70,11 +72,6 @@ class Laplace(FlatPosterior):
         >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, y, verbose=0)
         >>> sorted(ibnn.MonteCarlo(la, samples=8, seed=0).predict(x, verbose=0))
         ['aleatoric', 'epistemic', 'mean', 'total_variance']
-
-    References:
-        MacKay, A Practical Bayesian Framework for Backpropagation Networks, 1992. Immer et al.,
-        Improving Predictions of Bayesian Neural Nets via Local Linearization, arXiv 2008.08400.
-        Daxberger et al., Laplace Redux, arXiv 2106.14806.
     """
 
     def __init__(

@@ -72,8 +72,8 @@ class Candidate:
 def choose(nll: Sequence[np.ndarray], costs: Sequence[Any]) -> int:
     """Return the best of all that cost no more than the cheapest within one standard error.
 
-    The standard error is that of the mean difference from the best, example by example. It is small
-    for what resembles the best: the cheapest within it may be worse than an equally cheap one.
+    The standard error, of the mean difference from the best, is small for what resembles the best:
+    the cheapest within it may be worse than an equally cheap one.
     """
     difference, error = behind(nll)
     cheapest = min(costs[i] for i in np.flatnonzero(difference <= error))
@@ -125,22 +125,17 @@ def _text(value: Any) -> str:
 class Report:
     """What `calibrate` returns.
 
-    Attributes:
-        candidates: all that were compared; the first is the model as it is.
-        dropped: the names of those that were dropped on the way, and why.
-        output: what the model predicts.
-        y: targets of the validation examples that candidates were scored on.
-        notes: of the run, for the model card.
-        seed: of the simulation behind the ECE's floor.
-        chosen: the candidate that was chosen.
-        model: its `MonteCarlo`.
+    `candidates` are all that were compared, the first the model as it is; `dropped` has the names
+    of those that were dropped on the way, and why. `chosen` is the candidate that was chosen, and
+    `model` its `MonteCarlo`. `output` is what it predicts, `y` the targets of the validation
+    examples that candidates were scored on, and `seed` that of the ECE's floor.
     """
 
     candidates: list[Candidate]
     dropped: dict[str, str]
     output: Output
     y: np.ndarray
-    notes: dict[str, Any]
+    notes: dict[str, Any]  # of the run, for the model card
     seed: int
     chosen: Candidate = dataclasses.field(init=False)
     model: MonteCarlo = dataclasses.field(init=False)

@@ -109,10 +109,6 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         batch_size: for arrays.
         seed: of the draws, the same in every epoch, so that epochs can be compared.
         **options: those of `MonteCarlo`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> callback = ibnn.MonteCarloEvaluation(([[0.0], [1.0]], [0, 1]), samples=32, every=5)
     """
 
     def __init__(
@@ -214,10 +210,6 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
         every: check, and copy the weights, every so many batches and at the end of each epoch; None
             checks only there.
         raises: raise a `NonFiniteError` instead of a warning and an early end.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> callbacks = [ibnn.TerminateOnNonFinite(every=10), ibnn.Checkpoint("run.npz")]
     """
 
     def __init__(self, every: int | None = 50, raises: bool = False) -> None:

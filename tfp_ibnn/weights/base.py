@@ -54,14 +54,9 @@ class WeightPosterior(protocols.WeightPosterior):
         """Draw a finite number of weight sets, each with batch-norm statistics of its own.
 
         These are mean and variance over `data`, in training mode, batch by batch, which takes
-        `number` forward passes; without batch normalization no data is needed. The draws are those
-        of `MonteCarlo(posterior, samples=number, seed=seed)`.
-
-        Args:
-            number: of sets.
-            data: inputs, (inputs, labels), or a dataset of such batches, all held in memory.
-            batch_size: for arrays.
-            seed: of the draws.
+        `number` forward passes: inputs, (inputs, labels), or a dataset of such batches, all held in
+        memory; without batch normalization none are needed. The draws are those of
+        `MonteCarlo(posterior, samples=number, seed=seed)`.
         """
         number = checks.positive_integer("number", number)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
@@ -87,11 +82,8 @@ class WeightPosterior(protocols.WeightPosterior):
 class WeightSets(WeightPosterior, keras.layers.Layer):
     """Weight sets of one network, all equally likely: copies, batch-norm statistics included.
 
-    The network may have stochastic layers: every draw then takes the next set, and noise anew.
-
-    Args:
-        models: built Keras models of one architecture.
-        **kwargs: those of `keras.layers.Layer`.
+    `models` are built, of one architecture. They may have stochastic layers: every draw then takes
+    the next set, and noise anew.
     """
 
     def __init__(self, models: Sequence[keras.Model], **kwargs: Any) -> None:

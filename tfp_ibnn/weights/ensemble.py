@@ -140,8 +140,8 @@ def _fit_together(
         [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables]
         for model in models
     ]
-    values = [[[v.value for v in part] for part in parts] for parts in owned]
-    states, logs = keras.tree.map_structure(lambda *x: ops.stack(x), *values), {}
+    states = keras.tree.map_structure(lambda *v: ops.stack([x.value for x in v]), *owned)
+    logs = {}
 
     def step(states: Any, data: Any) -> Any:
         logs, states = ops.vectorized_map(lambda state: first.train_step(state, data), states)
@@ -163,10 +163,8 @@ def _fit_together(
 
     first.train_function = train_function
     _fit(first, x, y, options, [keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)])
-    for number, parts in enumerate(owned):
-        for variables, found in zip(parts, states, strict=True):
-            for variable, value in zip(variables, found, strict=True):
-                variable.assign(value[number])
+    for i, parts in enumerate(owned):
+        keras.tree.map_structure(lambda v, x, i=i: v.assign(x[i]), parts, list(states))
     return ops.convert_to_numpy(logs["loss"]).tolist()
 
 

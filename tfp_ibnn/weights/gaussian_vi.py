@@ -15,7 +15,6 @@ from tfp_ibnn.weights.target import LastLayerPosterior, Target, ascend, mirrored
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
 
-_EVALUATION_PAIRS = 512
 _REMEDY = "give a smaller `prior_scale`, or scale `x`"
 
 
@@ -75,7 +74,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         if self.covariance == "lowrank":
             loc, scale, factor = self._low_rank(target, loc, scale, 10 * steps, rng, verbose)
         self.assign(loc, scale, factor)
-        eps = _pairs(rng, _EVALUATION_PAIRS, self.size + len(factor))
+        eps = _pairs(rng, 512, self.size + len(factor))
         w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
         # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
         values = target.values(w) + np.sum(eps**2 - 1, axis=1) / 2

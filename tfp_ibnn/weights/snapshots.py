@@ -35,13 +35,8 @@ class Snapshots(Configured, keras.callbacks.Callback):
         folder: for the files; None keeps the snapshots in memory.
 
     Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> snapshots, x = ibnn.Snapshots(every=2, start=2), np.ones((4, 3), "float32")
-        >>> log = model.fit(x, x[:, :1], epochs=6, verbose=0, callbacks=[snapshots])
-        >>> snapshots.posterior().count
-        2
+        >>> import tfp_ibnn as ibnn
+        >>> snapshots = ibnn.Snapshots(every=2, start=4)  # `SGLD` shows it at work
     """
 
     least = 1  # how many a posterior needs

@@ -169,15 +169,10 @@ class LastLayerPosterior(FlatPosterior):
         verbose: Any = "auto",
         **options: Any,
     ) -> "LastLayerPosterior":
-        """Fit to all of the training data, and return itself.
+        """Fit to all of the training data, inputs and targets or a dataset, and return itself.
 
-        Args:
-            x: inputs, or a dataset of batches (x, y).
-            y: targets.
-            batch_size: with which the features are computed.
-            seed: of the draws: the same one gives the same fit.
-            verbose: 0 shows no progress.
-            **options: of GaussianVI, `steps` (100); for "lowrank" ten times as many of Adam follow.
+        The features are computed in batches; equal seeds, of the draws, give equal fits. GaussianVI
+        has an option `steps` (100); for "lowrank" ten times as many of Adam follow.
         """
         target = self.target(x, y, batch_size=batch_size, verbose=verbose)
         self.fit_to(target, np.random.default_rng(seed), verbose, **options)

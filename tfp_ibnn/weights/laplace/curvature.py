@@ -83,10 +83,9 @@ def collect(
             labels = likelihood.targets(labels, network.width)
             size, number = max(size, len(labels)), len(labels)
             # A batch that is not full is filled up, since another size would be compiled anew.
-            inputs, labels = keras.tree.map_structure(
-                lambda part, size=size: _filled(part, size), (inputs, labels)
-            )
-            found = run(inputs, labels, (np.arange(size) < number).astype("float32"), extra)
+            rows, mask = np.arange(size) % number, (np.arange(size) < number).astype("float32")
+            filled = keras.tree.map_structure(lambda x, i=rows: x[i], (inputs, labels))
+            found = run(*filled, mask, extra)
             recent = found if recent is None else keras.tree.map_structure(ops.add, recent, found)
             count += number
             if step % _ON_DEVICE == 0:
@@ -109,7 +108,3 @@ def _added(sums: Any, found: Any, name: str) -> Any:
     if not all(np.isfinite(part).all() for part in keras.tree.flatten(found)):
         raise ValueError(f"The gradients are NaN or infinite: check the weights of model {name!r}.")
     return found if sums is None else keras.tree.map_structure(np.add, sums, found)
-
-
-def _filled(part: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([part, np.repeat(part[:1], size - len(part), axis=0)])

@@ -37,9 +37,9 @@ class Evidence(NamedTuple):
     ) -> tuple[float, float]:
         """Return prior precision and noise scale of the largest evidence; what is given stays.
 
-        By MacKay's fixed point: with the number of well-determined directions, g = sum_i f l_i /
-        (f l_i + prior), the prior becomes g / |w|^2, and the noise variance the squared error
-        divided by the number of targets less g.
+        By MacKay's fixed point (1992): with the number of well-determined directions, g = sum_i
+        f l_i / (f l_i + prior), the prior becomes g / |w|^2, and the noise variance the squared
+        error divided by the number of targets less g.
         """
         prior, scale = prior_precision or 1.0, noise_scale or 1.0
         constant = self.numbers * math.log(2 * math.pi) / 2

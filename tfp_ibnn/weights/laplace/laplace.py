@@ -40,8 +40,7 @@ class Laplace(FlatPosterior):
     A fit takes a backward pass for each output, and memory for W^2 numbers ("full", of W weights),
     W ("diag"), W times `rank` ("lowrank"), or inputs^2 + outputs^2 of each layer ("kron"). Batch
     normalization is as in inference; its scale and shift take a pattern to be uncertain.
-    References: MacKay, A Practical Bayesian Framework for Backpropagation Networks, 1992; Immer et
-    al., arXiv 2008.08400; Daxberger et al., Laplace Redux, arXiv 2106.14806.
+    References: Immer et al., arXiv 2008.08400; Daxberger et al., Laplace Redux, arXiv 2106.14806.
 
     Args:
         model: a trained Functional or Sequential model with one output (N, K); it is not copied.
@@ -51,16 +50,13 @@ class Laplace(FlatPosterior):
             convolutions by the expand rule), "full" or "lowrank".
         prior_precision: a number; or "marglik", that of the largest marginal likelihood; or
             "validation", that of the least NLL on `validation_data`.
-        noise_scale: standard deviation of the targets of a plain regression: a number, or
-            "marglik".
+        noise_scale: of the targets of a plain regression: a number, or "marglik".
         temperature: multiplies the covariance that the data leaves; below 1 it is a cold posterior.
-        pred_type: "glm", the network linearised in its weights, or "nn", networks with sampled
-            weights.
+        pred_type: "glm", the network linearised in its weights, or "nn", sampled networks.
         link_approx: of "glm": "mc", draws; or "probit", one distribution in closed form, for
             classifiers, whose `epistemic` is 0.
         rank: of "lowrank", the number of eigenvectors.
-        head: what the output means, as for `MonteCarlo`; None asks the last layer and the loss.
-        from_logits: whether the output is logits, as for `MonteCarlo`.
+        head, from_logits: what the output means, as for `MonteCarlo`.
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
@@ -131,12 +127,8 @@ class Laplace(FlatPosterior):
     ) -> "Laplace":
         """Find the posterior from the training data, and return it; the network stays as it is.
 
-        Args:
-            x: inputs, arrays; or a `tf.data.Dataset` or `PyDataset` of batches (x, y).
-            y: labels or targets of arrays.
-            validation_data: (x, y) or a dataset, for prior_precision="validation".
-            batch_size: of arrays.
-            verbose: 0 for no progress bar.
+        `x` and `y` are arrays, or `x` is a `tf.data.Dataset` or `PyDataset` of batches (x, y), and
+        so is `validation_data`, for prior_precision="validation".
         """
         wanted = self._options["prior_precision"]
         if wanted == "validation" and validation_data is None:
@@ -164,11 +156,8 @@ class Laplace(FlatPosterior):
     ) -> float:
         """Set and return the prior precision; the training data is not needed again.
 
-        Args:
-            method: "marglik", by the marginal likelihood; or "validation", by the NLL of
-                predictions, the best of `GRID`. Both set a noise scale that was not given.
-            validation_data: (x, y) or a dataset that the network was not trained on.
-            batch_size: of the predictions.
+        By "marglik", the marginal likelihood; or "validation", the NLL of predictions for new data,
+        (x, y) or a dataset, the best of `GRID`. Both set a noise scale that was not given.
         """
         checks.one_of("method", method, _METHODS)
         prior = self._maximize_evidence(None)

@@ -82,10 +82,9 @@ class Classes(Output):
         if self.from_logits:
             return np.concatenate([np.zeros_like(raw), raw], -1) if self.width == 1 else raw
         if raw.min() < 0 or raw.max() > 1.001:
+            problem = "The outputs of `model` are not probabilities, as its loss expects"
             remedy = "end it in a softmax or sigmoid, or give a loss that has from_logits=True"
-            raise ValueError(
-                f"The outputs of `model` are not probabilities, as its loss expects: {remedy}."
-            )
+            raise ValueError(f"{problem}: {remedy}.")
         p = np.concatenate([1 - raw, raw], axis=-1) if self.width == 1 else raw
         return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
 

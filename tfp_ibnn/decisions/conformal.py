@@ -15,8 +15,6 @@ from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 from tfp_ibnn.weights.likelihood import classes, numbers
 
-_Parts = dict[str, Any]
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Conformal(Fitted):
@@ -130,11 +128,11 @@ class Conformal(Fitted):
 
     serve = call
 
-    def _run(self, x: Any, options: dict[str, Any]) -> _Parts:
+    def _run(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
         parts = self._parts(self.inner.predict(x, **{"verbose": 0, **options}))
         return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
 
-    def _parts(self, prediction: dict[str, Any]) -> _Parts:
+    def _parts(self, prediction: dict[str, Any]) -> dict[str, Any]:
         """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         p = low = high = prediction["mean"]
@@ -163,18 +161,18 @@ class Conformal(Fitted):
         score, before = (ops.take_along_axis(x, rank, axis=1) for x in (total, before))
         return {"score": score, "before": before, "probability": p}
 
-    def _by_groups(self, parts: _Parts, groups: Any) -> np.ndarray:
+    def _by_groups(self, parts: dict[str, Any], groups: Any) -> np.ndarray:
         limits, count = self.thresholds, len(next(iter(parts.values())))
         answer = self._answer(parts, limits[_groups(groups, count, len(limits))])
         return ops.convert_to_numpy(answer)
 
-    def _scores(self, parts: _Parts, stream: int) -> Any:
+    def _scores(self, parts: dict[str, Any], stream: int) -> Any:
         if self.randomized is None:
             return parts["score"]
         u = np.random.default_rng([self.randomized, stream]).random((len(parts["score"]), 1))
         return parts["score"] - u.astype("float32") * parts["probability"]
 
-    def _answer(self, parts: _Parts, limits: Any) -> Any:
+    def _answer(self, parts: dict[str, Any], limits: Any) -> Any:
         """Return sets or intervals by thresholds of each example, or of all."""
         if not self._is_set:
             distance = limits[:, 0] * parts["scale"]
@@ -183,7 +181,7 @@ class Conformal(Fitted):
             return self._scores(parts, 1) <= limits
         return parts["before"] < limits
 
-    def _targets(self, parts: _Parts, y: Any) -> np.ndarray:
+    def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
         if not self._is_set:
             return finite_vector("y", numbers(y, 1, "`y`"), len(parts["low"]))
         found = classes(y, parts["score"].shape[1], "`y`")

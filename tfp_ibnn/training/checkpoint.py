@@ -102,7 +102,6 @@ class Checkpoint(Configured, keras.callbacks.Callback):
 
 
 def _parts(model: keras.Model) -> dict[str, list[keras.Variable]]:
-    """Return the variables of a compiled model and of its optimizer."""
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"Model {model.name!r} must be compiled before a checkpoint is restored.")
     if not model.optimizer.built:
@@ -111,7 +110,6 @@ def _parts(model: keras.Model) -> dict[str, list[keras.Variable]]:
 
 
 def _digest(record: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> str:
-    """Return the SHA-256 of a record and of all arrays, in their order."""
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for value in itertools.chain(*parts.values()):
         if not isinstance(value, np.ndarray):  # of what is none, numpy gives the bytes

@@ -17,10 +17,8 @@ from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.samplers import WeightSampler
 
 # What may differ between two layers that compute the same for the same weights.
-_OF_NO_EFFECT = re.compile(
-    "name|seed|trainable|dtype|module|build_config|batch_shape|train_size|.*_initializer"
-    "|.*_regularizer"
-)
+_IGNORED = "name|seed|trainable|dtype|module|build_config|batch_shape|train_size"
+_IGNORED += "|.*_initializer|.*_regularizer"
 
 
 class WeightPosterior(protocols.WeightPosterior):
@@ -170,7 +168,7 @@ def _settings(config: Any) -> Any:
         return [_settings(value) for value in config]
     if not isinstance(config, dict):
         return config
-    return {key: _settings(x) for key, x in config.items() if not _OF_NO_EFFECT.fullmatch(key)}
+    return {key: _settings(x) for key, x in config.items() if not re.fullmatch(_IGNORED, key)}
 
 
 def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -201,7 +199,6 @@ def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequenc
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:
-    """Yield the inputs, in batches."""
     data = data[0] if isinstance(data, tuple) else data
     leaves = keras.tree.flatten(data)
     if all(hasattr(leaf, "shape") for leaf in leaves):

@@ -110,7 +110,6 @@ class DeepEnsemble(WeightSets):
 
 
 def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
-    """Return a member before its training."""
     keras.utils.set_random_seed(seed)
     model = build(seed)
     if not isinstance(model, keras.Model) or not model.compiled:
@@ -119,7 +118,6 @@ def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
 
 
 def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks: Any) -> float:
-    """Train a model; return its last loss."""
     with Interrupts() as interrupts:
         log = model.fit(x, y, callbacks=[*callbacks, interrupts], **options)
     return log.history.get("loss", [0.0])[-1]

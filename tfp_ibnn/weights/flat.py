@@ -96,9 +96,8 @@ class Gaussian(FlatPosterior):
             return tfd.MultivariateNormalTriL(loc, scale)
         if not factor.shape[0]:
             return tfd.MultivariateNormalDiag(loc, scale)
-        return tfd.MultivariateNormalDiagPlusLowRankCovariance(
-            loc, ops.square(scale), ops.transpose(factor)
-        )
+        low_rank = tfd.MultivariateNormalDiagPlusLowRankCovariance
+        return low_rank(loc, ops.square(scale), ops.transpose(factor))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

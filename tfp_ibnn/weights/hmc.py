@@ -111,9 +111,8 @@ class LastLayerHMC(LastLayerPosterior):
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
         """Return a draw, (size,): all of them in an order that mixes early and late ones."""
-        stride = next(
-            n for n in range(int(0.618 * self.count), 0, -1) if math.gcd(n, self.count) == 1
-        )
+        strides = range(int(0.618 * self.count), 0, -1)
+        stride = next(n for n in strides if math.gcd(n, self.count) == 1)
         rows = ops.reshape(ops.convert_to_tensor(self._sets), (self.count, self.size))
         return ops.take(rows, number % self.count * stride % self.count, axis=0)
 

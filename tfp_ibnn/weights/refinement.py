@@ -15,7 +15,7 @@ from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of
-from tfp_ibnn.weights.likelihood import likelihood_of
+from tfp_ibnn.weights.likelihood import likelihood_of, numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
 
 MOST_WEIGHTS = 20_000
@@ -183,7 +183,11 @@ def refine(
     size = sum(math.prod(v.shape) for v in variables)
     rng, steps = np.random.default_rng(seed), checks.positive_integer("steps", steps)
     draws = checks.positive_integer("draws", draws)
-    samples = None if samples is None else _checked_samples(samples, size)
+    if samples is not None:
+        samples = numbers(samples, size, "`samples`").astype("float64")
+        if len(samples) < 10 * size:
+            need = f"at least {10 * size} are needed, ten for each of {size} weights"
+            raise ValueError(f"`samples` must be more draws: {need}; got {len(samples)}.")
     loc, matrix = _base(posterior, samples, size)
     if not (np.isfinite(loc).all() and np.isfinite(matrix).all()):
         raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
@@ -290,14 +294,3 @@ def _rotated(
     eps = mirrored(rng, int(np.clip(2 * target.size, 64, 512)), target.size)
     gaps = target.gradients(loc + eps @ matrix.T) @ matrix + eps
     return matrix @ np.linalg.eigh(gaps.T @ gaps / len(eps))[1][:, ::-1]
-
-
-def _checked_samples(samples: Any, size: int) -> np.ndarray:
-    samples = np.asarray(samples, "float64")
-    if samples.ndim != 2 or samples.shape[1] != size or not np.isfinite(samples).all():
-        shape = f"got the shape {samples.shape}"
-        raise ValueError(f"`samples` must be finite numbers (n, {size}); {shape}.")
-    if len(samples) < 10 * size:
-        need = f"at least {10 * size} are needed, ten for each of {size} weights"
-        raise ValueError(f"`samples` must be more draws: {need}; got {len(samples)}.")
-    return samples

@@ -121,9 +121,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Block:
     """Return the block of a layer."""
-    is_linear = type(layer) is layers.Dense or (
-        type(layer) in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1
-    )
+    is_linear = type(layer) in (layers.Dense, *_CONVOLUTIONS) and getattr(layer, "groups", 1) == 1
     return (_LinearBlock if is_linear else Block)(layer, variables)
 
 

@@ -41,9 +41,8 @@ class WeightPosterior(protocols.WeightPosterior):
     def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
         self.check_options(options)
         if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
-            problem = f"{self.network.name!r} has batch normalization, with statistics of its own"
-            remedy = "for those of each draw, use posterior.materialize(number, x_train)"
-            warnings.warn(f"{problem}: {remedy}.", stacklevel=4)
+            problem = f"Batch-norm statistics of {self.network.name!r} are not of the weights drawn"
+            warnings.warn(f"{problem}: use posterior.materialize(number, x_train).", stacklevel=4)
         return WeightSampler(self, samples, options.get("chunk_size"))
 
     def materialize(
@@ -52,8 +51,8 @@ class WeightPosterior(protocols.WeightPosterior):
         """Draw a finite number of weight sets, each with batch-norm statistics of its own.
 
         These are mean and variance over `data`, in training mode, batch by batch, which takes
-        `number` forward passes: inputs, (inputs, labels), or a dataset of such batches, all held in
-        memory; without batch normalization none are needed. The draws are those of
+        `number` forward passes. It is inputs, (inputs, labels), or a dataset of such batches, all
+        held in memory; without batch normalization it is not needed. The draws are those of
         `MonteCarlo(posterior, samples=number, seed=seed)`.
         """
         number = checks.positive_integer("number", number)

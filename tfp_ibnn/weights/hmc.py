@@ -63,9 +63,9 @@ class LastLayerHMC(LastLayerPosterior):
         self.count = self.chains * self.draws
         if self.size > _MOST_WEIGHTS or self.count * self.size > _MOST_NUMBERS:
             most = f"at most {_MOST_WEIGHTS} weights, and {_MOST_NUMBERS} numbers in all"
-            remedy = "take fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')"
+            remedy = "Take fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')"
             got = f"{self.count} draws of {self.size} weights are too many"
-            raise ValueError(f"{got}, of {most}: {remedy}.")
+            raise ValueError(f"{got}: {most}. {remedy}.")
         self._sets = self._add("sets", (self.draws, self.chains, self.size))
         self._acceptance = self._add("acceptance", ())
 

@@ -246,7 +246,7 @@ def test_steps_far_beyond_a_gaussian_keep_it_positive_definite():
     found = np.linalg.solve(root, vectors[:, 2])
     assert found @ found == pytest.approx(1 / (1 - 0.5 + 0.125), rel=1e-4)
     factor = vectors * np.logspace(0, -10, 6)
-    lower = gaussian_vi._triangular(factor)
+    lower = gaussian_vi.triangular(factor)
     np.testing.assert_allclose(lower, np.tril(lower))
     assert (np.diagonal(lower) > 0).all()
     np.testing.assert_allclose(lower @ lower.T, factor @ factor.T, atol=1e-15)

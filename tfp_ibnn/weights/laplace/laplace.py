@@ -134,7 +134,7 @@ class Laplace(FlatPosterior):
         if wanted == "validation" and validation_data is None:
             raise ValueError("prior_precision='validation' needs `validation_data`, (x, y).")
         if self._left_out:
-            fixed = f"Scale and shift of the batch normalization {', '.join(self._left_out)}"
+            fixed = f"The scale and shift of batch normalization {', '.join(self._left_out)}"
             remedy = "a pattern in `subset_of_weights` can include them, but not its statistics"
             warnings.warn(f"{fixed} stay as they are: {remedy}.", stacklevel=2)
         found = collect(self.logit_network, self.structure, x, y, batch_size, verbose)

@@ -1000,7 +1000,7 @@ BAD_DATA = {
     "inputs of `train` hold NaN or infinity in 1 of 160 rows; the first is number 0": lambda x, y: {
         "train": (np.where(np.arange(320).reshape(160, 2) == 0, np.nan, x), y)
     },
-    "labels of `validation` must be whole numbers from 0 to 2, .* got 7 at example 9": (
+    "labels of `validation` must be whole numbers from 0 to 2; got 7 at example 9": (
         lambda x, y: {"validation": (x, np.where(np.arange(160) == 9, 7, y))}
     ),
     "labels of `train` must be whole numbers": lambda x, y: {"train": (x, y - 1)},
@@ -1010,13 +1010,13 @@ BAD_DATA = {
     "labels of `train` must be whole numbers .* got 'cat' at example 0": lambda x, y: {
         "train": (x, np.where(y == 0, "dog", "cat"))
     },
-    r"those of `train` have the shape \(160, 3\): give y.argmax\(axis=1\)": lambda x, y: {
+    r"of `train` .* the shape \(N,\); got \(160, 3\): give y.argmax\(axis=1\)": lambda x, y: {
         "train": (x, np.eye(3)[y.astype(int)])
     },
-    r"labels of shape \(N,\), .* those of `train` have the shape \(160, 2\)": lambda x, y: {
+    r"labels of `train` must have the shape \(N,\); got \(160, 2\)\.": lambda x, y: {
         "train": (x, x)
     },
-    r"those of `validation` have the shape \(160, 3\): give": lambda x, y: {
+    r"labels of `validation` must .* \(N,\); got \(160, 3\): give": lambda x, y: {
         "validation": (x, np.eye(3)[y.astype(int)])
     },
     r"inputs of `train` have the shape \(160, 4\); `model` takes \(N, 2\)": lambda x, y: {
@@ -1035,7 +1035,7 @@ BAD_DATA = {
     r"`train` must give \(x, y\)": lambda x, y: {"train": (x,)},
     "Give arrays x and y, .*; `train` is a dict": lambda x, y: {"train": {"x": x}},
     "`train` holds no examples": lambda x, y: {"train": (x[:0], y[:0])},
-    "`samples` must be at least 2": lambda x, y: {"samples": 1},
+    "`samples` must be a whole number of at least 2": lambda x, y: {"samples": 1},
     "`epochs` must be a whole number": lambda x, y: {"epochs": 0},
     "`minutes` must be above 0": lambda x, y: {"minutes": 0},
     "`seed` must be": lambda x, y: {"seed": -1},
@@ -1058,13 +1058,13 @@ def test_labels_that_do_not_suit_the_loss():
         compiled("mse", 2),
     )
     cases = [
-        (one_hot, y, r"one-hot labels of shape \(N, 3\); .* `train` have the shape \(60,\): give"),
+        (one_hot, y, r"labels of `train` must have the shape \(N, 3\); got \(60,\): give keras"),
         (
             one_hot,
             np.full((60, 3), 1 / 3),
             r"of `train` must be one-hot; got \[0.33.* at example 0",
         ),
-        (binary, np.eye(2)[y], r"of `train` have the shape \(60, 2\): give y.argmax\(axis=1\)"),
+        (binary, np.eye(2)[y], r"of `train` .* got \(60, 2\): give y.argmax\(axis=1\)"),
         (two, np.where(x > 2, np.nan, x), r"targets of `train` must be finite numbers; got \["),
         (two, x.astype(str), "targets of `train` must be finite numbers; got"),
         (two, x[:, 0], r"must have the shape \(N, 2\); got \(60,\)"),

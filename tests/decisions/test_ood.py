@@ -166,6 +166,7 @@ def own():
         (lambda m: ibnn.OODDetector(m, "knn").fit(X[:49]), "k=50 neighbours .*; got 49"),
         (lambda m: ibnn.OODDetector(m, "relative_mahalanobis").fit(X), "`y` must hold the classes"),
         (lambda m: ibnn.OODDetector(m, "mahalanobis").fit(X, Y[1:]), "`y` must hold 150 numbers"),
+        (lambda m: ibnn.OODDetector(m, "mahalanobis").fit(X, X), r"`y`.* one-hot; got \[.* 0"),
         (lambda m: ibnn.OODDetector(m, "knn").fit(np.nan * X), "holds? NaN"),
         (lambda m: ibnn.OODDetector(m, "knn").fit(X[:0]), "`x` holds no examples"),
         (lambda m: ibnn.OODDetector(m, "mahalanobis").fit(X, X[:, 0]), "several examples each"),
@@ -176,6 +177,15 @@ def own():
 def test_bad_input(model, make, message):
     with pytest.raises(ValueError, match=message):
         make(model)
+
+
+@pytest.mark.once
+def test_labels_may_be_one_hot(model):
+    plain, one_hot = (
+        ibnn.OODDetector(model, "relative_mahalanobis").fit(X, y)
+        for y in (Y, np.eye(Y.max() + 1)[Y])
+    )
+    np.testing.assert_array_equal(plain.score(X), one_hot.score(X))
 
 
 @pytest.mark.once

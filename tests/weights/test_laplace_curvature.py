@@ -176,7 +176,9 @@ def test_the_fixed_point_maximises_the_evidence(linear):
     assert evidence.maximize(2.0)[0] == 2.0
     assert evidence.maximize(None, 0.3)[1] == 0.3
     half = evidence._replace(temperature=0.5)
-    assert half.factor(0.4) == pytest.approx(2 * evidence.factor(0.4))
+    double = evidence._replace(eigenvalues=2 * evidence.eigenvalues)
+    assert half.log_prob(3.0, 0.4) == pytest.approx(double.log_prob(3.0, 0.4))
+    assert half.log_prob(3.0, 0.4) < evidence.log_prob(3.0, 0.4)
 
 
 @pytest.mark.once

@@ -201,7 +201,7 @@ def test_noise_that_the_network_predicts_or_that_is_estimated():
         (lambda m: ibnn.GaussianVI(m).fit(X * np.nan, Y), "NaN or infinity"),
         (lambda m: ibnn.LastLayerHMC(m).fit(X[:0], Y[:0]), "no examples"),
         (lambda m: ibnn.GaussianVI(m, noise_scale=1.0).fit(X, Y), "`noise_scale` is for plain"),
-        (lambda m: ibnn.LastLayerHMC(m, chains=1), "`chains` must be at least 2"),
+        (lambda m: ibnn.LastLayerHMC(m, chains=1), "`chains` must be a whole number of at least 2"),
         (lambda m: ibnn.LastLayerHMC(m, draws=0), "`draws`"),
         (lambda m: ibnn.LastLayerHMC(wide()), "1000 draws of 20002 weights are too many"),
         (lambda m: ibnn.MonteCarlo(ibnn.GaussianVI(m), sampling="qmc"), "`sampling` must be"),
@@ -246,7 +246,7 @@ def test_steps_far_beyond_a_gaussian_keep_it_positive_definite():
     found = np.linalg.solve(root, vectors[:, 2])
     assert found @ found == pytest.approx(1 / (1 - 0.5 + 0.125), rel=1e-4)
     factor = vectors * np.logspace(0, -10, 6)
-    lower = gaussian_vi._triangular(factor)
+    lower = gaussian_vi.triangular(factor)
     np.testing.assert_allclose(lower, np.tril(lower))
     assert (np.diagonal(lower) > 0).all()
     np.testing.assert_allclose(lower @ lower.T, factor @ factor.T, atol=1e-15)

@@ -266,7 +266,7 @@ def test_refusals(gaussian):
         (lambda: ibnn.refine(ibnn.GaussianVI(logistic(2)), spline, X, Y), "call its `fit` first"),
         (lambda: ibnn.refine(gaussian, spline, X * np.nan, Y), "NaN or infinity"),
         (lambda: ibnn.refine(gaussian, spline, samples=many), "at least 20 are needed.*got 19"),
-        (lambda: ibnn.refine(gaussian, spline, samples=many[:, :1]), r"\(n, 2\)"),
+        (lambda: ibnn.refine(gaussian, spline, samples=many[:, :1]), r"\(N, 2\)"),
         (lambda: ibnn.refine(gaussian, spline, X, Y, steps=0), "`steps`"),
         (
             lambda: ibnn.refine(Wide(wide(), covariance="diag"), spline, X, Y),

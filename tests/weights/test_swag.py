@@ -272,7 +272,7 @@ def test_weights_that_are_not_finite(eagerly):
 
 @pytest.mark.once
 def test_bad_arguments(plain):
-    with pytest.raises(ValueError, match="`rank` must be at least 2"):
+    with pytest.raises(ValueError, match="`rank` must be a whole number of at least 2"):
         ibnn.SWAG(rank=1)
     with pytest.raises(ValueError, match="`unit` must be one of"):
         ibnn.SWAG(unit="batch")

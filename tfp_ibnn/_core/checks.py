@@ -62,10 +62,10 @@ def scale(name: str, value: Any) -> float:
     return moderate(name, positive(name, value))
 
 
-def positive_integer(name: str, value: Any, most: int | None = None) -> int:
-    """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
-    want = "a whole number of at least 1"
-    _number(name, value, lambda x: x >= 1 and value == int(value), want)
+def positive_integer(name: str, value: Any, most: int | None = None, least: int = 1) -> int:
+    """Return `value` as an int, or raise if it is not a whole number from `least` to `most`."""
+    want = f"a whole number of at least {least}"
+    _number(name, value, lambda x: x >= least and value == int(value), want)
     if most is not None and value > most:
         raise ValueError(f"`{name}` must be at most {most}; got {shown(value)}.")
     return int(value)

@@ -30,17 +30,11 @@ class Examples(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """What candidates are fitted to and scored on.
+    """What candidates are fitted to and scored on."""
 
-    Attributes:
-        fit: for early stopping and parameters (A, or an even part of it), or all examples.
-        score: for the selection (B), or all examples.
-        folds: of each example, where both are all examples; else None.
-    """
-
-    fit: Examples
-    score: Examples
-    folds: np.ndarray | None = None
+    fit: Examples  # for early stopping and parameters (A, or an even part of it), or all
+    score: Examples  # for the selection (B), or all
+    folds: np.ndarray | None = None  # of each example, where both are all
 
 
 class Training(NamedTuple):
@@ -118,12 +112,9 @@ def prepare(
             raise ValueError(f"`validation` is missing, and `train` is {what}. {remedy}")
         y = output.targets(arrays[1], "train")
         held = folds_of(output.strata(y), FOLDS, seed) == 0
-        warnings.warn(
-            f"No `validation` was given: {held.sum()} of the {size} training examples are taken "
-            "for it. If the model was trained on them, its confidence there is too high, and so "
-            "is that of what is chosen: give validation=(x, y) that it has not seen.",
-            stacklevel=3,
-        )
+        taken = f"No `validation` was given: {held.sum()} of the {size} training examples are taken"
+        why = "A model that was trained on them is overconfident there, and so is what is chosen"
+        warnings.warn(f"{taken}. {why}: give validation=(x, y) of others.", stacklevel=3)
         validation = keras.tree.map_structure(lambda part: part[held], arrays)
         arrays = keras.tree.map_structure(lambda part: part[~held], arrays)
         size -= int(held.sum())
@@ -166,9 +157,7 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
     x, y, *weight = _arrays(batch)
     y = output.targets(y, name)
     if not all(len(x) == len(y) and np.all((x >= 0) & (x < np.inf)) for x in weight):
-        raise ValueError(
-            f"`{name}` must have one weight, 0 or above, for each of {len(y)} targets."
-        )
+        raise ValueError(f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets.")
     for part, tensor in _paired(x, model, name):
         wanted = tuple(tensor.shape[1:])
         if not _fits(part.shape, wanted):

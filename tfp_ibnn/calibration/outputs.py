@@ -1,7 +1,6 @@
 """What a model's output predicts: its one free parameter, its scores, and the model it becomes."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,6 +15,7 @@ from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 from tfp_ibnn.prediction.head import activation_of, is_loss
 from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
+from tfp_ibnn.weights.likelihood import classes, numbers
 
 _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
@@ -66,31 +66,12 @@ class Classes(Output):
 
     def __init__(self, width: int, from_logits: bool, one_hot: bool = False) -> None:
         self.width, self.from_logits, self.one_hot = width, from_logits, one_hot
-        self.classes = max(width, 2)
         kind = "sigmoid" if width == 1 else "softmax"
         self.head = self.scaled_head = {"head": kind, "from_logits": from_logits}
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return classes (N,) of labels in the form that the loss takes."""
-        y, classes, what = np.asarray(y), self.classes, f"labels of `{name}`"
-        if self.one_hot:
-            if y.shape[1:] != (classes,):
-                raise ValueError(
-                    f"The loss takes one-hot labels of shape (N, {classes}); those of `{name}` "
-                    f"have the shape {y.shape}: give keras.utils.to_categorical(y, {classes})."
-                )
-            _check_each(y, lambda y: np.sort(y)[:, ::-1] == np.eye(1, classes), what, "one-hot")
-            return y.argmax(axis=1)
-        y = y[:, 0] if y.shape[1:] == (1,) else y
-        want = f"whole numbers from 0 to {classes - 1}, the classes of the model"
-        if y.ndim != 1:
-            remedy = ": give y.argmax(axis=1)" if y.shape[1:] == (classes,) else ""
-            raise ValueError(
-                f"The loss takes labels of shape (N,), {want}; those of `{name}` have the shape "
-                f"{y.shape}{remedy}."
-            )
-        _check_each(y, lambda y: np.isin(y, np.arange(classes)), what, want)
-        return y.astype(int)
+        return classes(y, max(self.width, 2), f"With this loss, labels of `{name}`", self.one_hot)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return the classes."""
@@ -101,18 +82,16 @@ class Classes(Output):
         if self.from_logits:
             return np.concatenate([np.zeros_like(raw), raw], -1) if self.width == 1 else raw
         if raw.min() < 0 or raw.max() > 1.001:
-            raise ValueError(
-                "The outputs of `model` are not probabilities, as its loss expects: end the model "
-                "in a softmax or sigmoid, or compile it with a loss that has from_logits=True."
-            )
+            problem = "The outputs of `model` are not probabilities, as its loss expects"
+            remedy = "end it in a softmax or sigmoid, or give a loss that has from_logits=True"
+            raise ValueError(f"{problem}: {remedy}.")
         p = np.concatenate([1 - raw, raw], axis=-1) if self.width == 1 else raw
         return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
 
     def fit(self, raw: np.ndarray, y: np.ndarray) -> float:
         """Return the temperature, between 0.05 and 20.
 
-        It is not quite that of the least NLL: where every prediction is right, that would be 0. The
-        square of log T costs two nats in all, which few examples feel and thousands do not.
+        It is not quite that of the least NLL: where every prediction is right, that would be 0.
         """
         log_p, label = self._log_p(raw), y[:, None, None]
 
@@ -170,13 +149,7 @@ class Numbers(Output):
 
     def targets(self, y: Any, name: str) -> np.ndarray:
         """Return finite numbers (N, D)."""
-        y = np.asarray(y)
-        y = y[:, None] if y.ndim == 1 and self.size == 1 else y
-        if y.ndim != 2 or y.shape[1] != self.size:
-            shape = f"(N, {self.size})"
-            raise ValueError(f"The targets of `{name}` must have the shape {shape}; got {y.shape}.")
-        _check_each(y, np.isfinite, f"targets of `{name}`", "finite numbers")
-        return y.astype("float64")
+        return numbers(y, self.size, f"The targets of `{name}`").astype("float64")
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return blocks of ten examples of like first targets."""
@@ -250,15 +223,6 @@ class Numbers(Output):
         return 1.0 if self.has_scales else 2 * float(np.mean(np.square(parameter))) / self.size
 
 
-def _check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
-    """Raise for the first example that is not good, or not of numbers."""
-    good = is_good(y) if y.dtype.kind in "biuf" else np.zeros(y.shape, bool)
-    good = good.all(axis=tuple(range(1, y.ndim)))
-    if not good.all():
-        i = int(good.argmin())
-        raise ValueError(f"The {what} must be {want}; got {y[i].tolist()!r} at example {i}.")
-
-
 def _least(loss: Any, ends: tuple[float, float], precision: float) -> float:
     """Return e to the number of the least loss."""
     found = minimize_scalar(loss, bounds=ends, method="bounded", options={"xatol": precision})
@@ -289,8 +253,5 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
     if has_scales or is_loss(known, losses.MeanSquaredError):
         return Numbers(width, has_scales), given
     name = getattr(known, "__name__", type(known).__name__)
-    raise ValueError(
-        f"The loss {name} with {width} outputs cannot be calibrated. These can: a categorical "
-        "crossentropy with several outputs, a binary crossentropy with one, ibnn.layers."
-        "GaussianNLL, the mean squared error. Give one of them as `loss`."
-    )
+    good = "a categorical crossentropy, a binary one for one output, ibnn.layers.GaussianNLL, 'mse'"
+    raise ValueError(f"The loss {name} with {width} outputs cannot be calibrated; give {good}.")

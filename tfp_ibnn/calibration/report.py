@@ -51,13 +51,9 @@ Dropped on the way, and why (NLLs are at the best temperature or scale of each):
 class Candidate:
     """A row of the table.
 
-    Attributes:
-        name: of the method.
-        trial: its network, and how it draws.
-        parameter: the temperature; of a regression the scale of each output, or their factor.
-        seconds: spent on it.
-        prediction: for the validation examples it was scored on, (examples, ...).
-        nll: of each of them.
+    `trial` is its network, and how it draws; `parameter` the temperature, of a regression the scale
+    of each output, or their factor; `prediction` that for the validation examples it was scored on,
+    (examples, ...), and `nll` of each of them.
     """
 
     name: str
@@ -76,8 +72,8 @@ class Candidate:
 def choose(nll: Sequence[np.ndarray], costs: Sequence[Any]) -> int:
     """Return the best of all that cost no more than the cheapest within one standard error.
 
-    The standard error is that of the mean difference from the best, example by example. It is small
-    for what resembles the best: the cheapest within it may be worse than an equally cheap one.
+    The standard error, of the mean difference from the best, is small for what resembles the best:
+    the cheapest within it may be worse than an equally cheap one.
     """
     difference, error = behind(nll)
     cheapest = min(costs[i] for i in np.flatnonzero(difference <= error))
@@ -93,12 +89,9 @@ def behind(nll: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(repr=False)
 class Table:
-    """Scores of all candidates: prints as Markdown; `table[name]` is a row, a dict.
+    """Scores of all candidates: prints as Markdown; `table[name]`, of `rows`, is a dict.
 
-    Attributes:
-        caption: what data it is.
-        rows: of each candidate by its name.
-        chosen: the name of the one that was chosen.
+    `caption` says what data it is, and `chosen` is the name of the candidate that was chosen.
     """
 
     caption: str
@@ -116,12 +109,8 @@ class Table:
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-        return f"{self.caption}\n\n" + "\n".join(
-            f"| {first.ljust(widths[0])} | "
-            + " | ".join(cell.rjust(w) for cell, w in zip(cells, widths[1:], strict=True))
-            + " |"
-            for first, *cells in lines
-        )
+        form = " | ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
+        return "\n".join([self.caption, "", *(f"| {form.format(*line)} |" for line in lines)])
 
     __repr__ = _repr_markdown_ = __str__
 
@@ -136,22 +125,17 @@ def _text(value: Any) -> str:
 class Report:
     """What `calibrate` returns.
 
-    Attributes:
-        candidates: all that were compared; the first is the model as it is.
-        dropped: the names of those that were dropped on the way, and why.
-        output: what the model predicts.
-        y: targets of the validation examples that candidates were scored on.
-        notes: of the run, for the model card.
-        seed: of the simulation behind the ECE's floor.
-        chosen: the candidate that was chosen.
-        model: its `MonteCarlo`.
+    `candidates` are all that were compared, the first the model as it is; `dropped` has the names
+    of those that were dropped on the way, and why. `chosen` is the candidate that was chosen, and
+    `model` its `MonteCarlo`. `output` is what it predicts, `y` the targets of the validation
+    examples that candidates were scored on, and `seed` that of the ECE's floor.
     """
 
     candidates: list[Candidate]
     dropped: dict[str, str]
     output: Output
     y: np.ndarray
-    notes: dict[str, Any]
+    notes: dict[str, Any]  # of the run, for the model card
     seed: int
     chosen: Candidate = dataclasses.field(init=False)
     model: MonteCarlo = dataclasses.field(init=False)
@@ -174,11 +158,7 @@ class Report:
         return self._table(caption, [x.prediction for x in self.candidates], self.y)
 
     def evaluate(self, test: Any) -> Table:
-        """Return the scores of all candidates on examples that nothing was fitted to.
-
-        Args:
-            test: arrays (x, y), or a dataset.
-        """
+        """Return the scores of all candidates on new examples: arrays (x, y), or a dataset."""
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         predictions = [
             prediction
@@ -188,11 +168,10 @@ class Report:
         return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
 
     def decide(self, test: Any, ood: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return how well the chosen model decides, for the model card too.
+        """Return how well the chosen model decides on new examples, for the model card too.
 
-        That is, on examples `test` that nothing was fitted to, the coverage of 90 % sets (fitted to
-        half of them), the share answered at 1 % error, and the AUROC of the entropy, or of the
-        epistemic variance, against inputs `ood`, by the name of each set.
+        That is the coverage of 90 % sets (fitted to half of them), the share answered at 1 % error,
+        and the AUROC of the entropy, or of the epistemic variance, against inputs `ood`, by name.
         """
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         order = np.random.default_rng(self.seed).permutation(len(examples.y))
@@ -262,10 +241,7 @@ class Report:
         return figure
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, `calibration.png`.
-
-        To load the model, `import tfp_ibnn` first: `keras.models.load_model(".../model.keras")`.
-        """
+        """Write `model.keras`, `table.md`, `model_card.md` and, with matplotlib, a figure."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save(folder / "model.keras")
@@ -284,11 +260,9 @@ class Report:
     def card(self) -> str:
         """Return the model card, in Markdown."""
         packages = {name: importlib.metadata.version(name) for name in ("keras", "tfp_ibnn")}
-        python = f"Python {platform.python_version()} on {platform.machine()}"
-        packages |= {
-            "backend": keras.config.backend(),
-            "machine": f"{python}, {os.cpu_count()} cores",
-        }
+        machine = f"Python {platform.python_version()} on {platform.machine()}"
+        machine += f", {os.cpu_count()} cores"
+        packages |= {"backend": keras.config.backend(), "machine": machine}
         left_out = {"decisions": "left out: `report.decide(test, ood)` was given no examples"}
         notes = {**left_out, **self.notes, self.output.column: _parameter(self.chosen), **packages}
         dropped, run = (

@@ -48,22 +48,19 @@ def calibrate(
     examples both are done on all of them, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
-    `GaussianHead` gets a factor for its standard deviations.
-
-    The model itself is not changed. Ctrl-C ends the training, not the comparison.
+    `GaussianHead` gets a factor for its standard deviations. The model itself is not changed.
+    Ctrl-C ends the training, not the comparison.
 
     Args:
         model: a trained Functional or Sequential model with one output.
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
         validation: the same, of examples that the model was not trained on; None takes a fifth of
-            the training arrays, which is second best. Weights are not used here.
+            the training arrays, which is second best.
         candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
-        epochs: of training for each posterior that is not dropped; the default is 3, or a tenth of
-            what the model was trained for if that is more.
+        epochs: of fine-tuning; None takes 3, or a tenth of those of the model if that is more.
         minutes: after which no further fit or epoch starts; without `epochs` the only limit.
-        optimizer: for the training; None takes the model's own at a tenth of its rate. The
-            posteriors' rate is five times as high.
+        optimizer: None takes the model's own at a tenth of its rate. Posteriors have five times it.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
         batch_size: of training arrays.
@@ -71,32 +68,25 @@ def calibrate(
         verbose: print progress.
 
     Returns:
-        A `Report`: `model`, the `MonteCarlo` that was chosen; `table()`, the scores of all
-        candidates; `evaluate(test)`, the same on new data; `plot()`; `save(folder)`; and
-        `model_of(name)`, the `MonteCarlo` of any other candidate.
+        A `Report`: `model`, the `MonteCarlo` that was chosen, or `model_of(name)`; `table()`, the
+        scores of all candidates, or `evaluate(test)` on new data; `plot()`; `save(folder)`.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
         >>> random = np.random.default_rng(0)
         >>> x = random.normal(size=(300, 2)).astype("float32")
         >>> y = (x[:, 0] + random.normal(size=300) > 0).astype(int)
-        >>> model = keras.Sequential(
-        ...     [keras.Input((2,)), keras.layers.Dense(2, activation="softmax")]
-        ... )
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
         >>> model.compile("adam", "sparse_categorical_crossentropy")
-        >>> report = ibnn.calibrate(
-        ...     model, (x[:200], y[:200]), (x[200:], y[200:]), epochs=1, samples=4, verbose=False
-        ... )
+        >>> options = {"epochs": 1, "samples": 4, "verbose": False}
+        >>> report = ibnn.calibrate(model, (x[:200], y[:200]), (x[200:], y[200:]), **options)
         >>> type(report.model).__name__
         'MonteCarlo'
     """
-    samples = checks.positive_integer("samples", samples)
-    if samples < 2:
-        raise ValueError("`samples` must be at least 2; got 1.")
+    samples = checks.positive_integer("samples", samples, least=2)
     epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
-    end = math.inf
-    if minutes is not None:
-        end = time.monotonic() + 60 * checks.positive("minutes", minutes)
+    limit = math.inf if minutes is None else checks.positive("minutes", minutes)
+    end = time.monotonic() + 60 * limit
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
     if isinstance(model, PredictionWrapper):

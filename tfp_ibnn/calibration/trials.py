@@ -20,6 +20,7 @@ from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.training import Interrupts, two_speed
+from tfp_ibnn.training.callbacks import random_state_kept
 from tfp_ibnn.weights import Laplace, WeightPosterior
 from tfp_ibnn.weights.features import last_weighted_layer
 
@@ -46,7 +47,10 @@ class Engine:
     def __init__(
         self, make: Callable[[], Any], samples: int = 1, training: Any = None, **options: Any
     ) -> None:
-        self._make, self.network = make, _seeded(make)
+        self._make = make
+        with random_state_kept():
+            random.seed(0)  # by which layers such as Dropout get their seeds
+            self.network = make()
         self.options = {"samples": samples, "independent": samples == 1, **options}
         # The outputs as they are, whatever they mean.
         self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
@@ -78,8 +82,7 @@ class Engine:
 
     def copy(self, state: State) -> Any:
         """Return a network of its own in a state; a posterior over weights is the same one."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what was said when the first one was made
+        with warnings.catch_warnings(action="ignore"):  # what the first one has said
             network = self._make()
         for variable, value in zip(network.variables, state, strict=False):
             variable.assign(value)
@@ -130,10 +133,8 @@ class Trial:
         parts += [data.folds != fold for fold in range(FOLDS)] if data.folds is not None else []
         now = [output.best_nll(raw[part], y[part]) for part in parts]
         self.best = self.state if now[0] < self.nll else self.best
-        self._scores = [
-            (nll, raw) if nll < best[0] else best
-            for nll, best in zip(now, self._scores or [(math.inf, raw)] * len(now), strict=True)
-        ]
+        pairs = zip(now, self._scores or [(math.inf, raw)] * len(now), strict=True)
+        self._scores = [(nll, raw) if nll < best[0] else best for nll, best in pairs]
         return now[0]
 
     def try_states(self, data: Validation, output: Output) -> None:
@@ -177,8 +178,7 @@ def deterministic(setting: Setting) -> Iterator[Trial]:
 
 def mc_dropout(setting: Setting) -> Iterator[Trial]:
     """Give the model with its dropout left on, if it has any."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of models without dropout
+    with warnings.catch_warnings(action="ignore"):  # of models without dropout
         options = {"dropout": True, "seed": setting.seed}
         engine = Engine(lambda: copy_of(setting.model), setting.samples, **options)
     if engine.samples > 1:
@@ -195,9 +195,8 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
         training = two_speed(_same(setting.optimizer), stochastic_lr=rate), setting.loss
         options = {"training": training, "seed": setting.seed}
         try:
-            with warnings.catch_warnings():
-                if scale != PRIOR_SCALES[0]:
-                    warnings.simplefilter("ignore")  # the same has been said already
+            # What the first one has said is enough.
+            with warnings.catch_warnings(action=None if scale == PRIOR_SCALES[0] else "ignore"):
                 engine = Engine(lambda own=posterior: convert(own), setting.samples, **options)
         except ValueError as error:
             yield Trial("Gaussian").leave_out(error)
@@ -241,8 +240,7 @@ def _laplace(setting: Setting, name: str, subset: str) -> Trial:
     x, y = read(setting.training.data, model, output, "train", every)
     # A temperature below 1 makes up for the examples that are not used.
     options = {"temperature": len(y) / setting.training.size, **output.head}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what the comparison shows
+    with warnings.catch_warnings(action="ignore"):  # of what the comparison shows
         posterior = Laplace(copy_of(model), subset, structure, **options)
         posterior.fit(x, y, verbose=0)
         engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
@@ -320,13 +318,3 @@ def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupt
 
 def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     return type(optimizer).from_config(optimizer.get_config())
-
-
-def _seeded(function: Callable[[], Any]) -> Any:
-    """Call a function; layers such as Dropout ask Python for a seed, and always get the same."""
-    state = random.getstate()
-    random.seed(0)
-    try:
-        return function()
-    finally:
-        random.setstate(state)

@@ -11,11 +11,9 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.decisions.cost import clopper_pearson
 from tfp_ibnn.decisions.fitted import Fitted
-from tfp_ibnn.metrics._base import checked
 from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
-
-_Parts = dict[str, Any]
+from tfp_ibnn.weights.likelihood import classes, numbers
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -74,6 +72,8 @@ class Conformal(Fitted):
         self.by = checks.one_of("by", by, (None, "class") if self._is_set else (None,))
         if randomized is not None and method not in ("aps", "raps"):
             raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {method!r}.")
+        if isinstance(randomized, bool):
+            raise ValueError(f"`randomized` must be None or a seed, such as 0; got {randomized}.")
         self.randomized = None if randomized is None else checks.whole("randomized", randomized)
         self.k, self.penalty = checks.whole("k", k), checks.non_negative("penalty", penalty)
 
@@ -128,11 +128,11 @@ class Conformal(Fitted):
 
     serve = call
 
-    def _run(self, x: Any, options: dict[str, Any]) -> _Parts:
+    def _run(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
         parts = self._parts(self.inner.predict(x, **{"verbose": 0, **options}))
         return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
 
-    def _parts(self, prediction: dict[str, Any]) -> _Parts:
+    def _parts(self, prediction: dict[str, Any]) -> dict[str, Any]:
         """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         p = low = high = prediction["mean"]
@@ -161,18 +161,18 @@ class Conformal(Fitted):
         score, before = (ops.take_along_axis(x, rank, axis=1) for x in (total, before))
         return {"score": score, "before": before, "probability": p}
 
-    def _by_groups(self, parts: _Parts, groups: Any) -> np.ndarray:
+    def _by_groups(self, parts: dict[str, Any], groups: Any) -> np.ndarray:
         limits, count = self.thresholds, len(next(iter(parts.values())))
         answer = self._answer(parts, limits[_groups(groups, count, len(limits))])
         return ops.convert_to_numpy(answer)
 
-    def _scores(self, parts: _Parts, stream: int) -> Any:
+    def _scores(self, parts: dict[str, Any], stream: int) -> Any:
         if self.randomized is None:
             return parts["score"]
         u = np.random.default_rng([self.randomized, stream]).random((len(parts["score"]), 1))
         return parts["score"] - u.astype("float32") * parts["probability"]
 
-    def _answer(self, parts: _Parts, limits: Any) -> Any:
+    def _answer(self, parts: dict[str, Any], limits: Any) -> Any:
         """Return sets or intervals by thresholds of each example, or of all."""
         if not self._is_set:
             distance = limits[:, 0] * parts["scale"]
@@ -181,11 +181,11 @@ class Conformal(Fitted):
             return self._scores(parts, 1) <= limits
         return parts["before"] < limits
 
-    def _targets(self, parts: _Parts, y: Any) -> np.ndarray:
+    def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
         if not self._is_set:
-            return finite_vector("y", y, len(parts["low"]))
-        uniform = np.full_like(parts["score"], 1 / parts["score"].shape[1])
-        return checked(uniform, y, names=("model(x)", "y", "")).targets.argmax(axis=1)
+            return finite_vector("y", numbers(y, 1, "`y`"), len(parts["low"]))
+        found = classes(y, parts["score"].shape[1], "`y`")
+        return finite_vector("y", found, len(parts["score"])).astype(int)
 
     def _threshold(self, scores: np.ndarray) -> float:
         rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
@@ -199,7 +199,9 @@ class Conformal(Fitted):
 def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:
     if groups is None and known in (None, 1):
         return np.zeros(count, int)
-    found = finite_vector("groups", () if groups is None else groups, count)
+    if groups is None:
+        raise ValueError("`groups` must be given, as they were to `fit`; got None.")
+    found = finite_vector("groups", groups, count)
     if np.any((found < 0) | (found % 1 > 0) | (found >= (known or np.inf))):
         raise ValueError(f"`groups` must be whole numbers that `fit` saw; got {np.unique(found)}.")
     return found.astype(int)

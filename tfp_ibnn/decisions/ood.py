@@ -17,6 +17,7 @@ from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.prediction.predictive import Categorical
 from tfp_ibnn.weights.features import check_finite
+from tfp_ibnn.weights.likelihood import classes
 
 _OF_OUTPUTS = ("max_probability", "entropy", "epistemic")
 _OF_LOGITS, _OF_FEATURES = ("energy", "vim"), ("mahalanobis", "relative_mahalanobis", "knn")
@@ -83,7 +84,7 @@ class OODDetector(Fitted):
             self._network.jit_compile = self.jit_compile
 
     def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
-        """Learn from training data; Mahalanobis scores take classes `y` (N,), None: one for all."""
+        """Learn from training data; Mahalanobis scores take classes, (N,) or one-hot, if any."""
         if self._network is None:
             self.keep({"known": self.score(x, batch_size)})
             return self
@@ -146,6 +147,8 @@ class OODDetector(Fitted):
             return _virtual_logit(f, kernel, np.zeros(kernel.shape[1]) + sum(bias))
         if y is None and self.kind == "relative_mahalanobis":
             raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
+        if np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            y = classes(y, np.shape(y)[1], "`y`, if not of the shape (N,),")
         y = finite_vector("y", np.zeros(len(f)) if y is None else y, len(f))
         y = np.unique(y, return_inverse=True)[1]
         center = f.mean(axis=0)

@@ -60,10 +60,9 @@ class KLAnnealing(Configured, keras.callbacks.Callback):
 class PosteriorLog(Configured, keras.callbacks.Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
-    The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`: KL and entropy in nats,
-    mean and standard deviation of z, or of the weights, over the channels; and `beta`, the weight
-    of the KL in the first of these layers. The second layer of one name, in nested models, is
-    `NAME_2`. List it before CSVLogger or TensorBoard.
+    The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`, the second layer of one
+    name being `NAME_2`: KL and entropy in nats, mean and deviation of z, or of the weights, over
+    the channels; and `beta` of the first layer. List it before CSVLogger or TensorBoard.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -82,17 +81,13 @@ class PosteriorLog(Configured, keras.callbacks.Callback):
 def posterior_statistics(layer: StochasticLayer) -> dict[str, float]:
     """Return KL, mean and standard deviation of z, and entropy of a layer's posterior."""
     z, kl, entropy = (ops.convert_to_numpy(part) for part in layer.summary())
-    return {
-        "kl": float(np.mean(kl)),
-        "z_mean": float(np.mean(z)),
-        "z_std": float(np.mean(np.std(z, axis=0))),
-        "entropy": float(np.mean(entropy)),
-    }
+    parts = {"kl": kl, "z_mean": z, "z_std": np.std(z, axis=0), "entropy": entropy}
+    return {name: float(np.mean(part)) for name, part in parts.items()}
 
 
 @contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave Python's random state, by which Keras shuffles datasets, to the training."""
+def random_state_kept() -> Iterator[None]:
+    """Leave Python's random state, by which Keras shuffles and seeds, as it was before."""
     state = random.getstate()
     try:
         yield
@@ -104,9 +99,8 @@ def _random_state_kept() -> Iterator[None]:
 class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
-    The keys are those of `MonteCarlo.evaluate` behind `val_mc_`, such as `val_mc_nll`. (`val_nll`
-    and the like are of single draws.) List it before the callbacks that read them, such as
-    EarlyStopping("val_mc_nll", mode="min"), ModelCheckpoint and CSVLogger.
+    The keys are those of `MonteCarlo.evaluate` behind `val_mc_` (`val_nll` and the like are of
+    single draws). List it before what reads them, such as EarlyStopping("val_mc_nll", mode="min").
 
     Args:
         data: (x, y), (x, y, sample_weight), or a dataset of such batches.
@@ -115,10 +109,6 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         batch_size: for arrays.
         seed: of the draws, the same in every epoch, so that epochs can be compared.
         **options: those of `MonteCarlo`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> callback = ibnn.MonteCarloEvaluation(([[0.0], [1.0]], [0, 1]), samples=32, every=5)
     """
 
     def __init__(
@@ -137,8 +127,8 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         self.options = {"seed": seed, **options}
         parts = data if isinstance(data, (tuple, list)) else [data]
         if parts is data and len(data) not in (2, 3):
-            got = f"got a {type(data).__name__} of {len(data)}"
-            raise ValueError(f"`data` must be (x, y), (x, y, sample_weight) or a dataset; {got}.")
+            want = "(x, y), (x, y, sample_weight) or a dataset"
+            raise ValueError(f"`data` must be {want}; got a {type(data).__name__} of {len(data)}.")
         self._data = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
     def get_config(self) -> dict[str, Any]:
@@ -149,13 +139,13 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
         own = {name: getattr(self, name) for name in ("samples", "every", "batch_size")}
         return {"data": data, **own, **self.options}
 
-    @_random_state_kept()
+    @random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._monte_carlo = None
         if self.model.built:
             self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
 
-    @_random_state_kept()
+    @random_state_kept()
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the entries; they are NaN if the training has diverged."""
         if logs is None or epoch % self.every:
@@ -172,9 +162,8 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
 class Interrupts(keras.callbacks.Callback):
     """Raise an interrupt that Keras has swallowed, at the end of its batch.
 
-    Keras waits for the logs of a batch inside of a bare `except: pass`. On JAX that is where most
-    of the time passes, and with it Ctrl-C. Used as a context around `fit` and as a callback; a
-    handler of somebody's own is left alone.
+    Keras waits for the logs of a batch inside of a bare `except: pass`: on JAX most of the time.
+    Used as a context around `fit` and as a callback; a handler of somebody's own is left alone.
     """
 
     came = False
@@ -214,19 +203,13 @@ class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
     if they were finite: the fault then lies in the network or the data. (Of models other than
     `StochasticModel`, and if the last step went wrong, it names the weights.) Weights and optimizer
     are set back to the last check that a sound one has followed. NaN in the data can look like a
-    fault of z: where ReLU turns NaN into 0, as on TensorFlow's CPUs, the gradient fails first.
+    fault of z: where ReLU turns NaN into 0, as on TensorFlow's CPUs, the gradient fails first. List
+    it before the callbacks that save the model.
 
     Args:
         every: check, and copy the weights, every so many batches and at the end of each epoch; None
             checks only there.
-        raises: raise a `NonFiniteError`, before other callbacks can save the model, instead of a
-            warning and an early end.
-
-    Example:
-        List it before the callbacks that save the model:
-
-        >>> import tfp_ibnn as ibnn
-        >>> callbacks = [ibnn.TerminateOnNonFinite(every=10), ibnn.Checkpoint("run.npz")]
+        raises: raise a `NonFiniteError` instead of a warning and an early end.
     """
 
     def __init__(self, every: int | None = 50, raises: bool = False) -> None:

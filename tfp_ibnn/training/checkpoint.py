@@ -23,11 +23,10 @@ class CheckpointError(RuntimeError):
 class Checkpoint(Configured, keras.callbacks.Callback):
     """Save all that a run needs to resume, at the end of every epoch.
 
-    That is: the weights, the optimizer, every random state (noise, dropout, augmentation), the
-    epoch and the logs. Keras's own files leave out the random states, so a resumed run would replay
-    its noise. A run that is killed while it writes leaves the epoch before. Resuming is exact, to
-    float tolerance, if the order of the data is a function of the epoch too: see
-    `ibnn.data.ShuffledBatches`. Callbacks with a state, such as ReduceLROnPlateau, begin anew.
+    That is: the weights, the optimizer, every random state (noise, dropout, augmentation), which
+    Keras's own files leave out, the epoch and the logs. A run that is killed while it writes leaves
+    the epoch before. Resuming is exact, to float tolerance, if the order of the data is a function
+    of the epoch, as in `ibnn.data.ShuffledBatches`. Callbacks such as ReduceLROnPlateau begin anew.
 
     Args:
         path: of the file, ending in `.npz`. Its folder must exist.
@@ -74,8 +73,8 @@ class Checkpoint(Configured, keras.callbacks.Callback):
                 raise ValueError("its SHA-256 is another")
         except Exception as error:  # broken bytes make numpy and zipfile raise nearly anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            message = f"{self.path} is not a whole checkpoint ({reason}). Delete it to begin again."
-            raise CheckpointError(message) from error
+            problem = f"{self.path} is not a whole checkpoint ({reason})"
+            raise CheckpointError(f"{problem}. Delete it to begin again.") from error
         pairs, other = [], f"{self.path} belongs to another run: "
         for part, variables in own.items():
             shapes = [tuple(variable.shape) for variable in variables]
@@ -84,9 +83,8 @@ class Checkpoint(Configured, keras.callbacks.Callback):
                 raise CheckpointError(f"{other}its {part} has {counts}.")
             pairs += zip(variables, saved[part], strict=True)
         for variable, value in pairs:
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            if not fits(value, dtype):
-                types = f"is {dtype}, and saved as {value.dtype}"
+            if not fits(value, keras.backend.standardize_dtype(variable.dtype)):
+                types = f"is {variable.dtype}, and saved as {value.dtype}"
                 raise CheckpointError(f"{other}{variable.path} {types}.")
         self.logs = logs
         return epochs, pairs
@@ -104,7 +102,6 @@ class Checkpoint(Configured, keras.callbacks.Callback):
 
 
 def _parts(model: keras.Model) -> dict[str, list[keras.Variable]]:
-    """Return the variables of a compiled model and of its optimizer."""
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"Model {model.name!r} must be compiled before a checkpoint is restored.")
     if not model.optimizer.built:
@@ -113,7 +110,6 @@ def _parts(model: keras.Model) -> dict[str, list[keras.Variable]]:
 
 
 def _digest(record: dict[str, Any], parts: dict[str, list[np.ndarray]]) -> str:
-    """Return the SHA-256 of a record and of all arrays, in their order."""
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode())
     for value in itertools.chain(*parts.values()):
         if not isinstance(value, np.ndarray):  # of what is none, numpy gives the bytes

@@ -105,8 +105,8 @@ def two_speed(
     """Return an optimizer that trains the posteriors at a learning rate of their own.
 
     The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
-    LearningRateScheduler and ReduceLROnPlateau, keeping their ratio. A learning-rate schedule holds
-    for the posteriors too, scaled so that it starts at `stochastic_lr`.
+    Keras's callbacks, keeping their ratio, and a schedule, of which that of the posteriors is
+    scaled so that it starts at `stochastic_lr`.
 
     Args:
         optimizer: for all weights that do not belong to a posterior, or its name, such as "adam".
@@ -128,8 +128,7 @@ def two_speed(
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:
         config["weight_decay"] = 0.0
-    own = keras_internals.learning_rate_of(optimizer)
-    rate = stochastic_lr
+    own, rate = keras_internals.learning_rate_of(optimizer), stochastic_lr
     if not isinstance(rate, Schedule):
         rate = checks.positive("stochastic_lr", rate)
         if isinstance(own, Schedule):
@@ -138,6 +137,5 @@ def two_speed(
                 cause = f"starts at 0, so a `stochastic_lr` of {rate!r} cannot scale it"
                 raise ValueError(f"The optimizer's schedule {cause}: give a schedule there too.")
             rate = ScaledSchedule(own, rate / start)
-    config["learning_rate"] = rate
-    config["name"] = f"{config['name']}_stochastic"
+    config |= {"learning_rate": rate, "name": f"{config['name']}_stochastic"}
     return TwoSpeed(optimizer, type(optimizer).from_config(config))

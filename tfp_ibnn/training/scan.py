@@ -1,9 +1,8 @@
 """An epoch's training steps in one compiled loop, on JAX.
 
 Keras calls a compiled step for each batch, which takes the host longer than a GPU needs for a small
-network. Here the data lies on the device, and one call takes the steps of a whole epoch: those of
-plain `fit`, in their order and with their noise. On CPUs XLA computes convolutions inside of loops
-many times slower, so there plain `fit` stays.
+network. Here the data lies on the device, and one call takes the steps of a whole epoch, the same
+ones. On CPUs XLA computes convolutions inside of loops many times slower: there plain `fit` stays.
 """
 
 import contextlib
@@ -32,11 +31,8 @@ def can_scan(batches: keras.utils.PyDataset) -> bool:
 def scan(model: keras.Model, batches: keras.utils.PyDataset) -> Iterator[None]:
     """Let `fit` on these batches, within a `with` block, take each epoch in one call.
 
-    Callbacks see one batch an epoch, the last. The model must be compiled, and on one device.
-
-    Args:
-        model: a compiled model.
-        batches: an `ibnn.data.ShuffledBatches`; `fit` needs `batches.follow()` as a callback too.
+    Callbacks see one batch an epoch, the last. The model must be compiled, and on one device;
+    `batches` are an `ibnn.data.ShuffledBatches`, whose `follow()` is a callback that `fit` needs.
     """
     shape = len(batches), min(batches.batch_size, len(batches.x))
     epoch = backend.epoch_in_one_call(model.train_step, (batches.x, batches.y))

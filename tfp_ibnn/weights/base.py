@@ -17,10 +17,8 @@ from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.samplers import WeightSampler
 
 # What may differ between two layers that compute the same for the same weights.
-_OF_NO_EFFECT = re.compile(
-    "name|seed|trainable|dtype|module|build_config|batch_shape|train_size|.*_initializer"
-    "|.*_regularizer"
-)
+_IGNORED = "name|seed|trainable|dtype|module|build_config|batch_shape|train_size"
+_IGNORED += "|.*_initializer|.*_regularizer"
 
 
 class WeightPosterior(protocols.WeightPosterior):
@@ -43,11 +41,8 @@ class WeightPosterior(protocols.WeightPosterior):
     def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
         self.check_options(options)
         if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
-            warnings.warn(
-                f"{self.network.name!r} has batch normalization, whose statistics belong to other "
-                "weights than those drawn: use posterior.materialize(number, x_train).",
-                stacklevel=4,
-            )
+            problem = f"Batch-norm statistics of {self.network.name!r} are not of the weights drawn"
+            warnings.warn(f"{problem}: use posterior.materialize(number, x_train).", stacklevel=4)
         return WeightSampler(self, samples, options.get("chunk_size"))
 
     def materialize(
@@ -55,16 +50,10 @@ class WeightPosterior(protocols.WeightPosterior):
     ) -> "WeightSets":
         """Draw a finite number of weight sets, each with batch-norm statistics of its own.
 
-        Mean and variance of each batch-norm layer's input become those over the data, in training
-        mode, batch by batch. Costs `number` forward passes through the data. The draws are those of
+        These are mean and variance over `data`, in training mode, batch by batch, which takes
+        `number` forward passes. It is inputs, (inputs, labels), or a dataset of such batches, all
+        held in memory; without batch normalization it is not needed. The draws are those of
         `MonteCarlo(posterior, samples=number, seed=seed)`.
-
-        Args:
-            number: of sets.
-            data: inputs, (inputs, labels), or a dataset of such batches, which are all held in
-                memory. Without batch normalization none are needed.
-            batch_size: for arrays.
-            seed: of the draws.
         """
         number = checks.positive_integer("number", number)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
@@ -90,11 +79,8 @@ class WeightPosterior(protocols.WeightPosterior):
 class WeightSets(WeightPosterior, keras.layers.Layer):
     """Weight sets of one network, all equally likely: copies, batch-norm statistics included.
 
-    The network may have stochastic layers: every draw then takes the next set, and noise anew.
-
-    Args:
-        models: built Keras models of one architecture.
-        **kwargs: those of `keras.layers.Layer`.
+    `models` are built, of one architecture. They may have stochastic layers: every draw then takes
+    the next set, and noise anew.
     """
 
     def __init__(self, models: Sequence[keras.Model], **kwargs: Any) -> None:
@@ -142,9 +128,8 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
-        load, options = keras.saving.deserialize_keras_object, dict(config)
-        network = load(options.pop("network"), custom_objects=custom_objects)
-        return cls([network] * options.pop("count"), **options)
+        options = keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+        return cls([options.pop("network")] * options.pop("count"), **options)
 
 
 def check_models(models: Any) -> Sequence[keras.Model]:
@@ -159,10 +144,7 @@ def check_models(models: Any) -> Sequence[keras.Model]:
         elif not model.built:
             problem = "is not built: call it on data, or build it, first."
         elif model is not models[0] and _architecture(model) != _architecture(models[0]):
-            problem = (
-                "is of another architecture than `models[0]`. Make both by one function, or use "
-                "ibnn.WeightMixture(models)."
-            )
+            problem = "is of another architecture than `models[0]`: use ibnn.WeightMixture(models)."
         else:
             continue
         raise ValueError(f"`models[{number}]` {problem}")
@@ -185,7 +167,7 @@ def _settings(config: Any) -> Any:
         return [_settings(value) for value in config]
     if not isinstance(config, dict):
         return config
-    return {key: _settings(x) for key, x in config.items() if not _OF_NO_EFFECT.fullmatch(key)}
+    return {key: _settings(x) for key, x in config.items() if not re.fullmatch(_IGNORED, key)}
 
 
 def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -216,7 +198,6 @@ def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequenc
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:
-    """Yield the inputs, in batches."""
     data = data[0] if isinstance(data, tuple) else data
     leaves = keras.tree.flatten(data)
     if all(hasattr(leaf, "shape") for leaf in leaves):

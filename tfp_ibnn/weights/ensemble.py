@@ -23,7 +23,7 @@ class DeepEnsemble(WeightSets):
 
     Members with stochastic layers make a mixture of posteriors: draw s is of member s mod n, with
     noise of its own. Members of different architectures, or posteriors over weights such as SWAG's,
-    make a `WeightMixture`.
+    make a `WeightMixture`. Reference: Lakshminarayanan et al., arXiv 1612.01474.
 
     Args:
         models: built Keras models of one architecture. The first says what the output means:
@@ -31,16 +31,10 @@ class DeepEnsemble(WeightSets):
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> def network():
-        ...     return [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
-        >>> ensemble = ibnn.DeepEnsemble([keras.Sequential(network()) for _ in range(4)])
-        >>> ibnn.MonteCarlo(ensemble).samples
+        >>> import tfp_ibnn as ibnn
+        >>> ensemble = ibnn.DeepEnsemble([ibnn.models.mlp((3,), 2) for _ in range(4)])
+        >>> ibnn.MonteCarlo(ensemble, head="softmax", from_logits=True).samples
         4
-
-    References:
-        Lakshminarayanan et al., Simple and Scalable Predictive Uncertainty Estimation using Deep
-        Ensembles, arXiv 1612.01474.
     """
 
     @classmethod
@@ -60,9 +54,8 @@ class DeepEnsemble(WeightSets):
         """Train n members, each from a seed of its own; one after the other, if not told else.
 
         Member i is built and trained after `keras.utils.set_random_seed(seed + i)`, so equal calls
-        give equal ensembles. A member whose loss or weights are not finite is left out, with a
-        warning. After an interrupt (Ctrl-C) the members that are finished are returned, with a
-        warning too.
+        give equal ensembles. A member that is not finite is left out, and after an interrupt
+        (Ctrl-C) those that are finished are returned, both with a warning.
 
         Args:
             build: a function that returns a compiled model, given the member's seed.
@@ -70,12 +63,10 @@ class DeepEnsemble(WeightSets):
             x: training inputs, or a dataset, as for `fit`.
             y: training targets.
             seed: of the first member; the others follow.
-            callbacks: for `fit`; or a function that returns them, given the member's seed, for
-                callbacks that cannot be used twice.
+            callbacks: for `fit`; or a function that returns new ones, given the member's seed.
             side_by_side: take all members through the same batches, in the order of `x`, without
-                `callbacks`: on JAX all of them in one compiled step, on TensorFlow one after the
-                other. What they learn is the same up to rounding, dropout and batch-norm
-                statistics included. An interrupt then loses all that train together.
+                `callbacks`: on JAX all of them in one compiled step, which an interrupt loses, on
+                TensorFlow one after the other. What they learn is the same up to rounding.
             verbose: 1 prints a line for each member, 2 the epochs too, 0 nothing.
             **fit: other arguments of `fit`, such as `epochs`.
         """
@@ -105,8 +96,8 @@ class DeepEnsemble(WeightSets):
                 break
             values = [storable(w) for w in model.weights]
             if not np.isfinite(loss) or not all(np.isfinite(v).all() for v in values):
-                where = f"The member of seed {number} diverged (its loss is {loss:g})"
-                warnings.warn(f"{where}: it is left out of the ensemble.", stacklevel=2)
+                problem = f"The member of seed {number} diverged (its loss is {loss:g})"
+                warnings.warn(f"{problem}: it is left out.", stacklevel=2)
                 continue
             first = model if first is None else check_models([first, model])[0]
             sets.append(values)
@@ -119,7 +110,6 @@ class DeepEnsemble(WeightSets):
 
 
 def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
-    """Return a member before its training."""
     keras.utils.set_random_seed(seed)
     model = build(seed)
     if not isinstance(model, keras.Model) or not model.compiled:
@@ -128,7 +118,6 @@ def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
 
 
 def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks: Any) -> float:
-    """Train a model; return its last loss."""
     with Interrupts() as interrupts:
         log = model.fit(x, y, callbacks=[*callbacks, interrupts], **options)
     return log.history.get("loss", [0.0])[-1]
@@ -149,8 +138,8 @@ def _fit_together(
         [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables]
         for model in models
     ]
-    values = [[[v.value for v in part] for part in parts] for parts in owned]
-    states, logs = keras.tree.map_structure(lambda *x: ops.stack(x), *values), {}
+    states = keras.tree.map_structure(lambda *v: ops.stack([x.value for x in v]), *owned)
+    logs = {}
 
     def step(states: Any, data: Any) -> Any:
         logs, states = ops.vectorized_map(lambda state: first.train_step(state, data), states)
@@ -172,10 +161,8 @@ def _fit_together(
 
     first.train_function = train_function
     _fit(first, x, y, options, [keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)])
-    for number, parts in enumerate(owned):
-        for variables, found in zip(parts, states, strict=True):
-            for variable, value in zip(variables, found, strict=True):
-                variable.assign(value[number])
+    for i, parts in enumerate(owned):
+        keras.tree.map_structure(lambda v, x, i=i: v.assign(x[i]), parts, list(states))
     return ops.convert_to_numpy(logs["loss"]).tolist()
 
 
@@ -183,9 +170,9 @@ def _fit_together(
 class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Several posteriors over weights, all equally likely: MultiSWAG, ensembles of anything.
 
-    Draw s is draw s // n of member s mod n. Every member has a network of its own, of any
-    architecture; all take the same inputs, and their outputs mean the same. A compiled prediction
-    holds all n networks. For models of one architecture `DeepEnsemble` is smaller.
+    Draw s is draw s // n of member s mod n. The networks may be of any architecture, with the same
+    inputs and outputs; of one architecture, a `DeepEnsemble` is smaller, since it holds one only.
+    MultiSWAG (arXiv 2002.08791) is `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
 
     Args:
         members: posteriors over weights, or built Keras models, stochastic ones too. The network of
@@ -193,20 +180,10 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> small, large = (
-        ...     [keras.Input((3,)), keras.layers.Dense(n), keras.layers.Dense(2, "softmax")]
-        ...     for n in (4, 8)
-        ... )
-        >>> mixture = ibnn.WeightMixture([keras.Sequential(small), keras.Sequential(large)])
-        >>> ibnn.MonteCarlo(mixture).samples
+        >>> import tfp_ibnn as ibnn
+        >>> mixture = ibnn.WeightMixture([ibnn.models.mlp((3,), 2, hidden=(n,)) for n in (4, 8)])
+        >>> ibnn.MonteCarlo(mixture, head="softmax", from_logits=True).samples
         2
-
-        MultiSWAG: `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
-
-    References:
-        Wilson and Izmailov, Bayesian Deep Learning and a Probabilistic Perspective of
-        Generalization, arXiv 2002.08791.
     """
 
     count = None
@@ -223,13 +200,8 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         if any(shape != shapes[0] for shape in shapes):
             raise ValueError(f"The outputs of `members` must be of one shape; got {shapes}.")
         super().__init__(**kwargs)
-        self.members = members
+        self.members, self.network = members, members[0].network
         self.built = True
-
-    @property
-    def network(self) -> keras.Model:
-        """The network of the first member."""
-        return self.members[0].network
 
     def materialize(
         self, number: int, data: Any = None, *, seed: int = 0, **options: Any

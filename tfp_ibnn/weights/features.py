@@ -61,22 +61,22 @@ class LogitNetwork:
         check_finite(value, "inputs of the layers whose weights are uncertain")
         return value
 
-    def logits(self, values: dict[int, Tensor], run: Callable[..., Any] | None = None) -> Tensor:
+    def logits(self, values: dict[int, Tensor], others: dict[Any, Any] | None = None) -> Tensor:
         """Return the logits from what `prefix` gave.
 
-        `run(layer, is_stripped, *args, **kwargs)` may run the layers with weights in another way;
-        a stripped one is to be run without its activation.
+        `others` run some layers in another way: functions `(is_stripped, *args, **kwargs)` by
+        layer, where a stripped one is to be run without its activation.
         """
 
-        def run_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
             is_stripped = layer is self._output_layer and self.strips
             if is_stripped and not _weights(layer):
                 return args[0] if args else kwargs["inputs"]
-            if run is not None and _weights(layer):
-                return run(layer, is_stripped, *args, **kwargs)
+            if layer in (others or {}):
+                return others[layer](is_stripped, *args, **kwargs)
             return (without_activation if is_stripped else call)(layer, *args, **kwargs)
 
-        return ops.cast(self.graph.suffix(values, run_layer), self.dtype)
+        return ops.cast(self.graph.suffix(values, run), self.dtype)
 
 
 class LastLayer(LogitNetwork):
@@ -100,10 +100,8 @@ class LastLayer(LogitNetwork):
         if not is_dense or others:
             what = f"{self.layer.name!r}, a {type(self.layer).__name__}"
             what += f", followed by {others[0]}" if others else ""
-            raise ValueError(
-                f"The last layer with weights of `model` must be a Dense one whose output (N, K) "
-                f"is the logits or the prediction itself; it is {what}."
-            )
+            want = "must be a Dense one whose output (N, K) is the logits or the prediction itself"
+            raise ValueError(f"The last layer with weights of `model` {want}; it is {what}.")
 
 
 def last_weighted_layer(model: Any) -> keras.layers.Layer:
@@ -147,7 +145,7 @@ def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple
     for number, batch in enumerate(found, start=1):
         if len(batch) != 2:
             raise ValueError(f"A dataset must give (x, y); got {len(batch)} parts.")
-        inputs, targets = keras.tree.map_structure(_as_array, tuple(batch))
+        inputs, targets = keras.tree.map_structure(np.asarray, tuple(batch))
         if not len(targets):
             continue
         for part in keras.tree.flatten(inputs):
@@ -192,10 +190,6 @@ def without_activation(layer: keras.layers.Layer, x: Tensor) -> Tensor:
     """Return what a layer gives to its activation, in the precision of its weights."""
     x = ops.cast(x, layer.variable_dtype)
     return keras_internals.call_with(layer, x, activation=keras.activations.linear)
-
-
-def _as_array(part: Any) -> np.ndarray:
-    return ops.convert_to_numpy(part) if ops.is_tensor(part) else np.asarray(part)
 
 
 def _weights(layer: Any) -> list[keras.Variable]:

@@ -21,10 +21,8 @@ _SMALLEST_SCALE = 1e-10  # of weights that never move, such as those of dead uni
 class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Base of posteriors over some variables of a network, seen as one vector of `size` numbers.
 
-    A subclass defines `draw(key, number)`, a vector (size,), and `center()`, the one that stands
-    for all.
-
-    `places` says which of `model.weights` these are, by position.
+    `places` says which of `model.weights` these are, by position. A subclass defines
+    `draw(key, number)`, a vector (size,), and `center()`, the one that stands for all.
     """
 
     count = None
@@ -33,14 +31,10 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
         kwargs["dtype"] = checks.full_precision(kwargs.get("dtype", precision_of(model)))
         super().__init__(**kwargs)
-        self.network, self.places = model, list(places)
+        self.network = self.model = model
+        self.places = list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True
-
-    @property
-    def model(self) -> keras.Model:
-        """The network."""
-        return self.network
 
     @property
     def sampled(self) -> list[keras.Variable]:
@@ -102,17 +96,16 @@ class Gaussian(FlatPosterior):
             return tfd.MultivariateNormalTriL(loc, scale)
         if not factor.shape[0]:
             return tfd.MultivariateNormalDiag(loc, scale)
-        return tfd.MultivariateNormalDiagPlusLowRankCovariance(
-            loc, ops.square(scale), ops.transpose(factor)
-        )
+        low_rank = tfd.MultivariateNormalDiagPlusLowRankCovariance
+        return low_rank(loc, ops.square(scale), ops.transpose(factor))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class GaussianWeights(Gaussian):
     """A Gaussian over some weights of a network: N(loc, diag(scale^2) + factor^T factor).
 
-    Takes rank + 2 times the memory of the weights; a draw costs rank + 1 normal-sized products.
-    Weights that are not sampled, batch-norm statistics among them, stay those of the network.
+    Takes rank + 2 times the memory of the weights. Weights that are not sampled, batch-norm
+    statistics among them, stay those of the network.
 
     Args:
         model: a built Keras model without stochastic layers.
@@ -148,6 +141,12 @@ def places_of(model: keras.Model, variables: Sequence[keras.Variable]) -> list[i
 def flat(variables: Sequence[keras.Variable]) -> np.ndarray:
     """Return the values of variables as one vector."""
     return np.concatenate([ops.convert_to_numpy(v.value).ravel() for v in variables])
+
+
+def triangular(factor: np.ndarray) -> np.ndarray:
+    """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
+    root = np.linalg.qr(factor.T, mode="r").T
+    return root * np.where(np.diagonal(root) < 0, -1.0, 1.0)
 
 
 def split(vectors: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:

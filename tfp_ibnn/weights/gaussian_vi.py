@@ -1,6 +1,5 @@
 """The best Gaussian over the last layer's weights, by natural gradients."""
 
-import math
 from typing import Any
 
 import keras
@@ -10,13 +9,13 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
-from tfp_ibnn.weights.flat import Gaussian
+from tfp_ibnn.weights.flat import Gaussian, triangular
 from tfp_ibnn.weights.target import LastLayerPosterior, Target, ascend, mirrored
 
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
 
-_EVALUATION_PAIRS = 512
+_REMEDY = "give a smaller `prior_scale`, or scale `x`"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -26,7 +25,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
     ELBO = E_q[log p(y | x, w) + log p(w)] + H[q], with the prior w ~ N(0, prior_scale^2) and all
     data in every step, from cached features. Full and diagonal covariances by natural gradients: in
     coordinates where q is N(0, 1), the precision becomes 1 - rate * (1 + E[g eps']), g the gradient
-    of the log-density at eps. "lowrank", diagonal + F F', by Adam from the diagonal one.
+    of the log-density at eps (arXiv 2002.10060, 2107.04562). "lowrank", diagonal + F F', by Adam.
     Cost of a step, for D weights: 2.5 D gradients (at most 1,024) and O(D^3) for a full covariance;
     64 gradients for the others. Nothing of the network before the last layer is uncertain.
 
@@ -46,10 +45,6 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         >>> posterior = ibnn.GaussianVI(model).fit(x, x > 0.1, verbose=0)
         >>> posterior.distribution().event_shape[0], posterior.elbo > -13
         (2, True)
-
-    References:
-        Lin et al., Handling the Positive-Definite Constraint in the Bayesian Learning Rule, arXiv
-        2002.10060. Khan and Rue, The Bayesian Learning Rule, arXiv 2107.04562.
     """
 
     def __init__(
@@ -58,9 +53,8 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         super().__init__(model, **kwargs)
         self.covariance = checks.one_of("covariance", covariance, ("full", "lowrank", "diag"))
         self.rank = checks.positive_integer("rank", rank, checks.LARGEST_SIZE)
-        size = self.size
-        if covariance == "full" and size > MOST_FULL:
-            need = f"{size} weights need {8e-9 * size**2:.1f} GB, and are more than {MOST_FULL}"
+        if covariance == "full" and self.size > MOST_FULL:
+            need = f"{self.size} weights need {8e-9 * self.size**2:.1f} GB"
             raise ValueError(f"`covariance` must be 'lowrank' or 'diag' here: {need}.")
         self._add_moments(self.rank if covariance == "lowrank" else 0, covariance == "full")
         self._elbo = self._add("elbo", ())
@@ -80,16 +74,13 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         if self.covariance == "lowrank":
             loc, scale, factor = self._low_rank(target, loc, scale, 10 * steps, rng, verbose)
         self.assign(loc, scale, factor)
-        eps = _pairs(rng, _EVALUATION_PAIRS, self.size + len(factor))
+        eps = _pairs(rng, 512, self.size + len(factor))
         w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
         # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
         values = target.values(w) + np.sum(eps**2 - 1, axis=1) / 2
-        diagonal = scale if scale.ndim == 1 else np.diagonal(scale)
-        inside = np.eye(len(factor)) + (factor / diagonal) @ (factor / diagonal).T
-        log_det = np.log(diagonal).sum() + np.linalg.slogdet(inside)[1] / 2
-        elbo = values.mean() + self.size * math.log(2 * math.pi * math.e) / 2 + log_det
+        elbo = values.mean() + float(ops.convert_to_numpy(self.distribution().entropy()))
         if not np.isfinite(elbo):
-            raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
+            raise ValueError(f"The ELBO is {elbo}: {_REMEDY}.")
         self._elbo.assign(elbo)
 
     def _low_rank(
@@ -136,10 +127,7 @@ def _natural_gradients(
         w = loc + (eps @ factor.T if full else eps * factor)
         slopes = target.gradients(w)
         if not np.isfinite(slopes).all():
-            raise ValueError(
-                f"The gradient became NaN or infinite at step {step + 1}: give a smaller "
-                "`prior_scale`, or scale `x`."
-            )
+            raise ValueError(f"The gradient became NaN or infinite at step {step + 1}: {_REMEDY}.")
         slopes = slopes @ factor if full else slopes * factor
         shift = slopes.mean(axis=0)
         if full:
@@ -156,13 +144,7 @@ def _natural_gradients(
         shift *= rate * min(1.0, size**0.5 / max(np.linalg.norm(shift), 1e-30))
         loc = loc + (factor @ shift if full else factor * shift)
         bar.update(step + 1, [("step", float(np.linalg.norm(shift)))])
-    return loc, _triangular(factor) if full else factor
-
-
-def _triangular(factor: np.ndarray) -> np.ndarray:
-    """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
-    root = np.linalg.qr(factor.T, mode="r").T
-    return root * np.where(np.diagonal(root) < 0, -1.0, 1.0)
+    return loc, triangular(factor) if full else factor
 
 
 def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:

@@ -25,8 +25,8 @@ class LastLayerHMC(LastLayerPosterior):
     Log-density: log p(y | x, w) + log p(w), with the prior w ~ N(0, prior_scale^2), on cached
     features. A `GaussianVI` of full covariance comes first; the chains start from its draws and run
     in coordinates where it is N(0, 1). The step size adapts in the warm-up to 80 % acceptance.
-    `report` has R-hat and effective sample sizes. Nothing of the network before the last layer is
-    uncertain.
+    `report` has R-hat and effective sample sizes. Reference: Neal, MCMC Using Hamiltonian Dynamics,
+    arXiv 1206.1901.
 
     Cost: (warmup + draws) * leapfrog gradients of all chains together, each O(N * D) per chain for
     N examples and D weights. Stores chains * draws sets of the last layer's weights.
@@ -39,18 +39,12 @@ class LastLayerHMC(LastLayerPosterior):
         **kwargs: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`.
 
     Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
-        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        >>> import keras, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, "sigmoid")])
         >>> posterior = ibnn.LastLayerHMC(model, draws=50, warmup=50)
-        >>> posterior = posterior.fit(x, x > 0.1, verbose=0)  # doctest: +SKIP
+        >>> posterior = posterior.fit(x, y, verbose=0)  # doctest: +SKIP
         >>> posterior.count
         200
-
-    References:
-        Neal, MCMC Using Hamiltonian Dynamics, arXiv 1206.1901. Gelman and Rubin, Inference from
-        Iterative Simulation Using Multiple Sequences, 1992.
     """
 
     def __init__(
@@ -63,18 +57,15 @@ class LastLayerHMC(LastLayerPosterior):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, **kwargs)
-        for name, value in {"chains": chains, "draws": draws, "warmup": warmup}.items():
-            setattr(self, name, checks.positive_integer(name, value))
-        if self.chains < 2 or self.draws < 4:
-            got = f"got {self.chains} and {self.draws}"
-            raise ValueError(f"`chains` must be at least 2 and `draws` at least 4; {got}.")
+        self.chains = checks.positive_integer("chains", chains, least=2)
+        self.draws = checks.positive_integer("draws", draws, least=4)
+        self.warmup = checks.positive_integer("warmup", warmup)
         self.count = self.chains * self.draws
         if self.size > _MOST_WEIGHTS or self.count * self.size > _MOST_NUMBERS:
-            raise ValueError(
-                f"{self.count} draws of {self.size} weights are too many: the last layer may have "
-                f"{_MOST_WEIGHTS} weights, and all draws together {_MOST_NUMBERS} numbers. Take "
-                "fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')."
-            )
+            most = f"at most {_MOST_WEIGHTS} weights, and {_MOST_NUMBERS} numbers in all"
+            remedy = "Take fewer `draws`, or ibnn.GaussianVI(model, covariance='lowrank')"
+            got = f"{self.count} draws of {self.size} weights are too many"
+            raise ValueError(f"{got}: {most}. {remedy}.")
         self._sets = self._add("sets", (self.draws, self.chains, self.size))
         self._acceptance = self._add("acceptance", ())
 
@@ -96,14 +87,9 @@ class LastLayerHMC(LastLayerPosterior):
                 num_adaptation_steps=self.warmup * 4 // 5,
                 target_accept_prob=ops.cast(0.8, start.dtype),
             )
-            return tfp.mcmc.sample_chain(
-                self.draws,
-                start,
-                num_burnin_steps=self.warmup,
-                kernel=kernel,
-                trace_fn=lambda _, results: results.inner_results.is_accepted,
-                seed=key,
-            )
+            options = {"num_burnin_steps": self.warmup, "kernel": kernel, "seed": key}
+            options["trace_fn"] = lambda _, results: results.inner_results.is_accepted
+            return tfp.mcmc.sample_chain(self.draws, start, **options)
 
         begun, dtype = time.perf_counter(), target.dtype
         start = rng.standard_normal((self.chains, self.size)).astype(dtype)
@@ -119,17 +105,14 @@ class LastLayerHMC(LastLayerPosterior):
         if verbose:
             print(f"{self.report()}\n{time.perf_counter() - begun:.1f} s")
         if not r_hat < 1.1:
-            warnings.warn(
-                f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1. Give "
-                f"more than {self.warmup} steps of `warmup` and {self.draws} `draws`.",
-                stacklevel=3,
-            )
+            problem = f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1"
+            more = f"more than {self.warmup} steps of `warmup` and {self.draws} `draws`"
+            warnings.warn(f"{problem}. Give {more}.", stacklevel=3)
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
         """Return a draw, (size,): all of them in an order that mixes early and late ones."""
-        stride = next(
-            n for n in range(int(0.618 * self.count), 0, -1) if math.gcd(n, self.count) == 1
-        )
+        strides = range(int(0.618 * self.count), 0, -1)
+        stride = next(n for n in strides if math.gcd(n, self.count) == 1)
         rows = ops.reshape(ops.convert_to_tensor(self._sets), (self.count, self.size))
         return ops.take(rows, number % self.count * stride % self.count, axis=0)
 
@@ -145,9 +128,8 @@ class LastLayerHMC(LastLayerPosterior):
         """Return acceptance, R-hat and effective sample sizes by name."""
         sets = ops.convert_to_tensor(self._sets)
         r_hat = tfp.mcmc.potential_scale_reduction(sets, split_chains=self.draws % 2 == 0)
-        ess = tfp.mcmc.effective_sample_size(
-            sets, filter_beyond_positive_pairs=True, cross_chain_dims=1
-        )
+        options = {"filter_beyond_positive_pairs": True, "cross_chain_dims": 1}
+        ess = tfp.mcmc.effective_sample_size(sets, **options)
         r_hat, ess = ops.convert_to_numpy(r_hat), ops.convert_to_numpy(ess)
         return {
             "acceptance": float(ops.convert_to_numpy(self._acceptance.value)),

@@ -1,27 +1,30 @@
 """The likelihood of a network's head, as a function of what its activation takes: the logits."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.prediction import predictive
 from tfp_ibnn.prediction.head import check_one_output, output_layer, predictive_of
 
-_LOSSES = "categorical or binary crossentropy, the mean squared error, ibnn.layers.GaussianNLL"
+_REMEDY = (
+    "Compile the model with a categorical or binary crossentropy, the mean squared error or "
+    "ibnn.layers.GaussianNLL; or give head='softmax', 'sigmoid', 'point' or 'gaussian', for logits "
+    "with from_logits=True."
+)
 
 
 class Likelihood:
     """What is known of an example's target given the logits z (N, K); the base of all kinds.
 
-    The logits are the output of the network without its softmax, its sigmoid or its
-    `GaussianHead`; of a plain regression they are the output itself. A kind defines `targets`
-    (targets as an array, checked against `width` logits), `log_prob` (of each target, (N,), in
+    The logits are the output without its softmax, sigmoid or `GaussianHead`. A kind defines
+    `targets` (as an array, checked against `width` logits), `log_prob` (of each target, (N,), in
     nats) and `factors`: S (N, K, C), S S^T being the Hessian of minus `log_prob` in the logits.
     """
 
@@ -47,17 +50,7 @@ class Softmax(Likelihood):
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return classes (N,)."""
-        y = np.asarray(y)
-        if y.ndim == 2 and y.shape[1] == width:
-            one_hot = np.isin(y, (0, 1)).all(axis=1) & (y.sum(axis=1) == 1)
-            _check_each(one_hot, y, "one-hot, or whole numbers")
-            return y.argmax(axis=1).astype("int32")
-        y = y[:, 0] if y.shape[1:] == (1,) else y
-        if y.ndim != 1:
-            shapes = f"(N,) or, one-hot, (N, {width})"
-            raise ValueError(f"`y` must have the shape {shapes}; got {y.shape}.")
-        _check_each(np.isin(y, np.arange(width)), y, f"whole numbers from 0 to {width - 1}")
-        return y.astype("int32")
+        return classes(y, width, "`y`").astype("int32")
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each class, for y as `targets` gives it."""
@@ -78,8 +71,8 @@ class Sigmoid(Likelihood):
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return zeros and ones (N, K)."""
-        y = _with_columns(y, width)
-        _check_each(np.isin(y, (0, 1)).all(axis=1), y, "0 or 1")
+        y = numbers(y, width, "`y`")
+        _check_each(y, lambda y: np.isin(y, (0, 1)), "`y`", "0 or 1")
         return y.astype("float32")
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -103,9 +96,7 @@ class Gaussian(Likelihood):
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return finite numbers (N, K)."""
-        y = _with_columns(y, width)
-        _check_each(np.isfinite(y).all(axis=1), y, "finite numbers")
-        return y
+        return numbers(y, width, "`y`")
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the log-density, summed over the outputs."""
@@ -157,18 +148,14 @@ def likelihood_of(
 
     A loss that is not minus a log-likelihood is refused, unless a `head` is given.
     """
-    remedy = (
-        f"Compile the model with one of these losses: {_LOSSES}; or give head='softmax', "
-        "'sigmoid', 'point' or 'gaussian', for logits with from_logits=True."
-    )
-    kind = predictive_of(model, head, from_logits, remedy=remedy)
+    kind = predictive_of(model, head, from_logits, _REMEDY)
     check_one_output(kind, "A posterior over weights")
     if head is None and model.compiled:
         (loss, *_) = keras.tree.flatten(model.loss) or [None]
         name = str(getattr(loss, "name", getattr(loss, "__name__", loss))).lower()
-        of_another = isinstance(kind, predictive.Point) and type(kind) is predictive.Point
-        if "focal" in name or (of_another and "squared_error" not in name and name != "mse"):
-            raise ValueError(f"The loss {name!r} is not minus a log-likelihood. {remedy}")
+        is_point = type(kind) is predictive.Point
+        if "focal" in name or (is_point and "squared_error" not in name and name != "mse"):
+            raise ValueError(f"The loss {name!r} is not minus a log-likelihood. {_REMEDY}")
     if isinstance(kind, predictive.Labels):
         return Sigmoid(kind.from_logits)
     if isinstance(kind, predictive.Categorical):
@@ -179,19 +166,40 @@ def likelihood_of(
     return Gaussian()
 
 
-def _with_columns(y: Any, width: int) -> np.ndarray:
+def numbers(y: Any, width: int, what: str) -> np.ndarray:
+    """Return finite numbers (N, width), or raise for `what`."""
     y = np.asarray(y)
     y = y[:, None] if y.ndim == 1 and width == 1 else y
-    if y.ndim != 2 or y.shape[1] != width:
-        raise ValueError(f"`y` must have the shape (N, {width}); got {y.shape}.")
+    if y.shape[1:] != (width,):
+        raise ValueError(f"{what} must have the shape (N, {width}); got {y.shape}.")
+    _check_each(y, np.isfinite, what, "finite numbers")
     return y
 
 
-def _check_each(good: np.ndarray, y: np.ndarray, want: str) -> None:
+def classes(y: Any, count: int, what: str, one_hot: bool | None = None) -> np.ndarray:
+    """Return classes (N,) of labels, one-hot or not, None for either; or raise for `what`."""
+    y = np.asarray(y)
+    if one_hot is not False and y.shape[1:] == (count,):
+        _check_each(y, lambda y: np.sort(y)[:, ::-1] == np.eye(1, count), what, "one-hot")
+        return y.argmax(axis=1)
+    y = y[:, 0] if y.shape[1:] == (1,) else y
+    if one_hot or y.ndim != 1:
+        shapes = {None: f"(N,) or, one-hot, (N, {count})", True: f"(N, {count})", False: "(N,)"}
+        remedy = f": give keras.utils.to_categorical(y, {count})" if one_hot else ""
+        remedy = ": give y.argmax(axis=1)" if y.shape[1:] == (count,) else remedy
+        raise ValueError(f"{what} must have the shape {shapes[one_hot]}; got {y.shape}{remedy}.")
+    want = f"whole numbers from 0 to {count - 1}"
+    _check_each(y, lambda y: np.isin(y, np.arange(count)), what, want)
+    return y.astype(int)
+
+
+def _check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
+    """Raise for the first example that is not good, or not of numbers."""
+    good = is_good(y) if y.dtype.kind in "biuf" else np.zeros(y.shape, bool)
+    good = good.all(axis=tuple(range(1, y.ndim)))
     if not good.all():
         i = int(good.argmin())
-        got = checks.shown(y[i].tolist())
-        raise ValueError(f"`y` must be {want}; got {got} at example {i}.")
+        raise ValueError(f"{what} must be {want}; got {y[i].tolist()!r} at example {i}.")
 
 
 def _diagonal(values: Tensor) -> Tensor:

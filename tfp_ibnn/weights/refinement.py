@@ -15,13 +15,11 @@ from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of
-from tfp_ibnn.weights.likelihood import likelihood_of
+from tfp_ibnn.weights.likelihood import likelihood_of, numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
 
 MOST_WEIGHTS = 20_000
 """Weights whose covariance is still held: 1.6 GB in single precision."""
-
-_FIXED_PAIRS = 64
 
 
 class _MatrixBijector(FlowBijector):
@@ -45,12 +43,8 @@ class _MatrixBijector(FlowBijector):
 class RefinedPosterior(FlatPosterior):
     """w = loc + M NF(eps), eps standard normal: a Gaussian refined by flows; made by `refine`.
 
-    Args:
-        model: the network.
-        flows: flows, applied in order; they are copied.
-        places: which of `model.weights` are sampled, by position.
-        diagonal: whether M is a diagonal matrix.
-        **kwargs: those of `keras.layers.Layer`.
+    The flows are copied, and applied in order. `places` says which of `model.weights` are sampled,
+    by position, and `diagonal` whether M is a diagonal matrix.
     """
 
     def __init__(
@@ -67,8 +61,7 @@ class RefinedPosterior(FlatPosterior):
         for flow in self.flows:
             flow.build((None, self.size))
         self.loc = self._add("loc", (self.size,))
-        shape = (self.size,) if diagonal else (self.size, self.size)
-        self.matrix = self._add("matrix", shape)
+        self.matrix = self._add("matrix", (self.size,) if diagonal else (self.size, self.size))
         self._log_det = self._add("log_det", ())
         self.history: list[float] = []
 
@@ -83,17 +76,15 @@ class RefinedPosterior(FlatPosterior):
 
     def center(self) -> Tensor:
         """Return the mean, over a fixed set of mirrored draws."""
-        fixed = mirrored(np.random.default_rng(0), _FIXED_PAIRS, self.size)
-        fixed = fixed.astype(self.variable_dtype)
+        fixed = mirrored(np.random.default_rng(0), 64, self.size).astype(self.variable_dtype)
         return mean(self.transform(ops.convert_to_tensor(fixed))[0], axis=0)
 
     def distribution(self) -> tfd.Distribution:
         """Return q over the flat vector; its `log_prob` takes the inverses of the flows."""
         zeros = ops.zeros((self.size,), dtype=self.variable_dtype)
         chain = [self._affine(), *(flow.bijector() for flow in reversed(self.flows))]
-        return tfd.TransformedDistribution(
-            diagonal_normal(zeros, ops.ones_like(zeros)), tfb.Chain(chain)
-        )
+        normal = diagonal_normal(zeros, ops.ones_like(zeros))
+        return tfd.TransformedDistribution(normal, tfb.Chain(chain))
 
     def transform(self, eps: Tensor) -> tuple[Tensor, Tensor]:
         """Turn standard normal rows (S, size) into draws and their log-densities (S,)."""
@@ -142,11 +133,11 @@ def refine(
     """Refine a Gaussian posterior over weights by normalizing flows.
 
     q(w): w = loc + M NF(eps), where loc + M eps is the given posterior. The flows are trained by
-    the ELBO, E_q[log p(y | x, w) + log p(w) - log q(w)], with the prior w ~ N(0, prior_scale^2),
-    mirrored draws, and Adam with a cosine decay; of last layers on cached features, of any other
-    weights through the whole network. Or, with `samples`, by the likelihood of given draws, which
-    finds several modes, as the ELBO rarely does. What is returned is the best of 21 checks, the
-    first of them of the given posterior itself. Costs `steps * draws` gradients of the log-density.
+    the ELBO, E_q[log p(y | x, w) + log p(w) - log q(w)], with the prior w ~ N(0, prior_scale^2) and
+    Adam; of last layers on cached features. Or, with `samples`, by the likelihood of given draws,
+    which finds several modes, as the ELBO rarely does. What is returned is the best of 21 checks,
+    the first of the given posterior itself. Costs `steps * draws` gradients of the log-density.
+    References: Kristiadi et al., Posterior Refinement, arXiv 2205.10041; Roeder et al., 1703.09194.
 
     Args:
         posterior: a fitted posterior over at most 20,000 weights, or more if its `distribution` is
@@ -156,8 +147,7 @@ def refine(
         x: training inputs; of a last layer they may be a dataset of batches (x, y).
         y: training targets.
         samples: draws of the weights, (n, size), n at least 10 times the size, such as
-            `LastLayerHMC(...).samples()`: the flows are fitted to them, and x and y are not used.
-            A tenth of them is held out, and decides which check is best.
+            `LastLayerHMC(...).samples()`, instead of x and y; a tenth decides which check is best.
         validation: (x, y) whose mean log-likelihood decides which check is best, and ends training
             after five checks without a better one; None: the ELBO of fixed draws decides.
         prior_scale: standard deviation of the prior; None takes that of the posterior.
@@ -169,8 +159,7 @@ def refine(
             vanishes at the optimum (sticking the landing). It takes the inverses of the flows.
         noise_scale: of the targets of a plain regression; None takes that of the posterior, or the
             root mean square of the residuals.
-        batch_size: examples per step, and an eighth of those in a check, for the ELBO; None takes
-            all of them at once.
+        batch_size: examples per step of the ELBO, and an eighth of those in a check; None: all.
         seed: of the draws. The networks inside of flows start from Keras's own seed: call
             `keras.utils.set_random_seed` before, to have the same result again.
         verbose: 0 shows no progress.
@@ -185,10 +174,6 @@ def refine(
         >>> refined = ibnn.refine(gaussian, [ibnn.flows.Spline()], x, x > 0.1, **options)
         >>> ibnn.MonteCarlo(refined, samples=8).samples
         8
-
-    References:
-        Kristiadi et al., Posterior Refinement Improves Sample Efficiency in Bayesian Neural
-        Networks, arXiv 2205.10041. Roeder et al., Sticking the Landing, arXiv 1703.09194.
     """
     if not isinstance(posterior, WeightPosterior):
         raise ValueError(f"`posterior` must be one over weights; got {posterior!r}.")
@@ -199,7 +184,10 @@ def refine(
     rng, steps = np.random.default_rng(seed), checks.positive_integer("steps", steps)
     draws = checks.positive_integer("draws", draws)
     if samples is not None:
-        samples = _checked_samples(samples, size)
+        samples = numbers(samples, size, "`samples`").astype("float64")
+        if len(samples) < 10 * size:
+            need = f"at least {10 * size} are needed, ten for each of {size} weights"
+            raise ValueError(f"`samples` must be more draws: {need}; got {len(samples)}.")
     loc, matrix = _base(posterior, samples, size)
     if not (np.isfinite(loc).all() and np.isfinite(matrix).all()):
         raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
@@ -245,17 +233,10 @@ def refine(
             score = objective.predictive
             fixed = (fixed[0], *target.prepared(*validation, verbose=0))
     total = compiled(score, refined.weights)
-    refined.history = ascend(
-        refined.trained,
-        objective,
-        batch,
-        steps,
-        learning_rate,
-        reads=refined.weights,
-        score=lambda: float(total(*fixed)),
-        patience=0 if samples is None and validation is None else 5,
-        verbose=verbose,
-    )
+    options = {"reads": refined.weights, "verbose": verbose}
+    options["score"] = lambda: float(total(*fixed))
+    options["patience"] = 0 if samples is None and validation is None else 5
+    refined.history = ascend(refined.trained, objective, batch, steps, learning_rate, **options)
     return refined
 
 
@@ -291,21 +272,19 @@ def _base(
     posterior: WeightPosterior, samples: np.ndarray | None, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and factor, or standard deviations, of the Gaussian to begin with."""
+
+    def array(x: Tensor) -> np.ndarray:
+        return ops.convert_to_numpy(x).astype("float64")
+
     found = None if samples is not None else posterior.distribution()
     if isinstance(found, (tfd.Independent, tfd.MultivariateNormalDiag)):
-        parts = ops.convert_to_numpy(found.mean()), ops.convert_to_numpy(found.stddev())
-        return parts[0].astype("float64"), parts[1].astype("float64")
+        return array(found.mean()), array(found.stddev())
     if size > MOST_WEIGHTS:
-        raise ValueError(
-            f"`posterior` is over {size} weights, whose covariance takes {4e-9 * size**2:.1f} GB; "
-            f"more than {MOST_WEIGHTS} are refined only from a diagonal Gaussian."
-        )
+        need = f"{size} weights, whose covariance takes {4e-9 * size**2:.1f} GB"
+        raise ValueError(f"`posterior` is over {need}: give one whose distribution is diagonal.")
     if samples is not None:
-        loc, covariance = samples.mean(axis=0), np.cov(samples.T).reshape(size, size)
-    else:
-        loc, covariance = map(ops.convert_to_numpy, (found.mean(), found.covariance()))
-    covariance = covariance.astype("float64")
-    return loc.astype("float64"), np.linalg.cholesky(covariance)
+        return samples.mean(axis=0), np.linalg.cholesky(np.cov(samples.T).reshape(size, size))
+    return array(found.mean()), np.linalg.cholesky(array(found.covariance()))
 
 
 def _rotated(
@@ -315,14 +294,3 @@ def _rotated(
     eps = mirrored(rng, int(np.clip(2 * target.size, 64, 512)), target.size)
     gaps = target.gradients(loc + eps @ matrix.T) @ matrix + eps
     return matrix @ np.linalg.eigh(gaps.T @ gaps / len(eps))[1][:, ::-1]
-
-
-def _checked_samples(samples: Any, size: int) -> np.ndarray:
-    samples = np.asarray(samples, "float64")
-    if samples.ndim != 2 or samples.shape[1] != size or not np.isfinite(samples).all():
-        shape = f"got the shape {samples.shape}"
-        raise ValueError(f"`samples` must be finite numbers (n, {size}); {shape}.")
-    if len(samples) < 10 * size:
-        need = f"at least {10 * size} are needed, ten for each of {size} weights"
-        raise ValueError(f"`samples` must be more draws: {need}; got {len(samples)}.")
-    return samples

@@ -17,10 +17,8 @@ from tfp_ibnn.weights.base import WeightPosterior
 class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """A posterior over weights with each draw's output at a temperature, or with a scale.
 
-    Args:
-        posterior: over the weights of a Functional or Sequential model, of any kind.
-        scaling: a built Functional model that takes the outputs (N, K) of that network.
-        **kwargs: those of `keras.layers.Layer`.
+    `posterior` is over the weights of a Functional or Sequential model, of any kind; `scaling`, a
+    built Functional model, takes the outputs (N, K) of that network.
     """
 
     def __init__(self, posterior: WeightPosterior, scaling: keras.Model, **kwargs: Any) -> None:

@@ -23,6 +23,7 @@ class CosineCycles(Configured, Schedule):
         rate(step) = initial / 2 (cos(pi r) + 1),    r = (step mod cycle) / cycle
 
     `SGLD` and `SGHMC` add noise where r >= exploration only, and `Snapshots` collects there only.
+    Reference: Zhang et al., Cyclical Stochastic Gradient MCMC, arXiv 1902.03932.
 
     Args:
         initial: learning rate at the start of each cycle.
@@ -34,10 +35,6 @@ class CosineCycles(Configured, Schedule):
         >>> cycles = ibnn.CosineCycles(0.1, cycle=100)
         >>> [round(float(cycles(step)), 3) for step in (0, 50, 100)]
         [0.1, 0.05, 0.1]
-
-    References:
-        Zhang et al., Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning, arXiv
-        1902.03932.
     """
 
     def __init__(self, initial: float, cycle: int, exploration: float = 0.8) -> None:
@@ -60,31 +57,27 @@ class CosineCycles(Configured, Schedule):
 class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     """Stochastic-gradient Langevin dynamics: gradient descent whose noise makes it a sampler.
 
-    The posterior of N examples at temperature T is exp(-U / T), where
-    U(w) = N * loss(w) + |w|^2 / (2 s^2), with the loss Keras's: the *mean* negative log-likelihood,
-    and s the scale of the prior N(0, s^2). A Langevin step of size h on U is
-    w - h grad U + sqrt(2 h T) xi. With h = learning_rate / N, and u = U / N, that is
-
         w <- w - learning_rate * grad u(w) + sqrt(2 learning_rate T / N) xi,    xi ~ N(0, 1)
 
-    so the learning rate means what it means for SGD. A finite rate has a bias: where u has the
-    curvature c, the variance is T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of
-    their own. Use small or falling rates, or `CosineCycles`; `Snapshots` keeps the samples.
+    u(w) = loss(w) + |w|^2 / (2 N s^2), with Keras's loss, the *mean* negative log-likelihood of N
+    examples, and s the scale of the prior N(0, s^2): exp(-N u / T) is the posterior at temperature
+    T. A finite rate has a bias: where u has the curvature c, the variance is
+    T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of their own. Use small or falling
+    rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
     With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
     of its loss gradients, in the noise too. While that divisor changes with the weights the chain
     has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
 
-    The noise is a function of seed, step and weight (and of backend and compiler): nothing of it
-    need be saved, and a run resumed from a `Checkpoint` draws the same samples. Clipping, weight
-    decay and averages of weights are refused.
+    The noise is a function of seed, step and weight (and of backend and compiler): a run resumed
+    from a `Checkpoint` draws the same samples. References: Welling and Teh, ICML 2011; Li et al.,
+    Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
 
     Args:
         learning_rate: a number or a schedule.
         train_size: N, the number of training examples.
-        prior_scale: s, standard deviation of the Gaussian prior of every trained weight; None is a
-            flat prior, for models that have the prior as a regularizer in their loss: with both
-            it counts twice, of which a warning tells.
+        prior_scale: s, of every trained weight; None is a flat prior, for models that have the
+            prior as a regularizer in their loss.
         temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.
         preconditioner: None or "rmsprop".
         adaptation: number of steps after which the preconditioner stays as it is; None never.
@@ -102,10 +95,6 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         >>> samples = ibnn.Snapshots(every=2, start=4)
         >>> log = model.fit(x, y, epochs=10, verbose=0, callbacks=[samples])
         >>> mc = ibnn.MonteCarlo(samples.posterior())
-
-    References:
-        Welling and Teh, Bayesian Learning via Stochastic Gradient Langevin Dynamics, ICML 2011. Li
-        et al., Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
     """
 
     momentum = 0.0
@@ -124,20 +113,15 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        for name in _REFUSED:
-            if kwargs.get(name):
-                message = f"`{name}` changes the distribution that is sampled; leave it out."
-                if name == "weight_decay":
-                    message += " The prior decays the weights: see `prior_scale`."
-                raise ValueError(message)
+        for name in filter(kwargs.get, _REFUSED):
+            remedy = "leave it out (what decays the weights is the prior: see `prior_scale`)"
+            raise ValueError(f"`{name}` changes the distribution that is sampled: {remedy}.")
         super().__init__(learning_rate, **kwargs)
         self.train_size = checks.positive_integer("train_size", train_size)
         given = prior_scale is not None
         self.prior_scale = checks.positive("prior_scale", prior_scale) if given else None
         self.temperature = checks.non_negative("temperature", temperature)
-        self.preconditioner = preconditioner and checks.one_of(
-            "preconditioner", preconditioner, ("rmsprop",)
-        )
+        self.preconditioner = checks.one_of("preconditioner", preconditioner, (None, "rmsprop"))
         given = adaptation is not None
         self.adaptation = checks.positive_integer("adaptation", adaptation) if given else None
         self.rho, self.epsilon = checks.fraction("rho", rho), checks.positive("epsilon", epsilon)
@@ -207,9 +191,9 @@ class SGHMC(SGLD):
         m <- momentum * m - learning_rate * grad u(w) + sqrt(2 a learning_rate T / N) xi
         w <- w + m,    a = 1 - momentum
 
-    with u, N and T as in `SGLD`, which this is at momentum 0. The friction 1 - momentum takes as
-    much energy out as the noise puts in, so the stationary distribution is exp(-U / T), up to the
-    bias of a finite rate. Takes memory for m, as large as the weights.
+    with u, N and T as in `SGLD`, which this is at momentum 0, and the same stationary distribution
+    up to the bias of a finite rate. Takes memory for m, as large as the weights. Reference: Chen et
+    al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
 
     Args:
         learning_rate, train_size, prior_scale, **kwargs: those of `SGLD`.
@@ -219,9 +203,6 @@ class SGHMC(SGLD):
         >>> import tfp_ibnn as ibnn
         >>> cycles = ibnn.CosineCycles(0.01, cycle=50 * 391)
         >>> optimizer = ibnn.SGHMC(cycles, train_size=50_000, prior_scale=0.1)
-
-    References:
-        Chen et al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
     """
 
     def __init__(

@@ -22,11 +22,11 @@ from tfp_ibnn.weights.flat import GaussianWeights
 class Snapshots(Configured, keras.callbacks.Callback):
     """Collect whole weight sets while a model trains: samples of SGLD, ends of cycles, snapshots.
 
-    Each takes as much memory as the network, or as much disk: with a folder each is a file of its
-    own, written whole or not at all. On a full disk it stays in memory, with a warning, and is
-    written with the next one. A run that `Checkpoint` resumes continues in the same folder. An
-    interrupt of `fit` loses nothing, and a further `fit` adds to what is there, unless it begins at
-    step 0 of its optimizer. What falls into the exploration of `CosineCycles` is left out.
+    Each takes as much memory as the network, or is a file in `folder`, written whole or not at all;
+    on a full disk it stays in memory, with a warning, and is written with the next one. A run that
+    `Checkpoint` resumes continues in the same folder. A further `fit` adds to what is there, unless
+    it begins at step 0 of its optimizer. The exploration of `CosineCycles` is left out. Reference:
+    Huang et al., Snapshot Ensembles: Train 1, Get M for Free, arXiv 1704.00109.
 
     Args:
         every: take one after every so many epochs, or steps.
@@ -35,16 +35,8 @@ class Snapshots(Configured, keras.callbacks.Callback):
         folder: for the files; None keeps the snapshots in memory.
 
     Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
-        >>> snapshots, x = ibnn.Snapshots(every=2, start=2), np.ones((4, 3), "float32")
-        >>> log = model.fit(x, x[:, :1], epochs=6, verbose=0, callbacks=[snapshots])
-        >>> snapshots.posterior().count
-        2
-
-    References:
-        Huang et al., Snapshot Ensembles: Train 1, Get M for Free, arXiv 1704.00109.
+        >>> import tfp_ibnn as ibnn
+        >>> snapshots = ibnn.Snapshots(every=2, start=4)  # `SGLD` shows it at work
     """
 
     least = 1  # how many a posterior needs
@@ -66,9 +58,7 @@ class Snapshots(Configured, keras.callbacks.Callback):
     def posterior(self, model: keras.Model | None = None) -> WeightPosterior:
         """Return what was collected, as a posterior over the weights.
 
-        Args:
-            model: None takes the model that was trained; a folder's snapshots can be read in
-                another process too, and then need a model of the same architecture.
+        `model` is for a folder that another process has written: one of the same architecture.
         """
         model = self.model if model is None else model
         if model is None:
@@ -140,10 +130,8 @@ class Snapshots(Configured, keras.callbacks.Callback):
                 with files.replacing(path) as temporary:
                     np.savez(temporary, *self._kept[step])
             except OSError as error:
-                state = f"It stays in memory, as {len(self._kept)} do; those written are whole"
-                remedy = "Free some space: the next snapshot tries again."
-                message = f"{path} could not be written ({error}). {state}. {remedy}"
-                warnings.warn(message, stacklevel=2)
+                remedy = f"It stays in memory, as {len(self._kept)} do, until there is some space"
+                warnings.warn(f"{path} could not be written ({error}). {remedy}.", stacklevel=2)
                 return
             del self._kept[step]
 
@@ -154,9 +142,10 @@ class SWAG(Snapshots):
 
         N(mean, 1/2 (diag(variance) + D^T D / (K - 1)))
 
-    Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean.
-    (The paper subtracts the mean so far, not knowing the last one yet.) Use a constant learning
-    rate, high enough for SGD to wander. The posterior takes K + 2 times the memory of the weights.
+    Mean and variance are those of all snapshots; the K rows of D are the last ones, less the mean
+    (in the paper, Maddox et al., arXiv 1902.02476, the mean so far). Use a constant learning rate,
+    high enough for SGD to wander. The posterior takes K + 2 times the memory of the weights; with
+    batch normalization use `swag.posterior().materialize(16, x_train)`.
 
     Args:
         every, start, unit, folder: those of `Snapshots`.
@@ -169,12 +158,6 @@ class SWAG(Snapshots):
         >>> swag, x = ibnn.SWAG(start=2, rank=5), np.ones((4, 3), "float32")
         >>> log = model.fit(x, x[:, :1], epochs=8, verbose=0, callbacks=[swag])
         >>> mc = ibnn.MonteCarlo(swag.posterior(), samples=16)
-
-        With batch normalization: `swag.posterior().materialize(16, x_train)`.
-
-    References:
-        Maddox et al., A Simple Baseline for Bayesian Uncertainty in Deep Learning, arXiv
-        1902.02476.
     """
 
     least = 2
@@ -188,9 +171,7 @@ class SWAG(Snapshots):
         rank: int = 20,
     ) -> None:
         super().__init__(every, start, unit, folder)
-        self.rank = checks.positive_integer("rank", rank)
-        if self.rank < 2:
-            raise ValueError(f"`rank` must be at least 2; got {rank}.")
+        self.rank = checks.positive_integer("rank", rank, least=2)
 
     def _posterior(self, model: keras.Model) -> GaussianWeights:
         made = GaussianWeights(model, min(self.rank, len(self.steps)))

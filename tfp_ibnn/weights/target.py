@@ -6,11 +6,12 @@ from typing import Any
 
 import keras
 import numpy as np
-import scipy.optimize
 from keras import ops
+from scipy.optimize import minimize
 
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, compiled, gradient
+from tfp_ibnn._core.keras_internals import values_in_place
 from tfp_ibnn.weights.features import LastLayer, LogitNetwork, last_weighted_layer
 from tfp_ibnn.weights.flat import FlatPosterior, flat, places_of, split
 from tfp_ibnn.weights.likelihood import Gaussian, Likelihood
@@ -22,11 +23,9 @@ _MOST_LOGITS = 2**22  # of as many draws together as fit
 class Target:
     """log p(y | x, w) + log p(w) for flat vectors w, with the prior w ~ N(0, prior_scale^2).
 
-    What stands before the first layer with such weights runs once, and is cached.
-
-    `variables` are those that w has values for, None for all of the last layer; `noise_scale` is
-    for plain regressions, None for the root mean square of the residuals of the model as it is;
-    the options are `head`, `from_logits`, `batch_size` and `verbose`.
+    `variables` are those that w has values for, None for all of the last layer; what stands before
+    them runs once, and is cached. `noise_scale` is for plain regressions, None for the root mean
+    square of the residuals of the model as it is. The options are `batch_size` and `verbose`.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class Target:
         return self.likelihood.log_prob(found, y)
 
     def _logits(self, w: Tensor, x: Any) -> Tensor:
-        pairs = zip(self.variables, split(w, self.variables), strict=True)
-        with keras_internals.values_in_place(pairs):
+        with values_in_place(zip(self.variables, split(w, self.variables), strict=True)):
             return self._network.logits(x)
 
     def log_prior(self, w: Tensor) -> Tensor:
@@ -120,10 +118,9 @@ class Target:
         def minus(w: np.ndarray) -> tuple[float, np.ndarray]:
             return -self.values(w[None])[0], -self.gradients(w[None])[0]
 
-        found = scipy.optimize.minimize(
-            minus, self.start.astype("float64"), jac=True, method="L-BFGS-B"
-        )
-        return found.x if np.isfinite(found.fun) else self.start.astype("float64")
+        start = self.start.astype("float64")
+        found = minimize(minus, start, jac=True, method="L-BFGS-B")
+        return found.x if np.isfinite(found.fun) else start
 
     def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray) -> np.ndarray:
         size = max(1, _MOST_LOGITS // (len(self.data[1]) * self._width))
@@ -159,8 +156,7 @@ class LastLayerPosterior(FlatPosterior):
     ) -> None:
         kwargs["places"] = places_of(model, last_weighted_layer(model).weights)
         super().__init__(model, **kwargs)
-        scale = checks.positive("prior_scale", prior_scale)
-        self.prior_scale = checks.moderate("prior_scale", scale)
+        self.prior_scale = checks.scale("prior_scale", prior_scale)
         self.noise_scale, self.head, self.from_logits = noise_scale, head, from_logits
 
     def fit(
@@ -173,16 +169,10 @@ class LastLayerPosterior(FlatPosterior):
         verbose: Any = "auto",
         **options: Any,
     ) -> "LastLayerPosterior":
-        """Fit to all of the training data, and return itself.
+        """Fit to all of the training data, inputs and targets or a dataset, and return itself.
 
-        Args:
-            x: inputs, or a dataset of batches (x, y).
-            y: targets.
-            batch_size: with which the features are computed.
-            seed: of the draws: the same one gives the same fit.
-            verbose: 0 shows no progress.
-            **options: of GaussianVI `steps` (100), of natural gradients; ten times as many of Adam
-                follow for "lowrank".
+        The features are computed in batches; equal seeds, of the draws, give equal fits. GaussianVI
+        has an option `steps` (100); for "lowrank" ten times as many of Adam follow.
         """
         target = self.target(x, y, batch_size=batch_size, verbose=verbose)
         self.fit_to(target, np.random.default_rng(seed), verbose, **options)
@@ -214,38 +204,37 @@ def ascend(
     not risen `patience` times, 0 for never.
     """
 
-    def placed(values: list[Tensor], *args: Tensor) -> Tensor:
-        with keras_internals.values_in_place(zip(variables, values, strict=True)):
+    def placed(vector: Tensor, *args: Tensor) -> Tensor:
+        with values_in_place(zip(variables, split(vector, variables), strict=True)):
             return objective(*args)
 
-    def give(values: Sequence[np.ndarray]) -> None:
-        for variable, value in zip(variables, values, strict=True):
+    def give(vector: np.ndarray) -> None:
+        for variable, value in zip(variables, split(vector, variables), strict=True):
             variable.assign(value)
 
     slope = gradient(placed, list(reads))
-    values = best = [ops.convert_to_numpy(v.value) for v in variables]
-    first = second = [np.zeros_like(value) for value in values]
+    vector = best = flat(variables)
+    first = second = np.zeros_like(vector)
     scores, every = [] if score is None else [score()], max(1, steps // 20)
     bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
     for step in range(1, steps + 1):
         rate = learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
         rate *= math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-        slopes = [ops.convert_to_numpy(x) for x in slope(values, *batch())]
-        if not all(np.isfinite(x).all() for x in slopes):
+        slopes = ops.convert_to_numpy(slope(vector, *batch()))
+        if not np.isfinite(slopes).all():
             raise ValueError(f"The gradient became NaN or infinite at step {step}.")
-        first = [0.9 * m + 0.1 * g for m, g in zip(first, slopes, strict=True)]
-        second = [0.999 * v + 0.001 * g * g for v, g in zip(second, slopes, strict=True)]
-        moments = zip(values, first, second, strict=True)
-        values = [(x + rate * m / (np.sqrt(v) + 1e-8)).astype(x.dtype) for x, m, v in moments]
+        first = 0.9 * first + 0.1 * slopes
+        second = 0.999 * second + 0.001 * slopes**2
+        vector = (vector + rate * first / (np.sqrt(second) + 1e-8)).astype(vector.dtype)
         bar.update(step)
         if score is not None and (step % every == 0 or step == steps):
-            give(values)
+            give(vector)
             scores.append(score())
             since = len(scores) - 1 - int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-            best = best if since else values
+            best = best if since else vector
             if patience and since >= patience:
                 break
-    give(values if score is None else best)
+    give(vector if score is None else best)
     return scores
 
 

@@ -17,6 +17,7 @@ from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.weights.features import LastLayer, call, without_activation
 
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
+LEAVE_OUT = "leave it out by a pattern in `subset_of_weights`"
 
 
 class Block:
@@ -120,9 +121,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Block:
     """Return the block of a layer."""
-    is_linear = type(layer) is layers.Dense or (
-        type(layer) in _CONVOLUTIONS and getattr(layer, "groups", 1) == 1
-    )
+    is_linear = type(layer) in (layers.Dense, *_CONVOLUTIONS) and getattr(layer, "groups", 1) == 1
     return (_LinearBlock if is_linear else Block)(layer, variables)
 
 
@@ -144,23 +143,17 @@ def blocks_of(
             continue
         chosen = [v for v in weights if subset == "all" or re.search(subset, v.path)]
         if chosen and calls.count(layer) > 1:
-            raise ValueError(
-                f"Layer {layer.name!r} is called {calls.count(layer)} times: Laplace is for layers "
-                "that are called once. Leave it out by a pattern in `subset_of_weights`."
-            )
+            times = f"{calls.count(layer)} times, and not once"
+            raise ValueError(f"Layer {layer.name!r} is called {times}: {LEAVE_OUT}.")
         if (chosen or blocks) and isinstance(layer, (layers.RNN, layers.Bidirectional)):
             # TensorFlow cannot differentiate its loop inside of another one.
-            raise ValueError(
-                f"Layer {layer.name!r} is recurrent: only weights behind it can be uncertain, for "
-                "example those of subset_of_weights='last_layer'."
-            )
+            want = "only weights behind it, such as the 'last_layer', can be uncertain"
+            raise ValueError(f"Layer {layer.name!r} is recurrent: {want}.")
         if chosen:
             blocks.append(block_of(layer, chosen))
     if not blocks:
         paths = ", ".join(v.path for v in model.trainable_weights) or "none"
-        raise ValueError(
-            f"`subset_of_weights` {subset!r} chooses no weight. The trainable ones are: {paths}."
-        )
+        raise ValueError(f"`subset_of_weights` {subset!r} chooses no weight of these: {paths}.")
     return blocks, left_out
 
 

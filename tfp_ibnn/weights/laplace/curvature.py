@@ -1,5 +1,6 @@
 """One pass, or several, over the data: the sums of which a Hessian is made."""
 
+import functools
 import warnings
 from typing import Any, NamedTuple
 
@@ -8,8 +9,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
-from tfp_ibnn.weights.features import LogitNetwork, batches, call, without_activation
-from tfp_ibnn.weights.laplace.blocks import Block
+from tfp_ibnn.weights.features import LogitNetwork, batches
+from tfp_ibnn.weights.laplace.blocks import LEAVE_OUT, Block
 from tfp_ibnn.weights.laplace.structures import Structure, Taps
 
 _ON_DEVICE = 16
@@ -27,25 +28,20 @@ class Fit(NamedTuple):
 
 def linearized(network: LogitNetwork, blocks: list[Block], values: Any) -> tuple[Tensor, Taps, Any]:
     """Return the logits for a prefix, each block with its tap, and what pulls cotangents back."""
-    by_layer = {id(block.layer): i for i, block in enumerate(blocks)}
 
     def forward(zeros: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         seen: dict[int, Tensor] = {}
 
-        def run(layer: Any, is_stripped: bool, *args: Any, **kwargs: Any) -> Any:
-            number = by_layer.get(id(layer))
-            if number is None:
-                return (without_activation if is_stripped else call)(layer, *args, **kwargs)
+        def run(number: int, is_stripped: bool, *args: Any, **_: Any) -> Tensor:
             if len(args) != 1 or not ops.is_tensor(args[0]):
-                raise ValueError(
-                    f"Layer {layer.name!r} is called on several tensors: leave its weights out by "
-                    "a pattern in `subset_of_weights`."
-                )
+                name = blocks[number].layer.name
+                raise ValueError(f"Layer {name!r} is called on several tensors: {LEAVE_OUT}.")
             output, after = blocks[number].run(is_stripped, args[0])
             seen[number] = args[0] if zeros is not None else output
             return after(output if zeros is None else output + zeros[number])
 
-        return network.logits(values, run), [seen[i] for i in range(len(blocks))]
+        others = {block.layer: functools.partial(run, i) for i, block in enumerate(blocks)}
+        return network.logits(values, others), [seen[i] for i in range(len(blocks))]
 
     zeros = [ops.zeros_like(output) for output in forward(None)[1]]  # for their shapes
     logits, inputs_of, pull = pullback(forward, zeros)
@@ -87,10 +83,9 @@ def collect(
             labels = likelihood.targets(labels, network.width)
             size, number = max(size, len(labels)), len(labels)
             # A batch that is not full is filled up, since another size would be compiled anew.
-            inputs, labels = keras.tree.map_structure(
-                lambda part, size=size: _filled(part, size), (inputs, labels)
-            )
-            found = run(inputs, labels, (np.arange(size) < number).astype("float32"), extra)
+            rows, mask = np.arange(size) % number, (np.arange(size) < number).astype("float32")
+            filled = keras.tree.map_structure(lambda x, i=rows: x[i], (inputs, labels))
+            found = run(*filled, mask, extra)
             recent = found if recent is None else keras.tree.map_structure(ops.add, recent, found)
             count += number
             if step % _ON_DEVICE == 0:
@@ -102,23 +97,14 @@ def collect(
         if extra is None:
             break
     else:
-        warnings.warn(
-            f"The eigenvalues of 'lowrank' still change after {structure.passes} passes over the "
-            "data: they are close together. Give a larger `rank`.",
-            stacklevel=3,
-        )
+        found = f"The eigenvalues of 'lowrank' still change after {structure.passes} passes"
+        warnings.warn(f"{found}: they are close together. Give a larger `rank`.", stacklevel=3)
     return Fit(count, float(sums[0]), sums[1], values)
 
 
 def _added(sums: Any, found: Any, name: str) -> Any:
     """Return sums in float64, in the machine's memory, with what some batches gave."""
-    found = keras.tree.map_structure(
-        lambda part: ops.convert_to_numpy(part).astype("float64"), found
-    )
+    found = keras.tree.map_structure(lambda x: ops.convert_to_numpy(x).astype("float64"), found)
     if not all(np.isfinite(part).all() for part in keras.tree.flatten(found)):
         raise ValueError(f"The gradients are NaN or infinite: check the weights of model {name!r}.")
     return found if sums is None else keras.tree.map_structure(np.add, sums, found)
-
-
-def _filled(part: np.ndarray, size: int) -> np.ndarray:
-    return np.concatenate([part, np.repeat(part[:1], size - len(part), axis=0)])

@@ -21,13 +21,9 @@ class Evidence(NamedTuple):
     numbers: int  # targets of all examples together, if the noise scale is free, or else 0
     temperature: float
 
-    def factor(self, noise_scale: float) -> float:
-        """Return what the Hessian is multiplied by."""
-        return 1 / (self.temperature * noise_scale**2)
-
     def log_prob(self, prior_precision: float, noise_scale: float = 1.0) -> float:
         """Return the logarithm of the evidence, in nats."""
-        values = self.eigenvalues * self.factor(noise_scale)
+        values = self.eigenvalues / (self.temperature * noise_scale**2)
         log_det = float(np.sum(np.log1p(values / prior_precision)))
         fit = self.log_likelihood
         if self.numbers:
@@ -41,16 +37,16 @@ class Evidence(NamedTuple):
     ) -> tuple[float, float]:
         """Return prior precision and noise scale of the largest evidence; what is given stays.
 
-        By MacKay's fixed point: with the number of well-determined directions, g = sum_i f l_i /
-        (f l_i + prior), the prior becomes g / |w|^2, and the noise variance the squared error
-        divided by the number of targets less g.
+        By MacKay's fixed point (1992): with the number of well-determined directions, g = sum_i
+        f l_i / (f l_i + prior), the prior becomes g / |w|^2, and the noise variance the squared
+        error divided by the number of targets less g.
         """
         prior, scale = prior_precision or 1.0, noise_scale or 1.0
         constant = self.numbers * math.log(2 * math.pi) / 2
         error = -2 * (self.log_likelihood + constant)  # the squared error, if the scale is free
         for _ in range(10_000):
             old = prior, scale
-            values = self.eigenvalues * self.factor(scale)
+            values = self.eigenvalues / (self.temperature * scale**2)
             determined = float(np.sum(values / (values + prior)))
             if prior_precision is None:
                 prior = float(np.clip(determined / max(self.norm, 1e-30), *_BOUNDS))

@@ -13,18 +13,16 @@ from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
-from tfp_ibnn.weights.flat import FlatPosterior, places_of, split
+from tfp_ibnn.weights.flat import FlatPosterior, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import Fit, collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 
+_METHODS = ("marglik", "validation")
 GRID = np.logspace(-4, 4, 21)
 """The prior precisions that are compared on validation data."""
-
-_ARGUMENTS = ("subset_of_weights", "hessian_structure", "prior_precision", "noise_scale")
-_ARGUMENTS += ("temperature", "pred_type", "link_approx", "rank", "head", "from_logits")
 
 _FAR = 0.3
 """By how many nats per example a Newton step may raise the likelihood of a trained network."""
@@ -39,30 +37,26 @@ class Laplace(FlatPosterior):
     minus the log-likelihood, summed over the training data, and f is 1 / (temperature * noise
     variance). The prior's mean is 0.
 
-    A fit takes a backward pass for each output of the network, and W, the number of weights,
-    squared numbers for "full", W for "diag", W times `rank` for "lowrank", and those of two
-    matrices a layer, inputs^2 + outputs^2, for "kron". Batch normalization stays as it is in
-    inference; its scale and shift are uncertain only if a pattern asks for them.
+    A fit takes a backward pass for each output, and memory for W^2 numbers ("full", of W weights),
+    W ("diag"), W times `rank` ("lowrank"), or inputs^2 + outputs^2 of each layer ("kron"). Batch
+    normalization is as in inference; its scale and shift take a pattern to be uncertain.
+    References: Immer et al., arXiv 2008.08400; Daxberger et al., Laplace Redux, arXiv 2106.14806.
 
     Args:
-        model: a built Functional or Sequential model with one output (N, K), trained. It is not
-            copied; what is trained later needs a new fit.
+        model: a trained Functional or Sequential model with one output (N, K); it is not copied.
         subset_of_weights: which weights are uncertain: "last_layer", a Dense one; "all"; or a
             regular expression, which is searched for in `path` of each trainable weight.
         hessian_structure: "diag", "kron" (a Kronecker product for each layer: Dense layers, and
             convolutions by the expand rule), "full" or "lowrank".
         prior_precision: a number; or "marglik", that of the largest marginal likelihood; or
             "validation", that of the least NLL on `validation_data`.
-        noise_scale: standard deviation of the targets of a plain regression: a number, or
-            "marglik".
+        noise_scale: of the targets of a plain regression: a number, or "marglik".
         temperature: multiplies the covariance that the data leaves; below 1 it is a cold posterior.
-        pred_type: "glm", the network linearised in its weights, or "nn", networks with sampled
-            weights.
+        pred_type: "glm", the network linearised in its weights, or "nn", sampled networks.
         link_approx: of "glm": "mc", draws; or "probit", one distribution in closed form, for
-            classifiers. Nothing tells the draws apart then: `epistemic` is 0.
+            classifiers, whose `epistemic` is 0.
         rank: of "lowrank", the number of eigenvectors.
-        head: what the output means, as for `MonteCarlo`; None asks the last layer and the loss.
-        from_logits: whether the output is logits, as for `MonteCarlo`.
+        head, from_logits: what the output means, as for `MonteCarlo`.
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
@@ -74,11 +68,6 @@ class Laplace(FlatPosterior):
         >>> la = ibnn.Laplace(model, hessian_structure="full").fit(x, y, verbose=0)
         >>> sorted(ibnn.MonteCarlo(la, samples=8, seed=0).predict(x, verbose=0))
         ['aleatoric', 'epistemic', 'mean', 'total_variance']
-
-    References:
-        MacKay, A Practical Bayesian Framework for Backpropagation Networks, 1992. Immer et al.,
-        Improving Predictions of Bayesian Neural Nets via Local Linearization, arXiv 2008.08400.
-        Daxberger et al., Laplace Redux, arXiv 2106.14806.
     """
 
     def __init__(
@@ -96,18 +85,17 @@ class Laplace(FlatPosterior):
         from_logits: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        given = dict(locals())
+        options = dict(locals())
+        for name in ("self", "__class__", "model", "kwargs"):
+            del options[name]
         structure = STRUCTURES[checks.one_of("hessian_structure", hessian_structure, [*STRUCTURES])]
         checks.one_of("pred_type", pred_type, ("glm", "nn"))
         checks.one_of("link_approx", link_approx, ("mc", "probit"))
-        for name, value, words in (
-            ("prior_precision", prior_precision, ("marglik", "validation")),
-            ("noise_scale", noise_scale, ("marglik",)),
-        ):
-            if isinstance(value, str):
-                checks.one_of(name, value, words)
+        for name, words in {"prior_precision": _METHODS, "noise_scale": _METHODS[:1]}.items():
+            if isinstance(options[name], str):
+                checks.one_of(name, options[name], words)
             else:
-                checks.positive(name, value)
+                checks.positive(name, options[name])
         check_network(model)
         blocks, left_out = blocks_of(model, subset_of_weights, head, from_logits)
         checks.positive("temperature", temperature)
@@ -119,7 +107,7 @@ class Laplace(FlatPosterior):
         fit = kwargs.pop("fit", {})  # in a config
         uncertain = [v for block in blocks for v in block.variables]
         super().__init__(model, **{**kwargs, "places": places_of(model, uncertain)})
-        self._options, self._fit = {name: given[name] for name in _ARGUMENTS}, dict(fit)
+        self._options, self._fit = options, dict(fit)
         self._left_out, self.is_last_layer = left_out, subset_of_weights == "last_layer"
         self.logit_network = network
         self.structure = structure(blocks, rank=rank, is_last_layer=self.is_last_layer)
@@ -139,23 +127,16 @@ class Laplace(FlatPosterior):
     ) -> "Laplace":
         """Find the posterior from the training data, and return it; the network stays as it is.
 
-        Args:
-            x: inputs, arrays; or a `tf.data.Dataset` or `PyDataset` of batches (x, y).
-            y: labels or targets of arrays.
-            validation_data: (x, y) or a dataset, for prior_precision="validation".
-            batch_size: of arrays. A batch goes through the network once, and back for each output.
-            verbose: 0 for no progress bar.
+        `x` and `y` are arrays, or `x` is a `tf.data.Dataset` or `PyDataset` of batches (x, y), and
+        so is `validation_data`, for prior_precision="validation".
         """
         wanted = self._options["prior_precision"]
         if wanted == "validation" and validation_data is None:
             raise ValueError("prior_precision='validation' needs `validation_data`, (x, y).")
         if self._left_out:
-            names = ", ".join(self._left_out)
-            warnings.warn(
-                f"The scale and shift of the batch normalization {names} stay as they are, and so "
-                "do its statistics: a pattern in `subset_of_weights` can include the former.",
-                stacklevel=2,
-            )
+            fixed = f"The scale and shift of batch normalization {', '.join(self._left_out)}"
+            remedy = "a pattern in `subset_of_weights` can include them, but not its statistics"
+            warnings.warn(f"{fixed} stay as they are: {remedy}.", stacklevel=2)
         found = collect(self.logit_network, self.structure, x, y, batch_size, verbose)
         least = max(2, self.logit_network.width)
         if found.examples < least:
@@ -175,14 +156,10 @@ class Laplace(FlatPosterior):
     ) -> float:
         """Set and return the prior precision; the training data is not needed again.
 
-        Args:
-            method: "marglik", by the marginal likelihood, which sets the noise scale too; or
-                "validation", by the NLL of predictions, the best of `GRID`. A noise scale that was
-                given as a number stays.
-            validation_data: (x, y) or a dataset that the network was not trained on.
-            batch_size: of the predictions.
+        By "marglik", the marginal likelihood; or "validation", the NLL of predictions for new data,
+        (x, y) or a dataset, the best of `GRID`. Both set a noise scale that was not given.
         """
-        checks.one_of("method", method, ("marglik", "validation"))
+        checks.one_of("method", method, _METHODS)
         prior = self._maximize_evidence(None)
         if method == "validation":
             try:
@@ -259,9 +236,7 @@ class Laplace(FlatPosterior):
         check_side(size, f"the covariance of {size:,} weights")
         eye = ops.eye(size, dtype=self.logit_network.dtype)
         root = self.structure.scaled(eye, lambda x: ops.sqrt(self.scale(x)))
-        # Of R^T R, R being this root: a Cholesky factor of the product would lose digits.
-        upper = np.linalg.qr(ops.convert_to_numpy(root).astype("float64"), mode="r")
-        lower = (upper * np.sign(np.diag(upper))[:, None]).T
+        lower = triangular(ops.convert_to_numpy(root).astype("float64").T)
         return tfd.MultivariateNormalTriL(mean, ops.cast(lower, mean.dtype))
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
@@ -289,12 +264,9 @@ class Laplace(FlatPosterior):
         slope = ops.convert_to_tensor((found.gradient / factor).astype(self.logit_network.dtype))
         gain = float(ops.sum(slope * self.structure.scaled(slope, self.scale))) / 2 / found.examples
         if gain > _FAR:
-            warnings.warn(
-                f"The network does not seem to be trained: its gradient is far from zero, a Newton "
-                f"step would raise the log-likelihood by about {gain:.2g} nats per example. A "
-                "Laplace approximation is made at the end of the training, on its data.",
-                stacklevel=3,
-            )
+            step = f"a Newton step would raise the log-likelihood by {gain:.2g} nats per example"
+            problem = "The network does not seem to be trained on these data, as it should be"
+            warnings.warn(f"{problem}: {step}.", stacklevel=3)
 
     def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
         """Return the NLL for each prior precision of the grid."""

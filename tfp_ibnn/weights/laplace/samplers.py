@@ -8,7 +8,6 @@ from keras import ops
 from tfp_ibnn._core.backend import Tensor, jvp
 from tfp_ibnn._core.protocols import Chunks
 from tfp_ibnn.prediction.samplers import WeightSampler
-from tfp_ibnn.weights.features import call, without_activation
 from tfp_ibnn.weights.flat import split
 from tfp_ibnn.weights.laplace.curvature import linearized
 
@@ -71,14 +70,13 @@ class NetworkSampler(LinearizedSampler):
                 return ops.moveaxis(shared[:, 0], 1, 0)
 
         def of_one(place: Tensor) -> Tensor:
-            def run(layer: Any, is_stripped: bool, *args: Any, **kwargs: Any) -> Any:
-                if tap is None or layer is not first.layer:
-                    return (without_activation if is_stripped else call)(layer, *args, **kwargs)
-                usual, after = first.run(is_stripped, args[0])  # for its shape
+            def run(is_stripped: bool, x: Tensor, **_: Any) -> Tensor:
+                usual, after = first.run(is_stripped, x)  # for its shape
                 return after(ops.reshape(shared[:, :, place], (-1, *usual.shape[1:])))
 
+            others = {} if tap is None else {first.layer: run}
             with self._in_place(split(sets[place], self._posterior.sampled)):
-                return self._posterior.logit_network.logits(values, run)
+                return self._posterior.logit_network.logits(values, others)
 
         return ops.map(of_one, ops.arange(numbers.shape[0], dtype="int32"))
 

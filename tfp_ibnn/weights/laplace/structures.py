@@ -12,7 +12,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.weights.laplace.blocks import Block, product
+from tfp_ibnn.weights.laplace.blocks import LEAVE_OUT, Block, product
 
 LARGEST_SIDE = 10_000
 """Of a matrix that is decomposed."""
@@ -100,7 +100,7 @@ class _Full(Structure):
 
     def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
         rows = all_rows(taps, g)
-        return [product(rows, rows)]
+        return [product(rows, ops.matmul(rows, extra[0]) if extra else rows)]
 
     def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
         if not self._is_last_layer:
@@ -136,10 +136,6 @@ class _LowRank(_Full):
     def __init__(self, blocks: list[Block], rank: int, **_: Any) -> None:
         Structure.__init__(self, blocks)
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
-
-    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        rows = all_rows(taps, g)
-        return [product(rows, ops.matmul(rows, extra[0]))]
 
     def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
         if sums is None:
@@ -183,11 +179,9 @@ class _Kronecker(Structure):
         super().__init__(blocks)
         for block in blocks:
             if not block.is_linear:
+                kinds = "hessian_structure='kron' is for Dense layers, or convolutions of one group"
                 what = f"{block.layer.name!r} is a {type(block.layer).__name__}"
-                raise ValueError(
-                    "hessian_structure='kron' is for Dense layers and convolutions without groups; "
-                    f"{what}: use 'diag', or leave it out by a pattern in `subset_of_weights`."
-                )
+                raise ValueError(f"{kinds}; {what}: use 'diag', or {LEAVE_OUT}.")
             side = max(block.inputs, block.outputs)
             check_side(side, f"hessian_structure='kron' of layer {block.layer.name!r}")
 
@@ -214,42 +208,40 @@ class _Kronecker(Structure):
         return [x for a, g in pairs for x in (*_eigen(a / examples), *_eigen(g))]
 
     def eigenvalues(self) -> np.ndarray:
-        parts = [np.outer(_double(v[1]), _double(v[3])).ravel() for _, v in self._factors()]
-        return np.concatenate(parts)
+        pairs = zip(self.variables[1::4], self.variables[3::4], strict=True)
+        return np.concatenate([np.outer(_double(a), _double(g)).ravel() for a, g in pairs])
 
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         found, start = [], 0
-        for block, factors in self._factors():
-            inputs, a, outputs, g = (ops.cast(v, x.dtype) for v in factors)
+        for block, inputs, outputs, values in self._factors(x.dtype):
             shape = (*ops.shape(x)[:-1], block.inputs, block.outputs)
             part = ops.reshape(x[..., start : start + block.size], shape)
-            part = ops.matmul(ops.transpose(inputs), ops.matmul(part, outputs))
-            part = part * scale(a[:, None] * g)
+            part = ops.matmul(ops.transpose(inputs), ops.matmul(part, outputs)) * scale(values)
             part = ops.matmul(inputs, ops.matmul(part, ops.transpose(outputs)))
             found.append(ops.reshape(part, (*ops.shape(x)[:-1], block.size)))
             start += block.size
         return ops.concatenate(found, axis=-1)
 
     def row_variance(self, taps: Taps, g: list[Tensor], scale: Scale) -> Tensor:
-        found = 0.0
-        for (_, x), part, (block, factors) in zip(taps, g, self._factors(), strict=True):
+        found, factors = 0.0, self._factors(g[0].dtype)
+        for (_, x), part, (block, inputs, outputs, values) in zip(taps, g, factors, strict=True):
             # Inputs and outputs are turned, not their products, which are larger.
-            inputs, a, outputs, values = (ops.cast(v, part.dtype) for v in factors)
             left = ops.swapaxes(ops.matmul(x, inputs), 1, 2)
             rows = ops.matmul(left, ops.matmul(block.matrix_output(part), outputs))
-            found += ops.sum(ops.square(rows) * scale(a[:, None] * values), axis=(1, 2))
+            found += ops.sum(ops.square(rows) * scale(values), axis=(1, 2))
         return found
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
         # Without the Jacobian, which has N K W numbers.
-        ((_, factors),) = self._factors()
-        inputs, a, outputs, g = (ops.cast(v, features.dtype) for v in factors)
-        turned = ops.matmul(ops.square(ops.matmul(features, inputs)), scale(a[:, None] * g))
+        ((_, inputs, outputs, values),) = self._factors(features.dtype)
+        turned = ops.matmul(ops.square(ops.matmul(features, inputs)), scale(values))
         return ops.matmul(turned, ops.transpose(ops.square(outputs)))
 
-    def _factors(self) -> Iterator[tuple[Block, list[keras.Variable]]]:
+    def _factors(self, dtype: str) -> Iterator[tuple[Block, Tensor, Tensor, Tensor]]:
+        """Yield the blocks with the eigenvectors of A and of G, and the products of eigenvalues."""
         for i, block in enumerate(self.blocks):
-            yield block, self.variables[4 * i : 4 * i + 4]
+            inputs, a, outputs, g = (ops.cast(v, dtype) for v in self.variables[4 * i : 4 * i + 4])
+            yield block, inputs, outputs, a[:, None] * g
 
 
 STRUCTURES = {"diag": Structure, "kron": _Kronecker, "full": _Full, "lowrank": _LowRank}
@@ -264,12 +256,9 @@ def all_rows(taps: Taps, g: list[Tensor]) -> Tensor:
 def check_side(side: int, what: str) -> None:
     """Raise if a matrix is too large."""
     if side > LARGEST_SIDE:
-        gigabytes = 8 * side**2 / 1e9
-        raise ValueError(
-            f"{what} needs a matrix of {side:,} x {side:,} numbers, {gigabytes:.1f} GB; at most "
-            f"{LARGEST_SIDE:,} x {LARGEST_SIDE:,} are decomposed. Use 'diag' or 'lowrank', or "
-            "fewer weights: subset_of_weights='last_layer' or a pattern."
-        )
+        need = f"{what} needs {side:,} x {side:,} numbers, {8 * side**2 / 1e9:.1f} GB"
+        remedy = "Use 'diag' or 'lowrank', or fewer weights by `subset_of_weights`"
+        raise ValueError(f"{need}; at most {LARGEST_SIDE:,} x {LARGEST_SIDE:,} fit. {remedy}.")
 
 
 def _eigen(matrix: np.ndarray) -> list[np.ndarray]:

@@ -20,9 +20,9 @@
 # 1. Train it, and put a posterior into its attention, its MLPs, or both.
 # 2. Turn the digits, and see which networks notice.
 # 3. Ask two questions at once: which digit, and how much ink. Each answer has its own kind of uncertainty.
-# 4. Freeze the network, and learn inverted digits by adapters of rank 2, with a posterior on the adapters alone.
+# 4. Freeze the network, and learn digits that are turned by adapters of rank 4, with a posterior on the adapters alone.
 #
-# All of it takes about two minutes on two CPU cores. It shows how things are used. One seed and 500 test images decide nothing about
+# All of it takes a few minutes on two CPU cores. It shows how things are used. One seed and 500 test images decide nothing about
 # which place is best.
 
 # %%
@@ -43,7 +43,7 @@ from tfp_ibnn import plots
 layers = keras.layers
 plt.rcParams["figure.dpi"] = 80
 logging.getLogger("tensorflow").setLevel("ERROR")  # that many functions are traced
-EPOCHS, DRAWS = (1, 4) if FAST else (25, 32)
+EPOCHS, DRAWS = (1, 4) if FAST else (40, 32)
 
 (x, y), (x_test, y_test) = ibnn.data.load("digits")
 x, x_test = ((pixels / 16).astype("float32") for pixels in (x, x_test))
@@ -79,14 +79,15 @@ def network():
     return keras.Model(inputs, layers.Dense(10, "softmax", name="head")(body(inputs)))
 
 
-def trained(model, targets=y, loss="sparse_categorical_crossentropy", images=x):
-    model.compile(keras.optimizers.Adam(2e-3), loss)
-    model.fit(images, targets, batch_size=64, epochs=EPOCHS, verbose=0)
+def trained(model):
+    model.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy")
+    model.fit(x, y, batch_size=64, epochs=EPOCHS, verbose=0)
     return model
 
 
 det = trained(network())
-print(f"{det.count_params():,} parameters; accuracy {np.mean(det.predict(x_test, verbose=0).argmax(-1) == y_test):.3f}")
+accuracy = np.mean(det.predict(x_test, verbose=0).argmax(-1) == y_test)
+print(f"{det.count_params():,} parameters; accuracy {accuracy:.3f}")
 
 # %% [markdown]
 # ## Where the noise sits
@@ -110,7 +111,8 @@ for place, mc in models.items():
 # ## Turned digits
 #
 # The further a digit is turned, the less it is one. A good network loses its confidence along with its accuracy. Solid lines are the accuracy,
-# dashed lines the mean confidence: where the dashed line lies above the solid one, the network is overconfident.
+# dashed lines the mean confidence: where the dashed line lies above the solid one, the network is overconfident. In this run all four are, by far; noise in
+# attention narrows the gap by a fifth.
 
 # %%
 ANGLES = range(0, 181, 90 if FAST else 20)
@@ -136,7 +138,7 @@ plt.show()
 # ## Two answers
 #
 # Which digit is it, and how much ink does it hold (the sum of its grey levels, a count)? The second head gives the logarithm of a
-# negative binomial's mean: `DistributionNLL` takes any distribution of TensorFlow Probability. `MonteCarlo` answers by name, and
+# Poisson distribution's mean: `DistributionNLL` takes any distribution of TensorFlow Probability. `MonteCarlo` answers by name, and
 # splits each uncertainty by its own kind: nats for the digit, a variance for the ink.
 
 # %%
@@ -145,18 +147,20 @@ ink, ink_test = (np.round(16 * images.sum((1, 2, 3))).astype("float32") for imag
 
 @keras.saving.register_keras_serializable(package="notebook")
 def counts(outputs):
-    mean = keras.ops.exp(outputs[..., :1] + 5)
-    total = keras.ops.softplus(outputs[..., 1:]) * 100 + 1
-    return ibnn.tfd.NegativeBinomial(total, logits=keras.ops.log(mean / total))
+    return ibnn.tfd.Poisson(log_rate=outputs + 5.7)  # about the mean of all
 
 
 keras.utils.set_random_seed(0)
 inputs = keras.Input((8, 8, 1))
 features = body(inputs)
-heads = {"digit": layers.Dense(10, "softmax")(features), "ink": layers.Dense(2)(features)}
-sto = ibnn.to_stochastic(keras.Model(inputs, heads), ibnn.NormalAffine(), size, seed=0)
-loss = {"digit": "sparse_categorical_crossentropy", "ink": ibnn.layers.DistributionNLL(counts)}
-mc = ibnn.MonteCarlo(trained(sto, {"digit": y, "ink": ink}, loss), DRAWS, seed=0)
+heads = {"digit": layers.Dense(10, "softmax")(features), "ink": layers.Dense(1)(features)}
+two = keras.Model(inputs, heads)
+sto = ibnn.to_stochastic(two, {PLACES["MLPs"]: ibnn.NormalAffine()}, size, seed=0)
+losses = {"digit": "sparse_categorical_crossentropy", "ink": ibnn.layers.DistributionNLL(counts)}
+weights = {"digit": 1.0, "ink": 0.1}  # else the large counts take over
+sto.compile(keras.optimizers.Adam(2e-3), losses, weights)
+sto.fit(x, {"digit": y, "ink": ink}, batch_size=64, epochs=EPOCHS, verbose=0)
+mc = ibnn.MonteCarlo(sto, DRAWS, seed=0)
 scores = mc.evaluate(
     x_test, {"digit": y_test, "ink": ink_test}, batch_size=250, verbose=0, return_dict=True
 )
@@ -187,46 +191,46 @@ plt.show()
 # %% [markdown]
 # ## An adapter that knows
 #
-# White digits on black have become black on white. The network stays as it is; adapters (LoRA) of rank 2 in the projections of queries and
-# values, and a new last layer, learn 200 inverted images. Their z sits between the two small kernels, so only what the
-# adapters add is uncertain.
+# The page lies on its side: all digits are turned by a quarter. The network stays as it is; adapters (LoRA) of rank 4 in the projections
+# of its attention, and the last layer, learn from 300 turned images. The z of an adapter sits between its two small
+# kernels, so only what the adapters add is uncertain.
 
 # %%
-few = 50 if FAST else 200
-inverted, inverted_test = 1 - x[:few], 1 - x_test
-plain = np.mean(det.predict(inverted_test, verbose=0).argmax(-1) == y_test)
+few = 50 if FAST else 300
+turned, turned_test = (np.rot90(images, axes=(1, 2)).copy() for images in (x[:few], x_test))
+plain = np.mean(det.predict(turned_test, verbose=0).argmax(-1) == y_test)
 adapted = keras.models.clone_model(det)
 adapted.set_weights(det.get_weights())
 adapted.trainable = False
 adapted.get_layer("head").trainable = True
 for number in range(2):
     attention = adapted.get_layer(f"attention{number}")
-    for layer in (attention.query_dense, attention.value_dense):
+    projections = "query_dense", "key_dense", "value_dense", "output_dense"
+    for layer in (getattr(attention, name) for name in projections):
         layer.trainable = True
-        layer.enable_lora(2)
-        if layer.bias is not None:
-            layer.bias.trainable = False
-sto = ibnn.to_stochastic(adapted, {"attention./(query|value)": ibnn.NormalAffine()}, few, seed=0)
-trainable = sum(np.prod(weight.shape) for weight in sto.trainable_weights)
-posterior = sum(
-    np.prod(weight.shape) for weight in sto.trainable_weights if "posterior" in weight.path
-)
-print(f"{trainable:.0f} of {sto.count_params():,} parameters are trained, {posterior:.0f} of them the posterior's")
-trained(sto, y[:few], images=inverted)
+        layer.enable_lora(4)
+        layer.bias.trainable = False
+sto = ibnn.to_stochastic(adapted, {"attention./.*": ibnn.NormalAffine()}, few, seed=0)
+sizes = {weight.path: np.prod(weight.shape) for weight in sto.trainable_weights}
+posterior = sum(size for path, size in sizes.items() if "posterior" in path)
+print(f"{sum(sizes.values()):,} parameters are trained, {posterior} of them the posterior's")
+sto.compile(keras.optimizers.Adam(1e-2), "sparse_categorical_crossentropy")
+sto.fit(turned, y[:few], batch_size=50, epochs=1 if FAST else 60, verbose=0)
 mc = ibnn.MonteCarlo(sto, DRAWS, seed=0)
-scores = mc.evaluate(inverted_test, y_test, batch_size=250, verbose=0, return_dict=True)
-print(f"inverted digits: accuracy {plain:.3f} before, {scores['accuracy']:.3f} after; nll {scores['nll']:.3f}, ece {scores['ece']:.3f}")
+scores = mc.evaluate(turned_test, y_test, batch_size=250, verbose=0, return_dict=True)
+print(f"turned digits: accuracy {plain:.3f} before, {scores['accuracy']:.3f} after")
+print(f"nll {scores['nll']:.3f}, ece {scores['ece']:.3f}")
 
 # %%
-uncertain = mc.predict(inverted_test, batch_size=250, verbose=0)
+found = mc.predict(turned_test, batch_size=250, verbose=0)
 figure, axes = plt.subplots(2, 8, figsize=(11, 3.4), layout="constrained")
-order = np.argsort(uncertain["epistemic"])
+order = np.argsort(found["epistemic"])
 for line, numbers in zip(axes, (order[:8], order[-8:]), strict=True):
     for ax, number in zip(line, numbers, strict=True):
-        ax.imshow(inverted_test[number, ..., 0], cmap="gray", vmin=0, vmax=1)
-        guess = uncertain["mean"][number].argmax()
+        ax.imshow(turned_test[number, ..., 0], cmap="gray_r", vmin=0, vmax=1)
+        guess = found["mean"][number].argmax()
         color = "black" if guess == y_test[number] else plots.COLORS[1]
-        ax.set_title(f"{guess}, {uncertain['mean'][number].max():.0%}", fontsize=10, color=color)
+        ax.set_title(f"{guess}, {found['mean'][number].max():.0%}", fontsize=10, color=color)
         ax.axis("off")
-figure.suptitle("Adapters agree most (above) and least (below); wrong answers in orange", fontsize=11)
+figure.suptitle("Draws agree most (above) and least (below); wrong answers in orange", fontsize=11)
 plt.show()

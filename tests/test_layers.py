@@ -118,7 +118,9 @@ def test_checklist_of_wrapped_layers(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["planar", "mixture", "base-mixture"])
+@pytest.mark.parametrize(
+    "name", ["planar", "mixture", pytest.param("base-mixture", marks=pytest.mark.slow)]
+)
 def test_checklist_of_posteriors(name, tmp_path):
     posterior = POSTERIORS[name](initial_scale=0.3)
     posterior.build((None, 4))

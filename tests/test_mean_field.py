@@ -260,6 +260,7 @@ class TestBayesianLinearRegression:
     def test_fit_reaches_the_exact_posterior(self, estimator):
         self.check(estimator, self.size)
 
+    @pytest.mark.slow
     def test_a_wrong_train_size_does_not(self):
         with pytest.raises(AssertionError):
             self.check("local", 4 * self.size)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
 
-def test_the_example_works_with_few_epochs_and_draws(capsys):
+def test_the_example_works_with_few_epochs_and_draws(eagerly, capsys):
     code = readme_example.code()
     for old, few in (("epochs=50", "epochs=2"), ("seed=0)\n", "seed=0, epochs=1, samples=4)\n")):
         assert code.count(old) == 1

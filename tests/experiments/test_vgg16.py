@@ -268,11 +268,19 @@ def results(runs):
 
 @pytest.fixture(scope="module")
 def written(results, runs, tmp_path_factory):
-    """A folder with all that the results leave; for tests that only read."""
+    """A folder with all that the results leave but figures; for tests that only read."""
     folder = tmp_path_factory.mktemp("results") / "vgg16"
     folder.mkdir()
     options = {"seeds": SEEDS, "methods": None, "parts": None}
     write(folder, results.records, options, runs=runs)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(results, written, runs, tmp_path_factory):
+    """The same with figures."""
+    folder = tmp_path_factory.mktemp("drawn") / "vgg16"
+    shutil.copytree(written, folder)
     figures.save(figures.vgg16(results.records, runs, folder), folder)
     return folder
 
@@ -406,9 +414,9 @@ def test_settings_that_changed_are_run_again(results, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_adding_by_the_script(script, results, written, runs, tmp_path, capsys):
+def test_adding_by_the_script(script, results, drawn, runs, tmp_path, capsys):
     folder = tmp_path / "results" / "vgg16"
-    shutil.copytree(written, folder)
+    shutil.copytree(drawn, folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     probabilities = {path: path.read_bytes() for path in (folder / "probabilities").iterdir()}
     finish(tmp_path / "runs" / "vgg16", *next(iter(VGG16.runs("report", [9]).items())))
@@ -604,8 +612,10 @@ def test_differences_are_those_of_the_means(results, written):
     assert second.split(" | ")[place].startswith(f"{means[1] - means[0]:+.4f} ± ")
 
 
-def test_every_figure_is_drawn(written):
-    paths = list(written.glob("*.png"))
+# Of a part of the results they are drawn in `test_what_is_not_finished_is_left_out_and_named`.
+@pytest.mark.slow
+def test_every_figure_is_drawn(drawn):
+    paths = list(drawn.glob("*.png"))
     assert {path.name for path in paths} == {
         *("scores.png", "reliability.png", "training.png", "robustness.png", "foreign.png"),
         *("curves.png", "posteriors.png"),

@@ -14,7 +14,9 @@ from tfp_ibnn import flows
 SIZE = 2  # of the conditions
 
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
-every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not in VARIANTS])
+KINDS = [name for name in FLOWS if name not in VARIANTS]
+LARGE = ("conv1x1-identity", "coupling-spline", "glow-identity", "sylvester-3")
+every_kind = pytest.mark.parametrize("name", KINDS)
 # One channel is special to autoregressive flows, whose first channel depends on no other.
 every_size = pytest.mark.parametrize(
     ("name", "channels"),
@@ -128,7 +130,10 @@ def test_broadcasting_equals_a_loop(float64, name, lead, rows):
         close(found.reshape(looped.shape), looped, 1e-8)
 
 
-@every_kind
+# Compiled without a condition, all are tested; of the largest, with one, in `make test-slow`.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else []) for name in KINDS]
+)
 def test_compiled_equals_eager(float64, name):
     flow, x, condition = make(name, seed=2), draws((5, 3)), conditions(5)
 

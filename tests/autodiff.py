@@ -14,12 +14,14 @@ __all__ = [
     "optimise_no_graphs",
     "quick",
     "run_eagerly",
+    "slice_arrays",
     "weight_gradients",
     "whole_jacobian",
 ]
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
+    from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
     from tensorflow.python import pywrap_tfe
 
     def enable_float64():
@@ -30,6 +32,22 @@ if keras.backend.backend() == "tensorflow":
         options, iterate = tf.data.Options(), tf.data.Dataset.__iter__
         options.autotune.enabled = False
         tf.data.Dataset.__iter__ = lambda self: iterate(self.with_options(options))
+
+    def slice_arrays():
+        """Let batches of arrays in their order be slices: Keras traces three functions for them."""
+        adapter = array_data_adapter.ArrayDataAdapter
+        traced = adapter.get_tf_dataset
+
+        def get_tf_dataset(self):
+            arrays = array_slicing.convert_to_sliceable(self._inputs, target_backend="tensorflow")
+            arrays = keras.tree.lists_to_tuples(arrays)
+            if self._shuffle or not all(map(tf.is_tensor, keras.tree.flatten(arrays))):
+                return traced(self)
+            whole = not self._partial_batch_size
+            batches = tf.data.Dataset.from_tensor_slices(arrays)
+            return batches.batch(self._batch_size, drop_remainder=whole)
+
+        adapter.get_tf_dataset = get_tf_dataset
 
     def keep_kernels():
         """Let a new seed delete no kernels, which would be made anew in each test.
@@ -100,6 +118,9 @@ else:
 
     def end_datasets_at_once():
         """Leave all as it is: JAX has no datasets of its own."""
+
+    def slice_arrays():
+        """Leave all as it is: JAX takes slices."""
 
     def keep_kernels():
         """Leave all as it is: a seed deletes nothing of JAX's."""

@@ -53,6 +53,7 @@ def pytest_sessionstart(session):
     # in float32 stays in float32.
     autodiff.enable_float64()
     autodiff.end_datasets_at_once()
+    autodiff.slice_arrays()
     autodiff.keep_kernels()
     autodiff.optimise_no_graphs()
 

@@ -231,7 +231,7 @@ def test_each_layer_counts_once_and_back_again(case):
         np.testing.assert_array_equal(old, new)
 
 
-def test_a_step_moves_every_posterior_and_steps_lower_the_loss(eagerly, case):
+def test_a_step_moves_every_posterior_and_steps_lower_the_loss(case):
     model, converted, x, _ = case
     original = model.get_weights()
     y = np.arange(len(keras.tree.flatten(x)[0])) % 3

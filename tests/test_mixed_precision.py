@@ -17,9 +17,9 @@ def digits():
     x, y = load_digits(return_X_y=True)
     x = (x / 16).astype("float32").reshape(-1, 8, 8, 1)
     # Many, blurred by noise: of a few hundred, one that changes its bin moves the ECE by 1e-3.
-    many = np.tile(x[1000:], (12, 1, 1, 1))
+    many = np.tile(x[1000:], (6, 1, 1, 1))
     noise = np.random.default_rng(0).normal(scale=0.2, size=many.shape).astype("float32")
-    return (x[:1000], y[:1000]), (many + noise, np.tile(y[1000:], 12))
+    return (x[:1000], y[:1000]), (many + noise, np.tile(y[1000:], 6))
 
 
 def make():
@@ -48,7 +48,7 @@ def make():
 
 
 def scores(model, data):
-    mc = ibnn.MonteCarlo(model, samples=32, seed=0)
+    mc = ibnn.MonteCarlo(model, samples=16, seed=0)
     return mc.evaluate(*data, batch_size=400, verbose=0, return_dict=True)
 
 

@@ -56,7 +56,7 @@ def fitted(path, settings, log):
 # Epochs are scanned on JAX only; there it is shown for both kinds of model.
 @pytest.mark.parametrize("posterior", ["none", "gaussian"] if ON_JAX else ["gaussian"])
 def test_a_broken_run_with_rare_checkpoints_ends_like_an_unbroken_one(
-    eagerly, tmp_path, monkeypatch, posterior
+    tmp_path, monkeypatch, posterior
 ):
     """Broken off after epoch 3, it goes on after epoch 2: on JAX in scanned epochs."""
     settings = dataclasses.replace(SMALL, posterior=posterior)

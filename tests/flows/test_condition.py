@@ -17,11 +17,19 @@ every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
 KINDS = [name for name in FLOWS if name not in VARIANTS]
 LARGE = ("conv1x1-identity", "coupling-spline", "glow-identity", "sylvester-3")
 every_kind = pytest.mark.parametrize("name", KINDS)
-# One channel is special to autoregressive flows, whose first channel depends on no other.
+
+
+def marks(name, size):
+    # One channel is special to autoregressive flows, whose first channel depends on no other.
+    if size == 1:
+        return [pytest.mark.once] + [pytest.mark.slow] * ("autoregressive" not in name)
+    return [pytest.mark.once] if name in VARIANTS else []
+
+
 every_size = pytest.mark.parametrize(
     ("name", "channels"),
     [
-        pytest.param(name, size, marks=[pytest.mark.once] if name in VARIANTS or size == 1 else [])
+        pytest.param(name, size, marks=marks(name, size))
         for name in FLOWS
         for size in (1, 3)
         if size >= min_channels(name)
@@ -111,7 +119,7 @@ def test_every_weight_and_condition_gets_a_gradient(float64, name):
     ("lead", "rows"),
     [
         ((2, 2), (2, 1)),
-        ((1,), (3,)),
+        pytest.param((1,), (3,), marks=pytest.mark.slow),
         pytest.param((2, 2), (), marks=pytest.mark.slow),
         pytest.param((), (2, 1), marks=pytest.mark.slow),
     ],

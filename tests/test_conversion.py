@@ -260,7 +260,12 @@ def test_every_layer_counts_its_kl_once(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["sequential", "functional", "nested", "nested_twice", "several", "by_name"]
+    "name",
+    [
+        *("sequential", "functional", "several"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("nested", "by_name")),
+        "nested_twice",
+    ],
 )
 def test_copy_is_noisy_trains_and_is_saved(eagerly, name, tmp_path):
     model, x, _ = MODELS[name]()

@@ -289,6 +289,7 @@ def test_a_layer_called_twice_has_one_weight_draw_and_one_kl():
         ibnn.StochasticModel(inputs, local(local(inputs)))(x, training=True)
 
 
+@pytest.mark.slow
 def test_pretrained_weights_carry_over_and_back(tmp_path):
     det = network()
     template = {"hidden": ibnn.MeanField(estimator="local", seed=1), ".*": ibnn.NormalAffine()}

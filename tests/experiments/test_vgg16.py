@@ -479,21 +479,25 @@ def test_temperatures_are_of_the_held_out_images(results, runs):
         assert [row["seed"] for row in mine] == SEEDS
         (temperature,) = {row["scaled"]["temperature"] for row in mine}
         trials = [row for row in rows_of(results, "trials") if row["method"] == method]
-        held_out = runs / min(trials, key=lambda row: row["nll"])["name"]
+        held_out = predicted(runs / min(trials, key=lambda row: row["nll"])["name"])
         tried = np.linspace(0.2, 2, 361)
         best = tried[np.argmin([tempered(held_out, t)[0] for t in tried])]
         assert temperature == pytest.approx(best, abs=0.01)
         for row in mine:
-            nll, accuracy = tempered(runs / row["name"], best)
+            nll, accuracy = tempered(predicted(runs / row["name"]), best)
             assert row["scaled"]["nll"] == pytest.approx(nll, abs=1e-3)
             assert row["scaled"]["accuracy"] == accuracy
 
 
-def tempered(folder, temperature):
-    """NLL and accuracy of a run at a temperature."""
+def predicted(folder):
     with np.load(folder / "probabilities.npz") as found:
-        powers = found["probabilities"].astype("float64") ** (1 / temperature)
-        labels = found["labels"]
+        return found["probabilities"].astype("float64"), found["labels"]
+
+
+def tempered(prediction, temperature):
+    """NLL and accuracy of a run at a temperature."""
+    probabilities, labels = prediction
+    powers = probabilities ** (1 / temperature)
     mean = powers / powers.sum(axis=1, keepdims=True)
     return -np.log(mean[np.arange(len(mean)), labels]).mean(), np.mean(mean.argmax(1) == labels)
 

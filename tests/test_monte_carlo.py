@@ -1,5 +1,6 @@
 """Prediction by many sampled networks: against closed forms, against itself, and against misuse."""
 
+import functools
 import json
 import os
 import subprocess
@@ -435,6 +436,7 @@ def test_a_draw_is_one_function_of_all_inputs():
     assert len(np.unique(samples[0], axis=0)) == 5
 
 
+@functools.cache
 def kinds():
     conv = {"activation": "tanh", "train_size": 10}
     position = keras.Sequential(
@@ -1045,7 +1047,10 @@ def test_the_callback_weighs_the_examples(eagerly):
     same(one, other)
 
 
-@pytest.mark.parametrize(("shuffled_by", "options"), [("arrays", {}), ("dataset", {"seed": None})])
+@pytest.mark.parametrize(
+    ("shuffled_by", "options"),
+    [("arrays", {}), pytest.param("dataset", {"seed": None}, marks=pytest.mark.slow)],
+)
 def test_training_is_the_same_with_and_without_the_callback(eagerly, shuffled_by, options):
     x, y = task()
 

@@ -1,6 +1,7 @@
 """`calibrate`: on real digits, and its parts against closed forms and hand-made cases."""
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -955,7 +956,12 @@ class Subclass(keras.Model):
         return self.dense(x)
 
 
+@functools.cache
 def bad_models():
+    return list(made_bad())
+
+
+def made_bad():
     yield mlp(features=2), "not compiled with one loss"
     yield compiled("hinge"), "The loss hinge with 3 outputs cannot be calibrated"
     yield compiled("binary_crossentropy"), "The loss binary_crossentropy with 3 outputs"
@@ -977,7 +983,7 @@ def bad_models():
 
 @pytest.mark.parametrize("case", range(10))
 def test_bad_models(small, case):
-    model, message = list(bad_models())[case]
+    model, message = bad_models()[case]
     with pytest.raises(ValueError, match=message) as caught:
         small(model)
     assert "\n" not in str(caught.value)

@@ -404,7 +404,10 @@ def test_unknown_keywords_of_plain_layers(keywords, message):
 # The switch of the noise.
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x == "base-mixture" else []) for x in POSTERIORS],
+)
 def test_set_noise_reaches_compiled_functions(name):
     model = mlp(POSTERIORS[name](initial_scale=0.3))
     stir(model, size=0.2)

@@ -979,6 +979,7 @@ def logged(callback, model, epochs=1):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_the_callback_logs_what_the_others_read(eagerly, tmp_path):
     x, y = task()
     path = tmp_path / "best.keras"

@@ -289,6 +289,7 @@ def test_every_target_has_a_stored_row():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_figures_are_drawn_from_stored_runs(tmp_path):
     rows = record.read(RESULTS / "cpu.json")["rows"]
     for draw in (figures.ratios, figures.growths):

@@ -281,6 +281,7 @@ def test_weights_in_half_precision_come_back(policy, tmp_path):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_a_run_in_half_precision_is_resumed_too(eagerly, policy, tmp_path):
     """With float16 comes an optimizer that scales the loss, and has a state of its own."""
     policy("mixed_float16")

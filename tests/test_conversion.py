@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 import warnings
+import zipfile
 
 import keras
 import numpy as np
@@ -259,7 +260,12 @@ def test_every_layer_counts_its_kl_once(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["sequential", "functional", "nested", "nested_twice", "several", "by_name"]
+    "name",
+    [
+        *("sequential", "functional", "several"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("nested", "by_name")),
+        "nested_twice",
+    ],
 )
 def test_copy_is_noisy_trains_and_is_saved(eagerly, name, tmp_path):
     model, x, _ = MODELS[name]()
@@ -792,6 +798,16 @@ def test_to_deterministic_needs_a_stochastic_layer():
 
 
 @pytest.mark.once
+def test_the_file_of_a_deterministic_model_names_nothing_of_the_library(tmp_path):
+    plain = ibnn.to_deterministic(to_stochastic(functional()[0], ibnn.NormalPlanar1d()))
+    plain.save(tmp_path / "plain.keras")
+    with zipfile.ZipFile(tmp_path / "plain.keras") as archive:
+        for name in archive.namelist():
+            assert b"tfp_ibnn" not in archive.read(name)
+
+
+@pytest.mark.once
+@pytest.mark.slow
 def test_deterministic_model_loads_without_the_library(tmp_path):
     model, x, _ = functional()
     copy = to_stochastic(model, ibnn.NormalPlanar1d())

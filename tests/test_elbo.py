@@ -146,7 +146,8 @@ def test_fit_finds_the_evidence(train_samples):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("train_size", [N // 2, pytest.param(2 * N, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("train_size", [N // 2, 2 * N])
 def test_a_wrong_train_size_misses_the_evidence(train_size):
     gap, measured, _ = gaps(train_size)
     assert gap > 2e-2

@@ -1,15 +1,19 @@
 """A plain install is enough for `import tfp_ibnn`; what else a feature needs, it asks for."""
 
+import ast
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tfp_ibnn as ibnn
 from tfp_ibnn._core.extras import EXTRAS, needs
 
 pytestmark = pytest.mark.once
@@ -74,14 +78,59 @@ print(json.dumps([loaded, own, messages, blurred.shape, score]))
 """
 
 
-def test_the_package_imports_no_extra_and_says_which_one_a_feature_needs():
-    loaded, asked, messages, shape, score = plain(USE)
-    assert (loaded, asked) == ([], [])
+def check(messages):
     assert messages["plots"] == 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
     pillow = 'PIL is missing. Run: pip install "tfp_ibnn[data]"'
     assert messages["pixelate"] == messages["jpeg"] == pillow
     assert 'sklearn is missing. Run: pip install "tfp_ibnn[data]"' in messages["digits"]
+
+
+@pytest.mark.slow
+def test_the_package_imports_no_extra_and_says_which_one_a_feature_needs():
+    loaded, asked, messages, shape, score = plain(USE)
+    assert (loaded, asked) == ([], [])
+    check(messages)
     assert (shape, score) == ([1, 8, 8, 3], 1.0)  # these need no extra
+
+
+def test_a_feature_says_which_extra_it_needs(monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith("tfp_ibnn.plots"):
+            monkeypatch.delitem(sys.modules, name)
+        elif name.split(".")[0] in ABSENT:
+            monkeypatch.setitem(sys.modules, name, None)
+    for name in ABSENT:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delattr(ibnn, "plots", raising=False)
+    messages = {}
+    for name, line in FEATURES.items():
+        with pytest.raises((ImportError, ibnn.data.DataError)) as caught:
+            exec(line, {"ibnn": ibnn, "np": np, "tempfile": tempfile})
+        messages[name] = str(caught.value)
+    check(messages)
+
+
+def imports(nodes):
+    """What is imported when a module is: neither in functions nor for type checkers alone."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from imports(node.orelse)
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from imports(ast.iter_child_nodes(node))
+
+
+def test_no_module_but_those_of_plots_imports_an_extra():
+    for path in (ROOT / "tfp_ibnn").rglob("*.py"):
+        if "plots" in path.parts:
+            continue
+        found = set(imports(ast.parse(path.read_text()).body))
+        assert not {name for name in found if name.startswith("tfp_ibnn.plots")}, path
+        assert not {name.split(".")[0] for name in found} & set(ABSENT), path
 
 
 def test_other_missing_modules_are_not_taken_for_an_extra():

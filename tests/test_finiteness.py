@@ -172,7 +172,7 @@ def test_raises_if_asked_to_and_keeps_later_callbacks_from_saving(tmp_path):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_what_it_goes_back_to_has_a_finite_loss(every):
     """Weights can be finite and give none: those of the last step before a loss that was not."""
     model, guard = make(rate=1e3), ibnn.TerminateOnNonFinite(every=every)

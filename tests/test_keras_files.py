@@ -59,13 +59,13 @@ def test_files_of_all_versions_load_and_mean_the_same(path):
 
 
 @pytest.mark.parametrize("recipe", ["planar", "mixture"])
-def test_a_loaded_model_trains_on_with_the_noise_that_follows(recipe):
+def test_a_loaded_model_trains_on_with_the_noise_that_follows(eagerly, recipe):
     path = saved_files.FOLDER / ibnn.__version__ / BACKEND / f"{recipe}.keras"
     losses = saved_files.next_losses(keras.saving.load_model(path))
     np.testing.assert_allclose(losses, expected(path)["next_losses"], rtol=1e-4)
 
 
-def test_a_checkpoint_of_the_first_version_resumes():
+def test_a_checkpoint_of_the_first_version_resumes(eagerly):
     """Its whole numbers are int32, which no variable is any more on TensorFlow."""
     path = saved_files.FOLDER / "0.1.0" / BACKEND / "checkpoint.npz"
     model = saved_files.make(saved_files.CHECKPOINT_RECIPE)

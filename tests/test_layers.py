@@ -118,7 +118,9 @@ def test_checklist_of_wrapped_layers(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["planar", "mixture", "base-mixture"])
+@pytest.mark.parametrize(
+    "name", ["planar", "mixture", pytest.param("base-mixture", marks=pytest.mark.slow)]
+)
 def test_checklist_of_posteriors(name, tmp_path):
     posterior = POSTERIORS[name](initial_scale=0.3)
     posterior.build((None, 4))
@@ -402,7 +404,10 @@ def test_unknown_keywords_of_plain_layers(keywords, message):
 # The switch of the noise.
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x == "base-mixture" else []) for x in POSTERIORS],
+)
 def test_set_noise_reaches_compiled_functions(name):
     model = mlp(POSTERIORS[name](initial_scale=0.3))
     stir(model, size=0.2)

@@ -260,6 +260,7 @@ class TestBayesianLinearRegression:
     def test_fit_reaches_the_exact_posterior(self, estimator):
         self.check(estimator, self.size)
 
+    @pytest.mark.slow
     def test_a_wrong_train_size_does_not(self):
         with pytest.raises(AssertionError):
             self.check("local", 4 * self.size)
@@ -288,6 +289,7 @@ def test_a_layer_called_twice_has_one_weight_draw_and_one_kl():
         ibnn.StochasticModel(inputs, local(local(inputs)))(x, training=True)
 
 
+@pytest.mark.slow
 def test_pretrained_weights_carry_over_and_back(tmp_path):
     det = network()
     template = {"hidden": ibnn.MeanField(estimator="local", seed=1), ".*": ibnn.NormalAffine()}

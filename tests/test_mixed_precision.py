@@ -67,10 +67,8 @@ def full(digits):
 
 
 # On JAX, bfloat16 is what GPUs and TPUs are given.
-@pytest.mark.parametrize(
-    "half",
-    [HALVES[0], pytest.param(HALVES[1], marks=[pytest.mark.once, pytest.mark.slow])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [HALVES[0], pytest.param(HALVES[1], marks=pytest.mark.once)])
 def test_agrees_with_full_precision_and_trains_without_nan(half, policy, full, digits):
     start, trained, known = full
     assert known["accuracy"] > 0.8
@@ -86,6 +84,21 @@ def test_agrees_with_full_precision_and_trains_without_nan(half, policy, full, d
     found = scores(model, digits[1])
     assert found["accuracy"] > known["accuracy"] - 0.03
     assert found["nll"] < known["nll"] + 0.1
+
+
+@pytest.mark.parametrize("half", HALVES[:1])
+def test_steps_change_all_weights_and_lower_the_loss(eagerly, half, policy, digits):
+    policy(half)
+    model, ((x, y), _) = make(), digits
+    before = [keras.ops.convert_to_numpy(w).copy() for w in model.trainable_weights]
+    losses = [model.train_on_batch(x[:50], y[:50], return_dict=True)["nll"] for _ in range(4)]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+    for old, weight in zip(before, model.trainable_weights, strict=True):
+        new = keras.ops.convert_to_numpy(weight)
+        assert new.dtype == "float32"
+        assert np.isfinite(new).all(), weight.path
+        assert np.any(new != old), weight.path
 
 
 @pytest.mark.once

@@ -1,5 +1,6 @@
 """Prediction by many sampled networks: against closed forms, against itself, and against misuse."""
 
+import functools
 import json
 import os
 import subprocess
@@ -435,6 +436,7 @@ def test_a_draw_is_one_function_of_all_inputs():
     assert len(np.unique(samples[0], axis=0)) == 5
 
 
+@functools.cache
 def kinds():
     conv = {"activation": "tanh", "train_size": 10}
     position = keras.Sequential(
@@ -659,7 +661,7 @@ def test_more_metrics_come_on_top(eagerly):
 
 
 @pytest.mark.once
-def test_evaluation_counts_every_batch_by_its_size():
+def test_evaluation_counts_every_batch_by_its_size(eagerly):
     mc = averaged(shallow(), 4, seed=0)
     x, y = data(7, 4), np.arange(7) % 3
     same(evaluate(mc, x, y, batch_size=3), evaluate(mc, x, y, batch_size=7))
@@ -682,7 +684,7 @@ class Batches(keras.utils.PyDataset):
 
 
 @pytest.mark.once
-def test_datasets_give_what_arrays_give():
+def test_datasets_give_what_arrays_give(eagerly):
     mc = averaged(shallow(), 4, seed=0)
     x, y, weight = data(10, 4), np.arange(10) % 3, np.arange(10.0).astype("float32")
     same(predict(mc, Batches(x)), predict(mc, x))
@@ -869,7 +871,7 @@ def without_noise(classes=3, activation=None):
     return set_weights(keras.Sequential([keras.Input((4,)), layers.Dense(classes, activation)]))
 
 
-def test_a_scaled_classifier_is_scored_as_it_is_averaged(tmp_path):
+def test_a_scaled_classifier_is_scored_as_it_is_averaged(eagerly, tmp_path):
     """Without noise, from the fit to a loaded file."""
     model = without_noise()
     x, y = data(30, 4), np.arange(30) % 3
@@ -918,7 +920,7 @@ def test_each_draw_of_a_scaled_classifier_is_scaled(classes, activation, inverse
 
 
 @pytest.mark.once
-def test_an_average_can_be_scaled_and_scored():
+def test_an_average_can_be_scaled_and_scored(eagerly):
     model, x, y = shallow(), data(N, 4), np.arange(N) % 3
     inner = averaged(model, S, seed=3)
     scaling = scaled(inner)
@@ -977,7 +979,8 @@ def logged(callback, model, epochs=1):
 
 
 @pytest.mark.once
-def test_the_callback_logs_what_the_others_read(tmp_path):
+@pytest.mark.slow
+def test_the_callback_logs_what_the_others_read(eagerly, tmp_path):
     x, y = task()
     path = tmp_path / "best.keras"
     weights = []
@@ -1045,7 +1048,10 @@ def test_the_callback_weighs_the_examples(eagerly):
     same(one, other)
 
 
-@pytest.mark.parametrize(("shuffled_by", "options"), [("arrays", {}), ("dataset", {"seed": None})])
+@pytest.mark.parametrize(
+    ("shuffled_by", "options"),
+    [("arrays", {}), pytest.param("dataset", {"seed": None}, marks=pytest.mark.slow)],
+)
 def test_training_is_the_same_with_and_without_the_callback(eagerly, shuffled_by, options):
     x, y = task()
 

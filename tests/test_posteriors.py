@@ -25,7 +25,12 @@ NAN = float("nan")
 
 ON_JAX = keras.backend.backend() == "jax"
 
-every_posterior = pytest.mark.parametrize("name", POSTERIORS)
+# What differs between the settings of a flow is shown by the tests of flows.
+SETTINGS = {f"over-{name}" for name in VARIANTS}
+every_posterior = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SETTINGS else []) for name in POSTERIORS],
+)
 # The recipes hold every kind of flow: enough for what is slow.
 SELECTED = [name for name in POSTERIORS if not name.startswith("over-")]
 selected_posterior = pytest.mark.parametrize("name", SELECTED)
@@ -35,8 +40,6 @@ CORRELATED = {"NormalFull", "NormalLowRank"}
 CLOSED_FORM = {"NormalAffine", "MixturePosterior-bound", "MixturePosterior-averaged", *CORRELATED}
 # Given the component, their KL is not that of the marginal density, but above it.
 GIVEN_THE_COMPONENT = {"mixture-base-shared", "MixturePosterior-bound"}
-# What differs between the settings of a flow is shown by the tests of flows.
-SETTINGS = {f"over-{name}" for name in VARIANTS}
 ESTIMATED = [
     name for name in POSTERIORS if name not in CLOSED_FORM | GIVEN_THE_COMPONENT | SETTINGS
 ]

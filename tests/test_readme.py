@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import readme_example
+from tfp_ibnn.calibration import trials
 
 pytestmark = pytest.mark.once
 
@@ -12,7 +13,10 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 
 
-def test_the_example_works_with_few_epochs_and_draws(capsys):
+def test_the_example_works_with_few_epochs_and_draws(capsys, monkeypatch):
+    monkeypatch.setattr(trials, "PRIOR_SCALES", (0.1,))
+    monkeypatch.setattr(trials, "BETAS", (10,))
+    monkeypatch.setattr(trials, "PRIOR_FACTORS", (10,))
     code = readme_example.code()
     for old, few in (("epochs=50", "epochs=2"), ("seed=0)\n", "seed=0, epochs=1, samples=4)\n")):
         assert code.count(old) == 1

@@ -48,18 +48,9 @@ def worker(tmp_path_factory):
     worker.close()
 
 
-# These take long, and other tests kill runs, attack the server and damage files.
-LONG = ("interrupted writing", "HTTP server", "keras files", "checkpoints", "exported models")
-LONG += ("in-memory models", "configs")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in LONG else [])
-        for name in harness.CAMPAIGNS
-    ],
-)
+# Other tests kill runs, attack the server and damage files.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", harness.CAMPAIGNS)
 def test_campaign(worker, name):
     tally = harness.run(worker, name, seed=1, scale=1e-9)
     assert tally.faults == []
@@ -72,6 +63,7 @@ def test_campaign(worker, name):
         assert tally.extra["good requests"] == tally.right >= 250
 
 
+@pytest.mark.slow
 def test_the_harness_sees_what_goes_wrong(tmp_path, monkeypatch):
     size = harness.Size("itself", 14, 14, itself.SECONDS)
     monkeypatch.setitem(harness.CAMPAIGNS, "itself", size)

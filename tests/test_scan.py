@@ -54,7 +54,10 @@ def fitted(path, settings, log):
 
 
 # Epochs are scanned on JAX only; there it is shown for both kinds of model.
-@pytest.mark.parametrize("posterior", ["none", "gaussian"] if ON_JAX else ["gaussian"])
+@pytest.mark.parametrize(
+    "posterior",
+    ["none", "gaussian"] if ON_JAX else [pytest.param("gaussian", marks=pytest.mark.slow)],
+)
 def test_a_broken_run_with_rare_checkpoints_ends_like_an_unbroken_one(
     tmp_path, monkeypatch, posterior
 ):

@@ -419,7 +419,8 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it():
     assert done.stderr.splitlines()[-1].endswith('Run: pip install "tfp_ibnn[serve]"')
 
 
-def test_sets_and_scores_of_decisions(tmp_path, serve):
+@pytest.mark.slow
+def test_sets_and_scores_of_decisions(eagerly, tmp_path, serve):
     x, y = data(60, 4), np.arange(60) % 3
     inputs = keras.Input((4,), name="features")
     model = set_weights(keras.Model(inputs, dense(3, "softmax")(inputs)))

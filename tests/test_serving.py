@@ -179,11 +179,14 @@ def cases(tmp_path_factory):
 QUICK = ("softmax", "point", "position", "mixture")
 
 
-@on_tensorflow
-@pytest.mark.parametrize(
+every_case = pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES],
 )
+
+
+@on_tensorflow
+@every_case
 def test_the_file_says_what_the_model_says(cases, name):
     case = cases(name)
     for count in (1, 7, 100):
@@ -194,7 +197,7 @@ def test_the_file_says_what_the_model_says(cases, name):
 
 
 @on_tensorflow
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_seeds_are_the_networks_that_are_averaged(cases, name):
     case = cases(name)
     served = case.ask("serve", 7)["mean"]
@@ -206,7 +209,7 @@ def test_seeds_are_the_networks_that_are_averaged(cases, name):
 
 
 @on_tensorflow
-@pytest.mark.parametrize("name", CASES)
+@every_case
 def test_deterministic_is_without_noise(cases, name):
     case = cases(name)
     options = {key: case.options[key] for key in ("head", "from_logits") if key in case.options}
@@ -362,6 +365,7 @@ def test_a_scaled_classifier_by_both_verbs(tmp_path):
     close(ask(tmp_path / "2", "serve", flowers=x)["mean"], expected)
 
 
+@pytest.mark.slow
 @on_tensorflow
 def test_a_scaled_average(tmp_path):
     mc = averaged(shallow(), 2, seed=0)
@@ -376,7 +380,7 @@ def test_a_scaled_average(tmp_path):
 
 
 @on_tensorflow
-def test_the_model_and_the_file_do_not_touch_each_other(tmp_path):
+def test_the_model_and_the_file_do_not_touch_each_other(eagerly, tmp_path):
     model = shallow()
     model.compile("sgd", "sparse_categorical_crossentropy")
     x = data(7, 4)

@@ -71,6 +71,7 @@ def test_a_flow(tmp_path):
     use(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_posterior_with_a_layer_of_its_own(tmp_path):
     template = BiasNoise(start=0.5)
     model = compiled(ibnn.to_stochastic(network(), template, train_size=64))
@@ -97,6 +98,7 @@ def test_a_posterior_with_a_layer_of_its_own(tmp_path):
     assert not any("loc" in weight.path for weight in model.trainable_weights)
 
 
+@pytest.mark.slow
 def test_a_posterior_over_weights(tmp_path):
     model = network()
     wide = use(Jitter(model, 0.2), tmp_path)["epistemic"].mean()

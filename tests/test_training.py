@@ -130,7 +130,7 @@ class Bent(ibnn.FlowPosterior):
         return draw._replace(z=draw.z + self.bend(noise))
 
 
-def test_posteriors_are_known_whatever_the_layers_are_called(tmp_path):
+def test_posteriors_are_known_whatever_the_layers_are_called(eagerly, tmp_path):
     inputs = keras.Input((4,))
     own = layers.Dense(4, name="posterior")(inputs)
     nested = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="posterior")])
@@ -148,7 +148,7 @@ def test_posteriors_are_known_whatever_the_layers_are_called(tmp_path):
         assert slow == {w.path for w in one.trainable_weights} - posterior
 
 
-def test_loaded_model_goes_on_with_both_optimizers(tmp_path):
+def test_loaded_model_goes_on_with_both_optimizers(eagerly, tmp_path):
     model = network()
     model.compile(ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02), "mse")
     fit(model)
@@ -669,7 +669,7 @@ def test_a_train_size_unlike_the_data_is_told_once():
     assert len(unlike(len(batches), batches, shuffle=False, callbacks=batches.follow())) == 1
 
 
-def test_a_train_size_within_a_batch_of_the_data_is_silent():
+def test_a_train_size_within_a_batch_of_the_data_is_silent(eagerly):
     assert not unlike(13, X, Y, batch_size=3, validation_split=0.2)  # 13 of 16
     weights = {
         "sample_weight": np.full(N, 0.1),

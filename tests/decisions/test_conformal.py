@@ -90,7 +90,8 @@ def test_sets_are_those_of_the_definition(method):
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("method", "randomized"), [("lac", None), ("aps", 1), ("raps", 1), ("aps", None)]
+    ("method", "randomized"),
+    [("lac", None), ("aps", 1), pytest.param("raps", 1, marks=pytest.mark.slow), ("aps", None)],
 )
 def test_coverage_is_that_of_exchangeable_data(method, randomized):
     """Over 10,000 calibration sets the number covered is beta-binomial; without u it is more."""

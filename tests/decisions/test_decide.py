@@ -65,9 +65,12 @@ def made(confidence, seed):
     return np.stack([top, 1 - top], axis=1), y
 
 
+WRONG = 0.5 * ((np.arange(200_000) + 0.5) / 200_000) ** 4  # how likely, by rising order
+MEANS = np.cumsum(WRONG) / np.arange(1, 200_001)
+
+
 def true_error(threshold):
-    top = 1 - 0.5 * ((np.arange(200_000) + 0.5) / 200_000) ** 4
-    return np.mean(1 - top[top >= threshold])
+    return MEANS[np.searchsorted(WRONG, 1 - threshold, side="right") - 1]
 
 
 def test_the_error_of_what_is_answered_is_guaranteed():

@@ -63,7 +63,7 @@ def sets(method):
     [
         ("plain", detector("relative_mahalanobis")),
         ("stochastic", sets("aps")),
-        ("ensemble", detector("knn")),
+        pytest.param("ensemble", detector("knn"), marks=pytest.mark.slow),
         pytest.param("ensemble", sets("raps"), marks=pytest.mark.slow),
         pytest.param("stochastic", detector("vim"), marks=pytest.mark.slow),
         pytest.param("linearised", sets("aps"), marks=pytest.mark.slow),

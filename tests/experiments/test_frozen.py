@@ -38,6 +38,7 @@ def test_posteriors_start_alike():
         assert (posterior.prior_scale, posterior.initial_scale) == (0.5, 0.1)
 
 
+@pytest.mark.slow
 def test_the_elbo_is_estimated(eagerly, tmp_path):
     """At the start, log 10 nats for each of 100 images, and the KL of a narrow posterior."""
     small = {"train_size": 100, "model": "mlp_8", "epochs": 1, "pretrain_epochs": 1, "samples": 4}

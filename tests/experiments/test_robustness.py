@@ -97,7 +97,9 @@ def row_of(rows, shift, level=None, name=None):
     return found
 
 
-@pytest.mark.parametrize("name", ["stochastic", "dropout", "plain"])
+@pytest.mark.parametrize(
+    "name", ["stochastic", pytest.param("dropout", marks=pytest.mark.slow), "plain"]
+)
 def test_rows_are_what_direct_computation_gives(folder, predicted, examples, tmp_path, name):
     images, labels = examples
     lines = []
@@ -368,6 +370,7 @@ def test_a_failure_leaves_the_folder_unlocked(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "out" / "failure.txt").exists()
 
 
+@pytest.mark.slow
 def test_coloured_images_of_32_pixels(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     shapes = {"cifar10": (20, 32, 32, 3), "fashion_mnist": (20, 28, 28, 1)}

@@ -449,7 +449,7 @@ def test_a_broken_checkpoint_is_an_error_and_stays(run, script, tmp_path, capsys
     "options",
     [
         {"posterior": "none", "evaluate_every": 1},
-        {"posterior": "gaussian", "evaluate_every": 1},
+        pytest.param({"posterior": "gaussian", "evaluate_every": 1}, marks=pytest.mark.slow),
         {"posterior": "none", "batch_size": 200, "epochs": 1, "learning_rate": 1e38},
     ],
     ids=["evaluated", "posterior", "in the last step"],

@@ -162,7 +162,8 @@ def test_seeds_that_all_have_one_score_are_no_error():
     assert np.isfinite(list(found.values())).all()
 
 
-@pytest.mark.parametrize("spread", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [2, 10])
 def test_margins_cover_the_truth_as_often_as_they_say(spread):
     rng = np.random.default_rng(1)
     covered = []
@@ -321,7 +322,13 @@ def data_dir(tmp_path_factory):
     return folder
 
 
-def test_finished_runs_are_skipped_and_the_rest_is_run(eagerly, tmp_path, data_dir, monkeypatch):
+@pytest.fixture
+def quickly(eagerly, monkeypatch):
+    """Compile nothing, and write no SavedModel."""
+    monkeypatch.setattr(experiments.Scorer, "export", lambda *arguments, **options: None)
+
+
+def test_finished_runs_are_skipped_and_the_rest_is_run(quickly, tmp_path, data_dir, monkeypatch):
     runs = {"a/0": SETTINGS, "b": dataclasses.replace(SETTINGS, seed=1)}
     options = {"data_dir": data_dir, "log": lambda line: None}
     first = run_many.run_many({"a/0": SETTINGS}, tmp_path, **options)
@@ -341,7 +348,7 @@ def test_finished_runs_are_skipped_and_the_rest_is_run(eagerly, tmp_path, data_d
     assert trained == [1]
 
 
-def test_a_run_that_fails_does_not_stop_the_others(eagerly, tmp_path, data_dir):
+def test_a_run_that_fails_does_not_stop_the_others(quickly, tmp_path, data_dir):
     bad = dataclasses.replace(SETTINGS, learning_rate=1e30)
     runs = {"bad": bad, "checkpoint": SETTINGS, "record": SETTINGS, "good": SETTINGS}
     damaged = {"checkpoint": "training.npz", "record": "metrics.json"}
@@ -365,7 +372,7 @@ def test_a_run_that_fails_does_not_stop_the_others(eagerly, tmp_path, data_dir):
         run_many.run_many(runs, tmp_path, data_dir=data_dir, log=said.append)
 
 
-def test_an_evaluation_is_part_of_the_run(eagerly, tmp_path, data_dir, monkeypatch):
+def test_an_evaluation_is_part_of_the_run(quickly, tmp_path, data_dir, monkeypatch):
     """One that failed loses nothing else, and is taken up without training anew."""
     shifts = robustness.Settings(dataset="digits", shifts=["rotations"], degrees=[90], samples=2)
     options = {"data_dir": data_dir, "evaluations": {"a": {"turned": shifts}}, "log": print}

@@ -14,12 +14,26 @@ from tfp_ibnn import flows
 SIZE = 2  # of the conditions
 
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
-every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not in VARIANTS])
-# One channel is special to autoregressive flows, whose first channel depends on no other.
+KINDS = [name for name in FLOWS if name not in VARIANTS]
+LARGE = ("conv1x1-identity", "coupling-spline", "glow-identity", "sylvester-3")
+every_kind = pytest.mark.parametrize("name", KINDS)
+# Without a condition, all are compiled and trained; with one, the largest in `make test-slow`.
+every_kind_but_large = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else []) for name in KINDS]
+)
+
+
+def marks(name, size):
+    # One channel is special to autoregressive flows, whose first channel depends on no other.
+    if size == 1:
+        return [pytest.mark.once] + [pytest.mark.slow] * ("autoregressive" not in name)
+    return [pytest.mark.once] if name in VARIANTS else []
+
+
 every_size = pytest.mark.parametrize(
     ("name", "channels"),
     [
-        pytest.param(name, size, marks=[pytest.mark.once] if name in VARIANTS or size == 1 else [])
+        pytest.param(name, size, marks=marks(name, size))
         for name in FLOWS
         for size in (1, 3)
         if size >= min_channels(name)
@@ -109,7 +123,7 @@ def test_every_weight_and_condition_gets_a_gradient(float64, name):
     ("lead", "rows"),
     [
         ((2, 2), (2, 1)),
-        ((1,), (3,)),
+        pytest.param((1,), (3,), marks=pytest.mark.slow),
         pytest.param((2, 2), (), marks=pytest.mark.slow),
         pytest.param((), (2, 1), marks=pytest.mark.slow),
     ],
@@ -128,7 +142,7 @@ def test_broadcasting_equals_a_loop(float64, name, lead, rows):
         close(found.reshape(looped.shape), looped, 1e-8)
 
 
-@every_kind
+@every_kind_but_large
 def test_compiled_equals_eager(float64, name):
     flow, x, condition = make(name, seed=2), draws((5, 3)), conditions(5)
 
@@ -155,7 +169,7 @@ def test_config_round_trip(name):
     np.testing.assert_array_equal(forward(twin, x, condition), forward(flow, x, condition))
 
 
-@every_kind
+@every_kind_but_large
 def test_trains_in_a_model_and_survives_its_file(eagerly, name, tmp_path):
     inputs, condition = keras.Input((3,)), keras.Input((SIZE,))
     outputs = FLOWS[name](condition_size=SIZE)(inputs, condition=condition)

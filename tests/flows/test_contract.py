@@ -23,11 +23,19 @@ from tfp_ibnn import flows
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
 # Another setting of a flow makes no difference to shapes, precisions, compilers and derivatives.
 every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not in VARIANTS])
+
+
+def marks(name, size):
+    if size == 2 and min_channels(name) == 1:
+        return [pytest.mark.once, pytest.mark.slow]
+    return [pytest.mark.once] if name in VARIANTS or size == 2 else []
+
+
 # The smallest of all, the smallest of a coupling, and an odd one with more than three channels.
 every_size = pytest.mark.parametrize(
     ("name", "channels"),
     [
-        pytest.param(name, size, marks=[pytest.mark.once] if name in VARIANTS or size == 2 else [])
+        pytest.param(name, size, marks=marks(name, size))
         for name in FLOWS
         for size in (1, 2, 5)
         if size >= min_channels(name)
@@ -319,14 +327,11 @@ def everything_compiled(name):
 
         def everything(x):
             there, back = flow.bijector(), flow.bijector()
-            y = there.forward(x)
             return {
-                "forward": y,
+                "forward": there.forward(x),
                 "log-det": there.forward_log_det_jacobian(x, event_ndims=1),
                 "inverse": back.inverse(x),
                 "inverse log-det": back.inverse_log_det_jacobian(x, event_ndims=1),
-                # A new bijector, or the cache would answer with x itself.
-                "inverse of forward": flow.bijector().inverse(y),
             }
 
         _compiled[name] = flow, autodiff.jit(everything, flow.weights)
@@ -357,5 +362,7 @@ def test_float32_stays_finite_at_the_edges(name, seed, input_size, weight_sizes,
     for weight, size in zip(flow.trainable_weights, weight_sizes, strict=False):
         weight.assign(sample(weight.shape, size))
     x = sample((4, 3), input_size)
-    for label, value in compiled(ops.convert_to_tensor(x)).items():
+    found = compiled(ops.convert_to_tensor(x))
+    found["inverse of forward"] = compiled(found["forward"])["inverse"]
+    for label, value in found.items():
         assert np.all(np.isfinite(ops.convert_to_numpy(value))), label

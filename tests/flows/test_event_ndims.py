@@ -10,7 +10,9 @@ from tests.registry import FLOWS, VARIANTS, make_flow, perturb
 from tfp_ibnn import flows
 from tfp_ibnn._core.backend import tanh
 
-every_kind = pytest.mark.parametrize("name", [name for name in FLOWS if name not in VARIANTS])
+KINDS = [name for name in FLOWS if name not in VARIANTS]
+# The largest, whose parameters take the condition as those of the others do.
+LARGE = ("coupling-spline", "glow-identity", "sylvester-3")
 
 
 class RowsBijector(flows.FlowBijector):
@@ -77,8 +79,14 @@ def test_a_condition_per_event_of_two_axes(float64):
     assert np.all(np.abs(found - log_det(flow, x, condition=-condition)) > 1e-6)
 
 
-@every_kind
-@pytest.mark.parametrize("condition_shape", [None, (2, 1, 1, 4)])
+@pytest.mark.parametrize(
+    ("name", "condition_shape"),
+    [
+        pytest.param(name, shape, marks=pytest.mark.slow if shape and name in LARGE else [])
+        for name in KINDS
+        for shape in (None, (2, 1, 1, 4))
+    ],
+)
 def test_a_flow_of_vectors_on_images_sums_over_the_positions(float64, name, condition_shape):
     kwargs = {} if condition_shape is None else {"condition_size": 4}
     flow, x = make_flow(name, seed=2, **kwargs), draws((2, 2, 3, 3))

@@ -303,7 +303,10 @@ def classifier(jit_compile="auto"):
 
 
 @pytest.mark.once
-def test_in_fit_and_evaluate_and_after_loading(tmp_path):
+@pytest.mark.parametrize("graph", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_in_fit_and_evaluate_and_after_loading(request, graph, tmp_path):
+    if not graph:
+        request.getfixturevalue("eagerly")
     model = classifier()
     history = model.fit(LOGITS, LABELS, batch_size=8, verbose=0).history
     assert set(NAMES) <= set(history)

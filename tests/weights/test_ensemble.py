@@ -85,7 +85,7 @@ def test_all_models_are_taken_but_no_more(models, by_hand):
     np.testing.assert_allclose(found, by_hand[:2].mean(axis=0), atol=3e-7)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2])
+@pytest.mark.parametrize("chunk_size", [pytest.param(1, marks=SLOW), 2])
 def test_chunks(models, by_hand, chunk_size):
     mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(models), chunk_size=chunk_size, return_samples=True)
     found = mc.predict(X, verbose=0)

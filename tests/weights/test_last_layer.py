@@ -45,6 +45,7 @@ def test_the_elbo_of_a_linear_model_is_the_evidence():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_diagonal_and_low_rank_gaussians_of_a_linear_model():
     x, y, model, precision, _, evidence = linear()
     options = {"prior_scale": PRIOR, "noise_scale": 0.4}

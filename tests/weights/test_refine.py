@@ -177,6 +177,7 @@ def swag(seed):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_swag_is_refined():
     posterior, options = swag(1), {"steps": 20, "draws": 4, "verbose": 0, "learning_rate": 0.05}
     chain = [flows.AffineCoupling(4), flows.AffineCoupling(4, swap=True)]

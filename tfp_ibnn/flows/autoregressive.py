@@ -54,11 +54,6 @@ class InverseAutoregressive(Flow):
         reverse: let each channel depend on those after it instead of those before it.
         limit: bound of |log scale|.
 
-    Example:
-        >>> import keras
-        >>> InverseAutoregressive(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Kingma et al., Improving Variational Inference with Inverse Autoregressive Flow, arXiv
         1606.04934. Germain et al., MADE, arXiv 1502.03509.

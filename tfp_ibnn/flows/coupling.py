@@ -146,11 +146,6 @@ class AffineCoupling(Coupling):
         mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
             true where it is kept.
 
-    Example:
-        >>> import keras
-        >>> AffineCoupling(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
     """

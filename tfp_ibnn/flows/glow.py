@@ -25,11 +25,6 @@ class GlowStep(Flow):
         swap: which half the coupling keeps.
         start: of the convolution, "orthogonal" or "identity".
 
-    Example:
-        >>> import keras
-        >>> GlowStep(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """

@@ -75,11 +75,6 @@ class Planar(Flow):
     The free vector u' is corrected along w so that w.u = m(w.u') > -1, where m is the identity for
     positive arguments (`constraints.above_minus_one`); u' = 0 is the identity, where it starts.
 
-    Example:
-        >>> import keras
-        >>> Planar()(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Rezende and Mohamed, Variational Inference with Normalizing Flows, arXiv 1505.05770.
     """

@@ -69,11 +69,6 @@ class Radial(Flow):
     (`constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
     typical distance of a draw, sqrt(channels).
 
-    Example:
-        >>> import keras
-        >>> Radial()(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Rezende and Mohamed, Variational Inference with Normalizing Flows, arXiv 1505.05770.
     """

@@ -61,11 +61,8 @@ class _KnotNetwork(Conditioner):
         self.parts = parts
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        kernel = ops.convert_to_tensor(self.kernel) / self.kernel.shape[0] ** 0.5
-        output_kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
-        bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
-        hidden = ops.relu(matmul(inputs, kernel) + bias)
-        knots = matmul(hidden[..., None, None, :], output_kernel)[..., 0, :] + output_bias
+        hidden, kernel, bias = self.last_layer(inputs, condition)
+        knots = matmul(hidden[..., None, None, :], kernel)[..., 0, :] + bias
         return constraints.bounded(knots, self.limit)
 
 
@@ -95,11 +92,6 @@ class Spline(_Splines):
         interval: beyond it, on either side, the map is the identity.
         limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
 
-    Example:
-        >>> import keras
-        >>> Spline(bins=4)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Durkan et al., Neural Spline Flows, arXiv 1906.04032.
     """
@@ -119,11 +111,6 @@ class SplineCoupling(_Splines, Coupling):
 
     The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
     `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`.
-
-    Example:
-        >>> import keras
-        >>> SplineCoupling(hidden=8, bins=4)(keras.ops.zeros((4, 3))).shape[-1]
-        3
 
     References:
         Durkan et al., Neural Spline Flows, arXiv 1906.04032.

@@ -75,11 +75,6 @@ class Sylvester(Flow):
     Args:
         units: hidden units; at most the number of channels is used.
 
-    Example:
-        >>> import keras
-        >>> Sylvester(units=2)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         van den Berg et al., Sylvester Normalizing Flows, arXiv 1803.05649.
     """

@@ -64,8 +64,7 @@ def scale(name: str, value: Any) -> float:
 
 def positive_integer(name: str, value: Any, most: int | None = None) -> int:
     """Return `value` as an int, or raise if it is not a whole number from one to `most`."""
-    want = "a whole number of at least 1"
-    _number(name, value, lambda x: x >= 1 and value == int(value), want)
+    _number(name, value, lambda x: x >= 1 and value == int(value), "a whole number of at least 1")
     if most is not None and value > most:
         raise ValueError(f"`{name}` must be at most {most}; got {shown(value)}.")
     return int(value)
@@ -122,9 +121,8 @@ def channels_of(owner: str, input_shape: Any) -> int:
         for size in input_shape
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
-        got = f"{input_shape!r}. Give a shape like (batch, channels)"
-        wanted = "works on the last axis of one tensor, of known size, at least 1"
-        raise ValueError(f"{owner} {wanted}; got the input shape {got}.")
+        wanted = "works on the last axis of one tensor, of known size: (batch, channels), say"
+        raise ValueError(f"{owner} {wanted}; got the input shape {input_shape!r}.")
     return int(input_shape[-1])
 
 

@@ -95,19 +95,19 @@ def _brought_by_hand(raw: Path, dataset: Dataset) -> Splits:
 
 def _from_archive(archive: Path, form: str, dataset: Dataset) -> Splits:
     """Return a dataset from a tar archive, in which its canonical files have paths `form`."""
-    found = _members(archive, [form.format(name) for name in dataset.files], dataset)
-    return _from_files({Path(path).name: content for path, content in found.items()}, dataset)
+    paths = [form.format(name) for name in dataset.files]
+    return _from_files(_members(archive, paths, dataset), dataset)
 
 
 def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
-    """Return a dataset from its canonical files, each as it is or as .gz."""
+    """Return a dataset from its canonical files, by their paths, each as it is or as .gz."""
     contents = {}
-    for name, content in files.items():
-        plain = name.removesuffix(".gz")
-        if plain != name:
+    for path, content in files.items():
+        name = Path(path).name
+        if name.endswith(".gz"):
             with _readable(name), gzip.open(io.BytesIO(content)) as file:
                 content = file.read(dataset.nbytes)  # no more, however long it is
-        contents[plain] = content
+        contents[name.removesuffix(".gz")] = content
     return decode(dataset, contents)
 
 
@@ -128,8 +128,7 @@ def _from_tfds(dataset: Dataset, download: bool = False) -> Splits:
         # -P: this folder's modules must not hide others of the same name, such as `datasets`.
         command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
         command += [folder] if download else []
-        patience = _PATIENCE if download else math.inf
-        _run(command, Path(folder), patience=patience)
+        _run(command, Path(folder), patience=_PATIENCE if download else math.inf)
         with _readable(output.name), np.load(output, allow_pickle=False) as found:
             return tuple(
                 tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
@@ -251,9 +250,8 @@ def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, by
             found[name] = tar.extractfile(member).read()
             if len(found) == len(wanted):
                 break
-    for name in sorted(wanted):
-        if name not in found:
-            raise DataError(f"{archive.name} holds no file {name}")
+    if missing := sorted(set(wanted) - set(found)):
+        raise DataError(f"{archive.name} holds no file {missing[0]}")
     return found
 
 

@@ -99,8 +99,7 @@ def _checked(images: Any) -> np.ndarray:
         remedy = "Convert them: np.rint(images).astype('uint8')."
         raise ValueError(f"`images` must be uint8, from 0 to 255; got {images.dtype}. {remedy}")
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
-        wanted = "(images, height, width, channels) with 1 or 3 channels"
-        raise ValueError(f"`images` must have the shape {wanted}; got {images.shape}.")
+        raise ValueError(f"`images` must have the shape (N, H, W, 1 or 3); got {images.shape}.")
     return images
 
 

@@ -17,26 +17,15 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """One image classification dataset.
-
-    Attributes:
-        name: what `load` knows it by.
-        classes: the names of the classes, in the order of the labels.
-        image_shape: (height, width, channels).
-        train_size: number of training images.
-        test_size: number of test images.
-        layout: of the canonical files: `"idx"` as MNIST's, `"cifar"` as CIFAR-10's binary version.
-        sha256: of the arrays' types, shapes and bytes, in the order in which `load` returns them.
-        maximum: largest possible pixel value; divide by it to get images in [0, 1].
-    """
+    """One image classification dataset; its images divided by `maximum` lie in [0, 1]."""
 
     name: str
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    classes: tuple[str, ...]  # in the order of the labels
+    image_shape: tuple[int, int, int]  # height, width, channels
     train_size: int
     test_size: int
-    layout: Literal["idx", "cifar"]
-    sha256: str = field(repr=False)
+    layout: Literal["idx", "cifar"]  # of the canonical files: MNIST's, or CIFAR-10's binary version
+    sha256: str = field(repr=False)  # of types, shapes and bytes of all arrays, as `load` has them
     maximum: int = 255
 
     @property

@@ -58,8 +58,7 @@ def load(name: str, data_dir: Folder = None) -> Splits:
             pass
     except OSError as error:
         refused = f"{folder} cannot be written to: {error.strerror or error}"
-        remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
-        raise DataError(f"{refused}; {remedy}") from None
+        raise DataError(f"{refused}; choose another by `data_dir` or TFP_IBNN_DATA.") from None
     lines = [f"{name} could not be loaded. What was tried:"]
     for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)

@@ -62,9 +62,8 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         size = self.condition_size
         shape = None if condition is None else tuple(condition.shape)
         if size is None and shape is not None:
-            got = f"shape {shape}. Make the flow with condition_size={shape[-1] if shape else 1}"
-            wanted = "must be None for a flow without `condition_size`"
-            raise ValueError(f"`condition` {wanted}; got a tensor of {got}.")
+            got = f"a tensor of shape {shape}: set condition_size={shape[-1] if shape else 1}"
+            raise ValueError(f"`condition` must be None without `condition_size`; got {got}.")
         if size is not None and (not shape or shape[-1] != size):
             wanted = f"needs `condition`, which must have the shape (..., {size})"
             raise ValueError(f"A flow with condition_size={size} {wanted}; got {shape}.")

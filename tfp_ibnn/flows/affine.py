@@ -38,10 +38,6 @@ class AffineBijector(FlowBijector):
 class Affine(Flow):
     """Element-wise affine flow, y = shift + scale * x, with scale kept positive by a softplus.
 
-    Args:
-        initial_shift: where the shift starts.
-        initial_scale: where the scale starts.
-
     Example:
         >>> import keras
         >>> y = Affine(initial_shift=1.0)(keras.ops.zeros((4, 3)))

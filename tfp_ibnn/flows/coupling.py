@@ -96,8 +96,8 @@ class Coupling(Flow):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         if len(self._kept()) != self.channels:
-            wrong = f"`mask` is for {len(self.mask)} channels, and there are {self.channels}"
-            raise ValueError(f"{wrong}: give a boolean for each, or 'alternating'.")
+            got = f"{len(self.mask)} for {self.channels} channels"
+            raise ValueError(f"`mask` must be a boolean per channel, or 'alternating'; got {got}.")
         kept = int(self._kept().sum())
         moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}

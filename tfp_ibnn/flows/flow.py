@@ -116,9 +116,8 @@ class Flow(Conditional):
             wanted = f"works on the last {self.event_ndims} axes of a tensor"
             raise ValueError(f"{name} {wanted}; got the input shape {tuple(input_shape)!r}.")
         if channels < self.min_channels:
-            remedy = "For one channel use NormalPlanar1d(), or flows.Planar() in a list of flows"
-            wanted = f"needs at least {self.min_channels} channels"
-            raise ValueError(f"{name} {wanted}; got {channels}. {remedy}.")
+            wanted = f"needs at least {self.min_channels} channels; got {channels}"
+            raise ValueError(f"{name} {wanted}. For one use NormalPlanar1d(), or flows.Planar().")
         self.channels = channels
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:

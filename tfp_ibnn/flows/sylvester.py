@@ -66,14 +66,11 @@ def _diagonal(matrix: Tensor) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Sylvester(Flow):
-    """Sylvester flow, y = x + Q R tanh(S Q'x + b), with `units` hidden units.
+    """Sylvester flow, y = x + Q R tanh(S Q'x + b), of `units` hidden units, at most of `channels`.
 
     Q is a product of Householder reflections. The diagonals are S_ii = exp(bounded(.)) > 0 (its
     sign would only be traded against those of b and R) and R_ii = k_i / S_ii with k_i > -1 free
     (`constraints.above_minus_one`). R starts at 0: the identity.
-
-    Args:
-        units: hidden units; at most the number of channels is used.
 
     References:
         van den Berg et al., Sylvester Normalizing Flows, arXiv 1803.05649.

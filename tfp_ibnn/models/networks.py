@@ -146,8 +146,7 @@ def wide_resnet(
         Zagoruyko and Komodakis, Wide Residual Networks, arXiv 1605.07146.
     """
     if checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
-        got = checks.shown(depth)
-        raise ValueError(f"`depth` must be 10, 16, 22, 28, ... (6n + 4); got {got}.")
+        raise ValueError(f"`depth` must be 6n + 4: 10, 16, 22, 28, ...; got {checks.shown(depth)}.")
     width = checks.positive_integer("width", width)
     inputs, x = _entrance(input_shape, preprocessing, "wide_resnet", 8)
     x = _convolution(x, 16, 3, 1, "conv0")

@@ -82,9 +82,8 @@ class Source:
         is_paired, samples = self.sampling == "antithetic", self._samples(count)
         source = counter.sobol if self.sampling == "qmc" else counter.bits
         if source is counter.sobol and not all(isinstance(size, int) for size in shape):
-            remedy = "Give the model's input a fixed size, or use another sampling"
-            wanted = "Quasi-random noise needs sizes that are known ahead"
-            raise ValueError(f"{wanted}; one draw has the shape {shape}. {remedy}.")
+            wanted = "needs sizes that are known ahead: give the model's input a fixed one"
+            raise ValueError(f"Quasi-random noise {wanted}; one draw has the shape {shape}.")
         words = self._words(source, samples // 2 if is_paired else samples, shape, generator)
         draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
         if is_paired:

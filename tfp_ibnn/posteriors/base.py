@@ -349,8 +349,9 @@ def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:
     return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), diagonal_normal(loc, scale))
 
 
-def checked_component(component: Tensor | None) -> Tensor:
-    """Return component indices as a tensor, or raise if there are none."""
+def of_component(component: Tensor | None, *parts: Tensor) -> list[Tensor]:
+    """Return the rows of parts (components, ...) by the index of each draw, or raise without."""
     if component is None:
         raise ValueError("A posterior of several components needs `component`, one index per draw.")
-    return ops.convert_to_tensor(component, dtype="int32")
+    component = ops.convert_to_tensor(component, dtype="int32")
+    return [ops.take(part, component, axis=0) for part in parts]

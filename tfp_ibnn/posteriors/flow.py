@@ -167,9 +167,8 @@ class FlowPosterior(base.Posterior):
         """Return draws of the base distribution and their log-density."""
         if self.components == 1:
             return noise, base.log_normal(noise)
-        component = base.checked_component(component)
-        loc = ops.take(self.base_loc, component, axis=0)
-        scale = ops.take(constraints.scale(self.base_raw_scale), component, axis=0)
+        scales = constraints.scale(self.base_raw_scale)
+        loc, scale = base.of_component(component, self.base_loc, scales)
         z = loc + scale * noise
         q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
         return z, q.log_prob(z)
@@ -178,8 +177,7 @@ class FlowPosterior(base.Posterior):
 def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[Flow]:
     """Return copies of flows that a posterior may have, or raise."""
     if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
-        wanted = "a list of flows such as [ibnn.flows.Planar()]"
-        raise ValueError(f"`{argument}` must be {wanted}; got {flows!r}.")
+        raise ValueError(f"`{argument}` must be flows, as [ibnn.flows.Planar()]; got {flows!r}.")
     copies = []
     for position, flow in enumerate(flows):
         if flow.condition_size is not None or flow.event_ndims != 1:

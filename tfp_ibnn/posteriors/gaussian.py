@@ -61,11 +61,8 @@ class NormalFull(_CorrelatedNormal):
 
     KL and entropy are closed forms, log det = sum_c log scale_c. It starts as `NormalAffine` does,
     with L = 1. Parameters: channels * (channels + 3) / 2; cost: O(channels^2) per draw. This is the
-    control for any flow: what it reaches is not due to the flow's shape.
-
-    Args:
-        initial_scale: scale of z at the start; None takes `prior_scale`.
-        **kwargs: those of `Posterior`.
+    control for any flow: what it reaches is not due to the flow's shape. `initial_scale` is that of
+    `FlowPosterior`, and the other arguments are those of `Posterior`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -106,19 +103,8 @@ class NormalLowRank(_CorrelatedNormal):
     Drawn as z = loc + scale * (eps + U U' eps), whose covariance scale (1 + U U')^2 scale is of
     that form, any such one for some U. KL and entropy are closed forms, log det = sum_c log scale_c
     + log det(1 + U' U). It starts as `NormalAffine` does, up to a small random U. Parameters:
-    channels * (rank + 2); cost: O(channels * rank) per draw.
-
-    Args:
-        rank: number of columns of F.
-        initial_scale: scale of z at the start; None takes `prior_scale`.
-        **kwargs: those of `Posterior`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.NormalLowRank(rank=2)
-        >>> posterior.build((5,))
-        >>> posterior.sample_and_kl((10,))[0].shape[-1]
-        5
+    channels * (rank + 2); cost: O(channels * rank) per draw. The other arguments are those of
+    `NormalFull`.
 
     References:
         Ong et al., Gaussian Variational Approximation with a Factor Covariance Structure, arXiv

@@ -8,7 +8,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, checked_component, equal_mixture
+from tfp_ibnn.posteriors.base import Posterior, equal_mixture, of_component
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -29,13 +29,6 @@ class MixturePosterior(Posterior):
         kl: "bound", or "averaged" for the KL of the Gaussian that the average of one draw from each
             component has. The authors' code used that; it is not a bound.
         **kwargs: those of `Posterior`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.MixturePosterior(components=4)
-        >>> posterior.build((3,))
-        >>> posterior.sample_and_kl((10,))[0].shape[-1]
-        3
 
     References:
         Trinh et al., Scalable Bayesian Neural Networks by Layer-Wise Input Augmentation, arXiv
@@ -86,11 +79,8 @@ class MixturePosterior(Posterior):
         self, noise: Tensor, component: Tensor | None = None, training: bool = False
     ) -> Draw:
         loc, scale = self._loc_and_scale()
-        if self.components == 1:
-            chosen = loc[0], scale[0]
-        else:
-            component = checked_component(component)
-            chosen = ops.take(loc, component, axis=0), ops.take(scale, component, axis=0)
+        is_one = self.components == 1
+        chosen = (loc[0], scale[0]) if is_one else of_component(component, loc, scale)
         z = chosen[0] + chosen[1] * noise
         if self._given_prior is not None:
             return Draw(z, *self._gaussian(*chosen, z))

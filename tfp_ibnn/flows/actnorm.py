@@ -16,9 +16,9 @@ from tfp_ibnn.flows.flow import Flow
 class ActNorm(Flow):
     """Element-wise affine flow, y = shift + exp(bounded(raw)) * x, with |log scale| below `limit`.
 
-    It starts as the identity. Glow sets such a layer from its first batch of data; for a posterior
-    that would whiten the very noise that is to be learned, so here `adapt` does it on demand and
-    nothing is ever assigned during a call.
+    It starts as the identity. Glow (Kingma and Dhariwal, arXiv 1807.03039) sets such a layer from
+    its first batch of data; for a posterior that would whiten the very noise that is to be learned,
+    so here `adapt` does it on demand, and nothing is ever assigned during a call.
 
     Example:
         >>> import keras
@@ -26,9 +26,6 @@ class ActNorm(Flow):
         >>> norm.adapt(keras.random.normal((1000, 2), mean=5.0, seed=0))
         >>> bool(abs(keras.ops.mean(norm(keras.ops.full((1, 2), 5.0)))) < 0.2)
         True
-
-    References:
-        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     is_linear = True

@@ -16,9 +16,8 @@ from tfp_ibnn.flows.flow import Flow, FlowBijector
 class AutoregressiveBijector(FlowBijector):
     """y_i = x_i * exp(log_scale_i(x_<i)) + shift_i(x_<i).
 
-    The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward, and
-    so sampling, takes one pass of the network; the inverse finds one more channel in each of
-    `channels` passes.
+    The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward takes
+    one pass of the network, the inverse `channels` passes, each of which finds one more channel.
 
     Args:
         network: maps (..., channels) to shifts and log-scales, both (..., channels), where entry i
@@ -80,6 +79,5 @@ class InverseAutoregressive(Flow):
 
     def bijector(self, condition: Tensor | None = None) -> AutoregressiveBijector:
         condition = self.checked_condition(condition)
-        return AutoregressiveBijector(
-            network=self.network.given(condition), condition=condition, dtype=self.dtype
-        )
+        network = self.network.given(condition)
+        return AutoregressiveBijector(network=network, condition=condition, dtype=self.dtype)

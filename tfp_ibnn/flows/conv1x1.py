@@ -48,21 +48,16 @@ class Conv1x1Bijector(FlowBijector):
         return many and len(self.lower.shape) == 2
 
     def _inverse(self, y: Tensor) -> Tensor:
-        if len(self.lower.shape) == 2:
-            columns = ops.reshape(y, (-1, y.shape[-1]))
-            columns = ops.transpose(ops.take(columns, ops.argsort(self.permutation), axis=-1))
-            columns = self._solve(self.lower, self.upper, columns)
-            return ops.reshape(ops.transpose(columns), ops.shape(y))
-        # A solver takes one column for each matrix, and as many of either.
+        lower, upper = self.lower, self.upper
         columns = ops.take(y, ops.argsort(self.permutation), axis=-1)[..., None]
-        columns = columns + ops.zeros_like(self.lower[..., :1])
-        zeros = ops.zeros_like(columns)
-        return self._solve(self.lower + zeros, self.upper + zeros, columns)[..., 0]
-
-    @staticmethod
-    def _solve(lower: Tensor, upper: Tensor, columns: Tensor) -> Tensor:
+        if one := len(lower.shape) == 2:
+            columns = ops.transpose(ops.reshape(columns, (-1, y.shape[-1])))
+        else:  # a solver takes one column for each matrix, and as many of either
+            columns = columns + ops.zeros_like(lower[..., :1])
+            lower, upper = lower + ops.zeros_like(columns), upper + ops.zeros_like(columns)
         columns = ops.solve_triangular(lower, columns, lower=True)
-        return ops.solve_triangular(upper, columns, lower=False)
+        columns = ops.solve_triangular(upper, columns, lower=False)
+        return ops.reshape(ops.transpose(columns), ops.shape(y)) if one else columns[..., 0]
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return total(self.log_diagonal)
@@ -125,9 +120,8 @@ class InvertibleConv1x1(Flow):
 
     @property
     def _spread(self) -> float:
-        # A step that moves every entry of a matrix by the same small amount moves its norm by
-        # `channels` times that. Weights that are larger than the triangles they hold tame the steps
-        # of adaptive optimizers on wide layers, which would otherwise blow up within a few steps.
+        # Weights are larger than the triangles they hold: a step that moves every entry of a matrix
+        # alike moves its norm by `channels` times that, and wide layers would soon blow up.
         return self.channels**0.5
 
 

@@ -20,8 +20,7 @@ class FlowBijector(tfb.Bijector):
     A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
     defines `_inverse`, and `_forward` with `_forward_log_det_jacobian`, or `forward_and_log_det`
     where these share work. A tensor with further leading axes, which broadcast against those of x,
-    differs by row. Other parameters (a network, a flag) may also be given; each becomes an
-    attribute.
+    differs by row. Other parameters, such as a network, become attributes too.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {}
@@ -73,9 +72,8 @@ class Flow(Conditional):
 
     A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`,
     which reads them by `parameter`. With a `condition_size`, each row of a condition has its own
-    parameters, weight + linear(condition). The linear maps start at 0: the unconditional flow.
-    Flows compute in float32, or in float64 under a float64 policy, whatever the precision of the
-    network around them.
+    parameters, weight + linear(condition), which start as those of the flow without one. Flows
+    compute in float32, or in float64 under a float64 policy, whatever network is around them.
 
     Args:
         condition_size: size of the last axis of conditions; None for a flow without a condition.
@@ -149,6 +147,3 @@ class Flow(Conditional):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
-
-    def get_build_config(self) -> None:
-        """Leave building to the owner, so that weight paths are the same after loading."""

@@ -111,9 +111,6 @@ class SplineCoupling(_Splines, Coupling):
 
     The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
     `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`.
-
-    References:
-        Durkan et al., Neural Spline Flows, arXiv 1906.04032.
     """
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:

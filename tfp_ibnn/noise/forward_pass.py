@@ -114,9 +114,8 @@ def current() -> Pass:
     call = keras_internals.find_call()
     if call is None:
         raise RuntimeError(
-            "No forward pass can be found, so the KL would be lost or counted twice. Call the "
-            "layer or model itself, layer(x), not layer.call(x), or open a pass around the call: "
-            "`with ibnn.noise.scope():`. If you did, this package does not work with Keras "
+            "No forward pass can be found: the KL would get lost or count twice. Use layer(x), not "
+            "layer.call(x), or `with ibnn.noise.scope():` around it. If you did, do not use Keras "
             f"{keras.__version__}: pip install 'keras{keras_internals.TESTED_VERSIONS}'."
         )
     return _passes.setdefault(call, Pass())

@@ -21,9 +21,8 @@ _CALL_STRIDE = 0x9E3779B1
 """Distance between the seeds of two layers: those of two batches follow each other."""
 
 _ROWS = (
-    "Layers with a common mixture component for each example need the same batch: a reshape inside "
-    "the network may cut each example into several rows, but not merge examples. To allow any "
-    "reshape, choose components per layer: FlowPosterior(components=4)."
+    "Layers that share a mixture component need the same batch: a reshape may cut an example into "
+    "rows, but not merge examples. To allow that, use FlowPosterior(components=4), one per layer."
 )
 
 

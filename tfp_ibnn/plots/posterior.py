@@ -141,7 +141,6 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
     # Noise made here is the same on every backend, and leaves the posterior's own seed alone.
     noise = np.random.default_rng(seed).standard_normal((draws, size))
     component = np.arange(draws, dtype="int32") % posterior.components
-    component = None if posterior.components == 1 else component
     drawn = posterior.transform(ops.convert_to_tensor(noise, dtype=posterior.dtype), component)
     z = np.asarray(ops.convert_to_numpy(drawn.z), dtype="float64")
     if bad := np.sum(~np.isfinite(z)):

@@ -111,8 +111,7 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
 class Posterior(Template):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
-    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
-    given to a layer is a template: each layer takes a copy, built for its own channels.
+    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`.
 
     Args:
         prior: another prior of each channel, such as `ibnn.priors.Laplace(0.3, loc=1.0)`, or a
@@ -203,8 +202,7 @@ class Posterior(Template):
         """Do as `transform`; if not `on`, z is the mean.
 
         A mean that is an average of draws takes them along with those of the noise: a second chain
-        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
-        for the first step half as long again.
+        of flows, under a condition, makes the wait for LeNet's first step half as long again.
         """
         fixed = self.fixed_noise(training)
         if fixed is None:
@@ -222,8 +220,7 @@ class Posterior(Template):
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
 
-        The KL is a scalar where it has a closed form, else an estimate for each draw. No inverse is
-        computed.
+        The KL is a scalar where it has a closed form, else an estimate for each draw.
         """
         if not self.built:
             raise ValueError(f"{type(self).__name__} is not built: call build((channels,)) first.")
@@ -241,9 +238,7 @@ class Posterior(Template):
         return mean(self.summary().entropy)
 
     def summary(self) -> Draw:
-        component = None
-        if self.components > 1:
-            component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
+        component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
         return self.transform(ops.convert_to_tensor(self._fixed_noise()), component)
 
     @staticmethod

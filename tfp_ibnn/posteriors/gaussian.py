@@ -103,8 +103,7 @@ class NormalLowRank(_CorrelatedNormal):
     Drawn as z = loc + scale * (eps + U U' eps), whose covariance scale (1 + U U')^2 scale is of
     that form, any such one for some U. KL and entropy are closed forms, log det = sum_c log scale_c
     + log det(1 + U' U). It starts as `NormalAffine` does, up to a small random U. Parameters:
-    channels * (rank + 2); cost: O(channels * rank) per draw. The other arguments are those of
-    `NormalFull`.
+    channels * (rank + 2); cost: O(channels * rank) per draw. Other arguments: see `NormalFull`.
 
     References:
         Ong et al., Gaussian Variational Approximation with a Factor Covariance Structure, arXiv
@@ -126,7 +125,6 @@ class NormalLowRank(_CorrelatedNormal):
         return noise + matmul(matmul(noise, columns), ops.transpose(columns))
 
     def _traces(self) -> tuple[Tensor, Tensor]:
-        """Return the diagonal of M M' - 1, (channels,), and log det M."""
         columns = ops.convert_to_tensor(self.columns)
         inner, one = matmul(ops.transpose(columns), columns), ops.eye(self.rank, dtype=self.dtype)
         excess = ops.sum(matmul(columns, 2 * one + inner) * columns, axis=1)

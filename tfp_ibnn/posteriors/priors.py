@@ -128,13 +128,10 @@ class StudentT(_LocationScale):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class ScaleMixture(Prior):
-    """Two Gaussians of mean 0, a wide and a narrow one: the prior of Bayes by Backprop.
+    """Two Gaussians of mean 0: the prior of Bayes by Backprop (Blundell et al., arXiv 1505.05424).
 
     p(w) = pi N(w; 0, sigma1^2) + (1 - pi) N(w; 0, sigma2^2), where a small sigma2 lets many
     weights end near 0.
-
-    References:
-        Blundell et al., Weight Uncertainty in Neural Networks, arXiv 1505.05424.
     """
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:
@@ -165,11 +162,11 @@ class Given(Prior):
         except ValueError:
             fits = False
         if not fits or shape[len(shape) - len(event) :] != event:
-            raise ValueError(
-                f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}. Give a "
-                "distribution of one number, such as tfd.Normal(0.0, 1.0), or one for each shape, "
-                "by patterns of layer names: to_stochastic(model, {pattern: posterior})."
+            remedy = (
+                "Give one for a number, as tfd.Normal(0.0, 1.0), or patterns of layers their own"
             )
+            wrong = f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}"
+            raise ValueError(f"{wrong}. {remedy}: to_stochastic(model, {{pattern: posterior}}).")
 
     def get_config(self) -> dict[str, Any]:
         return {"given": _encode(self.given)}

@@ -124,6 +124,5 @@ def save_functions(*_: Any) -> None:
     """Refuse."""
     raise RuntimeError(
         "A SavedModel is written by TensorFlow; the backend is 'jax'. Save the model here with "
-        "model.save('model.keras'); there, with KERAS_BACKEND=tensorflow, load and export it, for "
-        "example by scripts/export.py."
+        "model.save('model.keras'); with KERAS_BACKEND=tensorflow, export that (scripts/export.py)."
     )

@@ -71,14 +71,10 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
 
 
 def rotate(images: Any, degrees: float) -> np.ndarray:
-    """Return images turned counter-clockwise around their centre, (N, H, W, C) uint8.
+    """Return images (N, H, W, C) uint8, turned counter-clockwise around their centre.
 
     Pixels are interpolated bilinearly and rounded, black beyond the edges; the size stays. By
     multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
-
-    Args:
-        images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
-        degrees: the angle; below 0 it is clockwise.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn

@@ -15,7 +15,7 @@ LARGEST_SIZE = 2**20
 """More units, components or bins than anybody needs, and less than takes a machine's memory."""
 
 _OF_TFP = ("prior_fn", "posterior_fn", "tensor_fn", "divergence_fn", "kl_weight", "kl_use_exact")
-_MODERATE = 1e9
+_SIZE = "0, or of a size between 1e-9 and 1e9"
 _SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
 
 
@@ -50,11 +50,7 @@ non_negative = functools.partial(_number, is_good=lambda x: x >= 0, want="0 or a
 fraction = functools.partial(_number, is_good=lambda x: 0 <= x < 1, want="at least 0 and below 1")
 probability = functools.partial(_number, is_good=lambda x: 0 < x < 1, want="between 0 and 1")
 # Squares of it stay in the range of float32.
-moderate = functools.partial(
-    _number,
-    is_good=lambda x: x == 0 or 1 / _MODERATE <= abs(x) <= _MODERATE,
-    want=f"0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}",
-)
+moderate = functools.partial(_number, is_good=lambda x: x == 0 or 1e-9 <= abs(x) <= 1e9, want=_SIZE)
 
 
 def scale(name: str, value: Any) -> float:

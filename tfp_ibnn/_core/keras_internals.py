@@ -209,10 +209,8 @@ def is_plain_graph(model: Any) -> bool:
 
 def has_plain_call(model: keras.Model, *others: type[keras.Model]) -> bool:
     """Whether a model is called as Keras's Functional and Sequential models are, or as others."""
-    plain = (Functional, keras.Sequential, *others)
-    return any(type(model).call is kind.call for kind in plain) and any(
-        type(model).__call__ is kind.__call__ for kind in plain
-    )
+    own, plain = type(model), (Functional, keras.Sequential, *others)
+    return any(own.call is x.call for x in plain) and any(own.__call__ is x.__call__ for x in plain)
 
 
 def nodes_in_order(model: keras.Model) -> Iterator[Any]:

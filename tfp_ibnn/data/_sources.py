@@ -112,15 +112,11 @@ def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
     return decode(dataset, contents)
 
 
-def _tfds_prepared(dataset: Dataset) -> Splits:
+def _from_tfds(dataset: Dataset, download: bool) -> Splits:
     # As TensorFlow Datasets chooses it, without the seconds it takes to import that.
     home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    if not (home / dataset.name).is_dir():
+    if not download and not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
-    return _from_tfds(dataset)
-
-
-def _from_tfds(dataset: Dataset, download: bool = False) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(install_line("tensorflow_datasets", "data"))
     # A download goes there too: what stays is the cache file, not a second copy and the archives.
@@ -137,6 +133,7 @@ def _from_tfds(dataset: Dataset, download: bool = False) -> Splits:
             )
 
 
+_tfds_prepared = functools.partial(_from_tfds, download=False)
 _tfds_download = functools.partial(_from_tfds, download=True)
 
 

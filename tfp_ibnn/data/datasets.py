@@ -43,14 +43,10 @@ _OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck
 _CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 _OBJECTS, _CLOTHES = (tuple(names.split(", ")) for names in (_OBJECTS, _CLOTHES))
 _DIGITS = tuple("0123456789")
+_IDX = itertools.product(("train", "t10k"), ("images-idx3", "labels-idx1"))
 _FILES = {
     "cifar": (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"),
-    "idx": (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ),
+    "idx": tuple(f"{part}-{kind}-ubyte" for part, kind in _IDX),
 }
 # These checksums are of arrays whose canonical files had the MD5s that their authors published.
 _CIFAR10_SUM = "400aa825af57b5a9e906faa6e884513b021afe9f2829c82f72541a058fd76968"

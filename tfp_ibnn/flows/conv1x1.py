@@ -133,5 +133,4 @@ def _random_rotation(size: int) -> np.ndarray:
 
 
 def _fixed(value: np.ndarray) -> Any:
-    """Return an initializer that gives this array."""
     return lambda shape, dtype: ops.convert_to_tensor(value, dtype=dtype)

@@ -125,7 +125,6 @@ class Coupling(Flow):
         )
 
     def _kept(self) -> np.ndarray:
-        """Return which channels are kept."""
         places = np.arange(self.channels)
         named = {"halves": places < self.channels // 2, "alternating": places % 2 == 0}
         mask = named[self.mask] if isinstance(self.mask, str) else np.array(self.mask)

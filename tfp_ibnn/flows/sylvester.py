@@ -94,12 +94,9 @@ class Sylvester(Flow):
         r, s, b = (self.parameter(weight, condition) for weight in (self.r, self.s, self.b))
         s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))
         r_diagonal = constraints.above_minus_one(_diagonal(r)) / s_diagonal
-        return SylvesterBijector(
-            q=_orthogonal(self.parameter(self.reflections, condition)),
-            r=set_diagonal(ops.triu(r), r_diagonal),
-            s=set_diagonal(ops.triu(s), s_diagonal),
-            b=b,
-        )
+        q = _orthogonal(self.parameter(self.reflections, condition))
+        r, s = set_diagonal(ops.triu(r), r_diagonal), set_diagonal(ops.triu(s), s_diagonal)
+        return SylvesterBijector(q=q, r=r, s=s, b=b)
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:

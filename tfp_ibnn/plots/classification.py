@@ -16,12 +16,7 @@ from tfp_ibnn.plots.style import COLORS, LEGEND, line, new_axes, pale, tidy
 
 
 def reliability_diagram(
-    probabilities: Any,
-    labels: Any,
-    *,
-    bins: int = 15,
-    title: str | None = None,
-    ax: Axes | None = None,
+    probabilities: Any, labels: Any, *, bins: int = 15, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """Draw accuracy against confidence, with the number of examples at each confidence below.
 

@@ -100,7 +100,6 @@ def training_panel(
 
 
 def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np.ndarray, ...]:
-    """Return epochs and values of a curve."""
     values = np.asarray(history[phase + key], dtype="float64")
     count, total = len(values), max(map(len, history.values()))
     if phase != "val_mc_":

@@ -19,6 +19,7 @@ from tfp_ibnn.posteriors import priors
 
 _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
+Component = Tensor | None  # of each draw, integers (...,)
 
 
 class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
@@ -35,15 +36,9 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
     """
 
     def __init__(
-        self,
-        *,
-        beta: float | None = None,
-        gamma: float = 0.0,
-        seed: int | None = None,
-        **kwargs: Any,
+        self, *, beta: float | None = None, gamma: float = 0.0, seed: int | None = None, **kw: Any
     ) -> None:
-        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
-        super().__init__(**kwargs)
+        super().__init__(**{**kw, "dtype": checks.full_precision(kw.get("dtype"))})
         self.initial_beta = None if beta is None else checks.non_negative("beta", beta)
         self.gamma = checks.non_negative("gamma", gamma)
         self.seed = seed
@@ -170,9 +165,7 @@ class Posterior(Template):
         ones = ops.ones((self.channels,), dtype=self.dtype)
         return diagonal_normal(self.prior_loc * ones, self._prior_scale()[0] * ones)
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy.
 
         A posterior of several components takes that of each draw too, integers (...,).
@@ -197,7 +190,7 @@ class Posterior(Template):
         return None
 
     def switched(
-        self, on: Tensor, noise: Tensor, component: Tensor | None = None, training: bool = False
+        self, on: Tensor, noise: Tensor, component: Component = None, training: bool = False
     ) -> Draw:
         """Do as `transform`; if not `on`, z is the mean.
 
@@ -344,7 +337,7 @@ def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:
     return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), diagonal_normal(loc, scale))
 
 
-def of_component(component: Tensor | None, *parts: Tensor) -> list[Tensor]:
+def of_component(component: Component, *parts: Tensor) -> list[Tensor]:
     """Return the rows of parts (components, ...) by the index of each draw, or raise without."""
     if component is None:
         raise ValueError("A posterior of several components needs `component`, one index per draw.")

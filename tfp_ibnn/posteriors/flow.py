@@ -12,6 +12,7 @@ from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
 from tfp_ibnn.posteriors import base
+from tfp_ibnn.posteriors.base import Component
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -84,9 +85,7 @@ class FlowPosterior(base.Posterior):
         chain = tfb.Chain([flow.bijector() for flow in reversed(self._chain())])
         return tfd.TransformedDistribution(self._base(), chain)
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
             loc, scale = self.loc_and_scale()
@@ -163,7 +162,7 @@ class FlowPosterior(base.Posterior):
         loc = ops.convert_to_tensor(self.base_loc)
         return base.equal_mixture(loc, constraints.scale(self.base_raw_scale))
 
-    def _from_base(self, noise: Tensor, component: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _from_base(self, noise: Tensor, component: Component) -> tuple[Tensor, Tensor]:
         """Return draws of the base distribution and their log-density."""
         if self.components == 1:
             return noise, base.log_normal(noise)

@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.base import Component, Posterior
 
 
 class _CorrelatedNormal(Posterior):
@@ -28,9 +28,7 @@ class _CorrelatedNormal(Posterior):
         self.loc = self._add_parameter("loc", shape, constant(self.prior_loc))
         self.raw_scale = self._add_parameter("raw_scale", shape, constant(raw))
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         loc, scale = ops.convert_to_tensor(self.loc), self.scales()
         z = loc + scale * self._mixed(noise)

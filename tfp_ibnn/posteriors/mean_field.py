@@ -135,10 +135,8 @@ class MeanField(Template):
         """Return weights one standard deviation above and below their means, KL and entropy."""
         rng = np.random.default_rng(0)
         fixed = lambda shape: ops.cast(rng.standard_normal(tuple(shape)), self.dtype)  # noqa: E731
-        sides = [
-            ops.reshape(ops.stack([mean - scale, mean + scale]), (2, -1))
-            for mean, scale in zip(self.centers(means), self.spreads(means), strict=True)
-        ]
+        pairs = zip(self.centers(means), self.spreads(means), strict=True)
+        sides = [ops.reshape(ops.stack([x - spread, x + spread]), (2, -1)) for x, spread in pairs]
         return Draw(ops.concatenate(sides, axis=1), *self.kl_and_entropy(means, fixed))
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> MeanFieldLayer:

@@ -8,7 +8,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, equal_mixture, of_component
+from tfp_ibnn.posteriors.base import Component, Posterior, equal_mixture, of_component
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -75,9 +75,7 @@ class MixturePosterior(Posterior):
     def distribution(self) -> tfd.MixtureSameFamily:
         return equal_mixture(*self._loc_and_scale())
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         loc, scale = self._loc_and_scale()
         is_one = self.components == 1
         chosen = (loc[0], scale[0]) if is_one else of_component(component, loc, scale)

@@ -162,9 +162,7 @@ class Given(Prior):
         except ValueError:
             fits = False
         if not fits or shape[len(shape) - len(event) :] != event:
-            remedy = (
-                "Give one for a number, as tfd.Normal(0.0, 1.0), or patterns of layers their own"
-            )
+            remedy = "Give one of a number, as tfd.Normal(0.0, 1.0), or each layer its own"
             wrong = f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}"
             raise ValueError(f"{wrong}. {remedy}: to_stochastic(model, {{pattern: posterior}}).")
 

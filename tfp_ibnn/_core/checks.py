@@ -28,11 +28,9 @@ def shown(value: Any) -> str:
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number, in float32 too."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    try:
+    with contextlib.suppress(OverflowError):  # of a whole number beyond all floats
         if is_number and abs(float(value)) <= _LARGEST:
             return float(value)
-    except OverflowError:
-        pass  # a whole number beyond all floats
     raise ValueError(f"`{name}` must be a finite number; got {shown(value)}.")
 
 

@@ -127,10 +127,8 @@ def _from_tfds(dataset: Dataset, download: bool) -> Splits:
         command += [folder] if download else []
         _run(command, Path(folder), patience=_PATIENCE if download else math.inf)
         with _readable(output.name), np.load(output, allow_pickle=False) as found:
-            return tuple(
-                tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
-                for split in ("train", "test")
-            )
+            arrays = {name: _unshuffled(found[name], name[2:]) for name in found.files}
+            return (arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"])
 
 
 _tfds_prepared = functools.partial(_from_tfds, download=False)

@@ -92,8 +92,7 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
 def _checked(images: Any) -> np.ndarray:
     images = np.asarray(images)
     if images.dtype != np.uint8:
-        remedy = "Convert them: np.rint(images).astype('uint8')."
-        raise ValueError(f"`images` must be uint8, from 0 to 255; got {images.dtype}. {remedy}")
+        raise ValueError(f"`images` must be uint8: np.rint(x).astype('uint8'); got {images.dtype}.")
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
         raise ValueError(f"`images` must have the shape (N, H, W, 1 or 3); got {images.shape}.")
     return images

@@ -11,8 +11,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul, set_diagonal
-from tfp_ibnn.flows._rows import times_matrix, total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, times_matrix, total
 
 _SMALL = 64  # a product of two matrices of this size is nothing
 

@@ -10,8 +10,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows._rows import like_rows
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
 
 class CouplingBijector(FlowBijector):

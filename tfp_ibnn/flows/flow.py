@@ -1,4 +1,7 @@
-"""The two base classes of all flows: a pure bijector, and the Keras layer that owns its weights."""
+"""The base classes of all flows: a pure bijector, and the Keras layer that owns its weights.
+
+Below are products with parameters that are the same for all rows of x, or differ from row to row.
+"""
 
 import itertools
 from typing import Any, ClassVar
@@ -7,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, tfb, tfp
+from tfp_ibnn._core.backend import Tensor, matmul, tfb, tfp
 from tfp_ibnn._core.checks import channels_of, full_precision
 from tfp_ibnn.flows._conditional import Conditional
 
@@ -147,3 +150,28 @@ class Flow(Conditional):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
+
+
+def column(numbers: Tensor) -> Tensor:
+    """Return numbers, () or one per row (...,), such that they multiply vectors."""
+    return ops.expand_dims(numbers, -1) if len(numbers.shape) else numbers
+
+
+def total(x: Tensor) -> Tensor:
+    """Return the sums (...,) of vectors x (..., n)."""
+    # TensorFlow's gradient of a sum over all axes is smaller, and -1 would hide that this is one.
+    return ops.sum(x, axis=(len(x.shape) - 1,))
+
+
+def times_matrix(x: Tensor, matrix: Tensor, transpose: bool = False) -> Tensor:
+    """Return the vectors x @ matrix, or x @ matrix', for one matrix or for one per row of x."""
+    if len(matrix.shape) == 2:
+        return matmul(x, ops.transpose(matrix) if transpose else matrix)
+    if transpose:
+        return matmul(matrix, x[..., None])[..., 0]
+    return matmul(x[..., None, :], matrix)[..., 0, :]
+
+
+def like_rows(x: Tensor, condition: Tensor | None) -> Tensor:
+    """Return x (..., n), broadcast to the leading axes of the condition where there is one."""
+    return x if condition is None else x + ops.zeros_like(condition[..., :1])

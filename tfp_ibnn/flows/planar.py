@@ -7,8 +7,7 @@ from keras import ops
 
 from tfp_ibnn._core import constraints
 from tfp_ibnn._core.backend import Tensor, tanh
-from tfp_ibnn.flows._rows import column, total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, column, total
 
 _BISECTIONS = 60
 

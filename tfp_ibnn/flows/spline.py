@@ -8,9 +8,8 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows._rows import total
 from tfp_ibnn.flows.coupling import Coupling, CouplingBijector
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, total
 
 
 class SplineBijector(FlowBijector):

@@ -8,8 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, set_diagonal, tanh
-from tfp_ibnn.flows._rows import column, times_matrix, total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, column, times_matrix, total
 from tfp_ibnn.flows.planar import solve_monotone
 
 

@@ -254,10 +254,8 @@ class ClasswiseCalibrationError(ExpectedCalibrationError):
     """Calibration error of each class's probability, averaged over classes.
 
     CCE = 1 / K * sum_k sum_i n_ki / N * |frequency_ki - probability_ki|, with the N examples in
-    equal-width bins of the probability of class k; arguments as in `ExpectedCalibrationError`.
-
-    Args:
-        classes: number of classes; None takes it from the first batch.
+    equal-width bins of the probability of class k. None takes the number of `classes` from the
+    first batch; the other arguments are as in `ExpectedCalibrationError`.
 
     References:
         Kull et al., Beyond Temperature Scaling, arXiv 1910.12656.

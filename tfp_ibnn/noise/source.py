@@ -109,9 +109,8 @@ class Source:
         """Return the mixture component of each draw, integers of shape (count,).
 
         If shared, all layers of the pass with as many components have one index. The draws then
-        take the components in turn, from a random one on (the first, if the seed is fixed), so that
-        each has its share in batches of any size. Where a batch is reshaped into more rows inside
-        the network, the rows of an example have its component.
+        take the components in turn, from a random one on (the first, if the seed is fixed). Where a
+        batch is reshaped into more rows inside the network, those of an example have its component.
         """
         if not shared:
             if self.key is None:

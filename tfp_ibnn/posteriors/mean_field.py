@@ -14,7 +14,7 @@ from tfp_ibnn.layers.mean_field import ESTIMATORS, MeanFieldLayer
 from tfp_ibnn.posteriors import priors
 from tfp_ibnn.posteriors.base import Template
 
-Normal = Callable[[tuple[int, ...]], Tensor]  # noise of a shape
+Noise = Callable[[tuple[int, ...]], Tensor]  # standard normal, of a shape
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -118,7 +118,7 @@ class MeanField(Template):
         """Return the means of the weights of a layer whose own weights are given."""
         return list(means)
 
-    def kl_and_entropy(self, means: Sequence[Tensor], normal: Normal) -> tuple[Tensor, Tensor]:
+    def kl_and_entropy(self, means: Sequence[Tensor], normal: Noise) -> tuple[Tensor, Tensor]:
         """Return both in nats; `normal` gives noise of a shape, should an estimate need it."""
         kl = entropy = 0.0
         shifts = self.prior_locs or [0.0] * len(means)

@@ -15,11 +15,10 @@ from tfp_ibnn.posteriors.base import Component, Posterior, equal_mixture, of_com
 class MixturePosterior(Posterior):
     """K diagonal Gaussians per layer, the component index shared by all layers: iBNN's posterior.
 
-    The examples of a batch take the components in turn. The KL is the mean of the
-    components' closed forms, an upper bound of the mixture's, loose by at most log K for all layers
-    together; the entropy, too, is the mean of the components'.
-
-    The component means start around `prior_loc` and average to it exactly.
+    The examples of a batch take the components in turn. The KL is the mean of the components'
+    closed forms, an upper bound of the mixture's, loose by at most log K for all layers together;
+    the entropy, too, is the mean of the components'. Their means start around `prior_loc`, and
+    average to it exactly.
 
     Args:
         components: K.

@@ -93,7 +93,6 @@ SeedGenerator = keras.random.SeedGenerator
 
 
 def normal(shape: Sequence[Any], dtype: str, seed: Any, stddev: float | Tensor = 1.0) -> Tensor:
-    """Like `keras.random.normal`; the seed is a generator, or a tensor of two integers."""
     seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
     return stddev * jax.random.normal(jnp.asarray(seed, "uint32"), shape, dtype)
 
@@ -121,7 +120,6 @@ def epoch_in_one_call(train_step: Function, arrays: Sequence[Any]) -> Function:
 
 
 def save_functions(*_: Any) -> None:
-    """Refuse."""
     raise RuntimeError(
         "A SavedModel is written by TensorFlow; the backend is 'jax'. Save the model here with "
         "model.save('model.keras'); with KERAS_BACKEND=tensorflow, export that (scripts/export.py)."

@@ -39,10 +39,7 @@ def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
 
 
 def compiled(function: Function, variables: Variables) -> Function:
-    """Return a function of arrays, compiled.
-
-    It may read `variables` at each call, and assign to them, which need not take effect.
-    """
+    """Return a compiled function of arrays. It reads `variables`, and may lose what it assigns."""
     traced = tf.function(function, autograph=False)  # which finds the variables by itself
     return lambda *arrays: traced(*keras.tree.map_structure(tf.convert_to_tensor, arrays))
 
@@ -146,8 +143,7 @@ def times(x: Tensor, z: Tensor) -> Tensor:
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Like `keras.ops.matmul`, in full precision on GPUs too.
 
-    TensorFlow multiplies float32 matrices in a shorter format there, for all or for none. A
-    rotation is then not exact, and the KL of a posterior that equals its prior is not 0.
+    TensorFlow multiplies float32 matrices in a shorter format there: rotations are not exact.
     """
     if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)
@@ -176,9 +172,8 @@ def traced_once(function: Function) -> Function:
 class SeedGenerator(keras.random.SeedGenerator):
     """A generator whose replicas under `tf.distribute` draw different noise.
 
-    Each replica has a copy of the state, and all copies count alike: Keras's generators give
-    every replica the same noise. Here the seed depends on the replica, the state does not. The
-    first replica, and a model without any, draw as they do with Keras's.
+    Keras's generators give every replica the same noise, as all copies of the state count alike.
+    Here the seed depends on the replica too. The first draws as it does with Keras's.
     """
 
     def next(self, ordered: bool = True) -> Tensor:
@@ -194,7 +189,6 @@ SCANS_EPOCHS = False
 
 
 def epoch_in_one_call(*_: Any) -> None:
-    """Refuse."""
     remedy = "Here, give `steps_per_execution` to `compile`"
     raise RuntimeError(f"An epoch in one call takes JAX; the backend is 'tensorflow'. {remedy}.")
 

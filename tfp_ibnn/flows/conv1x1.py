@@ -36,15 +36,12 @@ class Conv1x1Bijector(FlowBijector):
     def _forward(self, x: Tensor) -> Tensor:
         # Of the matrix, not of the draws: TensorFlow's gradient has far fewer operations.
         lower = ops.take(self.lower, self.permutation, axis=len(self.lower.shape) - 2)
-        if self._has_many(x):
+        *draws, channels = x.shape
+        # As far as is known: a size of None counts as 1.
+        many = channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
+        if many and len(self.lower.shape) == 2:
             return times_matrix(x, matmul(lower, self.upper), transpose=True)
         return times_matrix(times_matrix(x, self.upper, transpose=True), lower, transpose=True)
-
-    def _has_many(self, x: Tensor) -> bool:
-        """Whether one matrix serves more vectors than channels, as far as is known, or is small."""
-        *draws, channels = x.shape
-        many = channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
-        return many and len(self.lower.shape) == 2
 
     def _inverse(self, y: Tensor) -> Tensor:
         lower, upper = self.lower, self.upper

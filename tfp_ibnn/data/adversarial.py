@@ -71,11 +71,14 @@ def fgsm_direction(
     if images.ndim < 2 or images.dtype.kind not in "uif":
         raise ValueError(f"`images` must be numbers, (N, ...); got {images.dtype} {images.shape}.")
     if not np.all((images >= 0) & (images <= 255)):
-        raise ValueError(f"`images` must be from 0 to 255; got {images.min()} to {images.max()}.")
+        low, high = images.min(), images.max()
+        raise ValueError(f"`images` must lie between 0 and 255; got values from {low} to {high}.")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
         got = f"{labels.dtype} of the shape {labels.shape}"
-        raise ValueError(f"`labels` must be {len(images)} whole numbers, one per image; got {got}.")
+        raise ValueError(
+            f"`labels` must be a class for each of the {len(images)} images; got {got}."
+        )
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1

@@ -84,7 +84,8 @@ class ShuffledBatches(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         if len(x) != len(y) or len(x) == 0:
-            raise ValueError(f"`x` and `y` must be as many, 1 or more; got {len(x)} and {len(y)}.")
+            wanted = "hold the same number of examples, at least 1"
+            raise ValueError(f"`x` and `y` must {wanted}; got {len(x)} and {len(y)}.")
         self.x, self.y = x, y
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)

@@ -94,7 +94,8 @@ def _checked(images: Any) -> np.ndarray:
     if images.dtype != np.uint8:
         raise ValueError(f"`images` must be uint8: np.rint(x).astype('uint8'); got {images.dtype}.")
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
-        raise ValueError(f"`images` must have the shape (N, H, W, 1 or 3); got {images.shape}.")
+        wanted = "(images, height, width, channels) with 1 or 3 channels"
+        raise ValueError(f"`images` must have the shape {wanted}; got {images.shape}.")
     return images
 
 

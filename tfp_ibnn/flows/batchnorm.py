@@ -73,7 +73,8 @@ class BatchNorm(Flow):
         for running, new in ((self.mean, mean), (self.variance, variance)):
             new = ops.stop_gradient(new)
             running.assign(self.momentum * running + (1 - self.momentum) * new)
-        return self._bijector(mean, variance, condition).forward_and_log_det(x)
+        bijector = self._bijector(mean, variance, condition)
+        return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
 
     def _bijector(self, mean: Tensor, variance: Tensor, condition: Tensor | None) -> AffineBijector:
         shift = self.parameter(self.shift, condition)

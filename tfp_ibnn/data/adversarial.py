@@ -76,9 +76,7 @@ def fgsm_direction(
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
         got = f"{labels.dtype} of the shape {labels.shape}"
-        raise ValueError(
-            f"`labels` must be a class for each of the {len(images)} images; got {got}."
-        )
+        raise ValueError(f"`labels` must be whole, each of the {len(images)} images'; got {got}.")
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1

@@ -176,9 +176,7 @@ class FlowPosterior(base.Posterior):
 def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[Flow]:
     """Return copies of flows that a posterior may have, or raise."""
     if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
-        raise ValueError(
-            f"`{argument}` must be a list of flows, [flows.Planar()] say; got {flows!r}."
-        )
+        raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
     copies = []
     for position, flow in enumerate(flows):
         if flow.condition_size is not None or flow.event_ndims != 1:

@@ -15,9 +15,7 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.predictive import Categorical, Labels
 
 
-def fgsm(
-    model: keras.Model, images: Any, labels: Any, epsilon: float, **options: Any
-) -> np.ndarray:
+def fgsm(model: keras.Model, images: Any, labels: Any, epsilon: float, **kwargs: Any) -> np.ndarray:
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
@@ -36,7 +34,7 @@ def fgsm(
         Goodfellow et al., Explaining and Harnessing Adversarial Examples, arXiv 1412.6572.
     """
     epsilon = np.float32(checks.non_negative("epsilon", epsilon))
-    direction = fgsm_direction(model, images, labels, **options)
+    direction = fgsm_direction(model, images, labels, **kwargs)
     return np.clip(np.asarray(images, "float32") + epsilon * direction, 0, 255)
 
 
@@ -76,7 +74,9 @@ def fgsm_direction(
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
         got = f"{labels.dtype} of the shape {labels.shape}"
-        raise ValueError(f"`labels` must be whole, each of the {len(images)} images'; got {got}.")
+        raise ValueError(
+            f"`labels` must be a class of each of the {len(images)} images; got {got}."
+        )
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1

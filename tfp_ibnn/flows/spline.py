@@ -143,9 +143,7 @@ def _inverse_spline(y: Tensor, knots: Tensor, interval: float) -> Tensor:
     return ops.where(ops.abs(y) < interval, x0 + width * t, y)
 
 
-def _bin_of(
-    x: Tensor, knots: Tensor, interval: float, axis: int
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _bin_of(x: Tensor, knots: Tensor, interval: float, axis: int) -> tuple[Tensor, list[Tensor]]:
     """Return x, moved into the interval, and the bin that holds it.
 
     The bin is its corner x0, y0, its width and height, and the slopes at its ends; `axis` is 0 if x
@@ -168,4 +166,4 @@ def _bin_of(
     # 1 at the bin, 0 elsewhere: a sum over all bins is quicker than to look one up.
     chosen = passed[..., :-1, :] - passed[..., 1:, :]
     found = ops.sum(chosen[..., None, :, :] * table, axis=-2)
-    return near, tuple(found[..., number, :] for number in range(6))
+    return near, [found[..., number, :] for number in range(6)]

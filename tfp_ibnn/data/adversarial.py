@@ -73,10 +73,8 @@ def fgsm_direction(
         raise ValueError(f"`images` must lie between 0 and 255; got values from {low} to {high}.")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
-        got = f"{labels.dtype} of the shape {labels.shape}"
-        raise ValueError(
-            f"`labels` must be a class of each of the {len(images)} images; got {got}."
-        )
+        wanted = f"whole numbers, one for each of the {len(images)} images"
+        raise ValueError(f"`labels` must be {wanted}; got {labels.dtype} {labels.shape}.")
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1

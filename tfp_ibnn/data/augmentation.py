@@ -28,13 +28,7 @@ class _Augmentation(ConfiguredLayer, SavesRandomState, layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomShift(_Augmentation):
-    """In training alone, move each image by up to `padding` pixels each way; zeros come in.
-
-    Args:
-        padding: largest shift, in pixels.
-        seed: of the shifts.
-        **kwargs: those of `keras.layers.Layer`.
-    """
+    """In training alone, move each image by up to `padding` pixels each way; zeros come in."""
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(seed, **kwargs)
@@ -54,12 +48,7 @@ class RandomShift(_Augmentation):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomMirror(_Augmentation):
-    """In training alone, mirror each image, left to right, with probability one half.
-
-    Args:
-        seed: of the choice.
-        **kwargs: those of `keras.layers.Layer`.
-    """
+    """In training alone, mirror each image, left to right, with probability one half."""
 
     def _changed(self, images: Tensor) -> Tensor:
         shape = (ops.shape(images)[0], 1, 1, 1)
@@ -88,8 +77,7 @@ def preprocessing(
         >>> model = ibnn.models.lenet((32, 32, 3), preprocessing=front)
     """
     if np.ndim(images) != 4 or len(images) == 0:
-        wanted = "(examples, height, width, channels), not empty"
-        raise ValueError(f"`images` must have the shape {wanted}; got {np.shape(images)}.")
+        raise ValueError(f"`images` must be (N, height, width, channels); got {np.shape(images)}.")
     total = np.prod(images.shape[:3])
     # Sums of whole numbers, which are exact, and without a float copy of all images.
     mean = np.einsum("nhwc->c", images, dtype="float64") / total

@@ -71,14 +71,10 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
 
 
 def rotate(images: Any, degrees: float) -> np.ndarray:
-    """Return images turned counter-clockwise around their centre, (N, H, W, C) uint8.
+    """Return images (N, H, W, C) uint8, turned counter-clockwise around their centre.
 
     Pixels are interpolated bilinearly and rounded, black beyond the edges; the size stays. By
     multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
-
-    Args:
-        images: (N, H, W, C) uint8, C 1 or 3; they stay as they are.
-        degrees: the angle; below 0 it is clockwise.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
@@ -96,8 +92,7 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
 def _checked(images: Any) -> np.ndarray:
     images = np.asarray(images)
     if images.dtype != np.uint8:
-        remedy = "Convert them: np.rint(images).astype('uint8')."
-        raise ValueError(f"`images` must be uint8, from 0 to 255; got {images.dtype}. {remedy}")
+        raise ValueError(f"`images` must be uint8: np.rint(x).astype('uint8'); got {images.dtype}.")
     if images.ndim != 4 or images.shape[-1] not in (1, 3) or 0 in images.shape[1:]:
         wanted = "(images, height, width, channels) with 1 or 3 channels"
         raise ValueError(f"`images` must have the shape {wanted}; got {images.shape}.")

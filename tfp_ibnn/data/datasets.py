@@ -17,26 +17,15 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class Dataset:
-    """One image classification dataset.
-
-    Attributes:
-        name: what `load` knows it by.
-        classes: the names of the classes, in the order of the labels.
-        image_shape: (height, width, channels).
-        train_size: number of training images.
-        test_size: number of test images.
-        layout: of the canonical files: `"idx"` as MNIST's, `"cifar"` as CIFAR-10's binary version.
-        sha256: of the arrays' types, shapes and bytes, in the order in which `load` returns them.
-        maximum: largest possible pixel value; divide by it to get images in [0, 1].
-    """
+    """One image classification dataset; its images divided by `maximum` lie in [0, 1]."""
 
     name: str
-    classes: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    classes: tuple[str, ...]  # in the order of the labels
+    image_shape: tuple[int, int, int]  # height, width, channels
     train_size: int
     test_size: int
-    layout: Literal["idx", "cifar"]
-    sha256: str = field(repr=False)
+    layout: Literal["idx", "cifar"]  # of the canonical files: MNIST's, or CIFAR-10's binary version
+    sha256: str = field(repr=False)  # of types, shapes and bytes of all arrays, as `load` has them
     maximum: int = 255
 
     @property
@@ -54,14 +43,10 @@ _OBJECTS = "airplane, automobile, bird, cat, deer, dog, frog, horse, ship, truck
 _CLOTHES = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 _OBJECTS, _CLOTHES = (tuple(names.split(", ")) for names in (_OBJECTS, _CLOTHES))
 _DIGITS = tuple("0123456789")
+_IDX = itertools.product(("train", "t10k"), ("images-idx3", "labels-idx1"))
 _FILES = {
     "cifar": (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"),
-    "idx": (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ),
+    "idx": tuple(f"{part}-{kind}-ubyte" for part, kind in _IDX),
 }
 # These checksums are of arrays whose canonical files had the MD5s that their authors published.
 _CIFAR10_SUM = "400aa825af57b5a9e906faa6e884513b021afe9f2829c82f72541a058fd76968"

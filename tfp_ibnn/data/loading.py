@@ -57,9 +57,8 @@ def load(name: str, data_dir: Folder = None) -> Splits:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        refused = f"{folder} cannot be written to: {error.strerror or error}"
-        remedy = "choose another folder by `data_dir` or TFP_IBNN_DATA."
-        raise DataError(f"{refused}; {remedy}") from None
+        refused = f"{folder} cannot be written to: {error.strerror or error}; choose another folder"
+        raise DataError(f"{refused} by `data_dir` or TFP_IBNN_DATA.") from None
     lines = [f"{name} could not be loaded. What was tried:"]
     for source, fetch in _sources.sources(dataset, raw).items():
         _log.info("%s is not in %s; trying %s", name, folder, source)

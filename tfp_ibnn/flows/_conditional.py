@@ -1,7 +1,7 @@
 """Layers whose parameters may depend on a condition: the base of flows, and their networks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,24 +29,18 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         self._linear_maps: dict[str, keras.Variable] = {}
 
     def add_parameter(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        initializer: Any,
-        trainable: bool = True,
-        conditional: bool = True,
-        **kwargs: Any,
+        self, name: str, shape: Sequence[int], initializer: Any, conditional: bool = True, **kw: Any
     ) -> keras.Variable:
         """Add a weight that keeps its precision inside mixed-precision models.
 
         If it is trainable and `conditional`, add the linear map of the condition as well.
         """
-        kwargs = {**kwargs, "trainable": trainable, "autocast": False}
-        weight = self.add_weight(shape, initializer, name=name, **kwargs)
-        if trainable and conditional and self.condition_size is not None:
-            shape = (self.condition_size, math.prod(shape))
-            name_of_map = f"{name}_of_condition"
-            self._linear_maps[name] = self.add_weight(shape, "zeros", name=name_of_map, **kwargs)
+        kw["autocast"] = False
+        weight = self.add_weight(shape, initializer, name=name, **kw)
+        if weight.trainable and conditional and self.condition_size is not None:
+            size = (self.condition_size, math.prod(shape))
+            kw["name"] = f"{name}_of_condition"
+            self._linear_maps[name] = self.add_weight(size, "zeros", **kw)
         return weight
 
     def parameter(self, weight: keras.Variable, condition: Tensor | None) -> Tensor:
@@ -63,21 +57,20 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
 
     def checked_condition(self, condition: Tensor | None) -> Tensor | None:
         """Return the condition as a tensor of this layer's type, or raise if it does not fit."""
-        size = self.condition_size
-        if condition is None and size is None:
-            return None
-        shape = None
         if condition is not None:
             condition = ops.convert_to_tensor(condition, dtype=self.dtype)
-            shape = tuple(condition.shape)
-        if size is None:
-            got = f"shape {shape}. Make the flow with condition_size={shape[-1] if shape else 1}"
-            wanted = "must be None for a flow without `condition_size`"
-            raise ValueError(f"`condition` {wanted}; got a tensor of {got}.")
-        if not shape or shape[-1] != size:
+        size = self.condition_size
+        shape = None if condition is None else tuple(condition.shape)
+        if size is None and shape is not None:
+            got = f"a tensor of shape {shape}: set condition_size={shape[-1] if shape else 1}"
+            raise ValueError(f"`condition` must be None without `condition_size`; got {got}.")
+        if size is not None and (not shape or shape[-1] != size):
             wanted = f"needs `condition`, which must have the shape (..., {size})"
             raise ValueError(f"A flow with condition_size={size} {wanted}; got {shape}.")
         return condition
+
+    def get_build_config(self) -> None:
+        """Leave building to the owner, so that weight paths are the same after loading."""
 
 
 class Conditioner(Conditional):
@@ -92,14 +85,9 @@ class Conditioner(Conditional):
     parts = 2  # numbers per output
 
     def __init__(
-        self,
-        outputs: int,
-        hidden: int,
-        limit: float,
-        masks: tuple[np.ndarray, np.ndarray] | None = None,
-        **kwargs: Any,
+        self, outputs: int, hidden: int, limit: float, masks: Sequence[np.ndarray] = (), **kw: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**kw)
         self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -117,18 +105,16 @@ class Conditioner(Conditional):
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the shifts and the log-scales for `inputs` of shape (..., inputs)."""
-        kernel = ops.convert_to_tensor(self.kernel)
-        output_kernel = ops.convert_to_tensor(self.output_kernel)
-        if self.masks is not None:
-            sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
-            kernel, output_kernel = kernel * sees, output_kernel * serves
-        kernel = kernel / kernel.shape[0] ** 0.5
-        output_kernel = output_kernel / self.hidden**0.5
-        bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
-        hidden = ops.relu(matmul(inputs, kernel) + bias)
-        shift = matmul(hidden, output_kernel[0]) + output_bias[..., 0, :]
-        raw = matmul(hidden, output_kernel[1]) + output_bias[..., 1, :]
+        hidden, kernel, bias = self.last_layer(inputs, condition)
+        shift, raw = (matmul(hidden, kernel[part]) + bias[..., part, :] for part in (0, 1))
         return shift, constraints.bounded(raw, self.limit)
 
-    def get_build_config(self) -> None:
-        """Leave building to the flow."""
+    def last_layer(self, inputs: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the hidden units, and the kernel and bias of the layer after them."""
+        kernel, last_kernel = map(ops.convert_to_tensor, (self.kernel, self.output_kernel))
+        if self.masks:
+            sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
+            kernel, last_kernel = kernel * sees, last_kernel * serves
+        bias, last_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
+        hidden = ops.relu(matmul(inputs, kernel / kernel.shape[0] ** 0.5) + bias)
+        return hidden, last_kernel / self.hidden**0.5, last_bias

@@ -14,14 +14,11 @@ from tfp_ibnn.flows.flow import Flow
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class ActNorm(Flow):
-    """Element-wise affine flow with a bounded log-scale, y = shift + exp(bounded(raw)) * x.
+    """Element-wise affine flow, y = shift + exp(bounded(raw)) * x, with |log scale| below `limit`.
 
-    It starts as the identity. Glow sets such a layer from its first batch of data; for a posterior
-    that would whiten the very noise that is to be learned, so here `adapt` does it on demand and
-    nothing is ever assigned during a call.
-
-    Args:
-        limit: bound of |log scale|.
+    It starts as the identity. Glow (Kingma and Dhariwal, arXiv 1807.03039) sets such a layer from
+    its first batch of data; for a posterior that would whiten the very noise that is to be learned,
+    so here `adapt` does it on demand, and nothing is ever assigned during a call.
 
     Example:
         >>> import keras
@@ -29,9 +26,6 @@ class ActNorm(Flow):
         >>> norm.adapt(keras.random.normal((1000, 2), mean=5.0, seed=0))
         >>> bool(abs(keras.ops.mean(norm(keras.ops.full((1, 2), 5.0)))) < 0.2)
         True
-
-    References:
-        Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
     is_linear = True
@@ -64,9 +58,8 @@ class ActNorm(Flow):
         values = values.reshape(-1, self.channels)
         deviation = values.std(axis=0)
         if len(values) < 2 or not np.all(deviation > 0) or not np.all(np.isfinite(values)):
-            wanted = "at least two finite draws that differ in every channel"
-            got = f"an array of shape {values.shape} with standard deviations {deviation}"
-            raise ValueError(f"`samples` must hold {wanted}; got {got}.")
+            got = f"the shape {values.shape} and standard deviations {deviation}"
+            raise ValueError(f"`samples` must be finite, and differ in every channel; got {got}.")
         ratio = np.clip(-np.log(deviation) / self.limit, -0.99, 0.99)
         scale = np.exp(self.limit * ratio)
         self.raw_log_scale.assign(self.limit * np.arctanh(ratio))

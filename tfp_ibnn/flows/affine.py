@@ -7,18 +7,13 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._rows import total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, total
 
 
 class AffineBijector(FlowBijector):
-    """y = shift + scale * x, element by element.
+    """y = shift + scale * x, element by element, of a shift and a positive scale (..., channels).
 
     Log-determinant: sum_c log scale_c. Invertible for scale > 0. Cost: O(channels) per draw.
-
-    Args:
-        shift: (..., channels)
-        scale: (..., channels), positive.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {"shift": 1, "scale": 1}
@@ -36,18 +31,7 @@ class AffineBijector(FlowBijector):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Affine(Flow):
-    """Element-wise affine flow, y = shift + scale * x, with scale kept positive by a softplus.
-
-    Args:
-        initial_shift: where the shift starts.
-        initial_scale: where the scale starts.
-
-    Example:
-        >>> import keras
-        >>> y = Affine(initial_shift=1.0)(keras.ops.zeros((4, 3)))
-        >>> float(keras.ops.mean(y))
-        1.0
-    """
+    """Element-wise affine flow, y = shift + scale * x, with scale kept positive by a softplus."""
 
     is_linear = True
 

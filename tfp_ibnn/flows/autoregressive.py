@@ -9,16 +9,14 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows._rows import like_rows
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
 
 class AutoregressiveBijector(FlowBijector):
     """y_i = x_i * exp(log_scale_i(x_<i)) + shift_i(x_<i).
 
-    The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward, and
-    so sampling, takes one pass of the network; the inverse finds one more channel in each of
-    `channels` passes.
+    The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward takes
+    one pass of the network, the inverse `channels` passes, each of which finds one more channel.
 
     Args:
         network: maps (..., channels) to shifts and log-scales, both (..., channels), where entry i
@@ -54,11 +52,6 @@ class InverseAutoregressive(Flow):
         reverse: let each channel depend on those after it instead of those before it.
         limit: bound of |log scale|.
 
-    Example:
-        >>> import keras
-        >>> InverseAutoregressive(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Kingma et al., Improving Variational Inference with Inverse Autoregressive Flow, arXiv
         1606.04934. Germain et al., MADE, arXiv 1502.03509.
@@ -85,6 +78,5 @@ class InverseAutoregressive(Flow):
 
     def bijector(self, condition: Tensor | None = None) -> AutoregressiveBijector:
         condition = self.checked_condition(condition)
-        return AutoregressiveBijector(
-            network=self.network.given(condition), condition=condition, dtype=self.dtype
-        )
+        network = self.network.given(condition)
+        return AutoregressiveBijector(network=network, condition=condition, dtype=self.dtype)

@@ -30,12 +30,6 @@ class BatchNorm(Flow):
         momentum: share of the old running statistics kept at each training step.
         limit: bound of |log scale|.
 
-    Example:
-        >>> import keras
-        >>> y, log_det = BatchNorm().forward_and_log_det(keras.random.normal((64, 2), seed=0))
-        >>> y.shape[-1]
-        2
-
     References:
         Papamakarios et al., Masked Autoregressive Flow for Density Estimation, arXiv 1705.07057.
     """

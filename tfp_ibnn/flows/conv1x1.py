@@ -11,8 +11,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul, set_diagonal
-from tfp_ibnn.flows._rows import times_matrix, total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, times_matrix, total
 
 _SMALL = 64  # a product of two matrices of this size is nothing
 
@@ -37,32 +36,24 @@ class Conv1x1Bijector(FlowBijector):
     def _forward(self, x: Tensor) -> Tensor:
         # Of the matrix, not of the draws: TensorFlow's gradient has far fewer operations.
         lower = ops.take(self.lower, self.permutation, axis=len(self.lower.shape) - 2)
-        if self._has_many(x):
+        *draws, channels = x.shape
+        # As far as is known: a size of None counts as 1.
+        many = channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
+        if many and len(self.lower.shape) == 2:
             return times_matrix(x, matmul(lower, self.upper), transpose=True)
         return times_matrix(times_matrix(x, self.upper, transpose=True), lower, transpose=True)
 
-    def _has_many(self, x: Tensor) -> bool:
-        """Whether one matrix serves more vectors than channels, as far as is known, or is small."""
-        *draws, channels = x.shape
-        many = channels <= _SMALL or math.prod(size or 1 for size in draws) > channels
-        return many and len(self.lower.shape) == 2
-
     def _inverse(self, y: Tensor) -> Tensor:
-        if len(self.lower.shape) == 2:
-            columns = ops.reshape(y, (-1, y.shape[-1]))
-            columns = ops.transpose(ops.take(columns, ops.argsort(self.permutation), axis=-1))
-            columns = self._solve(self.lower, self.upper, columns)
-            return ops.reshape(ops.transpose(columns), ops.shape(y))
-        # A solver takes one column for each matrix, and as many of either.
+        lower, upper = self.lower, self.upper
         columns = ops.take(y, ops.argsort(self.permutation), axis=-1)[..., None]
-        columns = columns + ops.zeros_like(self.lower[..., :1])
-        zeros = ops.zeros_like(columns)
-        return self._solve(self.lower + zeros, self.upper + zeros, columns)[..., 0]
-
-    @staticmethod
-    def _solve(lower: Tensor, upper: Tensor, columns: Tensor) -> Tensor:
+        if one := len(lower.shape) == 2:
+            columns = ops.transpose(ops.reshape(columns, (-1, y.shape[-1])))
+        else:  # a solver takes one column for each matrix, and as many of either
+            columns = columns + ops.zeros_like(lower[..., :1])
+            lower, upper = lower + ops.zeros_like(columns), upper + ops.zeros_like(columns)
         columns = ops.solve_triangular(lower, columns, lower=True)
-        return ops.solve_triangular(upper, columns, lower=False)
+        columns = ops.solve_triangular(upper, columns, lower=False)
+        return ops.reshape(ops.transpose(columns), ops.shape(y)) if one else columns[..., 0]
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return total(self.log_diagonal)
@@ -125,9 +116,8 @@ class InvertibleConv1x1(Flow):
 
     @property
     def _spread(self) -> float:
-        # A step that moves every entry of a matrix by the same small amount moves its norm by
-        # `channels` times that. Weights that are larger than the triangles they hold tame the steps
-        # of adaptive optimizers on wide layers, which would otherwise blow up within a few steps.
+        # Weights are larger than the triangles they hold: a step that moves every entry of a matrix
+        # alike moves its norm by `channels` times that, and wide layers would soon blow up.
         return self.channels**0.5
 
 
@@ -139,5 +129,4 @@ def _random_rotation(size: int) -> np.ndarray:
 
 
 def _fixed(value: np.ndarray) -> Any:
-    """Return an initializer that gives this array."""
     return lambda shape, dtype: ops.convert_to_tensor(value, dtype=dtype)

@@ -10,8 +10,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows._rows import like_rows
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
 
 class CouplingBijector(FlowBijector):
@@ -96,8 +95,8 @@ class Coupling(Flow):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         if len(self._kept()) != self.channels:
-            wrong = f"`mask` is for {len(self.mask)} channels, and there are {self.channels}"
-            raise ValueError(f"{wrong}: give a boolean for each, or 'alternating'.")
+            got = f"{len(self.mask)} for {self.channels} channels"
+            raise ValueError(f"`mask` must be a boolean per channel, or 'alternating'; got {got}.")
         kept = int(self._kept().sum())
         moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
@@ -125,7 +124,6 @@ class Coupling(Flow):
         )
 
     def _kept(self) -> np.ndarray:
-        """Return which channels are kept."""
         places = np.arange(self.channels)
         named = {"halves": places < self.channels // 2, "alternating": places % 2 == 0}
         mask = named[self.mask] if isinstance(self.mask, str) else np.array(self.mask)
@@ -145,11 +143,6 @@ class AffineCoupling(Coupling):
         limit: bound of |log scale|.
         mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
             true where it is kept.
-
-    Example:
-        >>> import keras
-        >>> AffineCoupling(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.

@@ -1,4 +1,7 @@
-"""The two base classes of all flows: a pure bijector, and the Keras layer that owns its weights."""
+"""The base classes of all flows: a pure bijector, and the Keras layer that owns its weights.
+
+Below are products with parameters that are the same for all rows of x, or differ from row to row.
+"""
 
 import itertools
 from typing import Any, ClassVar
@@ -7,7 +10,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, tfb, tfp
+from tfp_ibnn._core.backend import Tensor, matmul, tfb, tfp
 from tfp_ibnn._core.checks import channels_of, full_precision
 from tfp_ibnn.flows._conditional import Conditional
 
@@ -20,8 +23,7 @@ class FlowBijector(tfb.Bijector):
     A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
     defines `_inverse`, and `_forward` with `_forward_log_det_jacobian`, or `forward_and_log_det`
     where these share work. A tensor with further leading axes, which broadcast against those of x,
-    differs by row. Other parameters (a network, a flag) may also be given; each becomes an
-    attribute.
+    differs by row. Other parameters, such as a network, become attributes too.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {}
@@ -73,9 +75,8 @@ class Flow(Conditional):
 
     A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`,
     which reads them by `parameter`. With a `condition_size`, each row of a condition has its own
-    parameters, weight + linear(condition). The linear maps start at 0: the unconditional flow.
-    Flows compute in float32, or in float64 under a float64 policy, whatever the precision of the
-    network around them.
+    parameters, weight + linear(condition), which start as those of the flow without one. Flows
+    compute in float32, or in float64 under a float64 policy, whatever network is around them.
 
     Args:
         condition_size: size of the last axis of conditions; None for a flow without a condition.
@@ -116,9 +117,8 @@ class Flow(Conditional):
             wanted = f"works on the last {self.event_ndims} axes of a tensor"
             raise ValueError(f"{name} {wanted}; got the input shape {tuple(input_shape)!r}.")
         if channels < self.min_channels:
-            remedy = "For one channel use NormalPlanar1d(), or flows.Planar() in a list of flows"
-            wanted = f"needs at least {self.min_channels} channels"
-            raise ValueError(f"{name} {wanted}; got {channels}. {remedy}.")
+            wanted = f"needs at least {self.min_channels} channels; got {channels}"
+            raise ValueError(f"{name} {wanted}. For one use NormalPlanar1d(), or flows.Planar().")
         self.channels = channels
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:
@@ -151,5 +151,27 @@ class Flow(Conditional):
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
 
-    def get_build_config(self) -> None:
-        """Leave building to the owner, so that weight paths are the same after loading."""
+
+def column(numbers: Tensor) -> Tensor:
+    """Return numbers, () or one per row (...,), such that they multiply vectors."""
+    return ops.expand_dims(numbers, -1) if len(numbers.shape) else numbers
+
+
+def total(x: Tensor) -> Tensor:
+    """Return the sums (...,) of vectors x (..., n)."""
+    # TensorFlow's gradient of a sum over all axes is smaller, and -1 would hide that this is one.
+    return ops.sum(x, axis=(len(x.shape) - 1,))
+
+
+def times_matrix(x: Tensor, matrix: Tensor, transpose: bool = False) -> Tensor:
+    """Return the vectors x @ matrix, or x @ matrix', for one matrix or for one per row of x."""
+    if len(matrix.shape) == 2:
+        return matmul(x, ops.transpose(matrix) if transpose else matrix)
+    if transpose:
+        return matmul(matrix, x[..., None])[..., 0]
+    return matmul(x[..., None, :], matrix)[..., 0, :]
+
+
+def like_rows(x: Tensor, condition: Tensor | None) -> Tensor:
+    """Return x (..., n), broadcast to the leading axes of the condition where there is one."""
+    return x if condition is None else x + ops.zeros_like(condition[..., :1])

@@ -19,16 +19,7 @@ class GlowStep(Flow):
     identity or as a rotation: the step starts with log-determinant 0 and stays finite.
 
     Cost: O(channels^2) per draw for the convolution, and one pass of the coupling's network.
-
-    Args:
-        hidden: units of the coupling's hidden layer.
-        swap: which half the coupling keeps.
-        start: of the convolution, "orthogonal" or "identity".
-
-    Example:
-        >>> import keras
-        >>> GlowStep(hidden=8)(keras.ops.zeros((4, 3))).shape[-1]
-        3
+    `hidden` and `swap` are those of `AffineCoupling`, `start` is that of `InvertibleConv1x1`.
 
     References:
         Kingma and Dhariwal, Glow, arXiv 1807.03039.

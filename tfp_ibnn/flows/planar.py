@@ -7,8 +7,7 @@ from keras import ops
 
 from tfp_ibnn._core import constraints
 from tfp_ibnn._core.backend import Tensor, tanh
-from tfp_ibnn.flows._rows import column, total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, column, total
 
 _BISECTIONS = 60
 
@@ -74,11 +73,6 @@ class Planar(Flow):
 
     The free vector u' is corrected along w so that w.u = m(w.u') > -1, where m is the identity for
     positive arguments (`constraints.above_minus_one`); u' = 0 is the identity, where it starts.
-
-    Example:
-        >>> import keras
-        >>> Planar()(keras.ops.zeros((4, 3))).shape[-1]
-        3
 
     References:
         Rezende and Mohamed, Variational Inference with Normalizing Flows, arXiv 1505.05770.

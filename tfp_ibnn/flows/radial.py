@@ -8,16 +8,14 @@ from keras import ops
 
 from tfp_ibnn._core import constraints
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._rows import column
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, column
 
 
 class RadialBijector(FlowBijector):
     """y = x + beta * (x - center) / (alpha + r), with r = |x - center|.
 
-    Log-determinant: (channels - 1) log(1 + h) + log(1 + alpha h / (alpha + r)), where
-    h = beta / (alpha + r).
-    Invertible for alpha > 0 and beta >= -alpha.
+    With h = beta / (alpha + r), the log-determinant is (channels - 1) log(1 + h) +
+    log(1 + alpha h / (alpha + r)). Invertible for alpha > 0 and beta >= -alpha.
 
     Inverse: with R = |y - center|, r solves r^2 + (alpha + beta - R) r - alpha R = 0 and is its one
     root that is not negative.
@@ -68,11 +66,6 @@ class Radial(Flow):
     alpha is kept positive by a softplus, and beta = alpha * m(raw) with m > -1
     (`constraints.above_minus_one`). It starts at beta = 0, the identity; alpha starts at the
     typical distance of a draw, sqrt(channels).
-
-    Example:
-        >>> import keras
-        >>> Radial()(keras.ops.zeros((4, 3))).shape[-1]
-        3
 
     References:
         Rezende and Mohamed, Variational Inference with Normalizing Flows, arXiv 1505.05770.

@@ -8,9 +8,8 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows._rows import total
 from tfp_ibnn.flows.coupling import Coupling, CouplingBijector
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, total
 
 
 class SplineBijector(FlowBijector):
@@ -61,11 +60,8 @@ class _KnotNetwork(Conditioner):
         self.parts = parts
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        kernel = ops.convert_to_tensor(self.kernel) / self.kernel.shape[0] ** 0.5
-        output_kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
-        bias, output_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
-        hidden = ops.relu(matmul(inputs, kernel) + bias)
-        knots = matmul(hidden[..., None, None, :], output_kernel)[..., 0, :] + output_bias
+        hidden, kernel, bias = self.last_layer(inputs, condition)
+        knots = matmul(hidden[..., None, None, :], kernel)[..., 0, :] + bias
         return constraints.bounded(knots, self.limit)
 
 
@@ -95,11 +91,6 @@ class Spline(_Splines):
         interval: beyond it, on either side, the map is the identity.
         limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
 
-    Example:
-        >>> import keras
-        >>> Spline(bins=4)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
     References:
         Durkan et al., Neural Spline Flows, arXiv 1906.04032.
     """
@@ -119,14 +110,6 @@ class SplineCoupling(_Splines, Coupling):
 
     The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
     `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`.
-
-    Example:
-        >>> import keras
-        >>> SplineCoupling(hidden=8, bins=4)(keras.ops.zeros((4, 3))).shape[-1]
-        3
-
-    References:
-        Durkan et al., Neural Spline Flows, arXiv 1906.04032.
     """
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
@@ -160,9 +143,7 @@ def _inverse_spline(y: Tensor, knots: Tensor, interval: float) -> Tensor:
     return ops.where(ops.abs(y) < interval, x0 + width * t, y)
 
 
-def _bin_of(
-    x: Tensor, knots: Tensor, interval: float, axis: int
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _bin_of(x: Tensor, knots: Tensor, interval: float, axis: int) -> tuple[Tensor, list[Tensor]]:
     """Return x, moved into the interval, and the bin that holds it.
 
     The bin is its corner x0, y0, its width and height, and the slopes at its ends; `axis` is 0 if x
@@ -185,4 +166,4 @@ def _bin_of(
     # 1 at the bin, 0 elsewhere: a sum over all bins is quicker than to look one up.
     chosen = passed[..., :-1, :] - passed[..., 1:, :]
     found = ops.sum(chosen[..., None, :, :] * table, axis=-2)
-    return near, tuple(found[..., number, :] for number in range(6))
+    return near, [found[..., number, :] for number in range(6)]

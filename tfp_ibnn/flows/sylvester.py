@@ -8,8 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, set_diagonal, tanh
-from tfp_ibnn.flows._rows import column, times_matrix, total
-from tfp_ibnn.flows.flow import Flow, FlowBijector
+from tfp_ibnn.flows.flow import Flow, FlowBijector, column, times_matrix, total
 from tfp_ibnn.flows.planar import solve_monotone
 
 
@@ -66,19 +65,11 @@ def _diagonal(matrix: Tensor) -> Tensor:
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Sylvester(Flow):
-    """Sylvester flow, y = x + Q R tanh(S Q'x + b), with `units` hidden units.
+    """Sylvester flow, y = x + Q R tanh(S Q'x + b), of `units` hidden units, at most of `channels`.
 
     Q is a product of Householder reflections. The diagonals are S_ii = exp(bounded(.)) > 0 (its
     sign would only be traded against those of b and R) and R_ii = k_i / S_ii with k_i > -1 free
     (`constraints.above_minus_one`). R starts at 0: the identity.
-
-    Args:
-        units: hidden units; at most the number of channels is used.
-
-    Example:
-        >>> import keras
-        >>> Sylvester(units=2)(keras.ops.zeros((4, 3))).shape[-1]
-        3
 
     References:
         van den Berg et al., Sylvester Normalizing Flows, arXiv 1803.05649.
@@ -102,12 +93,9 @@ class Sylvester(Flow):
         r, s, b = (self.parameter(weight, condition) for weight in (self.r, self.s, self.b))
         s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))
         r_diagonal = constraints.above_minus_one(_diagonal(r)) / s_diagonal
-        return SylvesterBijector(
-            q=_orthogonal(self.parameter(self.reflections, condition)),
-            r=set_diagonal(ops.triu(r), r_diagonal),
-            s=set_diagonal(ops.triu(s), s_diagonal),
-            b=b,
-        )
+        q = _orthogonal(self.parameter(self.reflections, condition))
+        r, s = set_diagonal(ops.triu(r), r_diagonal), set_diagonal(ops.triu(s), s_diagonal)
+        return SylvesterBijector(q=q, r=r, s=s, b=b)
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:

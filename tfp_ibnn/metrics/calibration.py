@@ -212,11 +212,6 @@ class MaximumCalibrationError(ExpectedCalibrationError):
 
     A bin counts however few examples it holds. Arguments are as in `ExpectedCalibrationError`.
 
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> float(ibnn.MaximumCalibrationError()([0, 1], np.array([[0.8, 0.2], [0.6, 0.4]])))
-        0.6
-
     References:
         Naeini et al., Obtaining Well Calibrated Probabilities Using Bayesian Binning, AAAI 2015.
     """
@@ -235,11 +230,6 @@ class AdaptiveCalibrationError(ExpectedCalibrationError):
     confidence, equally wide in log-odds, and splits a cell on the boundary of two bins in
     proportion. It differs from `adaptive_calibration_error` by up to 0.006 over 200 examples and
     0.0007 over 10 000, in trials. Arguments are as in `ExpectedCalibrationError`.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> float(ibnn.AdaptiveCalibrationError(2)([0, 1], np.array([[0.8, 0.2], [0.6, 0.4]])))
-        0.4
 
     References:
         Nguyen and O'Connor, Posterior Calibration and Exploratory Analysis, arXiv 1508.05154.
@@ -264,15 +254,8 @@ class ClasswiseCalibrationError(ExpectedCalibrationError):
     """Calibration error of each class's probability, averaged over classes.
 
     CCE = 1 / K * sum_k sum_i n_ki / N * |frequency_ki - probability_ki|, with the N examples in
-    equal-width bins of the probability of class k; arguments as in `ExpectedCalibrationError`.
-
-    Args:
-        classes: number of classes; None takes it from the first batch.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> float(ibnn.ClasswiseCalibrationError()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
-        0.3
+    equal-width bins of the probability of class k. None takes the number of `classes` from the
+    first batch; the other arguments are as in `ExpectedCalibrationError`.
 
     References:
         Kull et al., Beyond Temperature Scaling, arXiv 1910.12656.

@@ -58,13 +58,7 @@ def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
 
 
 def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
-    """Return `auroc`, `aupr` and, as "fpr95", `fpr_at_95_tpr`; the arguments are `auroc`'s.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
-        {'auroc': 0.8333, 'aupr': 0.8333, 'fpr95': 0.3333}
-    """
+    """Return `auroc`, `aupr` and, as "fpr95", `fpr_at_95_tpr`; the arguments are `auroc`'s."""
     scores = {"auroc": auroc, "aupr": aupr, "fpr95": fpr_at_95_tpr}
     return {name: score(known, unknown) for name, score in scores.items()}
 

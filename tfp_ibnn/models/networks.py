@@ -133,9 +133,8 @@ def wide_resnet(
 
     Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
     `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.
-    `depth`, the number of layers, is 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40. Images
-    have at least 8 pixels each way. The other arguments are those of `mlp`; dropout is between the
-    convolutions of a block.
+    `depth` is 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40. Images have at least 8 pixels
+    each way. Other arguments are those of `mlp`; dropout is between the convolutions of a block.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -146,8 +145,7 @@ def wide_resnet(
         Zagoruyko and Komodakis, Wide Residual Networks, arXiv 1605.07146.
     """
     if checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
-        got = checks.shown(depth)
-        raise ValueError(f"`depth` must be 10, 16, 22, 28, ... (6n + 4); got {got}.")
+        raise ValueError(f"`depth` must be 6n + 4: 10, 16, 22, 28, ...; got {checks.shown(depth)}.")
     width = checks.positive_integer("width", width)
     inputs, x = _entrance(input_shape, preprocessing, "wide_resnet", 8)
     x = _convolution(x, 16, 3, 1, "conv0")

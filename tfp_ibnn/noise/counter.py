@@ -1,8 +1,4 @@
-"""Random bits as a pure function of a key and two counters, the same on every backend.
-
-The numbers of a stream can so be had in any order and in any portion, under any compiler, and from
-a key that is known at run time only.
-"""
+"""Random bits as a pure function of a key and two counters, on every backend and compiler alike."""
 
 import functools
 from typing import Any

@@ -3,11 +3,10 @@
 A `Pass` hands every stochastic layer its draws for one pass through a model and remembers them, so
 that a layer which is called twice uses one z and counts its KL once.
 
-By default each outermost call of a model or layer is a pass of its own, with independent
-draws for each example: `model(x)`, `model.stateless_call(...)`, and each batch of `fit`, `evaluate`
-and `predict`, on every backend. A method that is called directly, `layer.call(x)`, belongs to the
-pass around it, and is refused where there is none. A model that wants other draws opens a `scope`
-inside its own `call`. A pass lives as long as the call it serves: nothing survives a trace.
+By default each outermost call of a model or layer is a pass, with independent draws for each
+example: `model(x)`, `model.stateless_call(...)`, each batch of `fit`, `evaluate` and `predict`. A
+direct `layer.call(x)` belongs to the pass around it, and is refused where there is none. A model
+that wants other draws opens a `scope` in its own `call`. A pass lives no longer than its call.
 """
 
 import contextlib
@@ -114,9 +113,8 @@ def current() -> Pass:
     call = keras_internals.find_call()
     if call is None:
         raise RuntimeError(
-            "No forward pass can be found, so the KL would be lost or counted twice. Call the "
-            "layer or model itself, layer(x), not layer.call(x), or open a pass around the call: "
-            "`with ibnn.noise.scope():`. If you did, this package does not work with Keras "
+            "No forward pass can be found: the KL would get lost or count twice. Use layer(x), not "
+            "layer.call(x), or `with ibnn.noise.scope():` around it. If you did, do not use Keras "
             f"{keras.__version__}: pip install 'keras{keras_internals.TESTED_VERSIONS}'."
         )
     return _passes.setdefault(call, Pass())

@@ -21,9 +21,8 @@ _CALL_STRIDE = 0x9E3779B1
 """Distance between the seeds of two layers: those of two batches follow each other."""
 
 _ROWS = (
-    "Layers with a common mixture component for each example need the same batch: a reshape inside "
-    "the network may cut each example into several rows, but not merge examples. To allow any "
-    "reshape, choose components per layer: FlowPosterior(components=4)."
+    "Layers that share a mixture component need the same batch: a reshape may cut an example into "
+    "rows, but not merge examples. To allow that, use FlowPosterior(components=4), one per layer."
 )
 
 
@@ -82,9 +81,8 @@ class Source:
         is_paired, samples = self.sampling == "antithetic", self._samples(count)
         source = counter.sobol if self.sampling == "qmc" else counter.bits
         if source is counter.sobol and not all(isinstance(size, int) for size in shape):
-            remedy = "Give the model's input a fixed size, or use another sampling"
-            wanted = "Quasi-random noise needs sizes that are known ahead"
-            raise ValueError(f"{wanted}; one draw has the shape {shape}. {remedy}.")
+            wanted = "needs sizes that are known ahead: give the model's input a fixed one"
+            raise ValueError(f"Quasi-random noise {wanted}; one draw has the shape {shape}.")
         words = self._words(source, samples // 2 if is_paired else samples, shape, generator)
         draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
         if is_paired:
@@ -111,9 +109,8 @@ class Source:
         """Return the mixture component of each draw, integers of shape (count,).
 
         If shared, all layers of the pass with as many components have one index. The draws then
-        take the components in turn, from a random one on (the first, if the seed is fixed), so that
-        each has its share in batches of any size. Where a batch is reshaped into more rows inside
-        the network, the rows of an example have its component.
+        take the components in turn, from a random one on (the first, if the seed is fixed). Where a
+        batch is reshaped into more rows inside the network, those of an example have its component.
         """
         if not shared:
             if self.key is None:

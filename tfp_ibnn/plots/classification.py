@@ -16,12 +16,7 @@ from tfp_ibnn.plots.style import COLORS, LEGEND, line, new_axes, pale, tidy
 
 
 def reliability_diagram(
-    probabilities: Any,
-    labels: Any,
-    *,
-    bins: int = 15,
-    title: str | None = None,
-    ax: Axes | None = None,
+    probabilities: Any, labels: Any, *, bins: int = 15, title: str = "", ax: Axes | None = None
 ) -> Axes:
     """Draw accuracy against confidence, with the number of examples at each confidence below.
 
@@ -134,8 +129,7 @@ def risk_coverage(
         >>> ax = plots.risk_coverage({"flow": ([0.1, 0.2, 0.9, 0.3], [0, 0, 1, 0])})
     """
     if not isinstance(curves, Mapping) or not curves:
-        wanted = "at least one name to (uncertainty, loss)"
-        raise ValueError(f"`curves` must map {wanted}; got {curves!r:.80}.")
+        raise ValueError(f"`curves` must map at least one name to a pair; got {curves!r:.80}.")
     found = {name: _curve(f"curves[{name!r}]", curve) for name, curve in curves.items()}
     ax = new_axes(ax, (4.6, 3.4))
     for i, (name, (coverage, risk, area)) in enumerate(found.items()):
@@ -189,8 +183,7 @@ def class_distributions(
     classes = samples.shape[1]
     names = _inputs.names("class_names", class_names, classes)
     if label is not None and label not in range(classes):
-        got = checks.shown(label)
-        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {got}.")
+        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {label}.")
     picture = None if image is None else _inputs.images("image", image, "height", "width")
     wide = 0.5 * classes + 1 + 1.4 * (image is not None)
     ax = new_axes(ax, (min(max(wide, 3.6), 9), 2.9))
@@ -260,7 +253,7 @@ def extreme_images(
     count = checks.positive_integer("count", count)
     if 2 * count > total:
         most = f"{total // 2}, half of the {total} images"
-        raise ValueError(f"`count` must be at most {most}, for rows that differ; got {count}.")
+        raise ValueError(f"`count` must be at most {most}; got {count}.")
     given = {"predictions": predictions, "labels": labels}
     found = [_inputs.classes(key, x, total) for key, x in given.items() if x is not None]
     known = 1 if class_names is None else len(class_names)

@@ -128,8 +128,7 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
         wanted = "a posterior such as ibnn.NormalPlanar1d(), or a stochastic layer"
         raise ValueError(f"`posterior` must be {wanted}; got {given!r}.")
     if not posterior.built:
-        wanted = "built: call `build((channels,))`, or the model that holds the layer"
-        raise ValueError(f"`posterior` must be {wanted}; got {given!r}.")
+        raise ValueError(f"`posterior` must be built, by `build((channels,))` say; got {given!r}.")
     if (draws := checks.positive_integer("draws", draws)) < 100:
         raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
     numbers, size = np.asarray(channels), posterior.channels
@@ -141,12 +140,10 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
     # Noise made here is the same on every backend, and leaves the posterior's own seed alone.
     noise = np.random.default_rng(seed).standard_normal((draws, size))
     component = np.arange(draws, dtype="int32") % posterior.components
-    component = None if posterior.components == 1 else component
     drawn = posterior.transform(ops.convert_to_tensor(noise, dtype=posterior.dtype), component)
     z = np.asarray(ops.convert_to_numpy(drawn.z), dtype="float64")
     if bad := np.sum(~np.isfinite(z)):
-        remedy = "load weights from before the run diverged"
-        raise ValueError(f"`posterior` gave {bad} draws of z that are not finite: {remedy}.")
+        raise ValueError(f"`posterior` gave {bad} draws of z that are not finite: has it diverged?")
     distance = _distance_from_gaussian(z)
     numbers = np.argsort(-distance, kind="stable")[:count] if channels is None else numbers
     prior = posterior.prior()

@@ -35,8 +35,7 @@ def decision_boundary(
 ) -> Axes:
     """Draw the predicted class over the plane as colour, its uncertainty as size or shade.
 
-    Where the model is uncertain, dots are large, and shades pale. On the black line two classes are
-    even.
+    Dots are large, and shades pale, where the model is uncertain. On a black line two classes tie.
 
     Args:
         predict: maps float32 points (M, 2) to probabilities (M, classes), or (M, 1) for class 1 of

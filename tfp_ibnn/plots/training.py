@@ -68,11 +68,13 @@ def training_panel(
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    logged = set()
     for position, (ax, key) in enumerate(zip(grid.flat, keys, strict=False)):
         for run, history in enumerate(histories.values()):
             for phase, (_, ls) in _PHASES.items():
                 if phase + key not in history:
                     continue
+                logged.add(phase)
                 epochs, values = _curve(history, phase, key, mc_every)
                 # Few markers, at other epochs for each run, so that they do not hide one another.
                 apart = max(1, len(values) // 6)
@@ -85,13 +87,9 @@ def training_panel(
             ax.set_xlabel("epoch")
         tidy(ax, "both")
     handles = [Line2D([], [], label=name, **dots(i)) for i, name in enumerate(histories)]
-    logged = [
-        look
-        for phase, look in _PHASES.items()
-        if any(phase + key in history for key in keys for history in histories.values())
-    ]
-    for name, ls in logged if logged != [_PHASES[""]] else ():  # of training alone, no need to say
-        handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
+    for phase, (name, ls) in _PHASES.items():
+        if phase in logged and logged != {""}:  # of training alone, no need to say
+            handles.append(Line2D([], [], color="0.3", ls=ls, lw=1.5, label=name))
     # One legend for all axes: in a free cell, else below them.
     place = {"loc": "outside lower center", "ncols": 4}
     for ax in grid.flat[len(keys) :][::-1]:
@@ -102,7 +100,6 @@ def training_panel(
 
 
 def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np.ndarray, ...]:
-    """Return epochs and values of a curve."""
     values = np.asarray(history[phase + key], dtype="float64")
     count, total = len(values), max(map(len, history.values()))
     if phase != "val_mc_":

@@ -20,6 +20,7 @@ from tfp_ibnn.posteriors import priors
 
 _FIXED_PAIRS = 64
 _LOG_2_PI = math.log(2 * math.pi)
+Component = Tensor | None  # of each draw, integers (...,)
 
 
 class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layers.Layer):
@@ -36,15 +37,9 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
     """
 
     def __init__(
-        self,
-        *,
-        beta: float | None = None,
-        gamma: float = 0.0,
-        seed: int | None = None,
-        **kwargs: Any,
+        self, *, beta: float | None = None, gamma: float = 0.0, seed: int | None = None, **kw: Any
     ) -> None:
-        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype"))
-        super().__init__(**kwargs)
+        super().__init__(**{**kw, "dtype": checks.full_precision(kw.get("dtype"))})
         self.initial_beta = None if beta is None else checks.non_negative("beta", beta)
         self.gamma = checks.non_negative("gamma", gamma)
         self.seed = seed
@@ -112,8 +107,7 @@ class Template(ConfiguredLayer, SavesRandomState, PosteriorTemplate, keras.layer
 class Posterior(Template):
     """Base of all posteriors q(z), with the prior p(z) = N(prior_loc, prior_scale^2) per channel.
 
-    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`. The one
-    given to a layer is a template: each layer takes a copy, built for its own channels.
+    A new posterior is a subclass with `build`, `transform`, `mean` and `distribution`.
 
     Args:
         prior: another prior of each channel, such as `ibnn.priors.Laplace(0.3, loc=1.0)`, or a
@@ -172,9 +166,7 @@ class Posterior(Template):
         ones = ops.ones((self.channels,), dtype=self.dtype)
         return diagonal_normal(self.prior_loc * ones, self._prior_scale()[0] * ones)
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         """Turn standard normal noise (..., channels) into draws of z, with KL and entropy.
 
         A posterior of several components takes that of each draw too, integers (...,).
@@ -199,13 +191,12 @@ class Posterior(Template):
         return None
 
     def switched(
-        self, on: Tensor, noise: Tensor, component: Tensor | None = None, training: bool = False
+        self, on: Tensor, noise: Tensor, component: Component = None, training: bool = False
     ) -> Draw:
         """Do as `transform`; if not `on`, z is the mean.
 
         A mean that is an average of draws takes them along with those of the noise: a second chain
-        of flows, under a condition, makes the graph of LeNet's step a third longer, and the wait
-        for the first step half as long again.
+        of flows, under a condition, makes the wait for LeNet's first step half as long again.
         """
         fixed = self.fixed_noise(training)
         if fixed is None:
@@ -223,8 +214,7 @@ class Posterior(Template):
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
 
-        The KL is a scalar where it has a closed form, else an estimate for each draw. No inverse is
-        computed.
+        The KL is a scalar where it has a closed form, else an estimate for each draw.
         """
         if not self.built:
             raise ValueError(f"{type(self).__name__} is not built: call build((channels,)) first.")
@@ -242,9 +232,7 @@ class Posterior(Template):
         return mean(self.summary().entropy)
 
     def summary(self) -> Draw:
-        component = None
-        if self.components > 1:
-            component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
+        component = np.arange(2 * _FIXED_PAIRS, dtype="int32") // 2 % self.components
         return self.transform(ops.convert_to_tensor(self._fixed_noise()), component)
 
     @staticmethod
@@ -351,8 +339,9 @@ def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:
     return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), diagonal_normal(loc, scale))
 
 
-def checked_component(component: Tensor | None) -> Tensor:
-    """Return component indices as a tensor, or raise if there are none."""
+def of_component(component: Component, *parts: Tensor) -> list[Tensor]:
+    """Return the rows of parts (components, ...) by the index of each draw, or raise without."""
     if component is None:
         raise ValueError("A posterior of several components needs `component`, one index per draw.")
-    return ops.convert_to_tensor(component, dtype="int32")
+    component = ops.convert_to_tensor(component, dtype="int32")
+    return [ops.take(part, component, axis=0) for part in parts]

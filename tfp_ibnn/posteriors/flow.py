@@ -12,6 +12,7 @@ from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
 from tfp_ibnn.posteriors import base
+from tfp_ibnn.posteriors.base import Component
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -84,9 +85,7 @@ class FlowPosterior(base.Posterior):
         chain = tfb.Chain([flow.bijector() for flow in reversed(self._chain())])
         return tfd.TransformedDistribution(self._base(), chain)
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         if self._is_gaussian:
             loc, scale = self.loc_and_scale()
@@ -163,13 +162,12 @@ class FlowPosterior(base.Posterior):
         loc = ops.convert_to_tensor(self.base_loc)
         return base.equal_mixture(loc, constraints.scale(self.base_raw_scale))
 
-    def _from_base(self, noise: Tensor, component: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _from_base(self, noise: Tensor, component: Component) -> tuple[Tensor, Tensor]:
         """Return draws of the base distribution and their log-density."""
         if self.components == 1:
             return noise, base.log_normal(noise)
-        component = base.checked_component(component)
-        loc = ops.take(self.base_loc, component, axis=0)
-        scale = ops.take(constraints.scale(self.base_raw_scale), component, axis=0)
+        scales = constraints.scale(self.base_raw_scale)
+        loc, scale = base.of_component(component, self.base_loc, scales)
         z = loc + scale * noise
         q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
         return z, q.log_prob(z)
@@ -178,8 +176,7 @@ class FlowPosterior(base.Posterior):
 def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[Flow]:
     """Return copies of flows that a posterior may have, or raise."""
     if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
-        wanted = "a list of flows such as [ibnn.flows.Planar()]"
-        raise ValueError(f"`{argument}` must be {wanted}; got {flows!r}.")
+        raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
     copies = []
     for position, flow in enumerate(flows):
         if flow.condition_size is not None or flow.event_ndims != 1:

@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.base import Component, Posterior
 
 
 class _CorrelatedNormal(Posterior):
@@ -28,9 +28,7 @@ class _CorrelatedNormal(Posterior):
         self.loc = self._add_parameter("loc", shape, constant(self.prior_loc))
         self.raw_scale = self._add_parameter("raw_scale", shape, constant(raw))
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         loc, scale = ops.convert_to_tensor(self.loc), self.scales()
         z = loc + scale * self._mixed(noise)
@@ -61,11 +59,8 @@ class NormalFull(_CorrelatedNormal):
 
     KL and entropy are closed forms, log det = sum_c log scale_c. It starts as `NormalAffine` does,
     with L = 1. Parameters: channels * (channels + 3) / 2; cost: O(channels^2) per draw. This is the
-    control for any flow: what it reaches is not due to the flow's shape.
-
-    Args:
-        initial_scale: scale of z at the start; None takes `prior_scale`.
-        **kwargs: those of `Posterior`.
+    control for any flow: what it reaches is not due to the flow's shape. `initial_scale` is that of
+    `FlowPosterior`, and the other arguments are those of `Posterior`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -106,19 +101,7 @@ class NormalLowRank(_CorrelatedNormal):
     Drawn as z = loc + scale * (eps + U U' eps), whose covariance scale (1 + U U')^2 scale is of
     that form, any such one for some U. KL and entropy are closed forms, log det = sum_c log scale_c
     + log det(1 + U' U). It starts as `NormalAffine` does, up to a small random U. Parameters:
-    channels * (rank + 2); cost: O(channels * rank) per draw.
-
-    Args:
-        rank: number of columns of F.
-        initial_scale: scale of z at the start; None takes `prior_scale`.
-        **kwargs: those of `Posterior`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.NormalLowRank(rank=2)
-        >>> posterior.build((5,))
-        >>> posterior.sample_and_kl((10,))[0].shape[-1]
-        5
+    channels * (rank + 2); cost: O(channels * rank) per draw. Other arguments: see `NormalFull`.
 
     References:
         Ong et al., Gaussian Variational Approximation with a Factor Covariance Structure, arXiv
@@ -140,7 +123,6 @@ class NormalLowRank(_CorrelatedNormal):
         return noise + matmul(matmul(noise, columns), ops.transpose(columns))
 
     def _traces(self) -> tuple[Tensor, Tensor]:
-        """Return the diagonal of M M' - 1, (channels,), and log det M."""
         columns = ops.convert_to_tensor(self.columns)
         inner, one = matmul(ops.transpose(columns), columns), ops.eye(self.rank, dtype=self.dtype)
         excess = ops.sum(matmul(columns, 2 * one + inner) * columns, axis=1)

@@ -14,6 +14,8 @@ from tfp_ibnn.layers.mean_field import ESTIMATORS, MeanFieldLayer
 from tfp_ibnn.posteriors import priors
 from tfp_ibnn.posteriors.base import Template
 
+Noise = Callable[[tuple[int, ...]], Tensor]  # standard normal, of a shape
+
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MeanField(Template):
@@ -116,9 +118,7 @@ class MeanField(Template):
         """Return the means of the weights of a layer whose own weights are given."""
         return list(means)
 
-    def kl_and_entropy(
-        self, means: Sequence[Tensor], normal: Callable[[tuple[int, ...]], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def kl_and_entropy(self, means: Sequence[Tensor], normal: Noise) -> tuple[Tensor, Tensor]:
         """Return both in nats; `normal` gives noise of a shape, should an estimate need it."""
         kl = entropy = 0.0
         shifts = self.prior_locs or [0.0] * len(means)
@@ -135,27 +135,16 @@ class MeanField(Template):
         """Return weights one standard deviation above and below their means, KL and entropy."""
         rng = np.random.default_rng(0)
         fixed = lambda shape: ops.cast(rng.standard_normal(tuple(shape)), self.dtype)  # noqa: E731
-        sides = [
-            ops.reshape(ops.stack([mean - scale, mean + scale]), (2, -1))
-            for mean, scale in zip(self.centers(means), self.spreads(means), strict=True)
-        ]
+        pairs = zip(self.centers(means), self.spreads(means), strict=True)
+        sides = [ops.reshape(ops.stack([x - spread, x + spread]), (2, -1)) for x, spread in pairs]
         return Draw(ops.concatenate(sides, axis=1), *self.kl_and_entropy(means, fixed))
 
-    def wrap(
-        self,
-        layer: keras.layers.Layer,
-        train_size: int,
-        noise: str | None = None,
-        kl_reduction: str | None = None,
-        **options: Any,
-    ) -> MeanFieldLayer:
-        """Return `MeanFieldLayer(layer, self, train_size, **options)`, or `MNFLayer`.
-
-        `noise` and `kl_reduction` are for posteriors of z, and not used here.
-        """
+    def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> MeanFieldLayer:
         names = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
         regularized = [name for name in names if getattr(layer, name, None) is not None]
         if regularized and self.pulls_means:
             remedy = "use prior=ibnn.priors.Tied(scale), which leaves means alone"
             checks.warn_of_regularizer(f"Layer {layer.name!r}", regularized[0], remedy)
-        return self.wrapper(layer, self, train_size, **options)
+        of_z = ("noise", "kl_reduction")  # options for posteriors of z
+        own = {name: value for name, value in options.items() if name not in of_z}
+        return self.wrapper(layer, self, train_size, **own)

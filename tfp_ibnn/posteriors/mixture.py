@@ -8,18 +8,17 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Posterior, checked_component, equal_mixture
+from tfp_ibnn.posteriors.base import Component, Posterior, equal_mixture, of_component
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MixturePosterior(Posterior):
     """K diagonal Gaussians per layer, the component index shared by all layers: iBNN's posterior.
 
-    The examples of a batch take the components in turn. The KL is the mean of the
-    components' closed forms, an upper bound of the mixture's, loose by at most log K for all layers
-    together; the entropy, too, is the mean of the components'.
-
-    The component means start around `prior_loc` and average to it exactly.
+    The examples of a batch take the components in turn. The KL is the mean of the components'
+    closed forms, an upper bound of the mixture's, loose by at most log K for all layers together;
+    the entropy, too, is the mean of the components'. Their means start around `prior_loc`, and
+    average to it exactly.
 
     Args:
         components: K.
@@ -29,13 +28,6 @@ class MixturePosterior(Posterior):
         kl: "bound", or "averaged" for the KL of the Gaussian that the average of one draw from each
             component has. The authors' code used that; it is not a bound.
         **kwargs: those of `Posterior`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.MixturePosterior(components=4)
-        >>> posterior.build((3,))
-        >>> posterior.sample_and_kl((10,))[0].shape[-1]
-        3
 
     References:
         Trinh et al., Scalable Bayesian Neural Networks by Layer-Wise Input Augmentation, arXiv
@@ -82,15 +74,10 @@ class MixturePosterior(Posterior):
     def distribution(self) -> tfd.MixtureSameFamily:
         return equal_mixture(*self._loc_and_scale())
 
-    def transform(
-        self, noise: Tensor, component: Tensor | None = None, training: bool = False
-    ) -> Draw:
+    def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
         loc, scale = self._loc_and_scale()
-        if self.components == 1:
-            chosen = loc[0], scale[0]
-        else:
-            component = checked_component(component)
-            chosen = ops.take(loc, component, axis=0), ops.take(scale, component, axis=0)
+        is_one = self.components == 1
+        chosen = (loc[0], scale[0]) if is_one else of_component(component, loc, scale)
         z = chosen[0] + chosen[1] * noise
         if self._given_prior is not None:
             return Draw(z, *self._gaussian(*chosen, z))

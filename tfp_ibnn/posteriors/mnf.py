@@ -1,7 +1,7 @@
 """Multiplicative normalizing flows: a posterior over weights with dependent means."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from tfp_ibnn.flows import AffineCoupling, Flow
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.posteriors import base
 from tfp_ibnn.posteriors.flow import FlowPosterior, copied
-from tfp_ibnn.posteriors.mean_field import MeanField
+from tfp_ibnn.posteriors.mean_field import MeanField, Noise
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -108,10 +108,7 @@ class MNF(MeanField):
         return [ops.sqrt(kernel**2 + by_z**2), *rest]
 
     def kl_and_entropy(
-        self,
-        means: Sequence[Tensor],
-        normal: Callable[[tuple[int, ...]], Tensor],
-        draw: Draw | None = None,
+        self, means: Sequence[Tensor], normal: Noise, draw: Draw | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return bounds of both in nats, at one draw of z, here or given, and of the weights."""
         if draw is None:

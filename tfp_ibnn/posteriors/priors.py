@@ -71,11 +71,7 @@ class _LocationScale(Prior):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Normal(_LocationScale):
-    """A Gaussian, with closed-form KL.
-
-    Args:
-        scale: its standard deviation.
-        loc: its mean.
+    """A Gaussian of mean `loc` and standard deviation `scale`, with closed-form KL.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -94,10 +90,7 @@ class Tied(Normal):
 
     The loss is not an evidence lower bound: a prior must not depend on the data, and this one
     follows the posterior. The means train as by maximum likelihood; an L2 regulariser on them
-    counts nothing twice. For `MeanField` only.
-
-    Args:
-        scale: standard deviation.
+    counts nothing twice. `scale` is its standard deviation. For `MeanField` only.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -113,32 +106,19 @@ class Tied(Normal):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Laplace(_LocationScale):
-    """A Laplace distribution: log p(w) = -|w - loc| / scale - log(2 scale).
-
-    Args:
-        scale: the mean distance from `loc`.
-        loc: its mean.
-    """
+    """A Laplace distribution: log p(w) = -|w - loc| / scale - log(2 scale)."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Cauchy(_LocationScale):
-    """A Cauchy distribution, whose tails are so heavy that it has no mean.
-
-    Args:
-        scale: half of the probability is closer to `loc` than this.
-        loc: its median.
-    """
+    """A Cauchy distribution: no mean, a median `loc`, half of it closer to that than `scale`."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class StudentT(_LocationScale):
     """A Student t distribution: heavy tails, between Cauchy (df=1) and Gaussian (large df).
 
-    Args:
-        df: degrees of freedom.
-        scale: its scale, which is less than its standard deviation.
-        loc: its median.
+    Its median is `loc`, and its standard deviation above `scale`.
     """
 
     def __init__(self, df: float = 3.0, scale: float = 1.0, loc: float = 0.0) -> None:
@@ -148,17 +128,10 @@ class StudentT(_LocationScale):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class ScaleMixture(Prior):
-    """Two Gaussians of mean 0, a wide and a narrow one: the prior of Bayes by Backprop.
+    """Two Gaussians of mean 0: the prior of Bayes by Backprop (Blundell et al., arXiv 1505.05424).
 
-    p(w) = pi N(w; 0, sigma1^2) + (1 - pi) N(w; 0, sigma2^2)
-
-    Args:
-        pi: weight of the first, between 0 and 1.
-        sigma1: standard deviation of the first.
-        sigma2: standard deviation of the second; small, so that many weights end near 0.
-
-    References:
-        Blundell et al., Weight Uncertainty in Neural Networks, arXiv 1505.05424.
+    p(w) = pi N(w; 0, sigma1^2) + (1 - pi) N(w; 0, sigma2^2), where a small sigma2 lets many
+    weights end near 0.
     """
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:
@@ -189,11 +162,9 @@ class Given(Prior):
         except ValueError:
             fits = False
         if not fits or shape[len(shape) - len(event) :] != event:
-            raise ValueError(
-                f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}. Give a "
-                "distribution of one number, such as tfd.Normal(0.0, 1.0), or one for each shape, "
-                "by patterns of layer names: to_stochastic(model, {pattern: posterior})."
-            )
+            remedy = "Give one of a number, as tfd.Normal(0.0, 1.0), or each layer its own"
+            wrong = f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}"
+            raise ValueError(f"{wrong}. {remedy}: to_stochastic(model, {{pattern: posterior}}).")
 
     def get_config(self) -> dict[str, Any]:
         return {"given": _encode(self.given)}

@@ -28,11 +28,7 @@ def _recipe(make: Recipe) -> Recipe:
 
 @_recipe
 def NormalAffine(**kwargs: Any) -> FlowPosterior:  # noqa: N802
-    """Return a learnable Gaussian, with closed-form KL.
-
-    Args:
-        **kwargs: those of `FlowPosterior`, as in all recipes.
-    """
+    """Return a Gaussian, with closed-form KL. `kwargs`, here and below, are `FlowPosterior`'s."""
     return FlowPosterior((), **kwargs)
 
 

@@ -1,7 +1,7 @@
 """What differs on JAX; `tensorflow.py` has the same names, and says what they stand for."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 from tensorflow_probability.substrates import jax as tfp
 
-from tfp_ibnn._core.backend.shared import NAMES, Tensor
+from tfp_ibnn._core.backend.shared import NAMES, Function, Tensor, Variables
 
 __all__ = NAMES
 
@@ -32,9 +32,7 @@ def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
     return x
 
 
-def compiled(
-    function: Callable[..., Any], variables: Sequence[keras.Variable]
-) -> Callable[..., Any]:
+def compiled(function: Function, variables: Variables) -> Function:
     @jax.jit
     def jitted(values: list[Tensor], *arrays: Any) -> Any:
         with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
@@ -43,34 +41,27 @@ def compiled(
     return lambda *arrays: jitted([v.value for v in variables], *arrays)
 
 
-def gradient(
-    function: Callable[..., Tensor], variables: Sequence[keras.Variable]
-) -> Callable[..., Tensor]:
+def gradient(function: Function, variables: Variables) -> Function:
     return compiled(jax.grad(function), variables)
 
 
-def pullback(
-    function: Callable[[list[Tensor]], tuple[Tensor, Any]], points: list[Tensor]
-) -> tuple[Tensor, Any, Callable[[Tensor], list[Tensor]]]:
+def pullback(function: Function, points: list[Tensor]) -> tuple[Tensor, Any, Function]:
     value, pull, others = jax.vjp(function, points, has_aux=True)
     return value, others, lambda cotangent: pull(cotangent)[0]
 
 
-def jvp(
-    function: Callable[[list[Tensor]], Tensor], points: list[Tensor], tangents: list[Tensor]
-) -> tuple[Tensor, Tensor]:
+def jvp(function: Function, points: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, Tensor]:
     return jax.jvp(function, (points,), (tangents,))
 
 
-def traced_once(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+def traced_once(function: Function) -> Function:
     """Return the function: JAX traces quickly."""
     return function
 
 
 def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
     """Return matrices (..., n, n) with another diagonal, (..., n)."""
-    eye = jnp.eye(matrix.shape[-1], dtype=bool)
-    return jnp.where(eye, diagonal[..., None, :], matrix)
+    return jnp.where(jnp.eye(matrix.shape[-1], dtype=bool), diagonal[..., None, :], matrix)
 
 
 def jit_pays() -> bool:
@@ -90,33 +81,26 @@ KEY_DTYPE = "uint32"
 
 
 def replica_count() -> int:
-    """Number of replicas that share the present training step: JAX sees one global batch."""
+    """Return 1: JAX sees one global batch."""
     return 1
 
 
 def replica_id() -> int:
-    """Number of this replica among those that share the step: JAX sees one global batch."""
     return 0
 
 
 SeedGenerator = keras.random.SeedGenerator
 
 
-def normal(
-    shape: tuple[int | Tensor, ...], dtype: str, seed: Any, stddev: float | Tensor = 1.0
-) -> Tensor:
-    """Like `keras.random.normal`; the seed is a generator, or a tensor of two integers."""
+def normal(shape: Sequence[Any], dtype: str, seed: Any, stddev: float | Tensor = 1.0) -> Tensor:
     seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
     return stddev * jax.random.normal(jnp.asarray(seed, "uint32"), shape, dtype)
 
 
 SCANS_EPOCHS = True
-"""Whether there is `epoch_in_one_call`."""
 
 
-def epoch_in_one_call(
-    train_step: Callable[..., Any], arrays: Sequence[Any]
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+def epoch_in_one_call(train_step: Function, arrays: Sequence[Any]) -> Function:
     """Return a compiled function of a model's state and rows, (steps, batch), of the arrays.
 
     It takes a training step on each batch, and returns the logs of the last, and the state.
@@ -136,9 +120,7 @@ def epoch_in_one_call(
 
 
 def save_functions(*_: Any) -> None:
-    """Refuse."""
     raise RuntimeError(
         "A SavedModel is written by TensorFlow; the backend is 'jax'. Save the model here with "
-        "model.save('model.keras'); there, with KERAS_BACKEND=tensorflow, load and export it, for "
-        "example by scripts/export.py."
+        "model.save('model.keras'); with KERAS_BACKEND=tensorflow, export that (scripts/export.py)."
     )

@@ -1,9 +1,14 @@
 """What both backends share."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import keras
 
 Tensor = Any
 """A tensor of the active backend (`tf.Tensor` or `jax.Array`)."""
+Function = Callable[..., Any]
+Variables = Sequence[keras.Variable]
 
 REPLICA_STRIDE = 0x5851F42D
 """Distance between the seeds of two replicas: seeds that users and layers choose lie close."""

@@ -128,6 +128,17 @@ def test_inside_of_attention(tmp_path):
     np.testing.assert_allclose(numpy(back(x)), numpy(model(x)), atol=1e-5)
 
 
+@pytest.mark.parametrize("equation", ["ab,cb->ac", "abc,cd->adb"])
+def test_other_equations_have_noise_on_their_input(equation):
+    shape = (6,) if equation.startswith("ab,") else (3, 6)
+    output = (5,) if equation.startswith("ab,") else (5, 3)
+    model = keras.Sequential([keras.Input(shape), layers.EinsumDense(equation, output)])
+    model.layers[0].enable_lora(2)
+    sto = stochastic(model)
+    assert type(ibnn.stochastic_layers(sto)[0]) is ibnn.Stochastic
+    assert numpy(sto(image(shape))).shape == (8, *output)
+
+
 def test_posteriors_over_weights_leave_adapters_alone():
     model, _ = adapted("dense")
     with pytest.raises(ValueError, match="which needs a posterior over z"):

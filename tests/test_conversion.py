@@ -498,7 +498,10 @@ def test_warning_lists_layers_that_cannot_be_converted():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         to_stochastic(model, {"head|.*/query": ibnn.NormalAffine()})
-    with pytest.warns(UserWarning, match=r"converted: memory/lstm_cell\S* \(LSTMCell, which needs a posterior over z\), both/"):
+    with pytest.warns(
+        UserWarning,
+        match=r"converted: memory/lstm_cell\S* \(LSTMCell, which needs a posterior over z\), both/",
+    ):
         to_stochastic(model, ibnn.MeanField())
 
 

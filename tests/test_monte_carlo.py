@@ -1139,10 +1139,7 @@ def test_bad_options_are_refused_by_name_and_value(options, match):
 
 
 def test_models_that_cannot_be_averaged_are_refused():
-    inputs = keras.Input((4,))
-    two = keras.Model(inputs, [dense(3, "softmax")(inputs), dense(3, "softmax")(inputs)])
     cases = [
-        (two, "2 outputs"),
         (keras.Sequential([dense(3, "softmax")]), "not built"),
         (Own(), "not built"),
         (dense(3), "must be a Keras model"),

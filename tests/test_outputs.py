@@ -203,6 +203,36 @@ def test_a_loss_for_some_outputs_is_enough():
     assert sorted(ibnn.MonteCarlo(model, samples=2, head=heads).at_mean(X)) == sorted(Y)
 
 
+@REGISTER
+class Pair(keras.Model):
+    """Two outputs in a tuple."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Dense(1), layers.Dense(1)
+
+    def call(self, x):
+        return self.first(x), self.second(x) + 10
+
+
+def test_outputs_of_a_subclass_in_a_tuple_go_by_their_place():
+    plain = Pair()
+    plain(X)
+    sto = ibnn.to_stochastic(plain, ibnn.NormalAffine(seed=0), train_size=20)
+    mc = ibnn.MonteCarlo(sto, samples=2, seed=0, head={"1": "point", "0": "point"})
+    scores = mc.evaluate(X, [np.zeros(20), 10 + np.zeros(20)], verbose=0, return_dict=True)
+    assert scores["0_rmse"] < 5
+    assert scores["1_rmse"] < 5
+
+
+def test_an_output_may_be_called_mean():
+    inputs = keras.Input((4,))
+    parts = {"mean": layers.Dense(1)(inputs), "spread": layers.Dense(1)(inputs)}
+    model = ibnn.to_stochastic(keras.Model(inputs, parts), ibnn.NormalAffine(), train_size=20)
+    mc = ibnn.MonteCarlo(model, samples=2, head="point")
+    assert mc.predict(X, verbose=0)["mean"]["mean"].shape == (20, 1)
+
+
 @pytest.mark.skipif(JAX, reason="TensorFlow writes SavedModels")
 def test_an_export_has_the_outputs_side_by_side(model, tmp_path):
     import tensorflow as tf
@@ -318,7 +348,11 @@ def test_multivariate_loss():
     np.testing.assert_allclose(found, right, rtol=1e-3)
 
 
-@pytest.mark.parametrize("make", [poisson, negative_binomial, mixture])
+def first_column(x):
+    return ibnn.tfd.Poisson(log_rate=x[:, :1])
+
+
+@pytest.mark.parametrize("make", [poisson, negative_binomial, mixture, first_column])
 def test_the_averaged_density_is_that_of_all_draws(make):
     keras.utils.set_random_seed(1)
     size = 6 if make is mixture else 1
@@ -358,6 +392,8 @@ def test_training_lowers_the_loss_of_counts():
 def test_what_is_wrong_with_a_likelihood_is_said():
     with pytest.raises(ValueError, match="`make` must be a function"):
         ibnn.layers.DistributionNLL("poisson")
+    with pytest.raises(ValueError, match="`make` must return a TFP distribution"):
+        ibnn.layers.DistributionNLL(lambda x: x)(np.ones(20), OUTPUTS[:, :2])
     with pytest.raises(ValueError, match="targets must have the shape"):
         ibnn.layers.DistributionNLL(poisson)(np.ones((20, 3)), OUTPUTS[:, :2])
     model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
@@ -399,6 +435,9 @@ def test_padding_does_not_count(tagger, weighted):
     right = mean.argmax(axis=-1) == TAGS
     scores = mc.evaluate(IDS, TAGS, sample_weight=weight, verbose=0, return_dict=True)
     average = {"weights": each[KEPT]}
+    small = mc.evaluate(IDS, TAGS, 5, 0, sample_weight=weight, return_dict=True)
+    for key in ("nll", "accuracy", "brier", "ece"):  # whatever the batches
+        assert small[key] == pytest.approx(scores[key], rel=1e-4)
     assert scores["nll"] == pytest.approx(np.average(nll[KEPT], **average), rel=1e-4)
     assert scores["accuracy"] == pytest.approx(np.average(right[KEPT], **average), rel=1e-4)
     if not weighted:
@@ -416,6 +455,19 @@ def test_longer_batches_have_the_same_scores(tagger):
         for pair in ((IDS, TAGS), longer)
     ]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+
+
+def test_weights_of_steps_and_added_metrics(tagger):
+    mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
+    mc.compile(metrics=["sparse_categorical_accuracy"])
+    weight = DATA.random((12, 7)).astype("float32")
+    mean = mc.predict(IDS, verbose=0)["mean"]
+    nll = -np.log(np.take_along_axis(mean, TAGS[..., None], -1)[..., 0])
+    scores = mc.evaluate(IDS, TAGS, sample_weight=weight, verbose=0, return_dict=True)
+    right = np.average(nll[KEPT], weights=weight[KEPT])
+    assert scores["nll"] == pytest.approx(right, rel=1e-4)
+    accuracy = (mean.argmax(axis=-1) == TAGS)[KEPT].mean()
+    assert scores["sparse_categorical_accuracy"] == pytest.approx(accuracy, rel=1e-4)
 
 
 def test_several_outputs_each_have_their_padding(tagger):

@@ -13,7 +13,10 @@ from tfp_ibnn.layers.multiplicative import Stochastic
 
 def has_adapter(layer: keras.layers.Layer) -> bool:
     """Whether a layer has LoRA, of a form whose two kernels follow one another."""
-    plain = getattr(layer, "groups", 1) == 1
+    plain = getattr(layer, "groups", 1) == 1 and getattr(layer, "quantization_mode", None) is None
+    if isinstance(layer, keras.layers.EinsumDense):  # the kernel's last axis is the output's
+        inputs, kernel, outputs = layer.equation.replace("->", ",").split(",")
+        plain = plain and kernel[-1] == outputs[-1] and kernel[-1] not in inputs
     first = getattr(layer, "data_format", None) == "channels_first"
     return plain and not first and bool(getattr(layer, "lora_enabled", False))
 
@@ -23,15 +26,8 @@ class StochasticAdapter(Stochastic):
     """Wrap a layer with LoRA: activation(K x + alpha / rank * B (z * (A x)) + bias).
 
     Only what the adapter adds is random: z has `rank` channels. `to_stochastic` makes such layers
-    of those on which `enable_lora` was called.
-
-    Args:
-        layer: one with LoRA, whose kernels A and B become weights of this layer; or a plain one.
-        posterior: template, as for `Stochastic`.
-        train_size: number of training examples.
-        rank: of the adapter, if the layer is plain.
-        alpha: scale of the adapter, if the layer is plain.
-        **kwargs: those of `Stochastic`.
+    of those on which `enable_lora` was called; A and B become weights of this layer. The arguments
+    are those of `Stochastic`, and `rank` and `alpha` of the adapter of a plain layer.
 
     References:
         Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
@@ -93,6 +89,8 @@ class StochasticAdapter(Stochastic):
         first, second = (ops.convert_to_numpy(kernel) for kernel in self.kernels)
         mean = ops.convert_to_numpy(self.posterior.mean())
         copy.set_weights([*self.layer.get_weights(), first * mean, second])
+        for weight, own in zip(self.layer.weights, copy.weights, strict=False):
+            own.trainable = weight.trainable
         return copy
 
     def shares_work(self, inputs: Any) -> bool:

@@ -110,6 +110,8 @@ class DistributionNLL(keras.losses.Loss):
         """Return the loss of each example."""
         outputs = ops.convert_to_tensor(y_pred)
         found = self.make(outputs)
+        if not hasattr(found, "log_prob"):
+            raise ValueError(f"`make` must return a TFP distribution; got {found!r}.")
         like = keras.KerasTensor((*found.batch_shape, *found.event_shape), outputs.dtype)
         return -log_prob(found, matched(y_true, like), outputs)
 

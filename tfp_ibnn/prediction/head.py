@@ -100,7 +100,7 @@ def output_names(model: keras.Model) -> list[str]:
     graph = functional_graph(unscaled(model))
     if graph is None or len(graph.outputs) == 1:
         return []
-    if not isinstance(graph.output, dict):
+    if not isinstance(graph.output, dict) or len(graph.output) != len(graph.outputs):
         names = graph.output_names
         return names if len(set(names)) == len(names) else [f"{i}" for i in range(len(names))]
     numbered = keras.tree.pack_sequence_as(graph.output, list(range(len(graph.outputs))))
@@ -130,17 +130,6 @@ def output_masks(model: keras.Model) -> Callable[[Any], dict[str, Tensor]] | Non
     return lambda inputs: function(keras_internals.graph_inputs(graph, inputs))
 
 
-def without_padding(mask: Tensor, weight: Any) -> Tensor:
-    """Return weights of 0 for what is masked; the others are larger by as much, as in Keras."""
-    mask = ops.cast(mask, keras.config.floatx())
-    mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
-    weight = ops.cast(1 if weight is None else weight, mask.dtype)
-    if not weight.shape:
-        return mask
-    shape = (*ops.shape(weight), *(1,) * (len(mask.shape) - len(weight.shape)))
-    return mask * ops.reshape(weight, shape)
-
-
 def predictive_of(
     model: keras.Model, head: Any = None, from_logits: Any = None, remedy: str = _REMEDY
 ) -> Predictive:
@@ -150,7 +139,7 @@ def predictive_of(
     """
     names, graph = output_names(model), functional_graph(unscaled(model))
     if graph is None and isinstance(head, Mapping):
-        names = list(head)
+        names = sorted(head, key=int) if all(map(str.isdecimal, head)) else list(head)
     if not names:
         return _one_predictive(model, head, from_logits, remedy)
     heads = by_name("head", head, names, for_all=True)

@@ -17,16 +17,10 @@ from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
-from tfp_ibnn.prediction.head import (
-    PredictionWrapper,
-    check_model,
-    output_masks,
-    predictive_of,
-    without_padding,
-)
+from tfp_ibnn.prediction.head import PredictionWrapper, check_model, output_masks, predictive_of
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
-from tfp_ibnn.prediction.several import Several, by_name
+from tfp_ibnn.prediction.several import Several, by_name, without_padding
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -266,18 +260,20 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> Tensor:
         if y is None:
             raise ValueError("The evaluation needs labels or targets: `y` is missing.")
-        return self._predictive.mean_loss(y, y_pred, self._weights(x, sample_weight))
+        weights = self._weights(x, sample_weight, scaled=True)
+        return self._predictive.mean_loss(y, y_pred, weights)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Tensor]:
-        weights = self._weights(x, sample_weight)
-        self._predictive.update(self._scores, y, y_pred, weights)
+        self._predictive.update(self._scores, y, y_pred, self._weights(x, sample_weight))
         several = isinstance(self._predictive, Several)
         means = {k: v["mean"] for k, v in y_pred.items()} if several else y_pred["mean"]
-        return super().compute_metrics(x, y, means, weights)
+        for name, mask in self._masks(x).items() if self._masks else ():
+            keras_internals.set_mask(means[name] if several else means, mask)
+        return super().compute_metrics(x, y, means, sample_weight)
 
-    def _weights(self, x: Any, sample_weight: Any) -> Any:
+    def _weights(self, x: Any, sample_weight: Any, scaled: bool = False) -> Any:
         """Return the weights of examples and positions, 0 for those that are padding."""
         if self._masks is None:
             return sample_weight
@@ -285,7 +281,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         names = [*self._predictive.heads] if several else [""]
         weights = by_name("sample_weight", sample_weight, names, for_all=True)
         for name, mask in self._masks(x).items():
-            weights[name] = without_padding(mask, weights[name])
+            weights[name] = without_padding(mask, weights[name], scaled)
         return weights if several else weights[""]
 
     def get_config(self) -> dict[str, Any]:

@@ -320,12 +320,15 @@ class Distribution(Point):
 
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means and the variances."""
-        found = self.make(outputs)
+        sizes = ops.shape(outputs)
+        # As in training, there is one axis before the positions.
+        found = self.make(ops.reshape(outputs, (-1, *sizes[2:])))
         try:
-            return found.mean(), found.variance()
+            moments = found.mean(), found.variance()
         except NotImplementedError:
             kind = type(found).__name__
             raise ValueError(f"A {kind} has no mean and variance that TFP knows.") from None
+        return tuple(ops.reshape(x, (*sizes[:2], *ops.shape(x)[1:])) for x in moments)
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         raise ValueError("An `interval` is not for TFP distributions: use their `parameters`.")
@@ -347,10 +350,13 @@ class Distribution(Point):
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return minus the log-density of the targets under the mixture of all draws."""
         target, _ = self.pair(y_true, prediction)
-        outputs = ops.moveaxis(prediction["parameters"], 1, 0)
-        densities = log_prob(self.make(outputs), target, outputs)
-        count = ops.cast(ops.shape(outputs)[0], densities.dtype)
-        return ops.log(count) - ops.logsumexp(densities, axis=0)
+        outputs, sizes = ops.moveaxis(prediction["parameters"], 1, 0), ops.shape(target)
+        count, _, *rest = ops.shape(outputs)
+        outputs = ops.reshape(outputs, (-1, *rest))
+        targets = ops.reshape(ops.broadcast_to(target, (count, *sizes)), (-1, *sizes[1:]))
+        densities = log_prob(self.make(outputs), targets, outputs)
+        densities = ops.reshape(densities, (count, -1, *ops.shape(densities)[1:]))
+        return ops.log(ops.cast(count, densities.dtype)) - ops.logsumexp(densities, axis=0)
 
 
 def _all_outputs(chunks: Chunks, samples: int) -> Any:

@@ -73,7 +73,12 @@ def write_saved_model(
 def _flat(prediction: dict[str, Any]) -> dict[str, Any]:
     """Return a prediction in one dict: of the output "digit", say, "digit_mean" and the like."""
     parts = {k: v if isinstance(v, dict) else {None: v} for k, v in prediction.items()}
-    return {k if x is None else f"{k}_{x}": v for k, part in parts.items() for x, v in part.items()}
+    named = [
+        (k if x is None else f"{k}_{x}", v) for k, part in parts.items() for x, v in part.items()
+    ]
+    if len(dict(named)) < len(named):
+        raise ValueError(f"Rename outputs: some of {[*prediction]} cannot be told apart in a file.")
+    return dict(named)
 
 
 def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Callable[..., Any]]:

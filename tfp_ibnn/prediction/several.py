@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.prediction.predictive import Predictive
@@ -74,3 +75,16 @@ def by_name(what: str, given: Any, names: Sequence[str], for_all: bool = False) 
         return dict.fromkeys(names, given)
     got = sorted(given) if isinstance(given, Mapping) else type(given).__name__
     raise ValueError(f"`{what}` must be a dict with an entry for each of {[*names]}; got {got}.")
+
+
+def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
+    """Return weights of 0 for what is masked; scaled as in Keras's losses, so that means agree."""
+    mask = ops.cast(mask, keras.config.floatx())
+    if scaled:
+        mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
+    if weight is None:
+        return mask
+    weight = ops.cast(weight, mask.dtype)
+    weight = weight[..., 0] if len(weight.shape) > len(mask.shape) else weight
+    shape = (*ops.shape(weight), *(1,) * (len(mask.shape) - len(weight.shape)))
+    return mask * ops.reshape(weight, shape)

@@ -51,7 +51,7 @@ def checked_scores(name: str, scores: Any) -> Any:
 
 def checked_prediction(name: str, prediction: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the prediction of the model of a name as arrays, or raise if it is not finite."""
-    if "mean" not in prediction:  # several outputs
+    if isinstance(next(iter(prediction.values())), dict):  # several outputs
         return {key: checked_prediction(name, part) for key, part in prediction.items()}
     prediction = {key: np.asarray(value) for key, value in prediction.items()}
     bad = np.any([_not_finite(value) for value in prediction.values()], axis=0)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import keras
+import numpy as np
 
 import tfp_ibnn as ibnn
 from experiments import method_study, provenance, texts

@@ -92,6 +92,7 @@ def test_what_is_trained_is_the_adapter_and_its_posterior():
     np.testing.assert_array_equal(numpy(layer._kernel), before[f"{layer.name}/kernel"])
 
 
+@pytest.mark.slow
 def test_files_and_averages(tmp_path):
     model, x = adapted("einsum")
     sto = stochastic(model, "planar")

@@ -354,6 +354,7 @@ def test_noise_of_a_recurrent_layer_is_on_what_its_kernels_multiply(kind):
     close(found, model(x))
 
 
+@pytest.mark.slow
 def test_dropout_of_a_recurrent_layer_stays(policy):
     policy("mixed_bfloat16")
     for options in ({"dropout": 0.5}, {"recurrent_dropout": 0.5}):

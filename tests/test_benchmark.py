@@ -285,7 +285,7 @@ def test_every_target_has_a_stored_row():
     groups = {row["group"] for row in (*rows, *record.read(RESULTS / "peers.json")["rows"])}
     assert groups == {*benchmark.GROUPS, "sampling"}
     targets = [row for row in rows if row["target"] is not None and row["group"] != "growth"]
-    assert len(targets) == 22
+    assert len(targets) == 26
 
 
 @pytest.mark.once

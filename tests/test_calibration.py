@@ -801,6 +801,7 @@ def test_method_joins_by_one_line(small, monkeypatch):
     assert "mine + temperature" in small().table().rows
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
     monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.laplace, trials.gaussian))
     parts = [

@@ -134,7 +134,7 @@ def test_the_closed_forms_agree():
 
 # JAX takes these steps three times as fast; TensorFlow's turn is `make test-slow`.
 @pytest.mark.parametrize(
-    "train_samples", [pytest.param(1, marks=[] if JIT else pytest.mark.slow), 4]
+    "train_samples", [pytest.param(n, marks=[] if JIT else pytest.mark.slow) for n in (1, 4)]
 )
 def test_fit_finds_the_evidence(train_samples):
     gap, measured, (m, s) = gaps(N, train_samples, epochs=800 if train_samples == 1 else 200)

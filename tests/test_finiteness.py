@@ -229,6 +229,7 @@ def test_weights_that_are_bad_from_the_beginning():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_batches_that_keras_runs_at_once_are_counted():
     model, guard = build(), ibnn.TerminateOnNonFinite(every=3)
     model.compile(

@@ -131,6 +131,7 @@ def test_flipout_is_a_weight_draw_of_its_own_for_each_example(kind):
         np.testing.assert_allclose(got[row : row + 1], expected, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_joint_moments_over_examples_and_positions():
     x, kinds = normal(2, 3, 1), [("flipout", True), ("shared", True), ("flipout", False)]
     made = [
@@ -334,6 +335,7 @@ def test_moped_starts_at_the_pretrained_weights():
         assert float(layer.summary().kl) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_monte_carlo_draws_one_set_of_weights_for_all_examples():
     template = ibnn.MeanField(initial_scale=0.3)
     model = compiled(ibnn.to_stochastic(network(), template, train_size=64))

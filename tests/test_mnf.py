@@ -157,6 +157,7 @@ class TestBound:
         one = compiled(one, posterior.variables)
         return np.array([numpy(one(*map(np.float64, row))) for row in noise])
 
+    @pytest.mark.slow
     def test_it_is_what_the_densities_say(self):
         posterior = self.posterior()
         scale = float(numpy(posterior.scales()[0])[0, 0])

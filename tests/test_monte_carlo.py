@@ -639,6 +639,7 @@ def test_it_is_no_part_of_a_functional_model():
         mc(keras.Input((4,)))
 
 
+@pytest.mark.slow
 def test_steps_per_execution_change_nothing():
     x, y = data(5, 4), np.arange(5) % 3
     mc = averaged(shallow(), 4, seed=0, independent=True)
@@ -684,6 +685,7 @@ class Batches(keras.utils.PyDataset):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_datasets_give_what_arrays_give(eagerly):
     mc = averaged(shallow(), 4, seed=0)
     x, y, weight = data(10, 4), np.arange(10) % 3, np.arange(10.0).astype("float32")
@@ -920,6 +922,7 @@ def test_each_draw_of_a_scaled_classifier_is_scaled(classes, activation, inverse
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_an_average_can_be_scaled_and_scored(eagerly):
     model, x, y = shallow(), data(N, 4), np.arange(N) % 3
     inner = averaged(model, S, seed=3)

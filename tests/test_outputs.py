@@ -123,6 +123,7 @@ def test_outputs_in_a_list_go_by_the_names_of_their_layers():
     assert by_place == pytest.approx(found.evaluate(X, Y, verbose=0, return_dict=True))
 
 
+@pytest.mark.slow
 def test_weights_by_output_or_for_all(model):
     mc = ibnn.MonteCarlo(model, samples=4, seed=0)
     weight = np.r_[np.ones(10), np.zeros(10)].astype("float32")
@@ -147,6 +148,7 @@ def test_added_metrics_see_the_means_by_name(model):
     assert found == [pytest.approx(error, abs=1e-5)]
 
 
+@pytest.mark.slow
 def test_files_hold_heads_and_functions(model, tmp_path):
     mc = ibnn.MonteCarlo(network(), samples=5, seed=0, head=HEADS)
     mc.save(tmp_path / "mc.keras")
@@ -457,6 +459,7 @@ def test_longer_batches_have_the_same_scores(tagger):
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_of_steps_and_added_metrics(tagger):
     mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
     mc.compile(metrics=["sparse_categorical_accuracy"])
@@ -470,6 +473,7 @@ def test_weights_of_steps_and_added_metrics(tagger):
     assert scores["sparse_categorical_accuracy"] == pytest.approx(accuracy, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_several_outputs_each_have_their_padding(tagger):
     pooled = layers.GlobalAveragePooling1D()(tagger.outputs[0])
     model = keras.Model(tagger.input, {"tags": tagger.outputs[0], "one": layers.Dense(1)(pooled)})

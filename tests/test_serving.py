@@ -54,6 +54,7 @@ def run(function, **inputs):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_what_jax_trained_and_saved_is_exported_by_tensorflow(tmp_path):
     """The expected numbers are those that JAX computed when it wrote the file."""
     path = saved_files.FOLDER / ibnn.__version__ / "jax" / "planar.keras"
@@ -535,6 +536,7 @@ def script(monkeypatch):
 
 
 @on_tensorflow
+@pytest.mark.slow
 def test_the_script_exports_what_was_saved(script, tmp_path, capsys):
     mc, x = averaged(shallow(), 2, seed=3, sampling="antithetic"), data(7, 4)
     mc.save(tmp_path / "mc.keras")

@@ -130,6 +130,7 @@ class Bent(ibnn.FlowPosterior):
         return draw._replace(z=draw.z + self.bend(noise))
 
 
+@pytest.mark.slow
 def test_posteriors_are_known_whatever_the_layers_are_called(eagerly, tmp_path):
     inputs = keras.Input((4,))
     own = layers.Dense(4, name="posterior")(inputs)
@@ -669,6 +670,7 @@ def test_a_train_size_unlike_the_data_is_told_once():
     assert len(unlike(len(batches), batches, shuffle=False, callbacks=batches.follow())) == 1
 
 
+@pytest.mark.slow
 def test_a_train_size_within_a_batch_of_the_data_is_silent(eagerly):
     assert not unlike(13, X, Y, batch_size=3, validation_split=0.2)  # 13 of 16
     weights = {

@@ -136,6 +136,7 @@ def test_rows_are_what_direct_computation_gives(folder, predicted, examples, tmp
     assert row_of(rows, "clean")["accuracy"] > 0.6
 
 
+@pytest.mark.slow
 def test_attack_is_on_what_is_scored_and_nothing_is_compiled_twice(folder, examples, monkeypatch):
     images, labels = examples
     scorer = Scorer(keras.saving.load_model(folder / "stochastic.keras"), 4)

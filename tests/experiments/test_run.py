@@ -408,6 +408,7 @@ def test_float16_with_a_posterior(run, tmp_path):
 # What goes wrong.
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_last_good_checkpoint(eagerly, run, tmp_path, monkeypatch):
     chosen = Settings(**SMALL | {"epochs": 3})
     savez, calls = np.savez, []

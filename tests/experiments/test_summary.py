@@ -348,6 +348,7 @@ def test_finished_runs_are_skipped_and_the_rest_is_run(quickly, tmp_path, data_d
     assert trained == [1]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others(quickly, tmp_path, data_dir):
     bad = dataclasses.replace(SETTINGS, learning_rate=1e30)
     runs = {"bad": bad, "checkpoint": SETTINGS, "record": SETTINGS, "good": SETTINGS}
@@ -372,6 +373,7 @@ def test_a_run_that_fails_does_not_stop_the_others(quickly, tmp_path, data_dir):
         run_many.run_many(runs, tmp_path, data_dir=data_dir, log=said.append)
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_part_of_the_run(quickly, tmp_path, data_dir, monkeypatch):
     """One that failed loses nothing else, and is taken up without training anew."""
     shifts = robustness.Settings(dataset="digits", shifts=["rotations"], degrees=[90], samples=2)

@@ -201,6 +201,7 @@ def test_every_map_converts_every_layer(name, kind):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_vgg16_converts_with_flows_where_the_report_has_them():
     _, _, sto = converted("vgg16", "flow")
     found = {layer.name: layer.posterior for layer in ibnn.stochastic_layers(sto)}

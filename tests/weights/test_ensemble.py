@@ -200,6 +200,7 @@ def stochastic_models():
     return models
 
 
+@pytest.mark.slow
 def test_stochastic_members_are_a_mixture(stochastic_models):
     """Draw s is draw s of the member s mod 2 by itself."""
     ensemble = ibnn.DeepEnsemble(stochastic_models)

@@ -271,6 +271,7 @@ def test_datasets(model, full):
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_the_prior_precision(model, monkeypatch):
     la = fitted(model)
     best = la.log_marginal_likelihood()

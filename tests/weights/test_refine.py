@@ -152,6 +152,7 @@ def test_the_whole_network_and_the_cached_features_say_the_same():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 def test_all_weights_of_a_laplace_approximation():
     model = network()
     laplace = ibnn.Laplace(model, subset_of_weights="all", hessian_structure="diag", pred_type="nn")

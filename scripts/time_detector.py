@@ -39,7 +39,8 @@ def main(argv=None):
     x, y, x_test = x[: options.bank] / 255, y[: options.bank], x_test[: options.images] / 255
     keras.utils.set_random_seed(0)
     model = ibnn.models.vgg16((32, 32, 3))
-    detector = ibnn.OODDetector(ibnn.DeepEnsemble([model]), "knn", k=50)
+    mc = ibnn.MonteCarlo(ibnn.DeepEnsemble([model]), head="softmax", from_logits=True)
+    detector = ibnn.OODDetector(mc, "knn", k=50)
     detector.fit(x.astype("float32"), y)
     x_test = x_test.astype("float32")
     times = {"network": [], "scores": []}

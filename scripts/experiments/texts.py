@@ -3,6 +3,7 @@
 import hashlib
 import html
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -25,12 +26,13 @@ LENGTH, WORDS = 128, 4000
 
 def records(name, folder=None):
     """Return the JSON records of a package, by path; the archive is kept in a folder."""
-    path = Path(folder or Path.home() / ".cache" / "tfp_ibnn") / f"{name}.tgz"
+    folder = folder or os.environ.get("TFP_IBNN_DATA") or Path.home() / ".cache" / "tfp_ibnn"
+    path = Path(folder) / f"{name}.tgz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as place:
             command = ["npm", "pack", "--ignore-scripts", "--loglevel=error"]
-            command.append(f"@stdlib/{PACKAGES[name]}@0.2.3")
+            command.append(PACKAGES[name])
             subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
             (found,) = Path(place).glob("*.tgz")
             partial = path.with_suffix(".part")

@@ -31,7 +31,7 @@ def main() -> None:
     """Draw all figures, or those that are named."""
     plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
     figures = (reliability, layer, change_of_variables, flows, affine_order, uncertainty)
-    figures += (novelty, elephant)
+    figures += (novelty, elephant, places)
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
@@ -322,7 +322,7 @@ def elephant() -> Figure:
     names = np.array("airplane car bird cat deer dog frog horse ship truck".split())
     names = np.delete(names, HELD_OUT)
     runs = [json.loads(line) for line in (NOVELTY / "runs.jsonl").read_text().splitlines()]
-    rows = {"deterministic": BLUE, "Laplace, last layer": GREEN, "ensemble of 3": ORANGE}
+    rows = {"deterministic": BLUE, "Gaussian": GREEN, "flow": COLORS[3], "ensemble of 3": ORANGE}
     said = {
         name: run["methods"][name]["shown"]
         for run in runs
@@ -333,7 +333,7 @@ def elephant() -> Figure:
     x = (x[~np.isin(y, HELD_OUT)] / 255).astype("float32")
     pictures, count = out_of_place(x[:UNKNOWN], x[-UNKNOWN:]), 4
     figure, axes = plt.subplots(
-        3, 2 * count, figsize=(9.2, 3.6), layout="constrained", height_ratios=(1, 1, 0.75)
+        3, 2 * count, figsize=(9.2, 3.9), layout="constrained", height_ratios=(1, 1, 1)
     )
     for column, (alone, inside, bars) in enumerate(axes.T):
         number, kind = column % count, INSIDE[column // count]
@@ -353,7 +353,35 @@ def elephant() -> Figure:
         bars.spines[["top", "right", "bottom"]].set_visible(False)
     axes[0, 0].set_ylabel("as it was")
     axes[1, 0].set_ylabel("something in it")
-    axes[2, 0].set_yticks(range(3), rows)
+    axes[2, 0].set_yticks(range(len(rows)), rows)
+    return figure
+
+
+def places() -> Figure:
+    """Draw what noise in a place changes in the NLL at a temperature, a dot per seed."""
+    from experiments.place_study import PAIRS, tasks
+
+    lines = (NOVELTY.with_name("places") / "runs.jsonl").read_text().splitlines()
+    scores = {
+        (run["pair"], name, run["seed"]): row["NLL, T"]
+        for run in map(json.loads, lines)
+        for name, row in run.get("methods", {}).items()
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(9.8, 2.6), layout="constrained")
+    titles = ("ViT, Fashion-MNIST", "transformer, mails", "LSTM, Fashion-MNIST")
+    for ax, pair, title in zip(axes, PAIRS, titles, strict=True):
+        names = [*tasks(pair)[3:-2], "ensemble of 3"]
+        for place, name in enumerate(names):
+            values = [scores[pair, name, i] - scores[pair, "network", i] for i in range(3)]
+            color = {"G": BLUE, "f": ORANGE}.get(name[0], GREEN)
+            ax.plot(values, [place] * 3, "o", color=color, alpha=0.55, markersize=5)
+            ax.plot(np.mean(values), place, "|", color=color, markersize=14, markeredgewidth=2)
+        ax.axvline(0, color="0.6", linewidth=0.8)
+        ax.set(yticks=range(len(names)), yticklabels=names, xlabel="change of NLL")
+        ax.set_title(title)
+        ax.locator_params(axis="x", nbins=2)
+        ax.invert_yaxis()
+        ax.spines[["top", "right"]].set_visible(False)
     return figure
 
 

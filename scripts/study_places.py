@@ -16,7 +16,7 @@ import sys
 from study_methods import command
 
 RESULTS = "results/places"
-PAGES = (f"{RESULTS}/README.md",)
+PAGES = (f"{RESULTS}/README.md", "docs/places.md")
 
 
 def main(argv=None):

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 import tarfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 import study_places
 import tfp_ibnn as ibnn
-from experiments import calibrate_study, place_tables, texts
+from experiments import calibrate_study, files, place_tables, texts
 from experiments import place_study as study
 
 pytestmark = pytest.mark.once
@@ -115,6 +117,35 @@ def test_steps_are_compared_with_the_network():
     record = {"pair": "fashion_vit", "seed": 0, "steps": {"network": 0.01, "flow, both": 0.015}}
     assert "1.50" in place_tables.steps([record], "fashion_vit")
     assert place_tables.steps([], "fashion_vit") == "Not run yet."
+
+
+def test_contrasts_are_paired_by_seed():
+    methods = ["network", *study.tasks("fashion_vit")[3:-2]]
+    records = [
+        {"pair": "fashion_vit", "seed": seed, "methods": {name: {"NLL, T": seed + 0.1 * place}}}
+        for seed in (0, 1)
+        for place, name in enumerate(methods)
+    ]
+    lines = place_tables.contrasts(records, "fashion_vit").splitlines()
+    assert lines[2].split(" | ")[1:] == [
+        "+0.1000 ± 0.0000",
+        "+0.2000 ± 0.0000",
+        "+0.3000 ± 0.0000",
+        "-0.1000 ± 0.0000 |",
+    ]
+    assert "+0.3000" in lines[4]
+    assert place_tables.contrasts([], "fashion_vit") == "Not run yet."
+
+
+@pytest.mark.parametrize("page", study_places.PAGES)
+def test_pages_show_the_stored_runs(page):
+    root = Path(__file__).parents[1]
+    tables = place_tables.tables(study.read(root / study_places.RESULTS))
+    text = (root / page).read_text()
+    blank = re.sub("(<!-- places: .* -->\n)[^<]*", r"\1old\n", text)
+    assert blank != text
+    assert files.filled(blank, "places", tables) == text
+    assert "Not run yet" not in text
 
 
 @pytest.mark.slow

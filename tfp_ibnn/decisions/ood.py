@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import Tensor, jit_pays
+from tfp_ibnn._core.backend import Tensor, jit_pays, matmul
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion import to_deterministic
 from tfp_ibnn.conversion.graph import functional_graph
@@ -161,7 +161,7 @@ class OODDetector(Fitted):
         return {"within": within, "means": (means - center) @ within, "whole": whole}
 
     def _of_features(self, f: Tensor) -> Tensor:
-        found, matmul = self.arrays, ops.matmul
+        found = self.arrays
         if (width := found["center"].shape[0]) != f.shape[1]:
             got = f"{width} features; `model` has {f.shape[1]}"
             raise ValueError(f"What was learned is of another model's {got}: call `fit` again.")

@@ -20,6 +20,7 @@ from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
 from experiments.scoring import Scorer, read_model
 from experiments.settings import DATASETS
+from experiments.shifts import split_classes
 from experiments.store import provenance
 from tfp_ibnn.training import Interrupts, can_scan, scan
 
@@ -159,7 +160,7 @@ def _arrays(settings, data_dir, before=False):
             parts = np.split(order, [settings.train_size])
             train, test = ([part[rows] for part in every] for rows in parts)
     if settings.classes is not None:
-        train, test = (ibnn.data.ood.split_classes(*x, settings.classes) for x in (train, test))
+        train, test = (split_classes(*x, settings.classes) for x in (train, test))
         later = settings.transfer and not before
         train, test = ((x, y - later * settings.classes) for x, y in (train[later], test[later]))
     limit = settings.limit and (5 if before else 1) * settings.limit

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 import tfp_ibnn as ibnn
-from experiments import files, pruning
+from experiments import files, pruning, toy
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
@@ -149,7 +149,7 @@ def _run(settings, folder, data_dir, log, keep, devices):
 def _arrays(settings, data_dir, before=False):
     """Return training and test arrays; `before`: five times as many of the classes left later."""
     if settings.dataset == "four_clusters":  # of each seed others, but all are tested on the same
-        known, sample = DATASETS["four_clusters"], ibnn.data.toy.sample
+        known, sample = DATASETS["four_clusters"], toy.sample
         train = sample(settings.train_size or known.train_size, [1, settings.seed])
         test = sample(known.test_size, [2])
     else:

@@ -1,6 +1,5 @@
 """Datasets: loading, splitting, preprocessing, and batches."""
 
-from tfp_ibnn.data import toy as toy
 from tfp_ibnn.data.augmentation import RandomMirror as RandomMirror
 from tfp_ibnn.data.augmentation import RandomShift as RandomShift
 from tfp_ibnn.data.augmentation import preprocessing as preprocessing

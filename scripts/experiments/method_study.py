@@ -18,7 +18,7 @@ from sklearn import datasets
 import tfp_ibnn as ibnn
 from experiments import provenance, shifts
 from experiments.calibrate_study import images, packaged, read, run_tasks
-from tfp_ibnn.training import can_scan, scan
+from experiments.scan import can_scan, scan
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
 PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set

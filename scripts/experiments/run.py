@@ -18,11 +18,12 @@ from experiments import files, pruning, toy
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
+from experiments.scan import can_scan, scan
 from experiments.scoring import Scorer, read_model
 from experiments.settings import DATASETS
 from experiments.shifts import split_classes
 from experiments.store import provenance
-from tfp_ibnn.training import Interrupts, can_scan, scan
+from tfp_ibnn.training import Interrupts
 
 
 def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=True, devices=None):

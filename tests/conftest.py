@@ -34,7 +34,7 @@ OF_A_DEVICE = (
     "test_noisy_convolution.py",
     "test_posteriors.py",
     "test_rank_one.py",
-    "test_scan.py",
+    "experiments/test_scan.py",
     "test_serving.py",
     "test_trainability.py",
     "test_training.py",
@@ -73,10 +73,10 @@ def pytest_collection_modifyitems(config, items):
     others = set(items) - set(chosen)
     config.hook.pytest_deselected(items=list(others))
     items[:] = chosen
+    from experiments.devices import accelerators
     from tests.precision import NO_GPU
-    from tfp_ibnn._core import backend
 
-    if not backend.accelerators():
+    if not accelerators():
         for item in chosen:
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
 

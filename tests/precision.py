@@ -10,6 +10,7 @@ import functools
 import numpy as np
 import pytest
 
+from experiments.devices import accelerators
 from tfp_ibnn._core import backend
 
 __all__ = ["NO_GPU", "TF32", "at_least", "follow_hardware"]
@@ -22,14 +23,14 @@ TF32 = 2.0**-9
 
 def follow_hardware():
     """Make what tests compare numbers with as coarse as the products of this machine's GPU."""
-    if backend.accelerators():
+    if accelerators():
         np.testing.assert_allclose = _coarser_allclose(np.testing.assert_allclose)
         pytest.approx = _coarser_approx(pytest.approx)
 
 
 def at_least(tolerance):
     """Return a relative tolerance for numbers that are compared by hand."""
-    return max(tolerance, TF32) if backend.accelerators() else tolerance
+    return max(tolerance, TF32) if accelerators() else tolerance
 
 
 def _coarser_approx(approx):

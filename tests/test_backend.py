@@ -111,3 +111,24 @@ def test_normal_noise_is_normal(dtype):
     again = backend.normal((333, 3001), dtype, backend.SeedGenerator(1), stddev=2.0)
     np.testing.assert_allclose(again, 2 * x, rtol=1e-6)
     assert backend.normal((0, 3), dtype, seed).shape == (0, 3)
+
+
+def test_gradient_of_a_function_with_state():
+    scale = keras.Variable(3.0)
+    calls = []
+
+    def function(x, y):
+        calls.append(1)
+        return ops.sum(scale * x**2 * y)
+
+    slope = backend.gradient(function, [scale])
+    x, y = np.array([1.0, 2.0], "float32"), np.array([1.0, -1.0], "float32")
+    np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [6.0, -12.0])
+    scale.assign(1.0)
+    np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [2.0, -4.0])
+    traces = len(calls)
+    scale.assign(2.0)
+    np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [4.0, -8.0])
+    assert len(calls) == traces  # compiled
+    nothing = backend.gradient(lambda x: ops.sum(0 * x) + scale, [scale])
+    np.testing.assert_array_equal(ops.convert_to_numpy(nothing(x)), [0.0, 0.0])

@@ -12,11 +12,11 @@ import pytest
 from keras import ops
 
 import tfp_ibnn as ibnn
+from experiments.devices import accelerators
 from tests.precision import NO_GPU
-from tfp_ibnn._core import backend
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
-pytestmark = pytest.mark.skipif(not backend.accelerators(), reason=NO_GPU)
+pytestmark = pytest.mark.skipif(not accelerators(), reason=NO_GPU)
 
 X = np.random.default_rng(0).normal(size=(64, 16, 16, 3)).astype("float32")
 Y = (X.mean(axis=(1, 2)).argmax(axis=-1)).astype("int32")

@@ -233,6 +233,19 @@ def devices_for(count=None, distributed=False):
     return (_Mirrored if keras.backend.backend() == "tensorflow" else _Parallel)(count)
 
 
+def accelerators():
+    """Return the names of the GPUs and TPUs in use."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    import tensorflow as tf
+
+    found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
+    details = tf.config.experimental.get_device_details
+    return [details(device).get("device_name", device.device_type) for device in found]
+
+
 def _check_there(wanted, there, kind):
     if wanted > there:
         found = f"{keras.backend.backend()} has {there} {kind} device{'s'[: there != 1]} here"

@@ -8,13 +8,12 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from experiments import files
+from experiments import files, toy
 from experiments.folder import read_record
 from experiments.report import history
 from experiments.scoring import Scorer, read_model
 from experiments.store import METHODS, evaluated, is_shown, predictions, stored
 from tfp_ibnn import plots
-from tfp_ibnn.data import toy
 from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
 
 # What methods are called, in the order in which they stand in figures.

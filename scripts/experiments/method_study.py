@@ -16,9 +16,9 @@ from scipy import optimize
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from experiments import provenance
+from experiments import provenance, shifts
 from experiments.calibrate_study import images, packaged, read, run_tasks
-from tfp_ibnn.training import can_scan, scan
+from experiments.scan import can_scan, scan
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
 PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
@@ -66,9 +66,9 @@ class Problem:
         other = {"fashion_mnist": "mnist", "cifar10": "fashion_mnist"}[self.name]
         count = len(self.test[1])
         foreign = ibnn.data.load(other, data_dir)[1][0][:count]
-        foreign = ibnn.data.ood.convert_images(foreign, other, self.name)
+        foreign = shifts.convert_images(foreign, other, self.name)
         pixels = np.round(255 * self.test[0][: count // 5]).astype("uint8")
-        changed = [ibnn.data.corrupt(pixels, name, 3) for name in CORRUPTIONS]
+        changed = [shifts.corrupt(pixels, name, 3) for name in CORRUPTIONS]
         return (foreign / 255).astype("float32"), [(x / 255).astype("float32") for x in changed]
 
     @property

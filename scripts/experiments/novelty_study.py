@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
-from experiments import provenance
+from experiments import provenance, shifts
 from experiments.calibrate_study import read, run_tasks
 from experiments.method_study import CORRUPTIONS, Problem, nll
 
@@ -169,10 +169,10 @@ def others(known, count, data_dir=None):
     found, pixels = {}, np.round(255 * known[:count]).astype("uint8")
     for name in ("fashion_mnist", "mnist"):
         images = ibnn.data.load(name, data_dir)[1][0][:count]
-        found[name] = ibnn.data.ood.convert_images(images, name, "cifar10") / 255
+        found[name] = shifts.convert_images(images, name, "cifar10") / 255
     found |= out_of_place(known[:count], known[-count:], data_dir)
     for name in CORRUPTIONS:
-        found[name] = (ibnn.data.corrupt(pixels, name, 3) / 255).astype("float32")
+        found[name] = (shifts.corrupt(pixels, name, 3) / 255).astype("float32")
     return found
 
 

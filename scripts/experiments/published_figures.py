@@ -7,6 +7,7 @@ from matplotlib.ticker import LogLocator, PercentFormatter
 
 from experiments.figures import NAMES, draw_means, facets, look, methods_of, scores
 from experiments.pruning import DECIBELS, EDGES
+from experiments.shifts import rotate, to_bytes
 from experiments.store import METHODS, evaluated, is_shown, stored_entropies
 from tfp_ibnn import data
 from tfp_ibnn.plots.style import COLORS
@@ -106,7 +107,7 @@ def rotation(rows):
             ylabel="probability",
         )
         for degrees in range(0, 181, 30):
-            picture = OffsetImage(data.rotate(image, degrees)[0, :, :, 0], zoom=0.75, cmap="gray_r")
+            picture = OffsetImage(rotate(image, degrees)[0, :, :, 0], zoom=0.75, cmap="gray_r")
             at = {"xycoords": ("data", "axes fraction"), "box_alignment": (0.5, 0)}
             ax.add_artist(AnnotationBbox(picture, (degrees, 1.0), frameon=False, **at))
 
@@ -127,7 +128,7 @@ def rotation(rows):
         ax.legend(fontsize=8, frameon=False)
 
     _, (images, _) = data.load("mnist")
-    image = data.ood.to_bytes(images[METHODS["shown"]][None], "mnist")
+    image = to_bytes(images[METHODS["shown"]][None], "mnist")
     cells = [(turned, method) for method in means] + [(entropy,)]
     cells += [None] * (-len(cells) % 3)
     grid = [cells[place : place + 3] for place in range(0, len(cells), 3)]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pandas as pd
 
-from experiments import checks, files
+from experiments import checks, files, shifts
 from experiments.folder import RunError, RunFolder, read_record
 from experiments.scoring import HELD_OUT, SCORES, Scorer, Scores, read_model
 from experiments.store import METHODS, provenance
@@ -32,7 +32,7 @@ class Settings(checks.Checked):
     def __post_init__(self):
         super().__post_init__()
         if self.foreign is None:
-            object.__setattr__(self, "foreign", data.ood.USUAL[self.dataset])
+            object.__setattr__(self, "foreign", shifts.USUAL[self.dataset])
         others = (name for name in data.DATASETS if name != self.dataset)
         checks.each(checks.choice(*others), empty=True)("foreign", self.foreign)
         if self.classes is not None:
@@ -96,14 +96,14 @@ def _evaluate(scorer, settings, folder, data_dir, model, log):
     _, test = data.load(settings.dataset, data_dir)
     others, wanted = {}, "foreign" in settings.shifts
     if settings.classes is not None:
-        test, (unknown, _) = data.ood.split_classes(*test, settings.classes)
+        test, (unknown, _) = shifts.split_classes(*test, settings.classes)
         others = {HELD_OUT: unknown.astype("float32")} if wanted else {}
     test = tuple(part[: settings.limit] for part in test)
     if wanted and not (settings.foreign or others):
         log(f"No OOD data: {settings.dataset} has no usual one, name some.")
     for name in settings.foreign if wanted else ():
         _, (images, _) = data.load(name, data_dir)
-        others[name] = data.ood.convert_images(images[: len(test[0])], name, settings.dataset)
+        others[name] = shifts.convert_images(images[: len(test[0])], name, settings.dataset)
     began = time.perf_counter()
     found = measure(scorer, settings, test, others, log)
     record = {"rows": found.rows, "draws": found.clean.samples, "model": model}
@@ -141,27 +141,27 @@ def measure(scorer, settings, test, others, log=lambda line: None):
         ood[name] = Scores(*parts, found.samples)
         add("foreign", None, name, ood[name], **_detected(clean, ood[name]))
     if settings.shown is not None:
-        _keep_draws(rows, scorer, data.ood.to_bytes(images[settings.shown][None], settings.dataset))
+        _keep_draws(rows, scorer, shifts.to_bytes(images[settings.shown][None], settings.dataset))
     return Measured(rows, clean, ood)
 
 
 def _shifted(settings, images, labels, scorer):
     dataset = settings.dataset
-    pixels = data.ood.to_bytes(images, dataset)
+    pixels = shifts.to_bytes(images, dataset)
     if "corruptions" in settings.shifts:
         for name, severity in itertools.product(settings.corruptions, settings.severities):
-            changed = data.corrupt(pixels, name, severity, settings.seed)
-            yield "corruption", severity, name, data.ood.from_bytes(changed, dataset)
+            changed = shifts.corrupt(pixels, name, severity, settings.seed)
+            yield "corruption", severity, name, shifts.from_bytes(changed, dataset)
     if "rotations" in settings.shifts:
         for degrees in settings.degrees:
-            changed = data.rotate(pixels, degrees)
-            yield "rotation", degrees, "", data.ood.from_bytes(changed, dataset)
+            changed = shifts.rotate(pixels, degrees)
+            yield "rotation", degrees, "", shifts.from_bytes(changed, dataset)
     if "fgsm" in settings.shifts:
         # What is attacked is what is scored: the average, where there are draws.
         draws = 1 if scorer.monte_carlo is None else scorer.monte_carlo.samples
         options = {"seed": settings.seed, "batch_size": max(1, min(128, _AT_ONCE // draws))}
         attacked = scorer.monte_carlo or scorer.model
-        direction = data.fgsm_direction(attacked, images, labels, **options)
+        direction = shifts.fgsm_direction(attacked, images, labels, **options)
         maximum = data.DATASETS[dataset].maximum
         for epsilon in settings.epsilons:
             step = np.float32(epsilon * maximum / 255) * direction
@@ -171,7 +171,7 @@ def _shifted(settings, images, labels, scorer):
 def _keep_draws(rows, scorer, image):
     """Give rows of rotations the class probabilities of one image, turned as far."""
     turned = {row["level"]: row for row in rows if row["shift"] in ("clean", "rotation")}
-    images = np.concatenate([data.rotate(image, degrees) for degrees in turned])
+    images = np.concatenate([shifts.rotate(image, degrees) for degrees in turned])
     for row, draws in zip(turned.values(), scorer.draws(images.astype("float32")), strict=True):
         row["shown"] = draws.mean(axis=0).round(4).tolist()
         row["draws"] = draws[:_KEPT].round(3).tolist()

@@ -14,14 +14,16 @@ import numpy as np
 import pandas as pd
 
 import tfp_ibnn as ibnn
-from experiments import files, pruning
+from experiments import files, pruning, toy
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
+from experiments.scan import can_scan, scan
 from experiments.scoring import Scorer, read_model
 from experiments.settings import DATASETS
+from experiments.shifts import split_classes
 from experiments.store import provenance
-from tfp_ibnn.training import Interrupts, can_scan, scan
+from tfp_ibnn.training import Interrupts
 
 
 def run(settings, output, data_dir=None, *, log=print, keep_models=True, export=True, devices=None):
@@ -148,7 +150,7 @@ def _run(settings, folder, data_dir, log, keep, devices):
 def _arrays(settings, data_dir, before=False):
     """Return training and test arrays; `before`: five times as many of the classes left later."""
     if settings.dataset == "four_clusters":  # of each seed others, but all are tested on the same
-        known, sample = DATASETS["four_clusters"], ibnn.data.toy.sample
+        known, sample = DATASETS["four_clusters"], toy.sample
         train = sample(settings.train_size or known.train_size, [1, settings.seed])
         test = sample(known.test_size, [2])
     else:
@@ -159,7 +161,7 @@ def _arrays(settings, data_dir, before=False):
             parts = np.split(order, [settings.train_size])
             train, test = ([part[rows] for part in every] for rows in parts)
     if settings.classes is not None:
-        train, test = (ibnn.data.ood.split_classes(*x, settings.classes) for x in (train, test))
+        train, test = (split_classes(*x, settings.classes) for x in (train, test))
         later = settings.transfer and not before
         train, test = ((x, y - later * settings.classes) for x, y in (train[later], test[later]))
     limit = settings.limit and (5 if before else 1) * settings.limit

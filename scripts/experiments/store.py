@@ -24,6 +24,7 @@ from scipy.special import entr, softmax
 
 import tfp_ibnn as ibnn
 from experiments import files
+from experiments.devices import accelerators
 from experiments.folder import RunError
 from experiments.scoring import SCORES, Scores
 from tfp_ibnn.calibration.outputs import ece_floor
@@ -51,19 +52,7 @@ def provenance(options):
     command = shlex.join(["python", script, *arguments])
     made = {"options": options, "command": command, "backend": keras.backend.backend()}
     made |= {"versions": versions, "python": platform.python_version()}
-    return {**made, "hardware": "; ".join([*_accelerators(), cores])}
-
-
-def _accelerators():
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
-    import tensorflow as tf
-
-    found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
-    details = tf.config.experimental.get_device_details
-    return [details(device).get("device_name", device.device_type) for device in found]
+    return {**made, "hardware": "; ".join([*accelerators(), cores])}
 
 
 def read(folder):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, Scorer, robustness
+from experiments import RunError, Scorer, robustness, shifts
 from experiments.robustness import table
 from tfp_ibnn import data, metrics, models
 
@@ -112,7 +112,7 @@ def test_rows_are_what_direct_computation_gives(folder, predicted, examples, tmp
     assert record["draws"] == (1 if name == "plain" else 4)
     assert sum(line.startswith("[") for line in lines) == len(rows)
     scaled = np.rint(images * (255 / 16)).astype("uint8")
-    noisy = data.corrupt(scaled, "gaussian_noise", 4).astype("float32") * (16 / 255)
+    noisy = shifts.corrupt(scaled, "gaussian_noise", 4).astype("float32") * (16 / 255)
     shifted = {
         ("clean", 0, ""): images,
         ("corruption", 4, "gaussian_noise"): noisy,
@@ -155,7 +155,7 @@ def test_attack_is_on_what_is_scored_and_nothing_is_compiled_twice(folder, examp
     assert scorer.monte_carlo.predict_function.experimental_get_tracing_count() == 1
     assert len(found.ood["mnist"].entropy) == row_of(found.rows, "foreign")["images"] == 7
     # The digits go to 16: 32 of 255 are about 2 of 16.
-    attack = data.fgsm(scorer.monte_carlo, images, labels, 32 * 16 / 255)
+    attack = shifts.fgsm(scorer.monte_carlo, images, labels, 32 * 16 / 255)
     expected = score(np.clip(attack, 0, 16), labels).summary()
     rows = [row_of(found.rows, *which) for which in (("clean",), ("fgsm", 8), ("fgsm", 32))]
     for key in ("accuracy", "nll", "brier", "ece"):
@@ -180,7 +180,7 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
         record = robustness.evaluate(path, settings, tmp_path / name, log=lambda line: None)
         row = row_of(record["rows"], "foreign", name="mnist")
         known = predicted(name, examples[0])
-        unknown = predicted(name, data.ood.convert_images(strange[:COUNT], "mnist", "digits"))
+        unknown = predicted(name, shifts.convert_images(strange[:COUNT], "mnist", "digits"))
         entropies = [-np.sum(mean * np.log(mean), axis=-1) for mean, _ in (known, unknown)]
         assert row["entropy_auroc"] == pytest.approx(metrics.auroc(*entropies), abs=2e-3)
         assert row["entropy_aupr"] == pytest.approx(metrics.aupr(*entropies), abs=2e-3)
@@ -196,7 +196,7 @@ def test_foreign_rows_compare_with_clean_images(folder, predicted, examples, tmp
 
 def test_smaller_images_are_padded_as_they_are():
     images = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), "uint8")
-    found = data.ood.convert_images(images, "mnist", "cifar10")
+    found = shifts.convert_images(images, "mnist", "cifar10")
     assert found.shape == (3, 32, 32, 3)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found[:, 2:-2, 2:-2], np.repeat(images, 3, axis=-1))
@@ -206,16 +206,16 @@ def test_smaller_images_are_padded_as_they_are():
 def test_other_images_are_resized_and_grey():
     red = np.zeros((2, 32, 32, 3), "uint8")
     red[..., 0] = 200
-    grey = data.ood.convert_images(red, "cifar10", "mnist")
+    grey = shifts.convert_images(red, "cifar10", "mnist")
     np.testing.assert_array_equal(grey, np.full((2, 28, 28, 1), 60))
     # From 16 to 255, and far smaller than what is wanted.
     digits = np.full((2, 8, 8, 1), 16, "uint8")
     np.testing.assert_array_equal(
-        data.ood.convert_images(digits, "digits", "cifar10"), np.full((2, 32, 32, 3), 255)
+        shifts.convert_images(digits, "digits", "cifar10"), np.full((2, 32, 32, 3), 255)
     )
     white = np.full((2, 28, 28, 1), 255, "uint8")
     np.testing.assert_allclose(
-        data.ood.convert_images(white, "mnist", "digits"), np.full((2, 8, 8, 1), 16)
+        shifts.convert_images(white, "mnist", "digits"), np.full((2, 8, 8, 1), 16)
     )
 
 
@@ -387,7 +387,7 @@ def test_coloured_images_of_32_pixels(tmp_path, monkeypatch):
     record = robustness.evaluate(
         tmp_path / "model.keras", settings, tmp_path / "out", log=lines.append
     )
-    assert [row["name"] for row in record["rows"][1:10]] == list(data.CORRUPTIONS)
+    assert [row["name"] for row in record["rows"][1:10]] == list(shifts.CORRUPTIONS)
     assert record["rows"][-1]["name"] == "fashion_mnist"
     assert {"robustness.png", "foreign.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     # 4 of 255 against a linear model.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import tfp_ibnn as ibnn
 from experiments import Settings, checks, read_posteriors
 from experiments.settings import DATASETS
+from experiments.shifts import CORRUPTIONS
 from tfp_ibnn import data, models
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
@@ -235,7 +236,7 @@ def test_the_options_know_all_there_is():
     assert train["dataset"]["kind"] == list(DATASETS) == [*data.DATASETS, "four_clusters"]
     assert evaluate["dataset"]["kind"] == evaluate["foreign"]["each"] == list(data.DATASETS)
     assert evaluate["corruptions"]["each"] == evaluate["corruptions"]["default"]
-    assert evaluate["corruptions"]["each"] == list(data.CORRUPTIONS)
+    assert evaluate["corruptions"]["each"] == list(CORRUPTIONS)
 
 
 def test_the_groups_of_the_help_hold_known_options():

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from experiments import run, store, study
+from experiments import run, store, study, toy
 from experiments.plan import PLANS
 from experiments.report import history
 from tests import autodiff
 from tfp_ibnn import metrics
-from tfp_ibnn.data import toy
 
 matplotlib.use("Agg")
 

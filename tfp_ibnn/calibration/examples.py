@@ -159,8 +159,11 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
     if not all(len(x) == len(y) and np.all((x >= 0) & (x < np.inf)) for x in weight):
         raise ValueError(f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets.")
     for part, tensor in _paired(x, model, name):
-        wanted = tuple(tensor.shape[1:])
-        if not _fits(part.shape, wanted):
+        wanted, own = tuple(tensor.shape[1:]), part.shape[1:]
+        # Keras adds or removes a last axis of size 1 by itself.
+        forms = [own, (*own, 1)] + [own[:-1]] * (own[-1:] == (1,))
+        pairs = [zip(form, wanted, strict=True) for form in forms if len(form) == len(wanted)]
+        if not part.ndim or not any(all(size in (None, n) for n, size in x) for x in pairs):
             shape = ", ".join(["N", *("any" if size is None else str(size) for size in wanted)])
             got = f"The inputs of `{name}` have the shape {part.shape}"
             raise ValueError(f"{got}; `model` takes ({shape}).")
@@ -187,10 +190,3 @@ def _paired(x: Any, model: keras.Model, name: str) -> list[tuple[np.ndarray, Any
             return list(zip(parts, tensors, strict=True))
         found, wanted = f"{len(parts)} arrays", f"{len(tensors)}"
     raise ValueError(f"The inputs of `{name}` are {found}; `model` takes {wanted}.")
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
-    """Whether an array can be an input; Keras adds or removes a last axis of size 1 by itself."""
-    forms = [shape[1:], (*shape[1:], 1)] + [shape[1:-1]] * (shape[-1:] == (1,))
-    pairs = [zip(form, wanted, strict=True) for form in forms if len(form) == len(wanted)]
-    return bool(shape) and any(all(size in (None, own) for own, size in x) for x in pairs)

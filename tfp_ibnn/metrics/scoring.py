@@ -11,23 +11,19 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import NAMES, ClassificationMetric, Examples, checked, prepare
 
 
-def brier_score(
-    probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
-) -> float:
+def brier_score(probabilities: Any, labels: Any, **options: Any) -> float:
     """Return the mean of sum_k (p_k - y_k)^2, 0 to 2; the arguments are those of `reliability`."""
-    examples = checked(probabilities, labels, sample_weight, from_logits)
+    examples = checked(probabilities, labels, **options)
     return float(np.average(BrierScore._score(np, examples), weights=examples.weight))
 
 
-def negative_log_likelihood(
-    probabilities: Any, labels: Any, *, sample_weight: Any = None, from_logits: bool = False
-) -> float:
+def negative_log_likelihood(probabilities: Any, labels: Any, **options: Any) -> float:
     """Return the mean over examples of -log p_y, in nats; the arguments are `reliability`'s.
 
     A probability of 0 counts as the smallest normal float of its dtype: an example costs 87.3 at
     most in float32 and 708.4 in float64. From logits the cost is exact, and has no bound.
     """
-    examples = checked(probabilities, labels, sample_weight, from_logits)
+    examples = checked(probabilities, labels, **options)
     return float(np.average(NegativeLogLikelihood._score(np, examples), weights=examples.weight))
 
 

@@ -11,5 +11,3 @@ from tfp_ibnn.training.checkpoint import Checkpoint as Checkpoint
 from tfp_ibnn.training.checkpoint import CheckpointError as CheckpointError
 from tfp_ibnn.training.optimizers import TwoSpeed as TwoSpeed
 from tfp_ibnn.training.optimizers import two_speed as two_speed
-from tfp_ibnn.training.scan import can_scan as can_scan
-from tfp_ibnn.training.scan import scan as scan

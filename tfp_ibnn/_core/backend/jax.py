@@ -73,10 +73,6 @@ def is_eager(tensor: Tensor) -> bool:
     return not isinstance(tensor, jax.core.Tracer)
 
 
-def accelerators() -> list[str]:
-    return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
-
-
 KEY_DTYPE = "uint32"
 
 
@@ -98,25 +94,6 @@ def normal(shape: Sequence[Any], dtype: str, seed: Any, stddev: float | Tensor =
 
 
 SCANS_EPOCHS = True
-
-
-def epoch_in_one_call(train_step: Function, arrays: Sequence[Any]) -> Function:
-    """Return a compiled function of a model's state and rows, (steps, batch), of the arrays.
-
-    It takes a training step on each batch, and returns the logs of the last, and the state.
-    """
-    arrays = jax.device_put(tuple(arrays))
-
-    def epoch(state: Any, order: Any, arrays: Any) -> tuple[Any, Any]:
-        def step(state: Any, rows: Any) -> tuple[Any, Any]:
-            logs, state = train_step(state, tuple(part[rows] for part in arrays))
-            return state, logs
-
-        state, logs = jax.lax.scan(step, state, order)
-        return jax.tree.map(lambda values: values[-1], logs), state
-
-    compiled = jax.jit(epoch, donate_argnums=0)
-    return lambda state, order: compiled(state, order, arrays)
 
 
 def save_functions(*_: Any) -> None:

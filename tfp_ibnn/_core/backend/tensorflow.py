@@ -82,13 +82,6 @@ def is_eager(tensor: Tensor) -> bool:
     return hasattr(tensor, "numpy")
 
 
-def accelerators() -> list[str]:
-    """Names of the GPUs and TPUs in use."""
-    found = tf.config.list_physical_devices("GPU") + tf.config.list_physical_devices("TPU")
-    details = tf.config.experimental.get_device_details
-    return [details(device).get("device_name", device.device_type) for device in found]
-
-
 KEY_DTYPE = "int32"
 """Of a key of two integers, as TensorFlow Probability takes it."""
 
@@ -185,12 +178,7 @@ class SeedGenerator(keras.random.SeedGenerator):
 
 
 SCANS_EPOCHS = False
-"""Whether there is `epoch_in_one_call`."""
-
-
-def epoch_in_one_call(*_: Any) -> None:
-    remedy = "Here, give `steps_per_execution` to `compile`"
-    raise RuntimeError(f"An epoch in one call takes JAX; the backend is 'tensorflow'. {remedy}.")
+"""Whether several steps, or networks, can be trained in one compiled call."""
 
 
 def save_functions(

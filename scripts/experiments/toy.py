@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.special import entr, softmax
 
-from tfp_ibnn._core import checks
-
-__all__ = ["CENTRES", "CLASSES", "SCALE", "bayes_scores", "sample", "true_probabilities"]
+from experiments import checks
 
 CENTRES = np.array([[-2.0, 0.0], [2.0, 0.0], [0.0, 2.4], [0.0, -0.2]])
 """The means of the clusters, (4, 2)."""
@@ -29,12 +27,12 @@ def sample(size: int, seed: int | Sequence[int]) -> tuple[np.ndarray, np.ndarray
     """Draw points, float32 (size, 2), and their classes, integers (size,), by a seed of NumPy.
 
     Example:
-        >>> from tfp_ibnn.data import toy
+        >>> from experiments import toy
         >>> x, y = toy.sample(1000, seed=0)
         >>> x.shape, round(float(y.mean()), 3)
         ((1000, 2), 0.263)
     """
-    size = checks.positive_integer("size", size)
+    size = checks.KINDS["count"]("size", size)
     random = np.random.default_rng(seed)
     cluster = random.integers(len(CENTRES), size=size)
     points = CENTRES[cluster] + SCALE * random.standard_normal((size, 2))
@@ -47,7 +45,7 @@ def true_probabilities(points: Any) -> np.ndarray:
     p(class | x) is proportional to the sum of exp(-|x - c|^2 / 2 SCALE^2) over its centres c.
 
     Example:
-        >>> from tfp_ibnn.data import toy
+        >>> from experiments import toy
         >>> toy.true_probabilities([[0.0, -0.2], [1.0, -0.1]]).round(3).tolist()
         [[0.005, 0.995], [0.5, 0.5]]
     """
@@ -66,11 +64,11 @@ def bayes_scores(step: float = 0.02) -> dict[str, float]:
     They are integrals over a grid of the plane; half the `step` changes none of them by 1e-6.
 
     Example:
-        >>> from tfp_ibnn.data import toy
+        >>> from experiments import toy
         >>> {name: round(value, 4) for name, value in toy.bayes_scores().items()}
         {'accuracy': 0.9534, 'nll': 0.119, 'brier': 0.0694}
     """
-    step = checks.positive("step", step)
+    step = checks.KINDS["positive"]("step", step)
     low, high = CENTRES.min(axis=0) - 7 * SCALE, CENTRES.max(axis=0) + 7 * SCALE
     across, up = (np.arange(a, b + step, step) for a, b in zip(low, high, strict=True))
     points = np.stack(np.meshgrid(across, up), axis=-1)

@@ -3,14 +3,13 @@
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from scipy import ndimage
 
-from tfp_ibnn._core import checks
-from tfp_ibnn._core.extras import needs
+from experiments import checks
 
 Generators = Iterator[np.random.Generator]  # one for each image, made when it is asked for
 _BLOCK = 256  # images to work on at once: a few megabytes at 32 x 32
@@ -44,9 +43,10 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         first: position of the first image; `corrupt(x[k:], ..., first=k)` is `corrupt(x, ...)[k:]`.
 
     Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> import numpy as np
+        >>> from experiments.shifts import corrupt
         >>> images = np.array([[0, 100], [100, 200]], "uint8").reshape(1, 2, 2, 1)
-        >>> ibnn.data.corrupt(images, "contrast", severity=2).ravel()
+        >>> corrupt(images, "contrast", severity=2).ravel()
         array([ 50, 100, 100, 150], dtype=uint8)
 
     References:
@@ -54,10 +54,11 @@ def corrupt(images: Any, name: str, severity: int, seed: int = 0, *, first: int 
         Perturbations, arXiv 1903.12261; the parameters are those of their make_cifar_c.py.
     """
     images = _checked(images)
-    checks.one_of("name", name, CORRUPTIONS)
+    checks.choice(*CORRUPTIONS)("name", name)
     if isinstance(severity, bool) or severity not in range(1, 6):
         raise ValueError(f"`severity` must be a whole number from 1 to 5; got {severity!r}.")
-    seed, first = checks.whole("seed", seed), checks.whole("first", first)
+    whole = checks.KINDS["whole"]
+    seed, first = whole("seed", seed), whole("first", first)
     function, levels = _CORRUPTIONS[name]
     source = seed, zlib.crc32(name.encode()), int(severity)
     result = np.empty_like(images)
@@ -77,13 +78,14 @@ def rotate(images: Any, degrees: float) -> np.ndarray:
     multiples of 90 degrees square images are turned exactly, as by `np.rot90`.
 
     Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> import numpy as np
+        >>> from experiments.shifts import rotate
         >>> images = np.array([[1, 2], [3, 4]], "uint8").reshape(1, 2, 2, 1)
-        >>> ibnn.data.rotate(images, 90)[0, :, :, 0].tolist()
+        >>> rotate(images, 90)[0, :, :, 0].tolist()
         [[2, 4], [1, 3]]
     """
     images = _checked(images)
-    degrees = checks.finite("degrees", degrees)
+    degrees = checks.KINDS["finite"]("degrees", degrees)
     # "grid-constant" blends into the black beyond the edge; "constant" would be black right there.
     options = {"reshape": False, "order": 1, "mode": "grid-constant", "output": "float32"}
     return np.rint(ndimage.rotate(images, degrees, axes=(1, 2), **options)).astype("uint8")
@@ -153,15 +155,15 @@ def _contrast(images: np.ndarray, factor: float, generators: Generators) -> np.n
 def _pixelate(images: np.ndarray, factor: float, generators: Generators) -> np.ndarray:
     height, width = images.shape[1:3]
     small = [max(1, int(size * factor)) for size in (width, height)]
-    box = 4  # Pillow's Resampling.BOX
-    return _each(images, lambda image, _: image.resize(small, box).resize((width, height), box))
+    box = Image.Resampling.BOX
+    return _each(images, lambda image: image.resize(small, box).resize((width, height), box))
 
 
 def _jpeg_compression(images: np.ndarray, quality: int, generators: Generators) -> np.ndarray:
-    def change(image: Any, pillow: ModuleType) -> Any:
+    def change(image: Image.Image) -> Image.Image:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=quality)
-        return pillow.open(file)
+        return Image.open(file)
 
     return _each(images, change)
 
@@ -201,10 +203,8 @@ def _half_line(radius: int, deviation: float, degrees: float) -> Iterator[tuple[
     return zip((weights / weights.sum()).tolist(), down.tolist(), right.tolist(), strict=True)
 
 
-def _each(images: np.ndarray, change: Callable[[Any, ModuleType], Any]) -> np.ndarray:
+def _each(images: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
     """Return images changed one by one; Pillow has grey ones without an axis of channels."""
-    with needs("data"):
-        from PIL import Image
     flat = images[..., 0] if images.shape[-1] == 1 else images
-    changed = [np.asarray(change(Image.fromarray(image), Image)) for image in flat]
+    changed = [np.asarray(change(Image.fromarray(image))) for image in flat]
     return np.stack(changed).reshape(images.shape)

@@ -1,11 +1,9 @@
 """Out-of-distribution (OOD) images: of another dataset, or of classes that were held out."""
 
 import numpy as np
+from PIL import Image
 
-from tfp_ibnn._core.extras import needs
-from tfp_ibnn.data.datasets import DATASETS, Splits
-
-__all__ = ["USUAL", "convert_images", "from_bytes", "split_classes", "to_bytes"]
+from tfp_ibnn.data import DATASETS
 
 USUAL: dict[str, tuple[str, ...]] = {
     "cifar10": ("fashion_mnist",),
@@ -29,9 +27,10 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
         dataset: whose form they get, and whose maximum.
 
     Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> import numpy as np
+        >>> from experiments.shifts import convert_images
         >>> images = np.ones((5, 28, 28, 1), "uint8")
-        >>> ibnn.data.ood.convert_images(images, "mnist", "cifar10").shape
+        >>> convert_images(images, "mnist", "cifar10").shape
         (5, 32, 32, 3)
     """
     height, width, channels = DATASETS[dataset].image_shape
@@ -45,14 +44,12 @@ def convert_images(images: np.ndarray, name: str, dataset: str) -> np.ndarray:
     if 0 <= 2 * down <= height and 0 <= 2 * right <= width:
         edges = (down // 2, down - down // 2), (right // 2, right - right // 2)
         return from_bytes(np.pad(images, ((0, 0), *edges, (0, 0))), dataset)
-    with needs("data"):
-        from PIL import Image
     pictures = (Image.fromarray(image.squeeze(-1) if channels == 1 else image) for image in images)
     resized = [picture.resize((width, height), Image.Resampling.BILINEAR) for picture in pictures]
     return from_bytes(np.stack(resized).reshape(-1, height, width, channels), dataset)
 
 
-def split_classes(images: np.ndarray, labels: np.ndarray, classes: int) -> Splits:
+def split_classes(images: np.ndarray, labels: np.ndarray, classes: int):
     """Return images and labels of the first so many classes, and those of the others."""
     known = labels < classes
     return (images[known], labels[known]), (images[~known], labels[~known])

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import Settings
+from experiments import Settings, devices
 from experiments.devices import Devices
 from experiments.folder import RunFolder
+from experiments.scan import LARGEST, can_scan, scan
 from tests.layer_checklist import numpy
-from tfp_ibnn._core import backend
 from tfp_ibnn.data import ShuffledBatches
-from tfp_ibnn.training.scan import LARGEST, can_scan, scan
 
 # The package exports a function of the module's name.
 run_module = importlib.import_module("experiments.run")
 
-ON_JAX = backend.NAME == "jax"
+ON_JAX = keras.backend.backend() == "jax"
 SMALL = Settings(
     posterior="gaussian",
     batch_size=5,
@@ -93,9 +92,9 @@ def test_a_broken_run_with_rare_checkpoints_ends_like_an_unbroken_one(
 def test_epochs_are_scanned_where_it_pays_and_fits(monkeypatch):
     x = np.zeros((7, 2), "float32")
     whole, rest = (ShuffledBatches(x, x, 3, drop_remainder=drop) for drop in (True, False))
-    monkeypatch.setattr(backend, "accelerators", list)
+    monkeypatch.setattr(devices, "accelerators", list)
     assert not can_scan(whole)
-    monkeypatch.setattr(backend, "accelerators", lambda: ["GPU"])
+    monkeypatch.setattr(devices, "accelerators", lambda: ["GPU"])
     assert can_scan(whole)
     assert not can_scan(rest)
     whole.x = np.broadcast_to(np.uint8(0), (LARGEST + 1,))

@@ -7,11 +7,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn import noise
-from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor, gradient
+import tfp_ibnn as ibnn
+from experiments import checks
 from tfp_ibnn.prediction.head import predictive_of
-from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.predictive import Categorical, Labels
 
 
@@ -24,16 +22,17 @@ def fgsm(model: keras.Model, images: Any, labels: Any, epsilon: float, **kwargs:
     finds the signs once for several epsilons.
 
     Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> import keras, numpy as np
+        >>> from experiments.shifts import fgsm
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         >>> model.set_weights([np.eye(2), np.zeros(2)])
-        >>> ibnn.data.fgsm(model, [[10, 0]], [0], epsilon=2.5, from_logits=True)
+        >>> fgsm(model, [[10, 0]], [0], epsilon=2.5, from_logits=True)
         array([[7.5, 2.5]], dtype=float32)
 
     References:
         Goodfellow et al., Explaining and Harnessing Adversarial Examples, arXiv 1412.6572.
     """
-    epsilon = np.float32(checks.non_negative("epsilon", epsilon))
+    epsilon = np.float32(checks.KINDS["non_negative"]("epsilon", epsilon))
     direction = fgsm_direction(model, images, labels, **kwargs)
     return np.clip(np.asarray(images, "float32") + epsilon * direction, 0, 255)
 
@@ -64,7 +63,7 @@ def fgsm_direction(
         batch_size: how many images to attack at once.
         seed: of the noise of a stochastic model, a whole number of 0 or above.
     """
-    slope = _slope(model, from_logits, checks.whole("seed", seed))
+    slope = _slope(model, from_logits, checks.KINDS["whole"]("seed", seed))
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim < 2 or images.dtype.kind not in "uif":
         raise ValueError(f"`images` must be numbers, (N, ...); got {images.dtype} {images.shape}.")
@@ -77,9 +76,9 @@ def fgsm_direction(
         raise ValueError(f"`labels` must be {wanted}; got {labels.dtype} {labels.shape}.")
     if np.any(labels < 0):
         raise ValueError(f"`labels` must be 0 or above; got {labels.min()}.")
-    batch_size = min(checks.positive_integer("batch_size", batch_size), len(images)) or 1
+    batch_size = min(checks.KINDS["count"]("batch_size", batch_size), len(images)) or 1
     result = np.empty(images.shape, "int8")
-    dtype = checks.full_precision(model.dtype_policy)
+    dtype = _precision(model)
     before = [(state, ops.convert_to_numpy(state)) for state in model.non_trainable_variables]
     try:
         for start in range(0, len(images), batch_size):
@@ -100,29 +99,33 @@ def fgsm_direction(
     return result
 
 
-def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[..., Tensor]:
+def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable:
     """Return the compiled gradient of the log-odds for images, labels and the images' numbers."""
     if not isinstance(model, keras.Model) or not model.built:
         raise ValueError(f"`model` must be a Keras model that is built; got {model!r}.")
-    is_averaged = isinstance(model, MonteCarlo)
+    is_averaged = isinstance(model, ibnn.MonteCarlo)
     if is_averaged and from_logits:
         raise ValueError("`from_logits` is True, but a MonteCarlo returns probabilities.")
     hint = "Say from_logits=True for logits, from_logits=False for probabilities."
-    predictive = model._predictive if is_averaged else predictive_of(model, None, from_logits, hint)
+    if is_averaged:
+        network = getattr(model.inner, "network", model.inner)  # that of a posterior of weights
+        predictive = predictive_of(network, model.head, model.from_logits)
+    else:
+        predictive = predictive_of(model, None, from_logits, hint)
     if not isinstance(predictive, Categorical):
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
     has_logits = predictive.from_logits and not is_averaged
     is_binary = isinstance(predictive, Labels)
 
-    def total(images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+    def total(images, labels, numbers):
         # Noise by number is the same in batches of any size, and leaves the generators alone.
-        with noise.scope(seed=seed, sample=numbers, losses=False):
+        with ibnn.noise.scope(seed=seed, sample=numbers, losses=False):
             outputs = model(images, training=False)
         scores = outputs["mean"] if is_averaged else outputs
         if len(scores.shape) != 2 or (is_binary and scores.shape[-1] != 1):
             got = f"several answers{' of yes or no' if is_binary else ''}, {tuple(scores.shape)}"
             raise ValueError(f"`model` must give each image one label; got {got}.")
-        scores = ops.cast(scores, checks.full_precision(model.dtype_policy))
+        scores = ops.cast(scores, _precision(model))
         if is_binary:
             no = ops.zeros_like(scores) if has_logits else 1 - scores
             scores = ops.concatenate([no, scores], axis=-1)
@@ -136,4 +139,31 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable[
         # NaN for an unknown class. A sum, not a mean: an image's gradient is then its own.
         return ops.sum(log_odds * ops.where(labels < classes, 1.0, float("nan")))
 
-    return gradient(total, model.variables)
+    return _gradient(total, model.variables)
+
+
+def _precision(model: keras.Model) -> str:
+    return "float64" if model.variable_dtype == "float64" else "float32"
+
+
+def _gradient(function: Callable, variables: list[keras.Variable]) -> Callable:
+    """Return the compiled gradient of a scalar function by its first argument."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        @jax.jit
+        def jitted(values, *arrays):
+            with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
+                return jax.grad(function)(*arrays)
+
+        return lambda *arrays: jitted([variable.value for variable in variables], *arrays)
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def traced(x, *others):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = function(x, *others)
+        return tape.gradient(value, x, unconnected_gradients="zero")
+
+    return lambda *arrays: traced(*map(tf.convert_to_tensor, arrays))

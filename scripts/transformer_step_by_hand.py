@@ -77,7 +77,7 @@ def compiled(place, batch_size, steps):
         return (moved, (first, second), count, key), value
 
     epoch = jax.jit(lambda state, data: lax.scan(step, state, data), donate_argnums=0)
-    state = (weights, tuple(moments), jnp.zeros(()), jax.random.key(0))
+    state = (weights, tuple(moments), jnp.zeros((), "float32"), jax.random.key(0))
 
     def action():
         nonlocal state
@@ -98,7 +98,7 @@ def initial(place, rng):
         return {name: jnp.asarray(value, "float32") for name, value in made.items()}
 
     def norm():
-        return {"gamma": jnp.ones(WIDTH), "beta": jnp.zeros(WIDTH)}
+        return {"gamma": jnp.ones(WIDTH, "float32"), "beta": jnp.zeros(WIDTH, "float32")}
 
     blocks, noisy = [], PLACES[place]
     for _ in range(BLOCKS):
@@ -118,7 +118,7 @@ def loss(weights, x, y, key, place):
     def dense(layer, x):
         if "mean" in layer:
             scale = jax.nn.softplus(layer["scale"])
-            noise = jax.random.normal(next(keys), (len(x), x.shape[-1]))
+            noise = jax.random.normal(next(keys), (len(x), x.shape[-1]), "float32")
             x = x * (layer["mean"] + scale * noise)[:, None]
             log, off = jnp.log(scale / PRIOR_SCALE), ((layer["mean"] - 1) / PRIOR_SCALE) ** 2
             kls.append(jnp.sum((off + jnp.expm1(2 * log)) / 2 - log))

@@ -12,12 +12,16 @@ jax = pytest.importorskip("jax")
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("by_hand", ROOT / "scripts" / "step_by_hand.py")
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return loaded("step_by_hand")
 
 
 @pytest.mark.slow
@@ -26,6 +30,17 @@ def test_every_kind_is_trained_and_timed(script):
     assert [row["kind"] for row in rows] == list(script.KINDS)
     assert rows[0]["ratio"] == 1
     assert all(row["ms"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_every_place_of_a_transformer_is_trained_and_timed():
+    script = loaded("transformer_step_by_hand")
+    rows = script.main(["--quick"])
+    assert [row["place"] for row in rows] == list(script.PLACES)
+    assert rows[0]["ratio"] == 1
+    action = script.compiled("both", 8, 20)
+    first = action()[1]
+    assert [action()[1] for _ in range(3)][-1] < first  # the same batches again
 
 
 def test_the_kl_of_a_flow_is_that_of_its_density(script):

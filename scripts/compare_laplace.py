@@ -38,6 +38,7 @@ import numpy as np
 import tfp_ibnn as ibnn
 from experiments import files
 from experiments.benchmark import figures, laplace_cases, record
+from experiments.data import load
 
 RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
 FIGURE = "![Seconds of fit and prediction, by size](images/laplace_growth.png)"
@@ -74,7 +75,7 @@ def main(argv=None):
 
 def measure(options):
     """Measure the rows of --time and --growth; write each to the output at once."""
-    (x, y), (x_test, _) = ibnn.data.load("fashion_mnist")[:2]
+    (x, y), (x_test, _) = load("fashion_mnist")[:2]
     x, x_test = ((part / 255).astype("float32") for part in (x, x_test[: options.test]))
     warnings.filterwarnings("ignore", message="The network does not seem to be trained")
     if options.time:

@@ -37,9 +37,8 @@ def main(argv=None):
 
     import experiments
     from experiments import robustness
-    from tfp_ibnn import data
 
-    errors = (experiments.RunError, data.DataError, OSError)
+    errors = (experiments.RunError, experiments.data.DataError, OSError)
     # What was not given is the library's own default.
     options = {name: value for name, value in options.items() if value is not None}
     try:

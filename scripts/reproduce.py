@@ -67,13 +67,12 @@ def main(argv=None):
     try:
         import experiments
         from experiments.plan import PLANS
-        from tfp_ibnn import data
     except ModuleNotFoundError as error:
         print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
         return 2
 
     # A broken pool: one of the processes was killed, for want of memory perhaps.
-    errors = (experiments.RunError, data.DataError, OSError, BrokenProcessPool)
+    errors = (experiments.RunError, experiments.data.DataError, OSError, BrokenProcessPool)
     names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
     given, code = options.seeds, 0
     if options.quick:

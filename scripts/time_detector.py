@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import tfp_ibnn as ibnn
-from experiments import files, provenance
+from experiments import data, files, provenance
 
 RESULTS = Path("results/benchmark/knn.json")
 
@@ -35,7 +35,7 @@ def main(argv=None):
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
     add("--store", action="store_true", help=f"keep the result in {RESULTS}")
     options = parser.parse_args(argv)
-    (x, y), (x_test, _) = ibnn.data.load("cifar10", options.data_dir)
+    (x, y), (x_test, _) = data.load("cifar10", options.data_dir)
     x, y, x_test = x[: options.bank] / 255, y[: options.bank], x_test[: options.images] / 255
     keras.utils.set_random_seed(0)
     model = ibnn.models.vgg16((32, 32, 3))

@@ -55,7 +55,6 @@ def main(argv=None):
 
     try:
         import experiments
-        from tfp_ibnn import data
     except ModuleNotFoundError as error:
         return fail(f"{error}: is the backend {backend or 'of Keras'!r} installed here?", code=2)
 
@@ -69,7 +68,7 @@ def main(argv=None):
         return fail(error, code=2)
     try:
         experiments.run(settings, output, data_dir, devices=devices)
-    except (experiments.RunError, data.DataError, OSError) as error:
+    except (experiments.RunError, experiments.data.DataError, OSError) as error:
         return devices.abort(fail(error, code=1))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr)

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import experiments
-import tfp_ibnn as ibnn
-from experiments import RunError, Settings, devices_for
+from experiments import RunError, Settings, data, devices_for
 from tests.layer_checklist import numpy
 from tfp_ibnn._core import backend
 
@@ -446,7 +445,7 @@ PLAIN = Settings(**RUN, posterior="none", evaluate_every=1)  # its augmentation 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    ibnn.data.load("digits", folder)
+    data.load("digits", folder)
     return folder
 
 

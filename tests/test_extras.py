@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -14,14 +13,17 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tfp_ibnn._core.extras import EXTRAS, needs
-from tfp_ibnn.data import _sources
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit_learn"}
-SERVING = ("fastapi", "pydantic", "starlette", "uvicorn")
-ABSENT = sorted({*EXTRAS["data"], *EXTRAS["plots"], *SERVING})
+OTHERS = {  # the modules of extras that only scripts and examples import
+    "examples": ("sklearn",),
+    "experiments": ("PIL", "importlib_resources", "pandas", "tensorflow_datasets"),
+    "serve": ("fastapi", "uvicorn"),
+}
+ABSENT = sorted({"pydantic", "starlette", *sum((EXTRAS | OTHERS).values(), ())})
 
 # As if the extras were not installed. Keras and TensorFlow Probability try to import some of them,
 # too, and do without: what counts is who asks.
@@ -54,39 +56,25 @@ def plain(code):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-FEATURES = {
-    "plots": "from tfp_ibnn import plots",
-    "pictures": "_sources._png_rows(b'', 'batch.png', ibnn.data.DATASETS['cifar10'])",
-    "digits": "ibnn.data.load('digits', tempfile.mkdtemp())",
-}
 USE = f"""
-import tempfile
-from tfp_ibnn.data import _sources
-
 loaded = [name for name in {ABSENT} if name in sys.modules]
 own = [pair for pair in asked if pair[0].startswith("tfp_ibnn")]
-messages = {{}}
-for name, line in {FEATURES}.items():
-    try:
-        exec(line)
-    except (ImportError, ibnn.data.DataError) as error:
-        messages[name] = str(error)
+try:
+    from tfp_ibnn import plots
+except ImportError as error:
+    message = str(error)
 score = ibnn.metrics.auroc([0.0], [1.0])
-print(json.dumps([loaded, own, messages, score]))
+print(json.dumps([loaded, own, message, score]))
 """
 
 
-def check(messages):
-    assert messages["plots"] == 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
-    assert messages["pictures"] == 'PIL is missing. Run: pip install "tfp_ibnn[data]"'
-    assert 'sklearn is missing. Run: pip install "tfp_ibnn[data]"' in messages["digits"]
+MESSAGE = 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
 
 
 @pytest.mark.slow
 def test_the_package_imports_no_extra_and_says_which_one_a_feature_needs():
-    loaded, asked, messages, score = plain(USE)
-    assert (loaded, asked) == ([], [])
-    check(messages)
+    loaded, asked, message, score = plain(USE)
+    assert (loaded, asked, message) == ([], [], MESSAGE)
     assert score == 1.0  # which needs no extra
 
 
@@ -99,12 +87,9 @@ def test_a_feature_says_which_extra_it_needs(monkeypatch):
     for name in ABSENT:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr(ibnn, "plots", raising=False)
-    messages = {}
-    for name, line in FEATURES.items():
-        with pytest.raises((ImportError, ibnn.data.DataError)) as caught:
-            exec(line, {"ibnn": ibnn, "_sources": _sources, "tempfile": tempfile})
-        messages[name] = str(caught.value)
-    check(messages)
+    with pytest.raises(ImportError) as caught:
+        from tfp_ibnn import plots  # noqa: F401
+    assert str(caught.value) == MESSAGE
 
 
 def imports(nodes):
@@ -132,7 +117,7 @@ def test_no_module_but_those_of_plots_imports_an_extra():
 
 def test_other_missing_modules_are_not_taken_for_an_extra():
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_module'"):
-        with needs("data"):
+        with needs("plots"):
             import no_such_module  # noqa: F401
 
 
@@ -148,10 +133,10 @@ def project():
 
 def test_the_extras_are_no_dependencies_and_all_has_them(project):
     extras = project["optional-dependencies"]
-    for extra, modules in EXTRAS.items():
+    for extra, modules in (EXTRAS | OTHERS).items():
         assert names(extras[extra]) == {PACKAGES.get(name, name) for name in modules}
         assert not names(extras[extra]) & names(project["dependencies"])
-    assert extras["all"] == ["tfp_ibnn[data,plots,serve]"]
+    assert extras["all"] == ["tfp_ibnn[examples,plots,serve]"]
 
 
 def test_the_requirements_have_everything_pinned(project):
@@ -159,5 +144,5 @@ def test_the_requirements_have_everything_pinned(project):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     pinned = [line for line in lines if re.match(r"\w", line)]
     assert [line for line in pinned if "==" not in line] == []
-    for part in (project["dependencies"], *(extras[x] for x in ("data", "plots", "serve", "dev"))):
+    for part in (project["dependencies"], *(extras[x] for x in (*EXTRAS, *OTHERS, "dev"))):
         assert names(part) <= names(pinned)

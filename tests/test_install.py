@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.install, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[1]
 
-EXTRAS = ("matplotlib", "PIL", "sklearn", "tensorflow_datasets", "fastapi", "uvicorn")
+EXTRAS = ("matplotlib", "PIL", "pandas", "sklearn", "tensorflow_datasets", "fastapi", "uvicorn")
 PROBE = f"""
 import importlib.metadata, importlib.util, json, tfp_ibnn
 try:
@@ -77,10 +77,16 @@ def test_plain_install_imports_in_an_empty_environment(wheel, tmp_path):
     assert found["plots"] == 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
 
 
-def test_the_extra_all_brings_every_package(wheel, tmp_path):
+@pytest.mark.parametrize(
+    ("extra", "packages"),
+    [
+        ("all", {"fastapi", "matplotlib", "scikit-learn", "uvicorn"}),
+        ("experiments", {"fastapi", "matplotlib", "pandas", "pillow", "tensorflow-datasets"}),
+    ],
+)
+def test_an_extra_brings_its_packages(wheel, tmp_path, extra, packages):
     report = tmp_path / "report.json"
     options = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)
-    run(sys.executable, "-m", "pip", "install", *options, f"tfp_ibnn[all] @ {wheel.as_uri()}")
+    run(sys.executable, "-m", "pip", "install", *options, f"tfp_ibnn[{extra}] @ {wheel.as_uri()}")
     found = {item["metadata"]["name"] for item in json.loads(report.read_text())["install"]}
-    packages = {"matplotlib", "pillow", "scikit-learn", "tensorflow-datasets", "fastapi", "uvicorn"}
     assert packages <= {name.lower().replace("_", "-") for name in found}

@@ -45,7 +45,7 @@ def test_decisions_by_hand():
 def test_things_are_out_of_place(monkeypatch):
     clothes = np.zeros((3, 28, 28, 1), "uint8")
     clothes[:, 8:20, 8:20] = 255
-    monkeypatch.setattr(study.ibnn.data, "load", lambda *_: (None, (clothes, None)))
+    monkeypatch.setattr(study.data, "load", lambda *_: (None, (clothes, None)))
     backgrounds, objects = np.full((3, 32, 32, 3), 0.5, "float32"), np.ones((3, 32, 32, 3))
     found = study.out_of_place(backgrounds, objects)
     for name, side in {"small image inside": 16, "clothing inside": 6}.items():

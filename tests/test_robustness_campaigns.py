@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments.data import DataError, _sources
 from experiments.folder import RunError, read_record
 from experiments.posterior_files import read_posteriors
 from experiments.scoring import read_model
-from tests.data.test_load import Made, tar_of
+from tests.experiments.test_load import Made, tar_of
 from tests.monte_carlo_tools import JAX, classifier, data
 from tests.robustness import harness, itself, mutate
 from tests.robustness.checkpoints import network, same, state
 from tests.robustness.dataset_files import huge_picture
 from tfp_ibnn._core import checks, files
-from tfp_ibnn.data import DataError, _sources
 from tfp_ibnn.training.checkpoint import CheckpointError
 
 if JAX:

@@ -19,7 +19,7 @@ from scipy import stats
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from experiments import files, provenance
+from experiments import data, files, provenance
 from experiments.tables import markdown_table
 
 layers, models = keras.layers, ibnn.models
@@ -53,7 +53,7 @@ def packaged(seed, load, train, validation, change=lambda x: x):
 
 def images(seed, data_dir, name, train, validation):
     """Return some training and validation images of a data set, and all test images."""
-    (x, y), (x_test, y_test) = ibnn.data.load(name, data_dir)
+    (x, y), (x_test, y_test) = data.load(name, data_dir)
     chosen = np.random.default_rng(seed).permutation(len(y))[: train + validation]
     parts = [(x[index], y[index]) for index in np.split(chosen, [train])]
     return [((x / 255).astype("float32"), y) for x, y in [*parts, (x_test, y_test)]]

@@ -16,7 +16,7 @@ from scipy import optimize
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from experiments import provenance, shifts
+from experiments import data, provenance, shifts
 from experiments.calibrate_study import images, packaged, read, run_tasks
 from experiments.scan import can_scan, scan
 
@@ -65,7 +65,7 @@ class Problem:
             return None, []
         other = {"fashion_mnist": "mnist", "cifar10": "fashion_mnist"}[self.name]
         count = len(self.test[1])
-        foreign = ibnn.data.load(other, data_dir)[1][0][:count]
+        foreign = data.load(other, data_dir)[1][0][:count]
         foreign = shifts.convert_images(foreign, other, self.name)
         pixels = np.round(255 * self.test[0][: count // 5]).astype("uint8")
         changed = [shifts.corrupt(pixels, name, 3) for name in CORRUPTIONS]

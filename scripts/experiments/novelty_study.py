@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
-from experiments import provenance, shifts
+from experiments import data, provenance, shifts
 from experiments.calibrate_study import read, run_tasks
 from experiments.method_study import CORRUPTIONS, Problem, nll
 
@@ -36,7 +36,7 @@ class Novelty(Problem):
     def __init__(self, pair, seed, quick=False, data_dir=None):
         self.pair, self.seed, self.draws, self.feature_draws = pair, seed, DRAWS, FEATURE_DRAWS
         self.name, left_out, self.epochs, self.batch_size, held, self.policy = PAIRS[pair]
-        splits, maximum = ibnn.data.load(self.name, data_dir), 16 if self.name == "digits" else 255
+        splits, maximum = data.load(self.name, data_dir), 16 if self.name == "digits" else 255
         (x, y), (x_test, y_test) = (((x / maximum).astype("float32"), y) for x, y in splits)
         labels = np.setdiff1d(np.arange(10), left_out)
         order = np.random.default_rng(seed).permutation(np.flatnonzero(np.isin(y, labels)))
@@ -168,7 +168,7 @@ def others(known, count, data_dir=None):
     """Return OOD inputs of CIFAR-10: of other data, out of place, and corrupted known images."""
     found, pixels = {}, np.round(255 * known[:count]).astype("uint8")
     for name in ("fashion_mnist", "mnist"):
-        images = ibnn.data.load(name, data_dir)[1][0][:count]
+        images = data.load(name, data_dir)[1][0][:count]
         found[name] = shifts.convert_images(images, name, "cifar10") / 255
     found |= out_of_place(known[:count], known[-count:], data_dir)
     for name in CORRUPTIONS:
@@ -179,7 +179,7 @@ def others(known, count, data_dir=None):
 def out_of_place(backgrounds, objects, data_dir=None, seed=0):
     """Return images with another one in them, of half its size, and with a piece of clothing."""
     random, count = np.random.default_rng(seed), len(backgrounds)
-    clothes = ibnn.data.load("fashion_mnist", data_dir)[1][0][:count] / 255
+    clothes = data.load("fashion_mnist", data_dir)[1][0][:count] / 255
     clothes = np.repeat(clothes, 3, axis=-1).astype("float32")
     found = {}
     for name, things in zip(INSIDE, (objects, clothes), strict=True):

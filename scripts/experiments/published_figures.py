@@ -5,11 +5,11 @@ import pandas as pd
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.ticker import LogLocator, PercentFormatter
 
+from experiments import data
 from experiments.figures import NAMES, draw_means, facets, look, methods_of, scores
 from experiments.pruning import DECIBELS, EDGES
 from experiments.shifts import rotate, to_bytes
 from experiments.store import METHODS, evaluated, is_shown, stored_entropies
-from tfp_ibnn import data
 from tfp_ibnn.plots.style import COLORS
 
 

@@ -11,12 +11,12 @@ import keras
 import numpy as np
 import pandas as pd
 
-from experiments import checks, files, shifts
+from experiments import checks, data, files, shifts
 from experiments.folder import RunError, RunFolder, read_record
 from experiments.scoring import HELD_OUT, SCORES, Scorer, Scores, read_model
 from experiments.store import METHODS, provenance
 from experiments.tables import markdown_table
-from tfp_ibnn import data, metrics
+from tfp_ibnn import metrics
 
 UNCERTAINTIES = ("entropy", "epistemic")
 _DETECTION = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR95"}

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 import tfp_ibnn as ibnn
-from experiments import files, pruning, toy
+from experiments import data, files, pruning, toy
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
@@ -154,7 +154,7 @@ def _arrays(settings, data_dir, before=False):
         train = sample(settings.train_size or known.train_size, [1, settings.seed])
         test = sample(known.test_size, [2])
     else:
-        train, test = ibnn.data.load(settings.dataset, data_dir)
+        train, test = data.load(settings.dataset, data_dir)
         if settings.train_size is not None:
             every = [np.concatenate(both) for both in zip(train, test, strict=True)]
             order = np.random.default_rng(settings.seed).permutation(len(every[0]))

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import keras
 
-from experiments import robustness
+from experiments import data, robustness
 from experiments.folder import RecordError, RunError, RunFolder, read_record
 from experiments.run import identity, run
 from experiments.settings import Settings
-from tfp_ibnn import data
 
 NOT_RUN = "not run"  # why something is missing that was not tried
 

@@ -7,15 +7,15 @@ import re
 import shlex
 from collections import namedtuple
 
-from experiments import checks
+from experiments import checks, data
 from experiments.posterior_files import read_posteriors
-from tfp_ibnn import Posterior, data, models
+from tfp_ibnn import Posterior, models
 
 DATASETS = {
     **data.DATASETS,
     "four_clusters": data.Dataset("four_clusters", ("0", "1"), (2,), 1_000, 100_000, "drawn", {}),
 }
-"""What `ibnn.data.load` knows, and the points of `toy`."""
+"""What `data.load` knows, and the points of `toy`."""
 
 _OF_FLOWS = ("flow_layers", "flow_depth", "base_components")
 _IN_FILES = ("affine", "components", "initial_scale", "mean_spread", "deterministic_layers")

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-import tfp_ibnn as ibnn
-from experiments import Settings, figures, run, write_results
+from experiments import Settings, data, figures, run, write_results
 from experiments.plan import PLANS
 from experiments.run import _arrays
 from experiments.tables import fill
@@ -60,7 +59,7 @@ def test_seeds_choose_other_images_and_test_on_the_rest():
     (second, _), _ = _arrays(dataclasses.replace(settings, seed=1), None)
     assert len(first) + len(rest) == 1797 == 100 + len(labels)
     assert not np.array_equal(first, second)
-    everything = np.concatenate([part for part, _ in ibnn.data.load("digits")])
+    everything = np.concatenate([part for part, _ in data.load("digits")])
     together = np.concatenate([first, rest])
     assert sorted(map(bytes, together)) == sorted(map(bytes, everything))
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import RunError, run_many, store
+from experiments import RunError, data, run_many, store
 from experiments.plan import PLANS
-from tfp_ibnn import data
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 KEYS = {

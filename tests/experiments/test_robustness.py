@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, Scorer, robustness, shifts
+from experiments import RunError, Scorer, data, robustness, shifts
 from experiments.robustness import table
-from tfp_ibnn import data, metrics, models
+from tfp_ibnn import metrics, models
+from tfp_ibnn.data import preprocessing
 
 pytestmark = pytest.mark.once
 
@@ -37,7 +38,7 @@ def folder(tmp_path_factory):
     keras.utils.set_random_seed(0)
     networks = {}
     for name, rate in {"plain": 0.0, "dropout": 0.2}.items():
-        front = data.preprocessing(images)
+        front = preprocessing(images)
         model = models.mlp((8, 8, 1), 10, hidden=(16,), preprocessing=front, dropout=rate)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(0.01), loss)
@@ -325,7 +326,7 @@ def test_script_says_in_one_line_what_is_wrong(evaluate, folder, tmp_path, capsy
 
 def test_classes_that_were_held_out_are_foreign(evaluate, folder, tmp_path):
     """A model of the first six digits: the images of the other four are what it does not know."""
-    front = data.preprocessing(data.load("digits", folder)[0][0])
+    front = preprocessing(data.load("digits", folder)[0][0])
     network = models.mlp((8, 8, 1), 6, hidden=(16,), preprocessing=front)
     (tmp_path / "run").mkdir()
     network.save(tmp_path / "run" / "model.keras")

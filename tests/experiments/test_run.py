@@ -18,7 +18,7 @@ import pytest
 
 import experiments
 import tfp_ibnn as ibnn
-from experiments import RunError, Settings
+from experiments import RunError, Settings, data
 from experiments.run import _network
 from tests.layer_checklist import numpy
 
@@ -40,7 +40,7 @@ DIGITS = ("--dataset", "digits", "--model", "mlp", "--posterior", "none", "--dat
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    ibnn.data.load("digits", folder)
+    data.load("digits", folder)
     return folder
 
 
@@ -148,7 +148,7 @@ def test_the_scores_are_those_of_the_probabilities(full):
 def test_the_model_loads_and_predicts_the_same(full, data_dir):
     folder, metrics, _ = full
     model = keras.saving.load_model(folder / "model.keras")
-    _, (x, y) = ibnn.data.load("digits", data_dir)
+    _, (x, y) = data.load("digits", data_dir)
     found = experiments.Scorer(model, 3, seed=3).score(x[:200], y[:200]).summary()
     for key in ("accuracy", "nll", "brier", "ece"):
         assert found[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-5)
@@ -161,7 +161,7 @@ def test_the_saved_model_loads(full, data_dir):
     folder, metrics, _ = full
     assert metrics["saved_model"] is True
     served = tf.saved_model.load(str(folder / "saved_model"))
-    _, (x, y) = ibnn.data.load("digits", data_dir)
+    _, (x, y) = data.load("digits", data_dir)
     found = served.signatures["serve"](image=tf.constant(x[:200], tf.float32))
     mean = found["mean"].numpy()
     np.testing.assert_allclose(mean.sum(axis=1), 1, rtol=1e-4)
@@ -171,7 +171,7 @@ def test_the_saved_model_loads(full, data_dir):
 def test_a_finished_run_is_not_repeated(full, run, monkeypatch):
     folder, metrics, _ = full
     before, lines = contents(folder), []
-    monkeypatch.setattr(ibnn.data, "load", None)  # not even the data is looked at
+    monkeypatch.setattr(data, "load", None)  # not even the data is looked at
     assert run(FULL, folder, log=lines.append) == metrics
     assert contents(folder) == before
     assert lines == [f"{folder}: finished already."]
@@ -310,7 +310,7 @@ def test_a_deterministic_run_serves_what_it_predicts(run, tmp_path, data_dir):
     metrics = run(Settings(**SMALL | {"augment": True}), tmp_path / "run")
     assert (metrics["method"], metrics["samples"]) == ("deterministic", 1)
     model = keras.saving.load_model(tmp_path / "run" / "model.keras")
-    _, (x, _) = ibnn.data.load("digits", data_dir)
+    _, (x, _) = data.load("digits", data_dir)
     x = x[:50].astype("float32")
     expected = keras.ops.softmax(model.predict(x, verbose=0))
     if HAS_TENSORFLOW:
@@ -326,7 +326,7 @@ def test_a_deterministic_run_serves_what_it_predicts(run, tmp_path, data_dir):
 def test_a_run_of_some_classes_knows_no_others(eagerly, run, tmp_path, data_dir):
     small = {**SMALL, "classes": 4, "limit": None}
     metrics = run(Settings(**small), tmp_path / "run", keep_models=False)
-    (_, labels), (_, tested) = ibnn.data.load("digits", data_dir)
+    (_, labels), (_, tested) = data.load("digits", data_dir)
     assert metrics["train_size"] == sum(labels < 4)
     assert metrics["test_size"] == sum(tested < 4)
     with np.load(tmp_path / "run" / "probabilities.npz") as found:
@@ -344,7 +344,7 @@ def test_a_transfer_goes_to_the_other_classes(eagerly, run, tmp_path, data_dir, 
     )
     small = {**SMALL, "classes": 5, "transfer": True, "pretrain_epochs": 1, "limit": 100}
     metrics = run(Settings(**small), tmp_path / "run", keep_models=False)
-    _, (_, tested) = ibnn.data.load("digits", data_dir)
+    _, (_, tested) = data.load("digits", data_dir)
     assert [len(batches) for batches in seen] == [5, 1]  # of 100: five times as many before
     assert metrics["train_size"] == metrics["test_size"] == 100
     with np.load(tmp_path / "run" / "probabilities.npz") as found:

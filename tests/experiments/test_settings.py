@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfp_ibnn as ibnn
-from experiments import Settings, checks, read_posteriors
+from experiments import Settings, checks, data, read_posteriors
 from experiments.settings import DATASETS
 from experiments.shifts import CORRUPTIONS
-from tfp_ibnn import data, models
+from tfp_ibnn import models
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

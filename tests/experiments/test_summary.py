@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 import experiments
-import tfp_ibnn as ibnn
 from experiments import (
     RunError,
     Settings,
+    data,
     plan,
     robustness,
     run_many,
@@ -318,7 +318,7 @@ def test_an_experiment_is_one_entry():
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    ibnn.data.load("digits", folder)
+    data.load("digits", folder)
     return folder
 
 

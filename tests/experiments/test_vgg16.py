@@ -9,13 +9,12 @@ import pandas as pd
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, Scores, Settings, figures, run_many, store, study
+from experiments import RunError, Scores, Settings, data, figures, run_many, store, study
 from experiments import write_results as write
 from experiments.plan import PLANS
 from experiments.run import _network, _stochastic, identity
 from experiments.tables import fill
 from tests.experiments.test_reproduce import check, made_images
-from tfp_ibnn import data
 
 pytestmark = pytest.mark.once
 

@@ -11,10 +11,10 @@ import zlib
 
 import numpy as np
 
-from tests.data.test_load import Made, tar_of
+from experiments.data import DATASETS, DataError, _sources, load
+from tests.experiments.test_load import Made, tar_of
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
-from tfp_ibnn.data import DATASETS, DataError, _sources, load
 
 __all__ = ["Campaign"]
 

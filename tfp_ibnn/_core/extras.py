@@ -3,20 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "data": ("PIL", "importlib_resources", "sklearn", "tensorflow_datasets"),
-    "plots": ("matplotlib",),
-}
+EXTRAS: dict[str, tuple[str, ...]] = {"plots": ("matplotlib",)}
 """The modules of each extra that the library imports; pyproject.toml names their packages."""
 
 
-def install_line(module: str, extra: str) -> str:
-    """Return which module is missing, and the line that installs it."""
-    return f'{module} is missing. Run: pip install "tfp_ibnn[{extra}]"'
-
-
 @contextlib.contextmanager
-def needs(extra: str, error: type[Exception] = ImportError) -> Iterator[None]:
+def needs(extra: str) -> Iterator[None]:
     """Import modules of an extra in this context; a missing one raises the line to run."""
     try:
         yield
@@ -24,4 +16,5 @@ def needs(extra: str, error: type[Exception] = ImportError) -> Iterator[None]:
         module = (cause.name or "").split(".")[0]
         if module not in EXTRAS[extra]:
             raise
-        raise error(install_line(module, extra)) from cause
+        line = f'pip install "tfp_ibnn[{extra}]"'
+        raise ImportError(f"{module} is missing. Run: {line}") from cause

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.data.datasets import Splits
+
+Splits = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def validation_split(x: Any, y: Any, size: int, seed: int = 0) -> Splits:

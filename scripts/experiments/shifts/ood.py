@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from tfp_ibnn.data import DATASETS
+from experiments.data import DATASETS
 
 USUAL: dict[str, tuple[str, ...]] = {
     "cifar10": ("fashion_mnist",),

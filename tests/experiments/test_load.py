@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfp_ibnn.data import DATASETS, DataError, _sources, datasets, load, loading
-from tfp_ibnn.data import __main__ as cli
+import fetch_data as cli
+from experiments.data import DATASETS, DataError, _sources, datasets, load, loading
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["cifar10", "fashion_mnist", "mnist"]
@@ -230,6 +230,26 @@ def test_digits_are_those_of_scikit_learn(tmp_path):
 def test_unknown_name_lists_the_known_ones(name):
     with pytest.raises(DataError, match="'cifar10', 'fashion_mnist', 'mnist', 'digits'; got"):
         load(name)
+
+
+@pytest.mark.once
+def test_a_missing_package_is_named_with_the_line_to_run(monkeypatch, data_dir):
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("PIL", "sklearn"):
+            monkeypatch.setitem(sys.modules, name, None)
+    for name in ("PIL", "sklearn", "sklearn.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    line = 'is missing. Run: pip install "tfp_ibnn[experiments]"'
+    with pytest.raises(DataError) as caught:
+        _sources._png_rows(b"", "batch.png", DATASETS["cifar10"])
+    assert str(caught.value) == f"PIL {line}"
+    assert f"sklearn {line}" in failure("digits", data_dir)
+
+
+def test_other_missing_modules_are_not_taken_for_it():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_module'"):
+        with _sources._needed("sklearn"):
+            import no_such_module  # noqa: F401
 
 
 # The cache folder
@@ -723,7 +743,7 @@ def test_many_at_once(small, clients, data_dir):
 
 AT_ONCE = """
 import pathlib, sys, time
-from tfp_ibnn.data import load
+from experiments.data import load
 folder = pathlib.Path(sys.argv[1])
 (folder / f"ready{sys.argv[2]}").touch()
 while len(list(folder.glob("ready*"))) < 2:
@@ -737,7 +757,8 @@ print(x.shape, *(name for name in ("tensorflow", "tensorflow_datasets") if name 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="where TensorFlow is missing")
 def test_two_processes_at_once_and_without_tensorflow(tmp_path):
     """Both fetch, both then read the cache, and on JAX neither may need TensorFlow."""
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path}
     command = [sys.executable, "-c", AT_ONCE, str(tmp_path)]
     pair = [
         subprocess.Popen(
@@ -759,7 +780,7 @@ def test_two_processes_at_once_and_without_tensorflow(tmp_path):
 @pytest.fixture
 def run(monkeypatch, capsys):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(logging.getLogger("tfp_ibnn.data"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("experiments.data"), "handlers", [])
 
     def command(*arguments):
         try:
@@ -821,7 +842,7 @@ def test_command_errors(run, small, clients, data_dir, cached, monkeypatch):
 def test_command_helps(run):
     code, out, _ = run("--help")
     assert code == 0
-    assert "python -m tfp_ibnn.data mnist fashion_mnist --data-dir" in out
+    assert "python scripts/fetch_data.py mnist fashion_mnist --data-dir" in out
 
 
 @pytest.mark.once

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tfp_ibnn._core.extras import install_line, needs
-from tfp_ibnn.data import _tfds
-from tfp_ibnn.data.datasets import DataError, Dataset, Splits, decode
+from experiments.data import _tfds
+from experiments.data.datasets import DataError, Dataset, Splits, decode
 
 _log = logging.getLogger(__name__)
 _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
@@ -67,7 +66,7 @@ def one_line(error: Exception) -> str:
 
 
 def _scikit_learn(dataset: Dataset) -> Splits:
-    with needs("data", DataError):
+    with _needed("sklearn"):
         from sklearn.datasets import load_digits
     bunch = load_digits()
     # RandomState's stream is frozen: this split is the same with every version of numpy.
@@ -118,7 +117,7 @@ def _from_tfds(dataset: Dataset, download: bool) -> Splits:
     if not download and not (home / dataset.name).is_dir():
         raise DataError(f"{home} holds no {dataset.name}")
     if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise DataError(install_line("tensorflow_datasets", "data"))
+        raise DataError(_install_line("tensorflow_datasets"))
     # A download goes there too: what stays is the cache file, not a second copy and the archives.
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "records.npz"
@@ -177,7 +176,7 @@ def _from_pictures(archive: Path, dataset: Dataset) -> Splits:
 
 def _png_rows(content: bytes, name: str, dataset: Dataset) -> np.ndarray:
     """Return the images of a PNG file that holds one in each row of pixels."""
-    with needs("data", DataError):
+    with _needed("PIL"):
         from PIL import Image
     pixels = int(np.prod(dataset.image_shape[:2]))
     with _readable(name), Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
@@ -245,6 +244,21 @@ def _members(archive: Path, wanted: list[str], dataset: Dataset) -> dict[str, by
     if missing := sorted(set(wanted) - set(found)):
         raise DataError(f"{archive.name} holds no file {missing[0]}")
     return found
+
+
+def _install_line(module: str) -> str:
+    return f'{module} is missing. Run: pip install "tfp_ibnn[experiments]"'
+
+
+@contextlib.contextmanager
+def _needed(module: str) -> Iterator[None]:
+    """Import a module in this context; if it is missing, a DataError has the line to run."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != module:
+            raise
+        raise DataError(_install_line(module)) from error
 
 
 @contextlib.contextmanager

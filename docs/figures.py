@@ -317,6 +317,7 @@ def novelty() -> Figure:
 
 def elephant() -> Figure:
     """Draw what a VGG16 of CIFAR-10 says of things out of place, from stored predictions."""
+    from experiments.data import load
     from experiments.novelty_study import HELD_OUT, INSIDE, UNKNOWN, out_of_place
 
     names = np.array("airplane car bird cat deer dog frog horse ship truck".split())
@@ -329,7 +330,7 @@ def elephant() -> Figure:
         for name in rows
         if (run["pair"], run["seed"]) == ("cifar_vgg16", 0) and name in run["methods"]
     }
-    x, y = ibnn.data.load("cifar10")[1]
+    x, y = load("cifar10")[1]
     x = (x[~np.isin(y, HELD_OUT)] / 255).astype("float32")
     pictures, count = out_of_place(x[:UNKNOWN], x[-UNKNOWN:]), 4
     figure, axes = plt.subplots(

@@ -27,15 +27,18 @@
 # %%
 import logging
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 FAST = bool(os.environ.get("TFP_IBNN_FAST"))  # short trainings, for tests
+sys.path += ["scripts", "../scripts"]  # for the data of this repository's experiments
 
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
 
 import tfp_ibnn as ibnn
+from experiments import data
 from tfp_ibnn import metrics, plots
 
 plt.rcParams["figure.dpi"] = 80
@@ -53,7 +56,7 @@ BLUE, ORANGE = plots.COLORS[:2]
 CLASSES = "T-shirt trousers pullover dress coat sandal shirt bag boot".split()
 SNEAKER = 7
 (x, y), (x_test, y_test) = [
-    ((x / 255).astype("float32"), y) for x, y in ibnn.data.load("fashion_mnist")
+    ((x / 255).astype("float32"), y) for x, y in data.load("fashion_mnist")
 ]
 known = np.flatnonzero(y != SNEAKER)[: 200 if FAST else 16_000]
 held = len(known) // 8

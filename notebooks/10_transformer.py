@@ -28,9 +28,11 @@
 # %%
 import logging
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 FAST = bool(os.environ.get("TFP_IBNN_FAST"))  # short trainings, for tests
+sys.path += ["scripts", "../scripts"]  # for the data of this repository's experiments
 
 import keras
 import matplotlib.pyplot as plt
@@ -38,6 +40,7 @@ import numpy as np
 from scipy import ndimage
 
 import tfp_ibnn as ibnn
+from experiments import data
 from tfp_ibnn import plots
 
 layers = keras.layers
@@ -45,7 +48,7 @@ plt.rcParams["figure.dpi"] = 80
 logging.getLogger("tensorflow").setLevel("ERROR")  # that many functions are traced
 EPOCHS, DRAWS = (1, 4) if FAST else (40, 32)
 
-(x, y), (x_test, y_test) = ibnn.data.load("digits")
+(x, y), (x_test, y_test) = data.load("digits")
 x, x_test = ((pixels / 16).astype("float32") for pixels in (x, x_test))
 size = len(x)
 print(f"{size} images of 8 x 8 pixels to train, {len(x_test)} to test")

@@ -88,7 +88,7 @@ def to_stochastic(
         pattern = next((p for p in templates if any(re.fullmatch(p, x) for x in names)), None)
         # Of several kernels only posteriors over z know what to multiply.
         is_plain = not isinstance(place.layer, CELLS) and not has_adapter(place.layer)
-        fits = is_plain or hasattr(templates.get(pattern), "transform")
+        fits = is_plain or hasattr(templates.get(pattern), "draw")
         if pattern is not None and place in convertible and fits:
             chosen[place.steps] = pattern
         elif pattern is not None and not isinstance(place.layer, _SILENT):

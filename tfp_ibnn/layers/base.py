@@ -131,11 +131,20 @@ class StochasticLayer(keras.layers.Wrapper):
         """Build the wrapped layer and the switch of the noise; the posterior must be built."""
         if not self.layer.built:
             self.layer.build(input_shape)
-        claim(self.posterior)
+        self.claim_posterior()
         self.noise_switch = self.add_weight(
             shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
         )
         self.built = True
+
+    def claim_posterior(self) -> None:
+        """Mark the variables of the posterior, and freeze them if it is not trainable."""
+        for variable in self.posterior.variables:
+            variable.of_posterior = True  # by which `two_speed` knows them
+        if not self.posterior.trainable:
+            # A flag that came with a config reaches the flows only when it changes.
+            self.posterior.trainable = True
+            self.posterior.trainable = False
 
     def call(
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
@@ -202,16 +211,6 @@ class StochasticLayer(keras.layers.Wrapper):
 def _average(x: Tensor) -> Tensor:
     """Return the mean over draws, or the number itself, of which a mean takes 20 operations."""
     return mean(x) if len(x.shape) else x
-
-
-def claim(posterior: Any) -> None:
-    """Mark the variables of a built posterior, and freeze them if it is not trainable."""
-    for variable in posterior.variables:
-        variable.of_posterior = True  # by which `two_speed` knows them
-    if not posterior.trainable:
-        # A flag that came with a config reaches the flows only when it changes.
-        posterior.trainable = True
-        posterior.trainable = False
 
 
 def check_train_size(train_size: Any) -> int:

@@ -57,7 +57,7 @@ class _NoiseModel:
             shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
         )
         self._warned_of_train_size = False
-        _bind(self)
+        inside.bind(self)
 
     def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
         """Compile for training; the arguments are Keras's.
@@ -199,7 +199,6 @@ class _NoiseModel:
         saved = config.pop("inside", ())
         model = super().from_config(config, custom_objects)
         inside.restore(model, saved)
-        _bind(model)
         return model
 
 
@@ -246,7 +245,7 @@ class StochasticSubclass(_NoiseModel, keras.Model):
         super().__init__(**{"autocast": False, **kwargs})
         is_config = isinstance(model, dict)
         self.model = keras.saving.deserialize_keras_object(model) if is_config else model
-        _bind(self)
+        inside.bind(self)
         self.built = True
 
     def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:
@@ -256,13 +255,6 @@ class StochasticSubclass(_NoiseModel, keras.Model):
     def get_config(self) -> dict[str, Any]:
         model = keras.saving.serialize_keras_object(self.model)
         return {**super().get_config(), "model": model}
-
-
-def _bind(model: keras.Model) -> None:
-    """Show all layers to their posteriors, of which one may be over several of them."""
-    layers = stochastic_layers(model)
-    for layer in layers:
-        layer.posterior.bind(layers)
 
 
 def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:

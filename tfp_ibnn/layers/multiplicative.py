@@ -67,7 +67,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if posterior is None:
             # By its name: posteriors know their layers, and not the other way round.
             posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
-        if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "transform"):
+        if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "draw"):
             kind = type(posterior).__name__
             remedy = f"write `{kind}(...).wrap(layer, train_size)` instead of this layer"
             raise ValueError(f"`posterior` must be one over z; {kind} is over weights: {remedy}.")
@@ -117,8 +117,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     ) -> Draw:
         """Return `count` z of a pass, (count, [positions,] channels), with KL and entropy."""
         positions = () if self.draws_ahead else self._positions(inputs)
-        shape = (*positions, self.posterior.channels)
-        return self.posterior.draw(forward_pass, count, shape, self.noise_switch > 0.5, training)
+        on = self.noise_switch > 0.5
+        return self.posterior.draw(forward_pass, count, positions, on, training)
 
     def apply(
         self,

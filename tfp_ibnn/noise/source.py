@@ -22,8 +22,7 @@ _CALL_STRIDE = 0x9E3779B1
 
 _ROWS = (
     "Layers that share a mixture component or a joint posterior need the same batch: a reshape may "
-    "cut an example into rows, but not merge examples. To allow that, use a posterior per layer, "
-    "such as FlowPosterior(components=4)."
+    "cut an example into rows, but not merge examples. Else give each layer its own one."
 )
 
 
@@ -159,9 +158,7 @@ def spread(values: Tensor, count: Size) -> Tensor:
         values = checked(values, rows * examples == count, _ROWS)
     elif rows * examples != count:
         raise ValueError(f"{_ROWS} Here {count} rows follow {examples} examples.")
-    return ops.reshape(
-        ops.broadcast_to(values[:, None], (examples, rows, *rest)), (count, *rest)
-    )
+    return ops.reshape(ops.broadcast_to(values[:, None], (examples, rows, *rest)), (count, *rest))
 
 
 def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:

@@ -191,23 +191,19 @@ class Posterior(Template):
         return None
 
     def draw(
-        self, forward_pass: Pass, count: Any, shape: tuple, on: Tensor, training: bool = False
+        self, forward_pass: Pass, count: Any, positions: tuple, on: Tensor, training: bool = False
     ) -> Draw:
-        """Return `count` z of a pass, of shape (..., channels) each; means where not `on`.
-
-        `on` is one flag, or one per channel.
-        """
+        """Return `count` z of a pass; channels that are not `on`, one by one or all, are means."""
         # A Gaussian is switched off by noise of size 0; it is its mean then.
-        is_centered, generator = self.is_centered and not on.shape, self.seed_generator
+        source, is_centered = forward_pass.source, self.is_centered and not on.shape
         stddev = ops.cast(on, self.dtype) if is_centered else 1.0
-        normal = forward_pass.source.normal(count, shape, self.dtype, generator, stddev)
+        shape, generator = (*positions, self.channels), self.seed_generator
+        normal = source.normal(count, shape, self.dtype, generator, stddev)
         component = None
         if self.components > 1:
             rows, shared = ops.shape(normal)[0], self.shared_components
-            component = forward_pass.source.component(
-                self.components, rows, generator, shared=shared
-            )
-            component = ops.reshape(component, (rows, *(1,) * (len(shape) - 1)))
+            component = source.component(self.components, rows, generator, shared=shared)
+            component = ops.reshape(component, (-1, *(1,) * len(positions)))
         if is_centered:
             return self.transform(normal, component, training=training)
         return self.switched(on, normal, component, training)

@@ -60,7 +60,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
     def joint(self) -> Posterior:
         """The posterior of all layers together."""
         if not self._shared.layers:
-            raise ValueError("JointPosterior needs a model: use to_stochastic or StochasticModel.")
+            remedy = "use to_stochastic, or ibnn.StochasticModel with all its layers"
+            raise ValueError(f"A JointPosterior works in a model only: {remedy}.")
         return self._shared.posterior
 
     def at_depth(self, depth: int) -> "JointPosterior":
@@ -113,9 +114,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
         return self._part(self.joint.summary(), self.channels / self.joint.channels)
 
     def _part(self, drawn: Draw, share: float) -> Draw:
-        z, kl, entropy = drawn
-        parts = (z[..., self.start : self.start + self.channels], share * kl, share * entropy)
-        return Draw(*(ops.cast(part, self.dtype) for part in parts))
+        z = drawn.z[..., self.start : self.start + self.channels]
+        return Draw(z, share * drawn.kl, share * drawn.entropy)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "posterior": self._shared.posterior}

@@ -41,7 +41,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
         [(0, 4), (4, 8)]
     """
 
-    beta, loss = (property(lambda self, x=x: getattr(self.joint, x)) for x in ("beta", "loss"))
+    beta = property(lambda self: self.joint.beta, doc="The weight of the KL, one variable for all.")
+    loss = property(lambda self: self.joint.loss)
     is_centered, wrap, get_build_config = False, Posterior.wrap, Posterior.get_build_config
     from_config = classmethod(Posterior.from_config.__func__)
 
@@ -60,8 +61,7 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
     def joint(self) -> Posterior:
         """The posterior of all layers together."""
         if not self._shared.layers:
-            remedy = "use to_stochastic, or ibnn.StochasticModel with all its layers"
-            raise ValueError(f"A JointPosterior works in a model only: {remedy}.")
+            raise ValueError("JointPosterior needs a model: use to_stochastic or StochasticModel.")
         return self._shared.posterior
 
     def at_depth(self, depth: int) -> "JointPosterior":
@@ -104,7 +104,7 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
             each, share = ops.concatenate([ops.repeat(*switch) for switch in switches]), 1.0
             drawn = joint.draw(forward_pass, count, (), each, training)
             forward_pass.remember(joint, drawn)
-        return self._part(drawn._replace(z=spread(drawn.z, count)), share)
+        return self._part(Draw(spread(drawn.z, count), *drawn[1:]), share)
 
     def mean(self) -> Tensor:
         """Return the mean of this layer's z, (channels,)."""

@@ -276,6 +276,8 @@ def test_a_copy_shares_its_own_weights_and_not_those_of_the_original():
         np.testing.assert_allclose(numpy(copy(X)), numpy(model(X)), atol=1e-6)
     whole(copy).loc.assign(np.zeros(12))
     assert np.all(numpy(whole(model).loc) != 0)
+    members = averaged(ibnn.DeepEnsemble([model, joint()]), 4)
+    assert numpy(members(X)["mean"]).shape == (32, 2)
 
 
 def test_several_in_one_model_and_one_template_for_several_models():

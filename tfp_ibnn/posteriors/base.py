@@ -195,7 +195,7 @@ class Posterior(Template):
     ) -> Draw:
         """Return `count` z of a pass; channels that are not `on`, one by one or all, are means."""
         # A Gaussian is switched off by noise of size 0; it is its mean then.
-        source, is_centered = forward_pass.source, self.is_centered and not on.shape
+        source, is_centered = forward_pass.source, self.is_centered and len(on.shape) == 0
         stddev = ops.cast(on, self.dtype) if is_centered else 1.0
         shape, generator = (*positions, self.channels), self.seed_generator
         normal = source.normal(count, shape, self.dtype, generator, stddev)

@@ -50,9 +50,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
         super().__init__(**{**kw, "dtype": checks.full_precision(kw.get("dtype"))})
         if not isinstance(posterior, Posterior):
             raise ValueError(f"`posterior` must be over z, like NormalFull(); got {posterior!r}.")
-        for name in ("sides", "seed", "initial_beta"):
-            setattr(self, name, getattr(posterior, name))
-        self.index, self.layers, self.start, self._served = index, layers, 0, 0
+        self.sides, self.seed, self.start, self._served = posterior.sides, posterior.seed, 0, 0
+        self.index, self.layers, self.initial_beta = index, layers, posterior.initial_beta
         if index == 0:  # Keras finds the weights here, and not in what the layers share
             self.owned = posterior
         self._shared = SimpleNamespace(posterior=posterior, layers=[])
@@ -98,8 +97,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
         self, forward_pass: Pass, count: Any, positions: tuple, on: Tensor, training: bool = False
     ) -> Draw:
         """Return `count` z of a pass, (count, channels), by the one draw for all layers."""
-        joint, share = self.joint, 0.0
-        if (drawn := forward_pass.recall(joint)) is None:
+        joint, drawn, share = self.joint, forward_pass.recall(self.joint), 0.0
+        if drawn is None:
             switches = [(x.noise_switch > 0.5, x.posterior.channels) for x in self._shared.layers]
             each, share = ops.concatenate([ops.repeat(*switch) for switch in switches]), 1.0
             drawn = joint.draw(forward_pass, count, (), each, training)
@@ -118,4 +117,5 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
         return Draw(z, share * drawn.kl, share * drawn.entropy)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "posterior": self._shared.posterior}
+        posterior = keras.saving.serialize_keras_object(self._shared.posterior)
+        return {**super().get_config(), "posterior": posterior}

@@ -77,7 +77,7 @@ def test_a_posterior_with_a_layer_of_its_own(tmp_path):
     model = compiled(ibnn.to_stochastic(network(), template, train_size=64))
     layers = ibnn.stochastic_layers(model)
     assert [type(layer) for layer in layers] == [NoisyBias, NoisyBias]
-    assert template.bound_to == ["hidden", "logits"]
+    assert [layer.posterior.bound_to for layer in layers] == [["hidden", "logits"]] * 2
     log = keras.callbacks.History()
     optimizer = ibnn.two_speed("adam", stochastic_lr=0.1)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))

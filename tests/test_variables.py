@@ -137,7 +137,7 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     own = Own()
     own(X)
     own.head.enable_lora(1)
-    own = ibnn.to_stochastic(own, ibnn.NormalAffine(), train_size=12)
+    own = ibnn.to_stochastic(own, ibnn.JointPosterior(ibnn.NormalAffine()), train_size=12)
     own(X, training=True)
 
     assert_none_is_int32(made)

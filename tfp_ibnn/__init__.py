@@ -38,6 +38,7 @@ from tfp_ibnn.metrics import MaximumCalibrationError as MaximumCalibrationError
 from tfp_ibnn.metrics import NegativeLogLikelihood as NegativeLogLikelihood
 from tfp_ibnn.posteriors import MNF as MNF
 from tfp_ibnn.posteriors import FlowPosterior as FlowPosterior
+from tfp_ibnn.posteriors import JointPosterior as JointPosterior
 from tfp_ibnn.posteriors import MeanField as MeanField
 from tfp_ibnn.posteriors import MixturePosterior as MixturePosterior
 from tfp_ibnn.posteriors import NormalAffine as NormalAffine

@@ -37,7 +37,7 @@ class PosteriorTemplate:
         return self
 
     def bind(self, layers: Sequence[Any]) -> None:
-        """See all stochastic layers of a converted model, once; a joint posterior needs them."""
+        """See all stochastic layers of the model that this copy, in one of them, is now part of."""
 
     def loss(self, draw: Draw) -> Tensor:
         """Return what a draw adds to the loss before division by the number of examples."""

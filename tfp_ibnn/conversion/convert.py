@@ -88,7 +88,7 @@ def to_stochastic(
         pattern = next((p for p in templates if any(re.fullmatch(p, x) for x in names)), None)
         # Of several kernels only posteriors over z know what to multiply.
         is_plain = not isinstance(place.layer, CELLS) and not has_adapter(place.layer)
-        fits = is_plain or hasattr(templates.get(pattern), "transform")
+        fits = is_plain or hasattr(templates.get(pattern), "draw")
         if pattern is not None and place in convertible and fits:
             chosen[place.steps] = pattern
         elif pattern is not None and not isinstance(place.layer, _SILENT):
@@ -113,7 +113,7 @@ def to_stochastic(
             f"`posterior` has the pattern {unused[0]!r}, which converts no layer. It must be the "
             f"first to match a whole name or path. Those that can be converted: {names}.{more}"
         )
-    at_depth = {pattern: one.at_depth(len(chosen)) for pattern, one in templates.items()}
+    at_depth = {id(one): one.at_depth(len(chosen)) for one in templates.values()}
     copies, converted = places(copied), {}
     for steps, pattern in chosen.items():
         own_seed = templates[pattern].seed if seed is None else seed
@@ -121,15 +121,12 @@ def to_stochastic(
         options = {"noise": noise, "kl_reduction": kl_reduction, "seed": own_seed}
         place = copies[steps]
         with place.name_scope():
-            plain, wrap = place.layer, at_depth[pattern].wrap
+            plain, wrap = place.layer, at_depth[id(templates[pattern])].wrap
             converted[steps] = wrap(plain, train_size, name=plain.name, **options)
             converted[steps].build(place.shape)
     replace(copied, converted)
     if passed_over:
         warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
-    for template in {id(template): template for template in templates.values()}.values():
-        own = [steps for steps, pattern in chosen.items() if templates[pattern] is template]
-        template.bind([converted[steps] for steps in own])
     parts = (copied.input, copied.output) if is_opened(model) else (copied,)
     kind = StochasticModel if is_opened(model) else StochasticSubclass
     return kind(*parts, train_samples=train_samples, name=model.name)

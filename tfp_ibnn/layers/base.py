@@ -131,16 +131,20 @@ class StochasticLayer(keras.layers.Wrapper):
         """Build the wrapped layer and the switch of the noise; the posterior must be built."""
         if not self.layer.built:
             self.layer.build(input_shape)
+        self.claim_posterior()
+        self.noise_switch = self.add_weight(
+            shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
+        )
+        self.built = True
+
+    def claim_posterior(self) -> None:
+        """Mark the variables of the posterior, and freeze them if it is not trainable."""
         for variable in self.posterior.variables:
             variable.of_posterior = True  # by which `two_speed` knows them
         if not self.posterior.trainable:
             # A flag that came with a config reaches the flows only when it changes.
             self.posterior.trainable = True
             self.posterior.trainable = False
-        self.noise_switch = self.add_weight(
-            shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
-        )
-        self.built = True
 
     def call(
         self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None

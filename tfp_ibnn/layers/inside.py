@@ -8,6 +8,7 @@ import keras
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, StochasticLayer
+from tfp_ibnn.layers.control import stochastic_layers
 from tfp_ibnn.noise import Pass
 
 LEAVES = (StochasticLayer, *CONVERTIBLE, *CELLS, keras.layers.SpectralNormalization)
@@ -101,6 +102,13 @@ def restore(model: keras.layers.Layer, saved: Sequence[tuple[Steps, dict[str, An
             with place.name_scope():
                 layers[place.steps] = keras.saving.deserialize_keras_object(config)
     replace(model, layers)
+    bind(model)
+
+
+def bind(model: keras.layers.Layer) -> None:
+    """Show all stochastic layers of a model to each posterior; one may be of several layers."""
+    for layer in (layers := stochastic_layers(model)):
+        layer.posterior.bind(layers)
 
 
 def called_inside(model: keras.layers.Layer) -> list[StochasticLayer]:

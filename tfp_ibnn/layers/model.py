@@ -57,6 +57,7 @@ class _NoiseModel:
             shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
         )
         self._warned_of_train_size = False
+        inside.bind(self)
 
     def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
         """Compile for training; the arguments are Keras's.
@@ -244,6 +245,7 @@ class StochasticSubclass(_NoiseModel, keras.Model):
         super().__init__(**{"autocast": False, **kwargs})
         is_config = isinstance(model, dict)
         self.model = keras.saving.deserialize_keras_object(model) if is_config else model
+        inside.bind(self)
         self.built = True
 
     def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:

@@ -67,7 +67,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if posterior is None:
             # By its name: posteriors know their layers, and not the other way round.
             posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
-        if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "transform"):
+        if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "draw"):
             kind = type(posterior).__name__
             remedy = f"write `{kind}(...).wrap(layer, train_size)` instead of this layer"
             raise ValueError(f"`posterior` must be one over z; {kind} is over weights: {remedy}.")
@@ -116,23 +116,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
         """Return `count` z of a pass, (count, [positions,] channels), with KL and entropy."""
-        posterior = self.posterior
         positions = () if self.draws_ahead else self._positions(inputs)
-        # A Gaussian is switched off by noise of size 0; it is its mean then.
-        switch = ops.cast(self.noise_switch > 0.5, posterior.dtype)
-        stddev = switch if posterior.is_centered else 1.0
-        shape, generator = (*positions, posterior.channels), posterior.seed_generator
-        normal = forward_pass.source.normal(count, shape, posterior.dtype, generator, stddev)
-        component = None
-        if posterior.components > 1:
-            rows, shared = ops.shape(normal)[0], posterior.shared_components
-            component = forward_pass.source.component(
-                posterior.components, rows, generator, shared=shared
-            )
-            component = ops.reshape(component, (rows, *(1,) * len(positions)))
-        if posterior.is_centered:
-            return posterior.transform(normal, component, training=training)
-        return posterior.switched(self.noise_switch > 0.5, normal, component, training)
+        on = self.noise_switch > 0.5
+        return self.posterior.draw(forward_pass, count, positions, on, training)
 
     def apply(
         self,

@@ -21,8 +21,8 @@ _CALL_STRIDE = 0x9E3779B1
 """Distance between the seeds of two layers: those of two batches follow each other."""
 
 _ROWS = (
-    "Layers that share a mixture component need the same batch: a reshape may cut an example into "
-    "rows, but not merge examples. To allow that, use FlowPosterior(components=4), one per layer."
+    "Layers that share a mixture component or a joint posterior need the same batch: a reshape may "
+    "cut an example into rows, but not merge examples. Else give each layer its own one."
 )
 
 
@@ -118,7 +118,7 @@ class Source:
             number = ops.floor(components * self.uniform(count, (1,), "float32")[:, 0])
             return ops.cast(number, "int32")
         if components in self._components:
-            return _spread(self._components[components], count)
+            return spread(self._components[components], count)
         index = self._samples(count)
         if self.sampling == "antithetic":
             index = index // 2
@@ -147,18 +147,18 @@ class Source:
         return words
 
 
-def _spread(index: Tensor, count: Size) -> Tensor:
-    """Return the component of each of `count` rows, which are in the order of their examples."""
-    examples = ops.shape(index)[0]
+def spread(values: Tensor, count: Size) -> Tensor:
+    """Return the values (examples, ...) of each of `count` rows, in the order of their examples."""
+    examples, rest = ops.shape(values)[0], values.shape[1:]
     known = isinstance(examples, int) and isinstance(count, int)
     if count is examples or (known and count == examples):
-        return index
+        return values
     rows = count // (max(examples, 1) if known else ops.maximum(examples, 1))
     if not known:
-        index = checked(index, rows * examples == count, _ROWS)
+        values = checked(values, rows * examples == count, _ROWS)
     elif rows * examples != count:
         raise ValueError(f"{_ROWS} Here {count} rows follow {examples} examples.")
-    return ops.reshape(ops.broadcast_to(index[:, None], (examples, rows)), (count,))
+    return ops.reshape(ops.broadcast_to(values[:, None], (examples, rows, *rest)), (count, *rest))
 
 
 def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:

@@ -124,6 +124,7 @@ class _Channel(NamedTuple):
 def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[_Channel]:
     """Draw from a posterior, or a layer's, and choose channels if none are given."""
     posterior = getattr(given, "posterior", given)
+    posterior = getattr(posterior, "joint", posterior)
     if not isinstance(posterior, Posterior):
         wanted = "a posterior such as ibnn.NormalPlanar1d(), or a stochastic layer"
         raise ValueError(f"`posterior` must be {wanted}; got {given!r}.")

@@ -8,6 +8,7 @@ from tfp_ibnn.posteriors.base import Template as Template
 from tfp_ibnn.posteriors.flow import FlowPosterior as FlowPosterior
 from tfp_ibnn.posteriors.gaussian import NormalFull as NormalFull
 from tfp_ibnn.posteriors.gaussian import NormalLowRank as NormalLowRank
+from tfp_ibnn.posteriors.joint import JointPosterior as JointPosterior
 from tfp_ibnn.posteriors.mean_field import MeanField as MeanField
 from tfp_ibnn.posteriors.mixture import MixturePosterior as MixturePosterior
 from tfp_ibnn.posteriors.mnf import MNF as MNF

@@ -15,7 +15,7 @@ from tfp_ibnn.layers.adapter import StochasticAdapter, has_adapter
 from tfp_ibnn.layers.base import CELLS
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.layers.recurrent import StochasticCell
-from tfp_ibnn.noise import Source
+from tfp_ibnn.noise import Pass, Source
 from tfp_ibnn.posteriors import priors
 
 _FIXED_PAIRS = 64
@@ -190,6 +190,24 @@ class Posterior(Template):
         """Return noise (draws, channels) whose draws of z have `mean` as their average, or None."""
         return None
 
+    def draw(
+        self, forward_pass: Pass, count: Any, positions: tuple, on: Tensor, training: bool = False
+    ) -> Draw:
+        """Return `count` z of a pass; channels that are not `on`, one by one or all, are means."""
+        # A Gaussian is switched off by noise of size 0; it is its mean then.
+        source, is_centered = forward_pass.source, self.is_centered and len(on.shape) == 0
+        stddev = ops.cast(on, self.dtype) if is_centered else 1.0
+        shape, generator = (*positions, self.channels), self.seed_generator
+        normal = source.normal(count, shape, self.dtype, generator, stddev)
+        component = None
+        if self.components > 1:
+            rows, shared = ops.shape(normal)[0], self.shared_components
+            component = source.component(self.components, rows, generator, shared=shared)
+            component = ops.reshape(component, (-1, *(1,) * len(positions)))
+        if is_centered:
+            return self.transform(normal, component, training=training)
+        return self.switched(on, normal, component, training)
+
     def switched(
         self, on: Tensor, noise: Tensor, component: Component = None, training: bool = False
     ) -> Draw:
@@ -202,7 +220,7 @@ class Posterior(Template):
         if fixed is None:
             draw = self.transform(noise, component, training=training)
             nothing = ops.zeros((self.channels,), dtype=self.dtype)
-            center = ops.cond(on, lambda: nothing, self.mean)
+            center = ops.cond(ops.all(on), lambda: nothing, self.mean)
         else:
             rows = ops.reshape(noise, (-1, self.channels))
             both = self.transform(ops.concatenate([rows, fixed]), training=training)

@@ -73,7 +73,8 @@ class NormalFull(_CorrelatedNormal):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        size = self.channels
+        if (size := self.channels) > 2**13:  # its matrix has 256 MB there
+            raise ValueError(f"NormalFull takes <= 8192 channels; got {size}. Use NormalLowRank().")
         self.lower = self._add_parameter("lower", (size * (size - 1) // 2,), "zeros")
 
     def _matrix(self) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 from keras import ops
+from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm
 
@@ -91,8 +92,8 @@ def smc(
     target = target_of(model, data, verbose=verbose, **options)
     size, rng = target.size, np.random.default_rng(checks.whole("seed", seed))
     leapfrog, count = math.ceil(1.5 * size**0.25), runs * particles
-    first = norm(np.broadcast_to(target.prior_loc, size), target.prior_scale)
-    prior = tuple(np.broadcast_to(x, size).astype(target.dtype) for x in first.args)
+    prior = [np.broadcast_to(x, size) for x in (target.prior_loc, target.prior_scale)]
+    first, prior = norm(*prior), [x.astype(target.dtype) for x in prior]
 
     def move(w: Tensor, key: Tensor, heat: Tensor, step: Tensor, factor: Tensor, *data: Any) -> Any:
         loc, scale, *data = data
@@ -108,35 +109,33 @@ def smc(
         states, accepted = tfp.mcmc.sample_chain(moves, ops.zeros_like(w), **trace)
         return colored(states[-1], w, factor), ops.mean(ops.cast(accepted, w.dtype))
 
+    def excess(hotter: float) -> float:
+        each = (hotter - heat) * gain
+        return 2 * logsumexp(each) - logsumexp(2 * each) - math.log(0.9 * count)
+
     move, step, heat = compiled(move, target.reads), 1.5 / leapfrog, 0.0
-    w, logs = first.rvs((count, size), random_state=rng), np.zeros(runs)
+    w, logs, run = first.rvs((count, size), random_state=rng), 0.0, np.arange(runs)[:, None]
     bar = keras.utils.Progbar(100, verbose=1 if verbose == "auto" else verbose)
     while heat < 1:
         gain = np.nan_to_num(target.values(w) - first.logpdf(w).sum(axis=1), nan=-np.inf)
-        gain, low, high = gain.reshape(runs, particles), heat, 2.0 - heat
-        for _ in range(50):
-            middle = (low + high) / 2
-            each = (middle - heat) * gain
-            is_hot = 2 * logsumexp(each) - logsumexp(2 * each) < math.log(0.9 * count)
-            low, high = (low, middle) if is_hot else (middle, high)
-        each = (min(1.0, high) - heat) * gain
-        heat, totals = min(1.0, high), logsumexp(each, axis=1)
-        logs += totals - math.log(particles)
-        chances = np.cumsum(np.exp(each - totals[:, None]), axis=1)
-        points = (rng.random((runs, 1)) + np.arange(particles)) / particles
-        pairs = zip(chances, points, strict=True)
-        chosen = [np.minimum(np.searchsorted(c, p), particles - 1) for c, p in pairs]
-        w = np.concatenate([w[r * particles + rows] for r, rows in enumerate(chosen)])
+        gain = gain.reshape(runs, particles)
+        before, heat = heat, 1.0 if excess(1.0) >= 0 else brentq(excess, heat, 1.0)
+        each = (heat - before) * gain
+        totals = logsumexp(each, axis=1, keepdims=True)
+        logs += totals[:, 0] - math.log(particles)
+        # Each run draws its own particles anew, at equal distances.
+        chances = np.cumsum(np.exp(each - totals), axis=1).clip(max=1) + run
+        points = (rng.random((runs, 1)) + np.arange(particles)) / particles + run
+        w = w[np.searchsorted(chances.ravel(), points.ravel()).clip(max=count - 1)]
         full = 10 * size <= count
         factor = np.linalg.cholesky(np.atleast_2d(np.cov(w.T))) if full else w.std(axis=0)
-        moved = []
-        for part in np.array_split(w, math.ceil(count / target.rows)):
+        numbers, moved = [np.asarray(x, target.dtype) for x in (heat, step, factor)], []
+        for part in np.array_split(w.astype(target.dtype), math.ceil(count / target.rows)):
             key = rng.integers(0, 2**31 - 1, 2).astype(KEY_DTYPE)
-            numbers = (np.asarray(x, target.dtype) for x in (part, heat, step, factor))
-            part, *numbers = numbers
-            moved.append(move(part, key, *numbers, *prior, *target.data))
-        w = np.concatenate([ops.convert_to_numpy(x) for x, _ in moved]).astype("float64")
-        step *= math.exp(np.mean([float(x) for _, x in moved]) - 0.7)
+            found = move(part, key, *numbers, *prior, *target.data)
+            moved.append([ops.convert_to_numpy(x) for x in found])
+        w = np.concatenate([x for x, _ in moved]).astype("float64")
+        step *= math.exp(np.mean([x for _, x in moved]) - 0.7)
         bar.update(int(100 * heat))
     ratios = np.exp(logs - logs.max())
     error = ratios.std(ddof=1) / ratios.mean() / math.sqrt(runs)

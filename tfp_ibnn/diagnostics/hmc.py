@@ -1,8 +1,6 @@
 """Draws from the posterior itself, as a reference for all others."""
 
 import dataclasses
-import time
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,16 @@ from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.diagnostics.targets import target_of
 from tfp_ibnn.weights import WeightSets
 from tfp_ibnn.weights.flat import places_of, split
-from tfp_ibnn.weights.hmc import agreement, sample_chains, table, warn_of_chains
+from tfp_ibnn.weights.hmc import sample_chains, table
 from tfp_ibnn.weights.target import Density
 
 
 @dataclasses.dataclass(repr=False)
 class Reference:
-    """Draws of a posterior, `samples` (chains, draws, size), from the log-density `target`.
+    """Draws `samples` (chains, draws, size) of a posterior, whose log-density is `target`.
 
-    `target` has `size`, `start`, and of rows (S, size) `values` and `gradients`.
+    `target` has `size`, `start`, and of rows (S, size) `values` and `gradients`. `seen` are the
+    diagnostics: acceptance, divergences, R-hat, effective sample sizes, seconds.
     """
 
     samples: np.ndarray
@@ -29,14 +28,12 @@ class Reference:
     seen: dict[str, float]
 
     def diagnostics(self) -> dict[str, float]:
-        """Return acceptance, divergences, R-hat and effective sample sizes by name."""
-        sets = ops.convert_to_tensor(np.swapaxes(self.samples, 0, 1))
-        return {**self.seen, **agreement(sets)}
+        """Return the diagnostics by name."""
+        return self.seen
 
     def report(self) -> str:
         """Return the diagnostics as a table."""
-        chains, draws, size = self.samples.shape
-        return table(f"{chains} chains of {draws} draws, {size} numbers", self.diagnostics())
+        return table(np.swapaxes(self.samples, 0, 1).shape, self.seen)
 
     __str__ = report
 
@@ -48,15 +45,12 @@ class Reference:
         """Return some of the draws of weights, for `MonteCarlo`; those of z have `predict`."""
         variables = getattr(self.target, "variables", None)
         if variables is None:
-            raise ValueError("There are no draws of weights: use reference.predict(x).")
-        model = self.target.network.model
-        sets, places = [], places_of(model, variables)
-        for row in self._spread(draws):
-            values = model.get_weights()
-            for place, value in zip(places, split(row, variables), strict=True):
-                values[place] = ops.convert_to_numpy(value)
-            sets.append(values)
-        return WeightSets.of(model, sets)
+            raise ValueError("These are not draws of weights: use reference.predict(x).")
+        model, rows = self.target.network.model, self._spread(draws)
+        parts = map(ops.convert_to_numpy, split(rows, variables))
+        drawn = dict(zip(places_of(model, variables), parts, strict=True))
+        fixed = {place: [value] * len(rows) for place, value in enumerate(model.get_weights())}
+        return WeightSets.of(model, list(zip(*(fixed | drawn).values(), strict=True)))
 
     def _spread(self, draws: int) -> np.ndarray:
         rows = np.swapaxes(self.samples, 0, 1).reshape(-1, self.target.size)
@@ -68,12 +62,11 @@ def hmc(
     model: Any,
     data: Any = None,
     *,
-    sampler: str = "nuts",
-    chains: int = 4,
-    draws: int = 500,
-    warmup: int = 500,
-    start: str = "gaussian",
-    time_limit: float = 3600.0,
+    over: str | None = None,
+    prior_scale: float | None = None,
+    noise_scale: float | None = None,
+    head: str | None = None,
+    from_logits: bool | None = None,
     seed: int = 0,
     verbose: Any = "auto",
     **options: Any,
@@ -82,24 +75,24 @@ def hmc(
 
     Several chains run side by side, in coordinates where a Gaussian fitted to the posterior is
     standard, with step sizes that adapt in the warm-up. Cost: a gradient over all data for each
-    leapfrog step, some 5 to 100 per draw; what would take longer than `time_limit` is refused.
-    A warning tells of chains that do not agree, and of divergences.
+    leapfrog step, some 5 to 100 per draw. It warns of chains that do not agree, and of divergences.
 
     Args:
         model: one with stochastic layers, whose weights stay fixed; a plain model; a posterior over
             weights, whose prior is taken; or a `Density`, without data.
         data: (x, y), or a dataset of such batches that ends.
-        sampler: "nuts" or "hmc".
-        chains: number of chains, at least 2.
-        draws: from each chain, after the warm-up.
-        warmup: steps of each chain that are not kept.
-        start: "gaussian", at draws of the Gaussian, or "prior": far apart, so that chains which end
-            in different modes show in R-hat.
-        time_limit: in seconds.
+        over: "z", "last_layer" or "weights", all trainable ones; None is "z" if there are
+            stochastic layers, else "last_layer".
+        prior_scale: of weights; None is 1.0, or that of the posterior.
+        noise_scale: of the targets of a plain regression; None as for `GaussianVI`.
+        head: as for `MonteCarlo`.
+        from_logits: as for `MonteCarlo`.
         seed: equal seeds give equal draws.
         verbose: 0 shows no progress.
-        **options: `over`: "z", "last_layer" or "weights", all trainable ones; `prior_scale` (1.0),
-            of weights; `noise_scale`, `head` and `from_logits` as for `GaussianVI`.
+        **options: `sampler` ("nuts" or "hmc"), `chains` (4), `draws` (500) of each, after `warmup`
+            (500); `start`: "gaussian", at draws of it, or "prior", far apart, so that R-hat shows
+            several modes; `time_limit` (3600), seconds: what a timed gradient says takes longer is
+            refused.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
@@ -108,22 +101,7 @@ def hmc(
         >>> ibnn.diagnostics.hmc(bell, sampler="hmc", draws=100, verbose=0).samples.shape
         (4, 100, 2)
     """
-    checks.one_of("sampler", sampler, ("nuts", "hmc"))
-    checks.one_of("start", start, ("gaussian", "prior"))
-    settings = {"chains": checks.positive_integer("chains", chains, least=2)}
-    settings["draws"] = checks.positive_integer("draws", draws, least=4)
-    settings["warmup"] = checks.positive_integer("warmup", warmup)
-    settings["time_limit"] = checks.positive("time_limit", time_limit)
-    target, begun = target_of(model, data, verbose=verbose, **options), time.perf_counter()
-    rng = np.random.default_rng(checks.whole("seed", seed))
-    settings |= {"sampler": sampler, "start": start, "verbose": verbose}
-    sets, seen = sample_chains(target, rng, **settings)
-    seen["seconds"] = time.perf_counter() - begun
-    found = Reference(np.swapaxes(sets, 0, 1), target, seen)
-    if verbose:
-        print(found)
-    warn_of_chains(found.diagnostics()["R-hat, largest"], draws, warmup)
-    if seen["divergences"]:
-        problem = f"{seen['divergences']:.0f} of {chains * draws} steps diverged"
-        warnings.warn(f"{problem}: the draws may miss where the density is steep.", stacklevel=2)
-    return found
+    of_head = {"head": head, "from_logits": from_logits}
+    target = target_of(model, data, over, prior_scale, noise_scale, verbose, **of_head)
+    sets, seen = sample_chains(target, checks.whole("seed", seed), verbose=verbose, **options)
+    return Reference(np.swapaxes(sets, 0, 1), target, seen)

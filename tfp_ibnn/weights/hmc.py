@@ -21,29 +21,34 @@ _CHUNKS, _FIT_STEPS = 20, 50
 
 def sample_chains(
     target: Density,
-    rng: np.random.Generator,
+    seed: int | np.random.Generator = 0,
     *,
-    chains: int,
-    draws: int,
-    warmup: int,
-    sampler: str = "hmc",
+    sampler: str = "nuts",
+    chains: int = 4,
+    draws: int = 500,
+    warmup: int = 500,
     start: str = "gaussian",
-    time_limit: float = math.inf,
-    verbose: Any = 0,
+    time_limit: float = 3600.0,
+    verbose: Any = "auto",
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Return draws (draws, chains, size), with acceptance and divergences by name.
+    """Return draws (draws, chains, size) of a density, and their diagnostics by name.
 
-    The chains run side by side, by "hmc" or "nuts", where a Gaussian fitted to the target, of full
-    covariance up to 5,000 numbers, is N(0, 1). They start at draws of it, or of the "prior"; their
-    step sizes adapt to 80 % acceptance. Raises if a timed gradient promises more than `time_limit`.
+    `ibnn.diagnostics.hmc` says what the arguments are. The Gaussian in whose coordinates the chains
+    run has a full covariance up to 5,000 numbers; if the first half of the warm-up shows that it
+    does not fit, it takes the moments of the draws.
     """
-    size, dtype = target.size, target.dtype
+    checks.one_of("sampler", sampler, ("nuts", "hmc"))
+    checks.one_of("start", start, ("gaussian", "prior"))
+    chains = checks.positive_integer("chains", chains, least=2)
+    draws = checks.positive_integer("draws", draws, least=4)
+    warmup = checks.positive_integer("warmup", warmup)
+    size, dtype, rng = target.size, target.dtype, np.random.default_rng(seed)
     full, leapfrog = size <= _MOST_WEIGHTS, math.ceil(1.5 * size**0.25)
-    if time_limit < math.inf:
-        # Of NUTS, four times the leapfrogs of HMC is a guess. The Gaussian takes gradients, too.
-        count = (warmup + draws) * leapfrog * (4 if sampler == "nuts" else 1)
-        count += _FIT_STEPS * min(2.5 * size, 1024) / chains
-        _check_time(target, chains, count, time_limit)
+    # Of NUTS, four times the leapfrogs of HMC is a guess. The Gaussian takes gradients, too.
+    count = (warmup + draws) * leapfrog * (4 if sampler == "nuts" else 1)
+    count += _FIT_STEPS * min(2.5 * size, 1024) / chains
+    _check_time(target, chains, count, checks.positive("time_limit", time_limit))
+    begun = time.perf_counter()
     loc, factor = natural_gradients(target, full, _FIT_STEPS, rng, verbose)
 
     def kernel(step_size: Tensor, loc: Tensor, factor: Tensor, *data: Tensor) -> Any:
@@ -52,14 +57,15 @@ def sample_chains(
             value = target.log_prob(colored(white, loc, factor), *data)
             return ops.where(ops.isfinite(value), value, -float("inf") * ops.ones_like(value))
 
-        options = {"target_accept_prob": ops.cast(0.8, step_size.dtype)}
-        options["num_adaptation_steps"] = warmup * 2 // 5
+        adaptive = tfp.mcmc.DualAveragingStepSizeAdaptation
+        accept, steps = ops.cast([0.8, 0.9], step_size.dtype), warmup * 2 // 5
         if sampler == "nuts":
-            inner = tfp.mcmc.NoUTurnSampler(log_prob, step_size)
-        else:
-            inner = tfp.mcmc.HamiltonianMonteCarlo(log_prob, step_size, leapfrog)
-            options["step_size_setter_fn"] = shorten
-        return tfp.mcmc.DualAveragingStepSizeAdaptation(inner, **options)
+            # Trees of 2^10 steps are rarely of use here, and all that a resonance would leave.
+            inner = tfp.mcmc.NoUTurnSampler(log_prob, step_size, max_tree_depth=6)
+            return adaptive(inner, steps, target_accept_prob=accept[1])
+        inner = tfp.mcmc.HamiltonianMonteCarlo(log_prob, step_size, leapfrog)
+        options = {"step_size_setter_fn": shorten, "target_accept_prob": accept[0]}
+        return adaptive(inner, steps, **options)
 
     def shorten(results: Any, step_size: Tensor) -> Any:
         # Beyond a quarter of a Gaussian's period, chains swing between two sides of it.
@@ -81,8 +87,7 @@ def sample_chains(
 
     state = rng.standard_normal((chains, size))
     if start == "prior":
-        apart = (target.prior_loc + target.prior_scale * state - loc).T
-        state = (np.linalg.solve(factor, apart) if full else apart / factor[:, None]).T
+        state = whitened(target.prior_loc + target.prior_scale * state, loc, factor)
     if not np.isfinite(target.values(colored(state, loc, factor))).all():
         raise ValueError("The log-density is NaN or infinite where a chain starts.")
     begin = compiled(lambda x, *args: kernel(*args).bootstrap_results(x), target.reads)
@@ -103,8 +108,19 @@ def sample_chains(
     white, accepted, diverged = (np.concatenate(x)[-draws:] for x in zip(*found, strict=True))
     if not np.isfinite(white).all():
         raise ValueError("A chain became NaN or infinite: give a smaller `prior_scale`.")
-    seen = {"acceptance": float(accepted.mean()), "divergences": float(diverged.sum())}
-    return colored(white.astype("float64"), loc, factor), seen
+    sets = colored(white.astype("float64"), loc, factor)
+    seen = {"acceptance": float(accepted.mean()), "divergences": int(diverged.sum())}
+    seen |= {**agreement(ops.convert_to_tensor(sets)), "seconds": time.perf_counter() - begun}
+    if verbose:
+        print(table(sets.shape, seen))
+    if not (r_hat := seen["R-hat, largest"]) < 1.1:
+        problem = f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1"
+        more = f"more than {warmup} steps of `warmup` and {draws} `draws`"
+        warnings.warn(f"{problem}. Give {more}.", stacklevel=4)
+    if seen["divergences"]:
+        problem = f"{seen['divergences']} of {chains * draws} steps diverged"
+        warnings.warn(f"{problem}: draws may be missing where the density is steep.", stacklevel=4)
+    return sets, seen
 
 
 def colored(white: Any, loc: Any, factor: Any) -> Any:
@@ -114,19 +130,24 @@ def colored(white: Any, loc: Any, factor: Any) -> Any:
     return loc + matmul(white, ops.transpose(factor))
 
 
+def whitened(w: np.ndarray, loc: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Return standard normal rows from draws of a Gaussian."""
+    return (w - loc) / factor if factor.ndim == 1 else np.linalg.solve(factor, (w - loc).T).T
+
+
 def _adapted(loc: Any, factor: Any, state: np.ndarray, recent: np.ndarray) -> tuple[Any, Any, Any]:
     """Return a Gaussian with the moments of draws that it does not fit, and the state under it."""
     rows = recent.reshape(-1, state.shape[-1]).astype("float64")
-    variances, is_diagonal = rows.var(axis=0), factor.ndim == 1
-    fits = 0.25 < variances.min() and variances.max() < 4
-    if fits or len(rows) < (20 if is_diagonal else 10 * rows.shape[1]):
+    spread, fewest = rows.std(axis=0), 20 if factor.ndim == 1 else 10 * rows.shape[1]
+    if len(rows) < fewest or (0.5 < spread.min() and spread.max() < 2):
         return loc, factor, state
-    root = np.diag(np.sqrt(variances))
-    if not is_diagonal:
-        root = np.linalg.cholesky(np.cov(rows.T).reshape(root.shape) + 1e-6 * root**2)
-    state = np.linalg.solve(root, (state - rows.mean(axis=0)).T).T
-    factor_new = factor * np.diagonal(root) if is_diagonal else factor @ root
-    return colored(rows.mean(axis=0), loc, factor), factor_new, state
+    if factor.ndim == 1:
+        changed = factor * spread
+    else:
+        covariance = np.atleast_2d(np.cov(rows.T)) + np.diag(1e-6 * spread**2)
+        changed = factor @ np.linalg.cholesky(covariance)
+    center = colored(rows.mean(axis=0), loc, factor)
+    return center, changed, whitened(colored(state, loc, factor), center, changed)
 
 
 def _check_time(target: Density, chains: int, count: float, limit: float) -> None:
@@ -155,16 +176,9 @@ def agreement(sets: Tensor) -> dict[str, float]:
     }
 
 
-def warn_of_chains(r_hat: float, draws: int, warmup: int) -> None:
-    """Warn if chains do not agree."""
-    if not r_hat < 1.1:
-        problem = f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1"
-        more = f"more than {warmup} steps of `warmup` and {draws} `draws`"
-        warnings.warn(f"{problem}. Give {more}.", stacklevel=4)
-
-
-def table(head: str, numbers: dict[str, float]) -> str:
-    """Return numbers by name as a table."""
+def table(shape: tuple[int, ...], numbers: dict[str, float]) -> str:
+    """Return the diagnostics of draws of that shape, (draws, chains, size), as a table."""
+    head = f"{shape[1]} chains of {shape[0]} draws, {shape[2]} weights"
     return "\n".join([head, *(f"{name:<24} {x:10.3f}" for name, x in numbers.items())])
 
 
@@ -221,18 +235,11 @@ class LastLayerHMC(LastLayerPosterior):
 
     def fit_to(self, target: Target, rng: np.random.Generator, verbose: Any = 0) -> None:
         """Draw from a target's posterior."""
-        begun, options = time.perf_counter(), {"chains": self.chains, "draws": self.draws}
-        options |= {"warmup": self.warmup, "verbose": verbose}
+        options = {name: getattr(self, name) for name in ("chains", "draws", "warmup")}
+        options |= {"sampler": "hmc", "time_limit": 1e9, "verbose": verbose}
         sets, seen = sample_chains(target, rng, **options)
-        self.assign(sets, seen["acceptance"])
-        if verbose:
-            print(f"{self.report()}\n{time.perf_counter() - begun:.1f} s")
-        warn_of_chains(self.diagnostics()["R-hat, largest"], self.draws, self.warmup)
-
-    def assign(self, sets: np.ndarray, acceptance: float) -> None:
-        """Set the draws, (draws, chains, size), and which part of the steps was accepted."""
         self._sets.assign(sets)
-        self._acceptance.assign(acceptance)
+        self._acceptance.assign(seen["acceptance"])
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
         """Return a draw, (size,): all of them in an order that mixes early and late ones."""
@@ -256,5 +263,4 @@ class LastLayerHMC(LastLayerPosterior):
 
     def report(self) -> str:
         """Return the diagnostics as a table."""
-        head = f"{self.chains} chains of {self.draws} draws, {self.size} weights"
-        return table(head, self.diagnostics())
+        return table(self._sets.shape, self.diagnostics())

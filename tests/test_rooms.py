@@ -23,6 +23,7 @@ ROOMS = (
     "training",
     "weights",
     "decisions",
+    "diagnostics",
     "plots",
     "calibration",
     "data",

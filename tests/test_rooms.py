@@ -24,6 +24,7 @@ ROOMS = (
     "weights",
     "decisions",
     "plots",
+    "diagnostics",
     "calibration",
     "data",
     "models",

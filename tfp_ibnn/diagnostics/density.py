@@ -22,8 +22,8 @@ class PosteriorDensity:
 
     def __init__(self, posterior: Any) -> None:
         layers = stochastic_layers(posterior) if isinstance(posterior, keras.layers.Layer) else []
-        own = [getattr(layer, "posterior", None) for layer in layers] or [posterior]
-        own = [*dict.fromkeys(getattr(q, "joint", q) for q in own)]  # one for several layers, once
+        own = [getattr(layer, "posterior", None) for layer in layers]
+        own = [*dict.fromkeys(getattr(q, "joint", q) for q in own)] or [posterior]  # each once
         kinds = (Posterior, WeightPosterior)
         parts = [q.distribution() if isinstance(q, kinds) and q.built else q for q in own]
         if own[1:] and any(getattr(q, "shared_components", 0) and q.components > 1 for q in own):

@@ -38,11 +38,10 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
 
     Example:
         >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.MixturePosterior(components=2)
-        >>> posterior.build((1,))
-        >>> posterior.loc.assign([[0.5], [1.5]])
-        >>> len(ibnn.diagnostics.modes(posterior).masses)
-        2
+        >>> posterior = ibnn.NormalAffine()
+        >>> posterior.build((2,))
+        >>> ibnn.diagnostics.modes(posterior).masses.tolist()
+        [1.0]
     """
     q = PosteriorDensity(posterior) if starts is None else posterior
     if q.size > _MOST:

@@ -405,6 +405,8 @@ def test_a_report_compares_with_a_reference(linear):
     assert len(scores) == 4
     assert scores["largest error of a mean"][0] == pytest.approx(2, abs=0.1)
     assert scores["largest error of a mean"][1] < 0.1
+    with pytest.raises(ValueError, match="`posterior` has 2 numbers, `reference` 3"):
+        diagnostics.report(samples[..., :2], samples)
 
 
 @pytest.mark.once

@@ -1,6 +1,5 @@
 """How far a posterior is from the true one: bounds of the evidence, distances, calibration."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -57,11 +56,12 @@ def importance_bound(
         1.8379
     """
     draws = checks.positive_integer("draws", draws, least=2 * number)
-    return _bound(log_weights(posterior, target, draws - draws % number, seed), number)
+    return _mean(log_weights(posterior, target, draws - draws % number, seed), number)
 
 
-elbo = functools.partial(importance_bound, number=1)
-"""E_q[log p(y, w) - log q(w)], a lower bound of the log evidence: one weight at a time."""
+def elbo(posterior: Any, target: Any, draws: int = 4096, seed: int = 0) -> Estimate:
+    """Return E_q[log p(y, w) - log q(w)], a lower bound of the log evidence, in nats."""
+    return importance_bound(posterior, target, draws, seed, number=1)
 
 
 def k_hat(log_weights: np.ndarray) -> float:
@@ -108,12 +108,12 @@ def sliced_wasserstein(x: np.ndarray, y: np.ndarray, number: int = 128, seed: in
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> Estimate:
     """Return the mean over inputs of the total variation of probabilities (inputs, classes)."""
-    return _bound(np.abs(np.subtract(p, q)).sum(axis=-1) / 2, 1)
+    return _mean(np.abs(np.subtract(p, q)).sum(axis=-1) / 2)
 
 
 def agreement(p: np.ndarray, q: np.ndarray) -> Estimate:
     """Return the share of inputs for which probabilities (inputs, classes) name the same class."""
-    return _bound(1.0 * (np.argmax(p, axis=-1) == np.argmax(q, axis=-1)), 1)
+    return _mean(1.0 * (np.argmax(p, axis=-1) == np.argmax(q, axis=-1)))
 
 
 def disagreement(predictions: np.ndarray) -> np.ndarray:
@@ -194,11 +194,13 @@ def report(
     """
     y, other = np.array_split(rows_of(reference, 4000, seed + 1), 2)
     x, table = rows_of(posterior, len(y), seed), {}
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"`posterior` has {x.shape[1]} numbers, `reference` {y.shape[1]}.")
     target = target or getattr(getattr(reference, "target", None), "values", None)
     if target and not hasattr(posterior, "samples") and not isinstance(posterior, np.ndarray):
         weights = log_weights(posterior, target, seed=seed)
-        lower = _bound(weights, 1)
-        table |= {"ELBO, nats": (lower, ""), "bound by 64 weights": (_bound(weights, 64), "")}
+        lower = _mean(weights)
+        table |= {"ELBO, nats": (lower, ""), "bound by 64 weights": (_mean(weights, 64), "")}
         if evidence is not None:
             value, error = np.append(evidence, 0.0)[:2]
             gap = Estimate(value - lower.value, math.hypot(error, lower.error))
@@ -210,9 +212,9 @@ def report(
     return Report(table, x, y)
 
 
-def _bound(log_weights: np.ndarray, number: int) -> Estimate:
-    """Return the mean of log-weights, or of the bound that takes `number` of them at a time."""
-    each = logsumexp(log_weights.reshape(-1, number), axis=1) - math.log(number)
+def _mean(values: np.ndarray, number: int = 1) -> Estimate:
+    """Return the mean, or that of the log mean exponentials of `number` values at a time."""
+    each = logsumexp(values.reshape(-1, number), axis=1) - math.log(number)
     return Estimate(float(each.mean()), float(each.std(ddof=1) / math.sqrt(len(each))))
 
 

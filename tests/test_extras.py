@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit_learn"}
 SERVING = ("fastapi", "pydantic", "starlette", "uvicorn")
-ABSENT = sorted({*EXTRAS["data"], *EXTRAS["plots"], *SERVING})
+ABSENT = sorted({*EXTRAS["data"], *EXTRAS["diagnostics"], *EXTRAS["plots"], *SERVING})
 
 # As if the extras were not installed. Keras and TensorFlow Probability try to import some of them,
 # too, and do without: what counts is who asks.
@@ -56,6 +56,7 @@ def plain(code):
 
 FEATURES = {
     "plots": "from tfp_ibnn import plots",
+    "k_hat": "ibnn.diagnostics.k_hat(np.zeros(100))",
     "pictures": "_sources._png_rows(b'', 'batch.png', ibnn.data.DATASETS['cifar10'])",
     "digits": "ibnn.data.load('digits', tempfile.mkdtemp())",
 }
@@ -78,6 +79,8 @@ print(json.dumps([loaded, own, messages, score]))
 
 def check(messages):
     assert messages["plots"] == 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
+    arviz = 'arviz is missing. Run: pip install "tfp_ibnn[diagnostics]"'
+    assert messages["k_hat"] == arviz
     assert messages["pictures"] == 'PIL is missing. Run: pip install "tfp_ibnn[data]"'
     assert 'sklearn is missing. Run: pip install "tfp_ibnn[data]"' in messages["digits"]
 
@@ -151,7 +154,7 @@ def test_the_extras_are_no_dependencies_and_all_has_them(project):
     for extra, modules in EXTRAS.items():
         assert names(extras[extra]) == {PACKAGES.get(name, name) for name in modules}
         assert not names(extras[extra]) & names(project["dependencies"])
-    assert extras["all"] == ["tfp_ibnn[data,plots,serve]"]
+    assert extras["all"] == ["tfp_ibnn[data,diagnostics,plots,serve]"]
 
 
 def test_the_requirements_have_everything_pinned(project):
@@ -159,5 +162,8 @@ def test_the_requirements_have_everything_pinned(project):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     pinned = [line for line in lines if re.match(r"\w", line)]
     assert [line for line in pinned if "==" not in line] == []
-    for part in (project["dependencies"], *(extras[x] for x in ("data", "plots", "serve", "dev"))):
+    for part in (
+        project["dependencies"],
+        *(extras[x] for x in ("data", "diagnostics", "plots", "serve", "dev")),
+    ):
         assert names(part) <= names(pinned)

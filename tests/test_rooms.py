@@ -25,6 +25,7 @@ ROOMS = (
     "decisions",
     "diagnostics",
     "plots",
+    "diagnostics",
     "calibration",
     "data",
     "models",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("PIL", "importlib_resources", "sklearn", "tensorflow_datasets"),
+    "diagnostics": ("arviz",),
     "plots": ("matplotlib",),
 }
 """The modules of each extra that the library imports; pyproject.toml names their packages."""

@@ -101,7 +101,8 @@ def smc(
         def log_prob(white: Tensor) -> Tensor:
             moved = colored(white, w, factor)
             before = -ops.sum(ops.square((moved - loc) / scale), axis=-1) / 2
-            value = before + heat * (target.log_prob(moved, *data) - before)
+            value = ops.cast(target.log_prob(moved, *data), w.dtype)
+            value = before + heat * (value - before)
             return ops.where(ops.isfinite(value), value, -float("inf") * ops.ones_like(value))
 
         kernel = tfp.mcmc.HamiltonianMonteCarlo(log_prob, step, leapfrog)

@@ -55,6 +55,7 @@ def sample_chains(
         # Of all chains together; where one of them leaves the numbers, its step is refused.
         def log_prob(white: Tensor) -> Tensor:
             value = target.log_prob(colored(white, loc, factor), *data)
+            value = ops.cast(value, white.dtype)
             return ops.where(ops.isfinite(value), value, -float("inf") * ops.ones_like(value))
 
         adaptive = tfp.mcmc.DualAveragingStepSizeAdaptation

@@ -1,7 +1,7 @@
 """Is the posterior right? Scores against the truth or a reference, modes, calibration."""
 
-from tfp_ibnn.diagnostics.modes import Modes as Modes
-from tfp_ibnn.diagnostics.modes import modes as modes
+from tfp_ibnn.diagnostics.multimodal import Modes as Modes
+from tfp_ibnn.diagnostics.multimodal import modes as modes
 from tfp_ibnn.diagnostics.scores import Estimate as Estimate
 from tfp_ibnn.diagnostics.scores import Report as Report
 from tfp_ibnn.diagnostics.scores import agreement as agreement

@@ -5,8 +5,8 @@ from tfp_ibnn.diagnostics.evidence import bridge as bridge
 from tfp_ibnn.diagnostics.evidence import smc as smc
 from tfp_ibnn.diagnostics.hmc import Reference as Reference
 from tfp_ibnn.diagnostics.hmc import hmc as hmc
-from tfp_ibnn.diagnostics.modes import Modes as Modes
-from tfp_ibnn.diagnostics.modes import modes as modes
+from tfp_ibnn.diagnostics.multimodal import Modes as Modes
+from tfp_ibnn.diagnostics.multimodal import modes as modes
 from tfp_ibnn.diagnostics.scores import Estimate as Estimate
 from tfp_ibnn.diagnostics.scores import Report as Report
 from tfp_ibnn.diagnostics.scores import agreement as agreement

@@ -27,13 +27,10 @@ class Estimate(NamedTuple):
 def log_weights(posterior: Any, target: Any, draws: int = 4096, seed: int = 0) -> np.ndarray:
     """Return log p(y, w) - log q(w), (draws,), at draws w of q; no flow is inverted.
 
-    Args:
-        posterior: a model with stochastic layers, for the z of all; a posterior over weights that
-            has a `distribution`; or a `tfd.Distribution` over vectors.
-        target: that of `diagnostics.hmc`, or `ibnn.GaussianVI(model).target(x, y)`; or a function
-            from rows (S, size) to log p(y, w), (S,).
-        draws: of q.
-        seed: of the draws.
+    `posterior` is a model with stochastic layers, for the z of all; a posterior over weights that
+    has a `distribution`; or a `tfd.Distribution` over vectors. `target` is that of
+    `diagnostics.hmc`, or `ibnn.GaussianVI(model).target(x, y)`, or a function from rows (S, size)
+    to log p(y, w), (S,).
     """
     w, log_q = PosteriorDensity(posterior).sample_and_log_prob(draws, seed)
     log_p = np.asarray(getattr(target, "values", target)(w), "float64")
@@ -48,6 +45,13 @@ def importance_bound(
     """Return E[log of the mean of `number` weights p / q], in nats, of `draws` weights in all.
 
     It rises with `number` from the ELBO, at 1, to the log evidence (arXiv 1509.00519).
+    """
+    draws = checks.positive_integer("draws", draws, least=2 * number)
+    return _mean(log_weights(posterior, target, draws - draws % number, seed), number)
+
+
+def elbo(posterior: Any, target: Any, draws: int = 4096, seed: int = 0) -> Estimate:
+    """Return E_q[log p(y, w) - log q(w)], a lower bound of the log evidence, in nats.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
@@ -55,12 +59,6 @@ def importance_bound(
         >>> ibnn.diagnostics.elbo(q, lambda w: -np.sum(w**2, axis=1) / 2).value  # log 2 pi
         1.8379
     """
-    draws = checks.positive_integer("draws", draws, least=2 * number)
-    return _mean(log_weights(posterior, target, draws - draws % number, seed), number)
-
-
-def elbo(posterior: Any, target: Any, draws: int = 4096, seed: int = 0) -> Estimate:
-    """Return E_q[log p(y, w) - log q(w)], a lower bound of the log evidence, in nats."""
     return importance_bound(posterior, target, draws, seed, number=1)
 
 
@@ -183,14 +181,10 @@ def report(
     """Compare a posterior with a reference: a table, and a figure by its `plot()`.
 
     Distances are from one half of the reference, in its standard deviations. Beside them stand
-    those of the other half, below which differences mean nothing.
-
-    Args:
-        posterior: as for `log_weights`, or samples.
-        reference: what `diagnostics.hmc` returns, an `ibnn.LastLayerHMC`, or samples (..., size).
-        target: as for `log_weights`; None takes the reference's, if it has one.
-        evidence: log p(y), or a pair with its standard error, for the gap.
-        seed: of the draws.
+    those of the other half, below which differences mean nothing. `posterior` and `target` are as
+    for `log_weights`; `reference` is what `diagnostics.hmc` returns, which has a target, an
+    `ibnn.LastLayerHMC`, or samples (..., size), and the posterior may be samples, too. `evidence`
+    is log p(y), or a pair with its standard error.
     """
     y, other = np.array_split(rows_of(reference, 4000, seed + 1), 2)
     x, table = rows_of(posterior, len(y), seed), {}

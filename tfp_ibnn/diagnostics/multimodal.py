@@ -28,13 +28,8 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
     the lower on a path between them, straight or bent upwards. A mode of mass m is missed with
     probability (1 - m)^draws: 5 % for m = 1.5 %. `unseen`, by Good and Turing, is the share of
     draws alone at their mode. Costs up to 500 gradients of log q, each at all draws together.
-
-    Args:
-        posterior: as for `log_weights`; or, with `starts`, an object with `size`, and `values` and
-            `gradients` of rows, such as the target of `diagnostics.hmc`.
-        draws: how many climb.
-        starts: rows (draws, size) to climb from; None draws them from the posterior.
-        seed: of the draws.
+    `posterior` is as for `log_weights`; or, with `starts`, rows to climb from, any object that has
+    `size`, and `values` and `gradients` of rows, such as the target of `diagnostics.hmc`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -49,12 +44,7 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
         raise ValueError(f"`posterior` is over {q.size} numbers, more than {_MOST}. {remedy}.")
     w = q.sample(checks.positive_integer("draws", draws), seed) if starts is None else starts
     scale, log_prob = w.std(axis=0) + 1e-9, getattr(q, "values", None) or q.log_prob
-
-    def value(w: np.ndarray) -> np.ndarray:
-        return log_prob(w.reshape(-1, q.size) * scale).reshape(w.shape[:-1])
-
-    def slope(w: np.ndarray) -> np.ndarray:
-        return (q.gradients(w.reshape(-1, q.size) * scale) * scale).reshape(w.shape)
+    value, slope = (lambda x: log_prob(x * scale)), (lambda x: q.gradients(x * scale) * scale)
 
     def minus(flat: np.ndarray) -> tuple[float, np.ndarray]:
         rows = flat.reshape(w.shape)
@@ -82,15 +72,17 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
 def _barriers(value: Any, slope: Any, start: Any, end: Any, bends: int = 0) -> np.ndarray:
     """Return how far log q falls below the lower ends of paths, straight or bent upwards."""
     path = start[:, None] + np.linspace(0, 1, 33)[:, None] * (end - start)[:, None]
+    rows = (-1, path.shape[-1])
     for step in range(bends):
-        ways, along = slope(path)[:, 1:-1], (path[:, 2:] - path[:, :-2]) / 2
+        ways = slope(path.reshape(rows)).reshape(path.shape)[:, 1:-1]
+        along = (path[:, 2:] - path[:, :-2]) / 2
         size, along = _length(along).mean(axis=1, keepdims=True), along / _length(along)
         ways -= along * np.sum(ways * along, axis=-1, keepdims=True)
         aside = (path[:, 2:] + path[:, :-2]) / 2 - path[:, 1:-1]
         # Up, across the path; and along it, to even distances.
         path[:, 1:-1] += ways * (1 - step / bends) * size / _length(ways)
         path[:, 1:-1] += along * np.sum(aside * along, axis=-1, keepdims=True)
-    heights = value(path)
+    heights = value(path.reshape(rows)).reshape(path.shape[:2])
     return np.minimum(heights[:, 0], heights[:, -1]) - heights.min(axis=1)
 
 

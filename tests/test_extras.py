@@ -23,7 +23,7 @@ OTHERS = {  # the modules of extras that only scripts and examples import
     "experiments": ("PIL", "importlib_resources", "pandas", "tensorflow_datasets"),
     "serve": ("fastapi", "uvicorn"),
 }
-ABSENT = sorted({"pydantic", "starlette", *sum((EXTRAS | OTHERS).values(), ())})
+ABSENT = sorted({"arviz_stats", "pydantic", "starlette", *sum((EXTRAS | OTHERS).values(), ())})
 
 # As if the extras were not installed. Keras and TensorFlow Probability try to import some of them,
 # too, and do without: what counts is who asks.
@@ -69,6 +69,7 @@ print(json.dumps([loaded, own, message, score]))
 
 
 MESSAGE = 'matplotlib is missing. Run: pip install "tfp_ibnn[plots]"'
+ARVIZ = 'arviz is missing. Run: pip install "tfp_ibnn[diagnostics]"'
 
 
 @pytest.mark.slow
@@ -90,6 +91,9 @@ def test_a_feature_says_which_extra_it_needs(monkeypatch):
     with pytest.raises(ImportError) as caught:
         from tfp_ibnn import plots  # noqa: F401
     assert str(caught.value) == MESSAGE
+    with pytest.raises(ImportError) as caught:
+        ibnn.diagnostics.k_hat(range(100))
+    assert str(caught.value) == ARVIZ
 
 
 def imports(nodes):
@@ -136,7 +140,7 @@ def test_the_extras_are_no_dependencies_and_all_has_them(project):
     for extra, modules in (EXTRAS | OTHERS).items():
         assert names(extras[extra]) == {PACKAGES.get(name, name) for name in modules}
         assert not names(extras[extra]) & names(project["dependencies"])
-    assert extras["all"] == ["tfp_ibnn[examples,plots,serve]"]
+    assert extras["all"] == ["tfp_ibnn[diagnostics,examples,plots,serve]"]
 
 
 def test_the_requirements_have_everything_pinned(project):

@@ -8,6 +8,7 @@ sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=len(x_train))
 
 from tfp_ibnn import data as data
 from tfp_ibnn import decisions as decisions
+from tfp_ibnn import diagnostics as diagnostics
 from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
 from tfp_ibnn import metrics as metrics

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-EXTRAS: dict[str, tuple[str, ...]] = {"plots": ("matplotlib",)}
+EXTRAS: dict[str, tuple[str, ...]] = {"diagnostics": ("arviz",), "plots": ("matplotlib",)}
 """The modules of each extra that the library imports; pyproject.toml names their packages."""
 
 

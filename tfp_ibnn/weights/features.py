@@ -10,7 +10,7 @@ from keras import ops
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn.conversion.graph import Graph, functional_graph
-from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.prediction.head import activation_of, is_transparent, output_layer
 from tfp_ibnn.weights.flat import precision_of
 from tfp_ibnn.weights.likelihood import likelihood_of
@@ -49,13 +49,14 @@ class LogitNetwork:
         """Return what `prefix` gives for all examples, and their targets, all checked."""
         run, found = compiled(self.prefix, self.model.weights), []
         for inputs, labels in batches(x, y, batch_size, verbose):
-            values = keras.tree.map_structure(self._wide, run(inputs))
+            values = keras.tree.map_structure(self.wide, run(inputs))
             if any(len(value) != len(labels) for value in values.values()):
                 raise ValueError("`model` has a tensor whose first axis is not that of examples.")
             found.append((values, self.likelihood.targets(labels, self.width)))
         return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *found)
 
-    def _wide(self, value: Tensor) -> np.ndarray:
+    def wide(self, value: Tensor) -> np.ndarray:
+        """Return a cached tensor in full precision, checked."""
         is_float = keras.backend.is_float_dtype(value.dtype)
         value = ops.convert_to_numpy(ops.cast(value, self.dtype) if is_float else value)
         check_finite(value, "inputs of the layers whose weights are uncertain")
@@ -113,8 +114,8 @@ def last_weighted_layer(model: Any) -> keras.layers.Layer:
     return weighted[-1]
 
 
-def check_network(model: Any) -> None:
-    """Raise unless a model is built, plain, and has a graph with one output."""
+def check_network(model: Any, stochastic: bool = False) -> None:
+    """Raise unless a model is built, plain or not, and has a graph with one output."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
     graph = functional_graph(model)
@@ -123,7 +124,7 @@ def check_network(model: Any) -> None:
         raise ValueError(f"`model` must be a built Functional or Sequential one; it {problem}.")
     if len(graph.outputs) != 1:
         raise ValueError(f"`model` must have one output; got {len(graph.outputs)}.")
-    if stochastic_layers(model):
+    if not stochastic and stochastic_layers(model):
         raise ValueError("`model` has stochastic layers: give ibnn.to_deterministic(model).")
 
 
@@ -188,6 +189,13 @@ def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 def without_activation(layer: keras.layers.Layer, x: Tensor) -> Tensor:
     """Return what a layer gives to its activation, in the precision of its weights."""
+    if isinstance(layer, StochasticLayer):  # the pass knows its z by the layer itself, not a copy
+        inner, activation = layer.layer, layer.layer.activation
+        try:
+            inner.activation = keras.activations.linear
+            return layer(x, training=False)
+        finally:
+            inner.activation = activation
     x = ops.cast(x, layer.variable_dtype)
     return keras_internals.call_with(layer, x, activation=keras.activations.linear)
 

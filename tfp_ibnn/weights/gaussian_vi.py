@@ -10,7 +10,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
 from tfp_ibnn.weights.flat import Gaussian, triangular
-from tfp_ibnn.weights.target import LastLayerPosterior, Target, ascend, mirrored
+from tfp_ibnn.weights.target import Density, LastLayerPosterior, Target, ascend, mirrored
 
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
@@ -69,7 +69,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
     ) -> None:
         """Fit to a target."""
         steps = checks.positive_integer("steps", steps)
-        loc, scale = _natural_gradients(target, self.covariance == "full", steps, rng, verbose)
+        loc, scale = natural_gradients(target, self.covariance == "full", steps, rng, verbose)
         factor = np.zeros((0, self.size))
         if self.covariance == "lowrank":
             loc, scale, factor = self._low_rank(target, loc, scale, 10 * steps, rng, verbose)
@@ -109,8 +109,8 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         return loc + scale * center, scale * own, (columns @ root).T * (scale * own)
 
 
-def _natural_gradients(
-    target: Target, full: bool, steps: int, rng: np.random.Generator, verbose: Any
+def natural_gradients(
+    target: Density, full: bool, steps: int, rng: np.random.Generator, verbose: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean, and the lower triangular factor or the standard deviations, of q."""
     size = target.size

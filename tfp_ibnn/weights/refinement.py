@@ -15,7 +15,7 @@ from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of
-from tfp_ibnn.weights.likelihood import likelihood_of, numbers
+from tfp_ibnn.weights.likelihood import numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
 
 MOST_WEIGHTS = 20_000
@@ -207,19 +207,8 @@ def refine(
     else:
         if x is None:
             raise ValueError("`x` and `y` must be given, or `samples`.")
-        config = posterior.get_config()
-        of_model = {name: config.get(name) for name in ("head", "from_logits")}
-        if noise_scale is None and likelihood_of(model, **of_model).free_scale:
-            noise_scale = _number(posterior, "noise_scale")
-        if prior_scale is None:
-            prior_scale = _number(posterior, "prior_scale")
-        if prior_scale is None and hasattr(posterior, "prior_precision"):
-            prior_scale = _number(posterior, "prior_precision") ** -0.5
-        if prior_scale is None:
-            kind = type(posterior).__name__
-            raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
-        scales = checks.positive("prior_scale", prior_scale), noise_scale
-        target = Target(model, variables, x, y, *scales, verbose=verbose, **of_model)
+        scales = prior_scale, noise_scale
+        target = Target.of_posterior(posterior, x, y, *scales, verbose)
         if rotate and matrix.ndim == 2:
             refined.set_base(loc, _rotated(target, loc, matrix, rng))
         score = objective = _Elbo(refined, target, path_gradients)
@@ -238,12 +227,6 @@ def refine(
     options["patience"] = 0 if samples is None and validation is None else 5
     refined.history = ascend(refined.trained, objective, batch, steps, learning_rate, **options)
     return refined
-
-
-def _number(posterior: WeightPosterior, name: str) -> float | None:
-    """Return an attribute of a posterior, a number or a variable, if there is one."""
-    value = getattr(posterior, name, None)
-    return None if value is None else float(ops.convert_to_numpy(value))
 
 
 class _Elbo:

@@ -12,15 +12,63 @@ from scipy.optimize import minimize
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, compiled, gradient
 from tfp_ibnn._core.keras_internals import values_in_place
-from tfp_ibnn.weights.features import LastLayer, LogitNetwork, last_weighted_layer
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, last_weighted_layer
 from tfp_ibnn.weights.flat import FlatPosterior, flat, places_of, split
-from tfp_ibnn.weights.likelihood import Gaussian, Likelihood
+from tfp_ibnn.weights.likelihood import Gaussian, Likelihood, likelihood_of
 
 _LOG_2_PI = math.log(2 * math.pi)
-_MOST_LOGITS = 2**22  # of as many draws together as fit
+_MOST_NUMBERS = 2**22  # of as many draws together as fit
 
 
-class Target:
+class Density:
+    """Any log-density over flat vectors; the base of all targets.
+
+    `log_prob` is a function of rows (S, size), written in `keras.ops`, and `start` a vector where
+    it is finite. The Gaussian N(prior_loc, prior_scale^2), of numbers or vectors, is to be wider.
+    """
+
+    rows = 1024  # to take at once, at most
+
+    def __init__(
+        self,
+        log_prob: Callable[..., Tensor],
+        start: np.ndarray,
+        prior_loc: Any = 0.0,
+        prior_scale: Any = 1.0,
+        data: tuple[Any, ...] = (),
+        reads: Sequence[keras.Variable] = (),
+    ) -> None:
+        self.start, self.size, self.dtype = start, len(start), start.dtype
+        self.prior_loc, self.prior_scale = prior_loc, prior_scale
+        self.log_prob, self.data, self.reads = log_prob, data, reads
+        self._compiled = compiled(log_prob, reads)
+        self._gradient = gradient(lambda w, *data: ops.sum(log_prob(w, *data)), reads)
+
+    def values(self, w: np.ndarray) -> np.ndarray:
+        """Return the log-density (S,) at w (S, size), given all data."""
+        return self._in_parts(self._compiled, w, self.data)
+
+    def gradients(self, w: np.ndarray) -> np.ndarray:
+        """Return its gradients (S, size)."""
+        return self._in_parts(self._gradient, w, self.data)
+
+    def mode(self) -> np.ndarray:
+        """Return where the log-density is highest, as far as L-BFGS climbs from `start`."""
+
+        def minus(w: np.ndarray) -> tuple[float, np.ndarray]:
+            return -self.values(w[None])[0], -self.gradients(w[None])[0]
+
+        start = self.start.astype("float64")
+        found = minimize(minus, start, jac=True, method="L-BFGS-B")
+        return found.x if np.isfinite(found.fun) else start
+
+    def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray, data: Any) -> np.ndarray:
+        parts = [w[start : start + self.rows] for start in range(0, len(w), self.rows)]
+        found = (function(part.astype(self.dtype), *data) for part in parts)
+        return np.concatenate([ops.convert_to_numpy(x) for x in found]).astype("float64")
+
+
+class Target(Density):
     """log p(y | x, w) + log p(w) for flat vectors w, with the prior w ~ N(0, prior_scale^2).
 
     `variables` are those that w has values for, None for all of the last layer; what stands before
@@ -40,50 +88,75 @@ class Target:
         from_logits: bool | None = None,
         **options: Any,
     ) -> None:
-        self.prior_scale, self._model = prior_scale, model
-        last = last_weighted_layer(model).weights
-        self.variables = list(last if variables is None else variables)
-        chosen = set(map(id, self.variables))
-        self._is_last = chosen == set(map(id, last))
-        if self._is_last:
-            network = LastLayer(model, head, from_logits)
-        else:
-            is_chosen = lambda x: chosen & set(map(id, getattr(x, "weights", [])))  # noqa: E731
-            network = LogitNetwork(model, is_chosen, head, from_logits)
-        self._network, self._width = network, network.width
-        self.likelihood = network.likelihood
-        self.start = flat(self.variables)
-        self.size, self.dtype = len(self.start), self.start.dtype
-        self.data = self.prepared(x, y, **options)
+        self.network, *found = self._open(model, variables, prior_scale, head, from_logits)
+        self.likelihood, data = self.network.likelihood, self.prepared(x, y, **options)
+        super().__init__(self.log_prob, *found, data, model.weights)
+        self._is_last = isinstance(self.network, LastLayer)
+        largest = self.network.width if self._is_last else self.network.graph.largest
+        self.rows = max(1, _MOST_NUMBERS // (len(data[1]) * largest))
         if self.likelihood.free_scale:
             self.likelihood = self._with_noise(noise_scale)
         elif noise_scale is not None:
             raise ValueError(f"`noise_scale` is for plain regression only; got {noise_scale!r}.")
-        self._compiled = compiled(self.log_prob, model.weights)
-        total = lambda w, *data: ops.sum(self.log_prob(w, *data))  # noqa: E731
-        self._gradient = gradient(total, model.weights)
+
+    def _open(self, model: Any, variables: Any, prior_scale: Any, *head: Any) -> tuple[Any, ...]:
+        """Return the network, w as it is, and mean and scale of its prior."""
+        last = last_weighted_layer(model).weights
+        self.variables = list(last if variables is None else variables)
+        chosen = set(map(id, self.variables))
+        if chosen == set(map(id, last)):
+            return LastLayer(model, *head), flat(self.variables), 0.0, prior_scale
+        is_chosen = lambda x: chosen & set(map(id, getattr(x, "weights", [])))  # noqa: E731
+        return LogitNetwork(model, is_chosen, *head), flat(self.variables), 0.0, prior_scale
+
+    @classmethod
+    def of_posterior(
+        cls, posterior: Any, x: Any, y: Any, prior_scale: Any, noise_scale: Any, verbose: Any
+    ) -> "Target":
+        """Return the target of what a posterior over weights samples; None is as it has it."""
+
+        def number(name: str) -> float | None:
+            value = getattr(posterior, name, None)
+            return None if value is None else float(ops.convert_to_numpy(value))
+
+        model, config = posterior.network, posterior.get_config()
+        of_model = {name: config.get(name) for name in ("head", "from_logits")}
+        if noise_scale is None and likelihood_of(model, **of_model).free_scale:
+            noise_scale = number("noise_scale")
+        if prior_scale is None:
+            prior_scale = number("prior_scale")
+        if prior_scale is None and hasattr(posterior, "prior_precision"):
+            prior_scale = number("prior_precision") ** -0.5
+        if prior_scale is None:
+            kind = type(posterior).__name__
+            raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
+        scales = checks.positive("prior_scale", prior_scale), noise_scale
+        return cls(model, posterior.sampled, x, y, *scales, verbose=verbose, **of_model)
 
     def prepared(self, x: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         """Return what is cached of all examples, and their targets."""
-        found = self._network.cache(x, y, **options)
+        found = self.network.cache(x, y, **options)
         return keras.tree.map_structure(ops.convert_to_tensor, found)
 
     def log_likelihoods(self, w: Tensor, x: Any, y: Tensor) -> Tensor:
         """Return log p(y_n | x_n, w_s), (S, N), for vectors w (S, size)."""
-        if self._is_last:
-            # All draws in one product, on the one tensor that is cached.
-            parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
-            found = ops.matmul(*x.values(), parts[id(self._network.layer.kernel)])
-            if self._network.layer.use_bias:
-                found = found + parts[id(self._network.layer.bias)][:, None, :]
-        else:
-            found = ops.map(lambda one: self._logits(one, x), w)
         y = ops.broadcast_to(y, (w.shape[0], *y.shape))
-        return self.likelihood.log_prob(found, y)
+        return self.likelihood.log_prob(self.logits(w, x), y)
+
+    def logits(self, w: Tensor, x: Any) -> Tensor:
+        """Return the logits (S, N, K) from what is cached."""
+        if not self._is_last:
+            return ops.map(lambda one: self._logits(one, x), w)
+        # All draws in one product, on the one tensor that is cached.
+        parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
+        found = ops.matmul(*x.values(), parts[id(self.network.layer.kernel)])
+        if self.network.layer.use_bias:
+            found = found + parts[id(self.network.layer.bias)][:, None, :]
+        return found
 
     def _logits(self, w: Tensor, x: Any) -> Tensor:
         with values_in_place(zip(self.variables, split(w, self.variables), strict=True)):
-            return self._network.logits(x)
+            return self.network.logits(x)
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Return the prior's log-density, (S,)."""
@@ -104,37 +177,21 @@ class Target:
         scale = np.asarray(count / size, self.dtype)
         return scale, *keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), self.data)
 
-    def values(self, w: np.ndarray) -> np.ndarray:
-        """Return the log-density (S,) at w (S, size), given all data."""
-        return self._in_parts(self._compiled, w)
-
-    def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return its gradients (S, size)."""
-        return self._in_parts(self._gradient, w)
-
-    def mode(self) -> np.ndarray:
-        """Return where the log-density is highest, as far as L-BFGS climbs from the model."""
-
-        def minus(w: np.ndarray) -> tuple[float, np.ndarray]:
-            return -self.values(w[None])[0], -self.gradients(w[None])[0]
-
-        start = self.start.astype("float64")
-        found = minimize(minus, start, jac=True, method="L-BFGS-B")
-        return found.x if np.isfinite(found.fun) else start
-
-    def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray) -> np.ndarray:
-        size = max(1, _MOST_LOGITS // (len(self.data[1]) * self._width))
-        size = min(size, len(w)) if self._is_last else 1
-        rows = [w[start : start + size] for start in range(0, len(w), size)]
-        found = (function(part.astype(self.dtype), *self.data) for part in rows)
-        return np.concatenate([ops.convert_to_numpy(x) for x in found]).astype("float64")
+    def predict(self, w: np.ndarray, x: Any, batch_size: int = 256) -> np.ndarray:
+        """Return the outputs (S, N, ...) of the network at w (S, size), for arrays of inputs."""
+        prefix = compiled(self.network.prefix, self.reads)
+        run = compiled(lambda *args: self.likelihood.outputs(self.logits(*args)), self.reads)
+        found, nothing = [], np.zeros(len(keras.tree.flatten(x)[0]))
+        for inputs, _ in batches(x, nothing, batch_size):
+            values = keras.tree.map_structure(self.network.wide, prefix(inputs))
+            found.append(self._in_parts(run, w, (values,)))
+        return np.concatenate(found, axis=1)
 
     def _with_noise(self, noise_scale: float | None) -> Likelihood:
         if noise_scale is None:
             # The log-likelihood under a scale of 1 is minus half the sum of squared residuals.
-            x, y = self.data
-            each = compiled(self.log_likelihoods, self._model.weights)(self.start[None], x, y)
-            squares = -2 * np.mean(ops.convert_to_numpy(each)) / self._width - _LOG_2_PI
+            each = compiled(self.log_likelihoods, self.reads)(self.start[None], *self.data)
+            squares = -2 * np.mean(ops.convert_to_numpy(each)) / self.network.width - _LOG_2_PI
             noise_scale = math.sqrt(max(squares, 0.0))
             if noise_scale < 1e-6:
                 raise ValueError("`noise_scale` must be given: `model` fits all targets exactly.")

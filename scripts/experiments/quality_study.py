@@ -1,0 +1,187 @@
+"""How far from the true posterior of a last layer are its approximations? NUTS is the truth.
+
+A task is a problem and a seed: a network is trained on some of the data, then the posterior of its
+last layer given others, under one prior for all methods, is drawn from by NUTS and approximated.
+Every task has a process of its own, and `runs.jsonl` a line for each.
+"""
+
+import math
+import time
+
+import keras
+import numpy as np
+from scipy import stats
+from scipy.special import logsumexp
+from sklearn import datasets
+
+import tfp_ibnn as ibnn
+from experiments import provenance
+from experiments.calibrate_study import images, read, run_tasks
+
+layers, flows, diagnostics = keras.layers, ibnn.flows, ibnn.diagnostics
+PAIRS = {  # titles, and examples of the last layer
+    "fashion_50": ("Fashion-MNIST, LeNet, 210 weights, N = 50", 50),
+    "fashion_1000": ("Fashion-MNIST, LeNet, 210 weights, N = 1,000", 1000),
+    "diabetes_40": ("diabetes with learned noise, 34 weights, N = 40", 40),
+    "diabetes_200": ("diabetes with learned noise, 34 weights, N = 200", 200),
+}
+AGAIN = "NUTS again"
+DRAWS, STEPS = 1000, 2000  # of each posterior, for predictions; of Adam, for every flow
+
+
+def turns(kind, count):
+    return [kind(swap=bool(number % 2)) for number in range(count)]
+
+
+FLOWS = {
+    "10 radial": lambda: [flows.Radial() for _ in range(10)],
+    "10 planar": lambda: [flows.Planar() for _ in range(10)],
+    "8 couplings": lambda: turns(flows.AffineCoupling, 8),
+    "6 spline couplings": lambda: turns(flows.SplineCoupling, 6),
+}
+
+
+class Problem:
+    """A trained network, the data of its last layer, and test data, drawn by a seed."""
+
+    def __init__(self, pair, seed, quick=False, data_dir=None):
+        self.seed, self.is_image, count = seed, pair.startswith("fashion"), PAIRS[pair][1]
+        if self.is_image:
+            parts = images(seed, data_dir, "fashion_mnist", 20_000, count)
+            self.others, self.train, self.test = parts
+            self.test = tuple(part[:2000] for part in self.test)
+        else:
+            x, y = datasets.load_diabetes(return_X_y=True)
+            order = np.random.default_rng(seed).permutation(len(y))
+            x, y = (20 * x[order]).astype("float32"), (y[order, None] / 100).astype("float32")
+            parts = zip(*(np.split(part, [120, 120 + count]) for part in (x, y)), strict=True)
+            self.others, self.train, self.test = parts
+        if quick:
+            self.others, self.test = (tuple(p[:80] for p in x) for x in (self.others, self.test))
+        self.model = self._network(epochs=1 if quick else 10 if self.is_image else 300)
+
+    def _network(self, epochs):
+        keras.utils.set_random_seed(self.seed)
+        if self.is_image:
+            body = [layers.Conv2D(6, 5, activation="relu"), layers.MaxPooling2D()]
+            body += [layers.Conv2D(16, 5, activation="relu"), layers.MaxPooling2D()]
+            body += [layers.Flatten(), layers.Dense(84, "relu"), layers.Dense(20, "tanh")]
+            loss, head = keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+        else:
+            body = [layers.Dense(16, "tanh"), layers.Dense(16, "tanh")]
+            loss, head = ibnn.layers.GaussianNLL(), [ibnn.layers.GaussianHead()]
+        last = layers.Dense(10 if self.is_image else 2)
+        model = keras.Sequential([keras.Input(self.others[0].shape[1:]), *body, last, *head])
+        model.compile(keras.optimizers.Adam(2e-3), loss)
+        self.body, self.last = keras.Sequential(body), last
+        model.fit(*self.others, batch_size=128, epochs=epochs, verbose=0)
+        return model
+
+    def logits(self, w):
+        """Return what weight vectors (draws, size) make of the test inputs: (draws, N, K)."""
+        kernel, _ = self.last.get_weights()
+        features = self.body.predict(self.test[0], verbose=0).astype("float64")
+        return features @ w[:, : kernel.size].reshape(-1, *kernel.shape) + w[:, None, kernel.size :]
+
+    def scores(self, w, reference=None):
+        """Return what the average prediction scores, and its distance to a reference's."""
+        y, logits = self.test[1], self.logits(w)
+        if self.is_image:
+            logs = logits - logsumexp(logits, axis=-1, keepdims=True)
+            each, mean = logs[:, np.arange(len(y)), y], np.exp(logs).mean(axis=0)
+        else:
+            loc, scale = logits[..., 0], np.logaddexp(0, logits[..., 1]) + 1e-3
+            each, mean = stats.norm.logpdf(y[:, 0], loc, scale), None
+        found = {"NLL": float(np.mean(np.log(len(w)) - logsumexp(each, axis=0)))}
+        if reference is not None:
+            found["total variation"] = diagnostics.total_variation(mean, reference).value
+            found["agreement"] = diagnostics.agreement(mean, reference).value
+        return found, mean
+
+
+def approximations(problem, steps):
+    """Yield names, and what makes a posterior, the same data and prior for all."""
+    fit, data, made = {"verbose": 0, "seed": problem.seed}, problem.train, {}
+
+    def variational(covariance):
+        return ibnn.GaussianVI(problem.model, covariance=covariance, prior_scale=1.0).fit(
+            *data, **fit
+        )
+
+    def laplace():
+        options = {"prior_precision": 1.0, "pred_type": "nn"}
+        mode = at_mode(problem)
+        return ibnn.Laplace(mode, "last_layer", "full", **options).fit(*data, verbose=0)
+
+    def full():
+        made["full"] = variational("full")
+        return made["full"]
+
+    yield "Laplace", laplace
+    yield "mean-field VI", lambda: variational("diag")
+    yield "full-covariance VI", full
+    for name, build in FLOWS.items():
+        yield (
+            f"+ {name}",
+            lambda build=build: ibnn.refine(made["full"], build(), *data, steps=steps, **fit),
+        )
+
+
+def at_mode(problem):
+    """Return the network with the last layer at the mode of its posterior, as Laplace needs it."""
+    target = ibnn.GaussianVI(problem.model, prior_scale=1.0).target(*problem.train, verbose=0)
+    model = keras.models.clone_model(problem.model)
+    model.compile(loss=problem.model.loss)
+    model.set_weights(problem.model.get_weights())
+    mode, kernel = target.mode().astype("float32"), problem.last.kernel
+    size = math.prod(kernel.shape)
+    last = next(x for x in reversed(model.layers) if x.weights)
+    last.set_weights([mode[:size].reshape(kernel.shape), mode[size:]])
+    return model
+
+
+def number(value):
+    return float(getattr(value, "value", value))
+
+
+def run(pair, seed, quick=False, data_dir=None):
+    """Run one task; return the record. Quick runs only show that it works."""
+    begun, problem = time.perf_counter(), Problem(pair, seed, quick, data_dir)
+    chains = {"draws": 40, "warmup": 40} if quick else {"draws": 1000, "warmup": 500}
+    chains |= {"over": "last_layer", "prior_scale": 1.0, "verbose": 0}
+    reference, other = (
+        diagnostics.hmc(problem.model, problem.train, seed=2 * seed + k, **chains) for k in range(2)
+    )
+    seconds = (time.perf_counter() - begun) / 2
+    evidence = diagnostics.bridge(reference, seed=seed) if not quick else (0.0, 0.0)
+    about = {"pair": pair, "seed": seed, **provenance({"quick": quick})}
+    about["reference"] = {**reference.diagnostics(), "evidence": list(map(float, evidence))}
+    rows = reference.samples.reshape(-1, reference.target.size)
+    chosen = np.random.default_rng(seed).permutation(rows)[:DRAWS]
+    truth, mean = problem.scores(chosen)
+    about["reference"] |= {"NLL": truth["NLL"]}
+    found = {}
+    for name, make in [
+        *approximations(problem, 20 if quick else STEPS),
+        ("NUTS again", lambda: other.samples),
+    ]:
+        began = time.perf_counter()
+        posterior = make()
+        spent = time.perf_counter() - began if name != AGAIN else seconds
+        report = diagnostics.report(posterior, reference, evidence=evidence, seed=seed)
+        table = {key: number(values[0]) for key, values in report.scores.items()}
+        scores, _ = problem.scores(report.draws[:DRAWS], mean)
+        found[name] = {**table, **scores, "seconds": round(spent, 1)}
+    return {**about, "methods": found}
+
+
+def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
+    """Run what `runs.jsonl` in the folder lacks; return how many failed."""
+
+    def shown(record):
+        rows = record["methods"].items()
+        return ", ".join(f"{key} {row.get('log evidence - ELBO', 0):.2f}" for key, row in rows)
+
+    done = {(record["pair"], record["seed"]) for record in read(folder)}
+    every = [(pair, seed) for pair in pairs for seed in seeds]
+    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)

@@ -1,0 +1,424 @@
+"""Scores of a posterior, against closed forms, brute force and ArviZ itself."""
+
+import sys
+import types
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from keras import layers, ops
+from scipy.optimize import linear_sum_assignment
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal, norm
+
+import tfp_ibnn as ibnn
+from tfp_ibnn import diagnostics
+from tfp_ibnn.diagnostics.density import PosteriorDensity
+from tfp_ibnn.weights.refinement import RefinedPosterior
+
+RNG = np.random.default_rng(0)
+PRIOR, NOISE = 3.0, 0.4
+X = RNG.normal(size=(30, 2)).astype("float32")
+DESIGN = np.concatenate([X, np.ones((30, 1))], axis=1)
+Y = DESIGN @ [1.0, -2.0, 0.3] + NOISE * RNG.normal(size=30)
+
+
+def numpy(x):
+    return np.asarray(ops.convert_to_numpy(x), "float64")
+
+
+def normal(loc, covariance):
+    factor = np.linalg.cholesky(covariance).astype("float32")
+    return ibnn.tfd.MultivariateNormalTriL(np.asarray(loc, "float32"), factor)
+
+
+class Linear:
+    """A linear regression of known noise: its target, exact posterior and evidence."""
+
+    def __init__(self):
+        self.model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+        self.model.compile("sgd", "mse")
+        self.vi = ibnn.GaussianVI(self.model, prior_scale=PRIOR, noise_scale=NOISE)
+        self.target = self.vi.target(X, Y, verbose=0)
+        precision = DESIGN.T @ DESIGN / NOISE**2 + np.eye(3) / PRIOR**2
+        self.covariance = np.linalg.inv(precision)
+        self.mean = self.covariance @ DESIGN.T @ Y / NOISE**2
+        wide = NOISE**2 * np.eye(30) + PRIOR**2 * DESIGN @ DESIGN.T
+        self.evidence = multivariate_normal(np.zeros(30), wide).logpdf(Y)
+
+    def kl(self, factor):
+        """KL of the posterior with a covariance that is so many times larger."""
+        return 3 * (factor - 1 - np.log(factor)) / 2
+
+
+@pytest.fixture(scope="module")
+def linear():
+    return Linear()
+
+
+def network(posterior):
+    det = keras.Sequential([keras.Input((3,)), layers.Dense(4, "relu"), layers.Dense(2)])
+    return ibnn.to_stochastic(det, posterior, train_size=100)
+
+
+# Densities
+
+
+def check(density, slopes=False):
+    """Draws come with the density that `log_prob` gives them, and gradients are its slopes."""
+    w, log_q = density.sample_and_log_prob(64, seed=3)
+    assert w.shape == (64, density.size)
+    np.testing.assert_allclose(density.log_prob(w), log_q, rtol=1e-4, atol=2e-3)
+    if not slopes:
+        return
+    np.testing.assert_array_equal(density.sample(64, seed=3), w)
+    assert not np.array_equal(density.sample(64, seed=4), w)
+    way = np.random.default_rng(0).normal(size=w.shape) * w.std(axis=0)
+    change = density.log_prob(w[:8] + 1e-2 * way[:8]) - density.log_prob(w[:8] - 1e-2 * way[:8])
+    slope = np.sum(density.gradients(w[:8]) * way[:8], axis=1)
+    np.testing.assert_allclose(slope, change / 2e-2, rtol=0.05, atol=0.1)
+
+
+def test_the_density_of_a_model_is_the_product_of_its_layers():
+    sto = network(ibnn.NormalAffine(initial_scale=0.2))
+    first, second = (layer.posterior for layer in ibnn.stochastic_layers(sto))
+    first.affine.shift.assign([1.0, 2.0, 3.0])
+    density = PosteriorDensity(sto)
+    check(density, slopes=True)
+    z = density.sample(4000)
+    loc = [numpy(q.distribution().mean()) for q in (first, second)]
+    np.testing.assert_allclose(z.mean(axis=0), np.concatenate(loc), atol=0.02)
+    parts = [q.distribution().log_prob(w) for q, w in ((first, z[:9, :3]), (second, z[:9, 3:]))]
+    np.testing.assert_allclose(density.log_prob(z[:9]), sum(map(numpy, parts)), rtol=1e-5)
+
+
+@pytest.mark.once
+def test_layers_that_share_a_component_are_one_mixture():
+    sto = network(ibnn.MixturePosterior(components=2, initial_scale=0.1))
+    locs = []
+    for layer in ibnn.stochastic_layers(sto):
+        q = layer.posterior
+        q.loc.assign(np.outer([-2.0, 2.0], np.ones(q.channels)))
+        locs.append((numpy(q.loc), numpy(q.distribution().components_distribution.stddev())))
+    loc, scale = (np.concatenate(parts, axis=1) for parts in zip(*locs, strict=True))
+    density = PosteriorDensity(sto)
+    check(density)
+    z = density.sample(64, seed=3)
+    assert len(np.unique(np.sign(z), axis=0)) == 2  # a product would have four
+    each = norm(loc, scale).logpdf(z[:, None]).sum(axis=-1)
+    np.testing.assert_allclose(density.log_prob(z), logsumexp(each, axis=1) - np.log(2), rtol=1e-4)
+    flows = ibnn.FlowPosterior(components=2, shared_components=True)
+    with pytest.raises(ValueError, match="`posterior` must be"):
+        PosteriorDensity(network(flows))
+
+
+def test_flows_have_a_density():
+    posterior = ibnn.NormalPlanar1d()
+    posterior.build((3,))
+    check(PosteriorDensity(posterior))
+
+
+@pytest.mark.parametrize("name", ["vi", "refined", pytest.param("laplace", marks=pytest.mark.slow)])
+def test_posteriors_over_weights_have_a_density(linear, name):
+    factor = np.linalg.cholesky(linear.covariance)
+    if name == "laplace":
+        posterior = ibnn.Laplace(linear.model, subset_of_weights="last_layer").fit(X, Y)
+    elif name == "vi":
+        posterior = linear.vi
+        posterior.assign(linear.mean, factor, np.zeros((0, 3)))
+    else:
+        posterior = RefinedPosterior(linear.model, [ibnn.flows.Radial()], [0, 1])
+        posterior.set_base(linear.mean, factor)
+    density = PosteriorDensity(posterior)
+    assert density.size == 3
+    check(density)
+
+
+@pytest.mark.slow
+def test_the_density_of_a_flow_has_slopes():
+    posterior = ibnn.NormalPlanar1d()
+    posterior.build((3,))
+    check(PosteriorDensity(posterior), slopes=True)
+
+
+def test_half_precision_of_a_network_leaves_its_density_alone(policy):
+    policy("mixed_bfloat16")
+    check(PosteriorDensity(network(ibnn.NormalAffine())))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("given", ["mean field", "samples", "batch", "unbuilt"])
+def test_what_has_no_density_is_refused(given):
+    wrong = {
+        "mean field": lambda: network(ibnn.MeanField()),
+        "samples": lambda: np.zeros((5, 2)),
+        "batch": lambda: ibnn.tfd.Normal([0.0, 1.0], 1.0),
+        "unbuilt": ibnn.NormalAffine,
+    }
+    with pytest.raises(ValueError, match="`posterior` must be a built model with z"):
+        diagnostics.elbo(wrong[given](), lambda w: w[:, 0])
+
+
+# Bounds of the evidence
+
+
+def test_the_exact_posterior_has_the_evidence_for_its_elbo(linear):
+    exact = normal(linear.mean, linear.covariance)
+    weights = diagnostics.log_weights(exact, linear.target, 100)
+    np.testing.assert_allclose(weights, linear.evidence, atol=5e-3)
+    assert diagnostics.elbo(exact, linear.target, 100).error < 1e-3
+
+
+def test_the_elbo_is_the_evidence_less_the_kl(linear):
+    wide = normal(linear.mean, 1.5 * linear.covariance)
+    elbo = diagnostics.elbo(wide, linear.target)
+    assert elbo.error < 0.02
+    assert abs(elbo.value - (linear.evidence - linear.kl(1.5))) < 4 * elbo.error
+    bound = diagnostics.importance_bound(wide, linear.target, number=16)
+    # For many weights the gap is about var(p / q) / 2n, with E[(p / q)^2] = 1.5^3 / 2^1.5.
+    gap = (1.5**3 / 2**1.5 - 1) / 32
+    assert abs(bound.value - (linear.evidence - gap)) < 4 * bound.error + gap / 4
+    assert bound.error < 0.02
+
+
+@pytest.mark.once
+def test_standard_errors_are_those_of_repeated_estimates():
+    q = ibnn.tfd.MultivariateNormalDiag(np.zeros(2, "float32"), np.ones(2, "float32"))
+
+    def target(w):
+        return norm(0, 1.3).logpdf(w).sum(axis=1)
+
+    truth = -2 * (np.log(1.3) + 0.5 / 1.3**2 - 0.5)
+    found = diagnostics.elbo(q, target, 512, seed=1)
+    values = diagnostics.log_weights(q, target, 100 * 512).reshape(100, 512).mean(axis=1)
+    assert abs(values.mean() - truth) < 4 * found.error / np.sqrt(100)
+    assert found.error == pytest.approx(values.std(), rel=0.25)
+    found = diagnostics.importance_bound(q, target, 4096, number=4)
+    values = diagnostics.log_weights(q, target, 4 * 1024 * 40).reshape(40, 1024, 4)
+    values = np.log(np.exp(values).mean(axis=2)).mean(axis=1)
+    assert abs(found.value - values.mean()) < 4 * found.error
+    assert found.error == pytest.approx(values.std(), rel=0.35)
+
+
+@pytest.mark.once
+def test_bad_targets_and_draws_are_refused(linear):
+    q = normal(linear.mean, linear.covariance)
+    with pytest.raises(ValueError, match="`target` must give .10,. numbers below infinity"):
+        diagnostics.log_weights(q, lambda w: w, 10)
+    with pytest.raises(ValueError, match="`target` must give"):
+        diagnostics.log_weights(q, lambda w: np.full(len(w), np.nan), 10)
+    with pytest.raises(ValueError, match="`draws` must be a whole number of at least 128"):
+        diagnostics.importance_bound(q, linear.target, draws=100)
+
+
+# k-hat
+
+
+def psis(weights):
+    """ArviZ's own answer, whichever release it is."""
+    arviz = pytest.importorskip("arviz")
+    if arviz.__version__ < "1":
+        return arviz.psislw(weights)[1]
+    from arviz_stats.base import array_stats
+
+    return array_stats.psislw(-weights)[1]
+
+
+@pytest.mark.once
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("k", [0.2, 0.5, 0.9])
+def test_k_hat_is_the_tail_of_pareto_weights(k):
+    weights = k * np.random.default_rng(1).exponential(size=20_000)
+    before = weights.copy()
+    assert diagnostics.k_hat(weights) == psis(weights)
+    np.testing.assert_array_equal(weights, before)
+    assert diagnostics.k_hat(weights) == pytest.approx(k, abs=0.12)
+    # Nearly bounded on the other side: the sign counts.
+    assert diagnostics.k_hat(-weights) < 0
+
+
+@pytest.mark.once
+def test_k_hat_negates_what_later_releases_of_arviz_take(monkeypatch):
+    seen = []
+    stats = types.SimpleNamespace(psislw=lambda x: (seen.append(x), (None, np.float64(0.3)))[1])
+    monkeypatch.setitem(sys.modules, "arviz_stats", types.ModuleType("arviz_stats"))
+    base = types.ModuleType("arviz_stats.base")
+    base.array_stats = stats
+    monkeypatch.setitem(sys.modules, "arviz_stats.base", base)
+    assert diagnostics.k_hat(np.arange(30.0)) == 0.3
+    np.testing.assert_array_equal(seen[0], -np.arange(30.0))
+
+
+# Distances
+
+
+def closed_mmd(m, s, h):
+    """Squared MMD of N(0, 1) and N(m, s^2) under a Gaussian kernel."""
+
+    def kernel(shift, variance):
+        return h / np.sqrt(h**2 + variance) * np.exp(-(shift**2) / (2 * (h**2 + variance)))
+
+    return kernel(0, 2) + kernel(0, 2 * s**2) - 2 * kernel(m, 1 + s**2)
+
+
+@pytest.mark.once
+def test_mmd_is_the_double_sum():
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(12, 2)), rng.normal(0.5, 2.0, size=(15, 2))
+    y12 = y[:12]
+
+    def kernel(a, b, h):
+        return np.exp(-np.sum((a - b) ** 2) / (2 * h**2))
+
+    both = np.concatenate([x, y12])
+    pairs = [(i, j) for i in range(24) for j in range(i)]
+    median = np.median([np.linalg.norm(both[i] - both[j]) for i, j in pairs])
+    for h, found in ((0.7, diagnostics.mmd(x, y, 0.7)), (median, diagnostics.mmd(x, y))):
+        total = sum(
+            kernel(x[i], x[j], h) + kernel(y[i], y[j], h) - kernel(x[i], y[j], h)
+            - kernel(x[j], y[i], h)
+            for i in range(12)
+            for j in range(12)
+            if i != j
+        )  # fmt: skip
+        assert found.value == pytest.approx(total / (12 * 11))
+
+
+@pytest.mark.once
+def test_mmd_of_gaussians_has_a_closed_form_and_its_error_is_right():
+    rng = np.random.default_rng(3)
+    found = [
+        diagnostics.mmd(rng.normal(size=(100, 1)), rng.normal(0.5, 1.5, (100, 1)), 1.0)
+        for _ in range(200)
+    ]
+    values, errors = np.transpose(found)
+    assert values.mean() == pytest.approx(
+        closed_mmd(0.5, 1.5, 1.0), abs=4 * values.std() / 200**0.5
+    )
+    assert 0.8 < errors.mean() / values.std() < 1.3
+
+
+@pytest.mark.once
+def test_the_sliced_wasserstein_distance_is_that_of_the_best_matching():
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(40, 1)), rng.exponential(size=(40, 1))
+    cost = (x - y.T) ** 2
+    best = np.sqrt(cost[linear_sum_assignment(cost)].mean())
+    assert diagnostics.sliced_wasserstein(x, y, number=3) == pytest.approx(best)
+    assert diagnostics.sliced_wasserstein(x, np.repeat(x, 2, axis=0)) == pytest.approx(0)
+    # Of Gaussians: (m1 - m2)^2 + (s1 - s2)^2.
+    x, y = rng.normal(size=(50_000, 1)), rng.normal(0.6, 1.8, size=(50_000, 1))
+    assert diagnostics.sliced_wasserstein(x, y, number=1) == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.once
+def test_directions_are_uniform_and_repeat():
+    rng = np.random.default_rng(5)
+    x, shift = rng.normal(size=(50, 5)), np.array([3.0, 0.0, 4.0, 0.0, 0.0])
+    # A shift m along a direction d moves all by m.d, whose square is |m|^2 / 5 on average.
+    far = diagnostics.sliced_wasserstein(x, x + shift, number=4000)
+    assert far == pytest.approx(5 / np.sqrt(5), rel=0.05)
+    few = [diagnostics.sliced_wasserstein(x, x + shift, 3, seed) for seed in (0, 0, 1)]
+    assert few[0] == few[1] != few[2]
+
+
+@pytest.mark.once
+def test_predictions_are_compared_input_by_input():
+    p = np.array([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [0.3, 0.3, 0.4]])
+    q = np.array([[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [0.0, 1.0, 0.0], [0.2, 0.2, 0.6]])
+    each = np.array([0.25, 0, 1, 0.2])
+    found = diagnostics.total_variation(p, q)
+    assert found.value == pytest.approx(each.mean())
+    assert found.error == pytest.approx(each.std(ddof=1) / 2)
+    assert str(diagnostics.agreement(p, q)) == "0.75 ± 0.49"
+    between = diagnostics.disagreement(np.stack([p, q, p]))
+    expected = each.mean() * np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    np.testing.assert_allclose(between, expected, atol=1e-12)
+
+
+# Simulation-based calibration
+
+
+def simulate(rng):
+    """Two weights from N(0, 1), and three noisy views of each."""
+    w = rng.normal(size=2)
+    return w, w + 0.5 * rng.normal(size=(3, 2))
+
+
+def sampler(shift=0.0, factor=1.0):
+    def sample(data, number, rng):
+        variance = 1 / (1 + 3 / 0.25)
+        mean = variance * data.sum(axis=0) / 0.25
+        return mean + shift + factor * np.sqrt(variance) * rng.normal(size=(number, 2))
+
+    return sample
+
+
+@pytest.mark.once
+def test_a_right_sampler_passes_and_wrong_ones_are_flagged():
+    calibration = diagnostics.simulation_based_calibration
+    right = [calibration(simulate, sampler(), seed=seed)[1] for seed in range(20)]
+    assert min(right) > 0.005
+    assert np.mean(right) > 0.3
+    for wrong in (sampler(factor=0.7), sampler(factor=1.4), sampler(shift=0.15)):
+        assert calibration(simulate, wrong)[1] < 1e-3
+
+
+@pytest.mark.once
+def test_ranks_count_the_draws_below_the_truth():
+    draws = np.stack([np.arange(99.0), np.full(99, 7.0)], axis=1)
+    found, p_value = diagnostics.simulation_based_calibration(
+        lambda rng: (np.array([40.5, 8.0]), None), lambda *_: draws, runs=50
+    )
+    assert found.tolist() == [[41, 99]] * 50
+    assert p_value < 1e-50
+    with pytest.raises(ValueError, match="reshape"):
+        diagnostics.simulation_based_calibration(simulate, lambda *_: draws[:50])
+
+
+# The report
+
+
+@pytest.mark.once
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_report_compares_with_a_reference(linear):
+    exact = multivariate_normal(linear.mean, linear.covariance)
+    samples = exact.rvs((4, 1000), random_state=0)
+    wide = normal(linear.mean, 1.5**2 * linear.covariance)
+    reference = types.SimpleNamespace(samples=samples, target=linear.target)
+    report = diagnostics.report(wide, reference, evidence=(linear.evidence, 0.01))
+    gap, _ = report.scores["log evidence - ELBO"]
+    assert abs(gap.value - linear.kl(1.5**2)) < 4 * gap.error
+    assert gap.error > 0.01
+    assert report.scores["k-hat, good below 0.7"][0] < 0.5
+    assert report.scores["largest error of a deviation"][0] == pytest.approx(0.5, abs=0.1)
+    for name in ("MMD, squared", "sliced Wasserstein distance"):
+        found, floor = (getattr(x, "value", x) for x in report.scores[name])
+        assert found > 5 * abs(floor)
+    lines = str(report).splitlines()
+    assert len(lines) == 1 + len(report.scores) == 9
+    assert lines[1].startswith("ELBO, nats")
+    # A mean that is off by two standard deviations, of samples alone.
+    shift = 2 * np.sqrt(np.diagonal(linear.covariance)) * [0, 1, 0]
+    scores = diagnostics.report(samples + shift, samples).scores
+    assert len(scores) == 4
+    assert scores["largest error of a mean"][0] == pytest.approx(2, abs=0.1)
+    assert scores["largest error of a mean"][1] < 0.1
+    with pytest.raises(ValueError, match="`posterior` has 2 numbers, `reference` 3"):
+        diagnostics.report(samples[..., :2], samples)
+
+
+@pytest.mark.once
+def test_the_figure_shows_marginals_and_pairs():
+    rng = np.random.default_rng(0)
+    report = diagnostics.report(rng.normal(size=(500, 5)), rng.normal(3, 1, size=(2, 500, 5)))
+    figure = report.plot(count=3)
+    shown = [ax for ax in figure.axes if ax.get_visible()]
+    assert len(shown) == 6
+    assert [ax.get_xlabel() for ax in shown] == ["w[0]", "w[0]", "w[1]", "w[0]", "w[1]", "w[2]"]
+    below = shown[1].collections
+    centers = [np.concatenate([p.vertices for p in x.get_paths()]).mean(axis=0) for x in below]
+    np.testing.assert_allclose(centers, [[3, 3], [0, 0]], atol=0.5)
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"posterior", "reference"}
+    plt.close(figure)

@@ -1,0 +1,69 @@
+"""The study of how right posteriors are: its data, its tables, and a run from end to end."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import study_quality
+from experiments import calibrate_study, files, quality_tables
+from experiments import quality_study as study
+
+pytestmark = pytest.mark.once
+ROOT = Path(__file__).parents[1]
+
+
+def records():
+    """Made-up runs: flows close half of the gap."""
+    gaps = {"full-covariance VI": 4.0} | {f"+ {flow}": 2.0 for flow in study.FLOWS}
+    reference = {"R-hat, largest": 1.01, "effective draws, fewest": 900, "divergences": 0}
+    reference |= {"evidence": [-3.0, 0.02], "NLL": 0.5}
+    return [
+        {"pair": "diabetes_40", "seed": seed, "reference": reference}
+        | {"methods": {k: {"log evidence - ELBO": v + seed, "NLL": v} for k, v in gaps.items()}}
+        for seed in (1, 0)
+    ]
+
+
+def test_tables():
+    found = quality_tables.tables(records())
+    assert found["fashion_50"] == "Not run yet."
+    assert "| full-covariance VI | 4.50 ± 0.71 | 4.0000 ± 0.0000 |" in found["diabetes_40"]
+    row = next(line for line in found["contrasts"].splitlines() if "10 planar" in line)
+    assert "| 44% | -2.0000 ± 0.0000 | -2.0000 ± 0.0000 |" in row
+    assert "| 1.010 | 900 | 0 | 0.020 | 0.5000 |" in found["references"]
+    assert quality_tables.tables([])["contrasts"] == "Not run yet."
+
+
+@pytest.mark.parametrize("page", study_quality.PAGES)
+def test_pages_show_the_stored_runs(page):
+    tables = quality_tables.tables(study.read(ROOT / study_quality.RESULTS))
+    text = (ROOT / page).read_text()
+    blank = re.sub("(<!-- quality: .* -->\n)[^<]*", r"\1old\n", text)
+    assert blank != text
+    assert files.filled(blank, "quality", tables) == text
+
+
+def test_patients_are_in_one_part_only():
+    problem = study.Problem("diabetes_40", 0, quick=True)
+    assert [len(y) for _, y in (problem.others, problem.train, problem.test)] == [80, 40, 80]
+    rows = np.concatenate([x for x, _ in (problem.others, problem.train, problem.test)])
+    assert len(np.unique(rows, axis=0)) == 200
+    kernel, bias = problem.last.get_weights()
+    w = np.concatenate([kernel.ravel(), bias])[None].astype("float64")
+    scores, _ = problem.scores(w)
+    by_keras = problem.model.evaluate(*problem.test, verbose=0)
+    assert scores["NLL"] == pytest.approx(by_keras, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(calibrate_study, "apart", lambda function, *task: function(*task))
+    command = ["--quick", "--pairs", "diabetes_40", "--seeds", "0", "--output", str(tmp_path)]
+    assert study_quality.main(command) == 0
+    (record,) = study.read(tmp_path)
+    assert len(record["methods"]) == 3 + len(study.FLOWS) + 1
+    assert all(np.isfinite(row["NLL"]) for row in record["methods"].values())
+    assert study_quality.main(command) == 0
+    assert "0 runs to do, 1 are there" in capsys.readouterr().out

@@ -1,0 +1,73 @@
+"""Any posterior of the library as a density of flat vectors."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, gradient, tfd
+from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.posteriors import Posterior
+from tfp_ibnn.posteriors.base import equal_mixture
+
+
+class PosteriorDensity:
+    """A posterior as a density of rows (S, size), arrays in and out, of the values it has now.
+
+    It is over the z of all `ibnn.stochastic_layers(model)`, one after the other; over the weights
+    of a posterior that has a `distribution`; or over the vectors of a `tfd.Distribution`.
+    """
+
+    def __init__(self, posterior: Any) -> None:
+        layers = stochastic_layers(posterior) if isinstance(posterior, keras.layers.Layer) else []
+        own = [getattr(layer, "posterior", None) for layer in layers]
+        own = [*dict.fromkeys(getattr(q, "joint", q) for q in own)] or [posterior]  # each once
+        kinds = (Posterior, WeightPosterior)
+        parts = [q.distribution() if isinstance(q, kinds) and q.built else q for q in own]
+        if own[1:] and any(getattr(q, "shared_components", 0) and q.components > 1 for q in own):
+            each = [getattr(q, "components_distribution", None) for q in parts]  # none of a flow
+            moments = ([getattr(q, name)() for q in each] for name in ("mean", "stddev"))
+            joined = (ops.concatenate(x, axis=-1) for x in moments)
+            parts = [None] if None in each else [equal_mixture(*joined)]
+        if not all(isinstance(q, tfd.Distribution) and not tuple(q.batch_shape) for q in parts):
+            wanted = "a built model with z, a posterior over weights, or a tfd.Distribution"
+            raise ValueError(f"`posterior` must be {wanted} of no batch shape; got {posterior!r}.")
+        self._q = tfd.Blockwise(parts)
+        self.size = int(self._q.event_shape[0])
+        self._dtype = keras.backend.standardize_dtype(self._q.dtype)
+        self._log_prob = compiled(self._q.log_prob, [])
+        self._gradient = gradient(lambda rows: ops.sum(self._q.log_prob(rows)), [])
+
+    def sample_and_log_prob(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Draw rows, with their log-densities (S,); no flow is inverted."""
+        key = ops.cast(np.random.default_rng(seed).integers(0, 2**31 - 1, 2), KEY_DTYPE)
+        w, log_q = self._q.experimental_sample_and_log_prob(number, seed=key)
+        return _double(w), _double(log_q)
+
+    def sample(self, number: int, seed: int = 0) -> np.ndarray:
+        """Draw rows; equal seeds give equal draws."""
+        return self.sample_and_log_prob(number, seed)[0]
+
+    def log_prob(self, rows: np.ndarray) -> np.ndarray:
+        """Return log-densities (S,)."""
+        return _double(self._log_prob(rows.astype(self._dtype)))
+
+    def gradients(self, rows: np.ndarray) -> np.ndarray:
+        """Return the gradients (S, size) of log-densities."""
+        return _double(self._gradient(rows.astype(self._dtype)))
+
+
+def rows_of(given: Any, number: int, seed: int) -> np.ndarray:
+    """Return samples (..., size) as rows, at most so many by chance, or draws of a posterior."""
+    found = getattr(given, "samples", given)
+    found = found() if callable(found) and found is not given else found
+    if not isinstance(found, np.ndarray):
+        return PosteriorDensity(given).sample(number, seed)
+    rows = np.random.default_rng(seed).permutation(found.reshape(-1, found.shape[-1]))
+    return rows[:number].astype("float64")
+
+
+def _double(x: Tensor) -> np.ndarray:
+    return ops.convert_to_numpy(x).astype("float64")

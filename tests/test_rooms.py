@@ -23,7 +23,6 @@ ROOMS = (
     "training",
     "weights",
     "decisions",
-    "diagnostics",
     "plots",
     "diagnostics",
     "calibration",

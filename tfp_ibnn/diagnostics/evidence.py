@@ -16,6 +16,8 @@ from tfp_ibnn.diagnostics.hmc import Reference
 from tfp_ibnn.diagnostics.targets import target_of
 from tfp_ibnn.weights.hmc import agreement, colored
 
+_MOVES = 4
+
 
 class Evidence(NamedTuple):
     """A log-evidence with its standard error, in nats."""
@@ -64,7 +66,6 @@ def smc(
     *,
     particles: int = 512,
     runs: int = 8,
-    moves: int = 4,
     seed: int = 0,
     verbose: Any = "auto",
     **options: Any,
@@ -72,8 +73,8 @@ def smc(
     """Return the log-evidence by sequential Monte Carlo, from the prior to the posterior.
 
     Each temperature leaves 90 % of the particles effective; these are drawn anew, then move by HMC.
-    It finds modes that chains miss. Cost: `particles * runs * moves` short trajectories at each of
-    some 20 temperatures. The error is from the spread of the runs. Reference: Del Moral et al.,
+    It finds modes that chains miss. Cost: `4 * particles * runs` short trajectories at each of some
+    20 temperatures. The error is from the spread of the runs. Reference: Del Moral et al.,
     Sequential Monte Carlo Samplers, JRSS B 68 (2006).
 
     Args:
@@ -81,14 +82,12 @@ def smc(
         data: (x, y), or a dataset of such batches that ends.
         particles: of each run.
         runs: independent ones, at least 2.
-        moves: steps of HMC at each temperature.
         seed: equal seeds give equal results.
         verbose: 0 shows no progress.
         **options: `over`, `prior_scale`, `noise_scale`, `head` and `from_logits` as for `hmc`.
     """
     particles = checks.positive_integer("particles", particles, least=4)
     runs = checks.positive_integer("runs", runs, least=2)
-    moves = checks.positive_integer("moves", moves)
     target = target_of(model, data, verbose=verbose, **options)
     size, rng = target.size, np.random.default_rng(checks.whole("seed", seed))
     leapfrog, count = math.ceil(1.5 * size**0.25), runs * particles
@@ -107,7 +106,7 @@ def smc(
 
         kernel = tfp.mcmc.HamiltonianMonteCarlo(log_prob, step, leapfrog)
         trace = {"kernel": kernel, "seed": key, "trace_fn": lambda _, x: x.is_accepted}
-        states, accepted = tfp.mcmc.sample_chain(moves, ops.zeros_like(w), **trace)
+        states, accepted = tfp.mcmc.sample_chain(_MOVES, ops.zeros_like(w), **trace)
         return colored(states[-1], w, factor), ops.mean(ops.cast(accepted, w.dtype))
 
     def excess(hotter: float) -> float:

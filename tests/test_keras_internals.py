@@ -592,6 +592,7 @@ def used(nodes):
 
 OF_OTHERS = {
     ("_exit", "os"),
+    ("_replace", "accepted"),
     ("_replace", "chunks"),
     ("_replace", "draw"),
     ("_replace", "results"),

@@ -54,7 +54,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="at least 20; it has 16"):
         ibnn.diagnostics.bridge(two_modes(rng, 4))
     target = problems.density(problems.banana)
-    for name in ("particles", "runs", "moves"):
+    for name in ("particles", "runs"):
         with pytest.raises(ValueError, match=f"`{name}` must be a whole number"):
             ibnn.diagnostics.smc(target, **{name: 0})
     with pytest.raises(ValueError, match="`seed`"):

@@ -4,13 +4,14 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from scipy.stats import norm
 
 import tfp_ibnn as ibnn
 from tests.diagnostics import problems
 from tests.diagnostics.problems import NOISE, PRIOR, WEIGHTS, X, Y, Z
 from tests.flows.tools import numpy
 from tfp_ibnn.diagnostics.targets import target_of
-from tfp_ibnn.weights.hmc import agreement
+from tfp_ibnn.weights import hmc
 
 QUICK = {"sampler": "hmc", "verbose": 0}
 KNOWN = {"noise_scale": NOISE, "prior_scale": PRIOR}
@@ -42,7 +43,7 @@ def test_the_weights_of_a_linear_model(linear):
     np.testing.assert_allclose(linear.target.values(w), WEIGHTS.log_joint(w), atol=1e-3)
     slopes = (WEIGHTS.mean - w) @ WEIGHTS.precision
     np.testing.assert_allclose(linear.target.gradients(w), slopes, rtol=1e-3, atol=0.02)
-    assert str(linear).startswith("4 chains of 500 draws, 4 weights\nacceptance")
+    assert str(linear).startswith("4 chains of 500 draws, 4 numbers\nacceptance")
 
 
 def test_predictions_of_the_draws(linear):
@@ -71,6 +72,25 @@ def test_z_of_a_linear_network():
     np.testing.assert_allclose(found.mean(axis=0), expected, atol=0.05)
     with pytest.raises(ValueError, match=r"use reference.predict"):
         reference.posterior()
+
+
+@pytest.mark.filterwarnings("ignore:The chains do not agree", "ignore:.* steps diverged")
+def test_all_weights_of_a_network_with_a_hidden_layer():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2, "tanh"), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    options = {"over": "weights", "chains": 2, "draws": 10, "warmup": 10}
+    found = ibnn.diagnostics.hmc(model, (X, Y), **options, **KNOWN, **QUICK)
+    assert found.samples.shape == (2, 10, 11)
+    w = found.samples[0]
+    hidden = np.tanh(X @ w[:, :6].reshape(-1, 3, 2) + w[:, None, 6:8])
+    outputs = (hidden @ w[:, 8:10, None])[..., 0] + w[:, 10:]
+    joint = norm(outputs, NOISE).logpdf(Y).sum(axis=1) + norm(0, PRIOR).logpdf(w).sum(axis=1)
+    np.testing.assert_allclose(found.target.values(w), joint, rtol=1e-4)
+    every = found.predict(X, draws=20)[..., 0]
+    np.testing.assert_allclose(every[::2], outputs, atol=1e-4)
+    mc = ibnn.MonteCarlo(found.posterior(draws=20), samples=20)
+    np.testing.assert_allclose(numpy(mc(X)["mean"])[:, 0], every.mean(axis=0), atol=1e-4)
 
 
 def images(policy="float32"):
@@ -141,20 +161,21 @@ def test_chains_in_several_modes_do_not_agree():
 
 @pytest.mark.once
 @pytest.mark.filterwarnings("ignore:The chains do not agree")
-def test_divergences_of_a_funnel_are_reported():
+def test_divergences_of_a_funnel_and_progress_are_shown(capsys):
+    target, options = problems.density(problems.funnel), {"draws": 100, "warmup": 100}
     with pytest.warns(UserWarning, match="steps diverged"):
-        found = ibnn.diagnostics.hmc(
-            problems.density(problems.funnel), draws=100, warmup=100, **QUICK
-        )
+        found = ibnn.diagnostics.hmc(target, sampler="hmc", verbose=2, **options)
     assert found.seen["divergences"] > 0
+    text = capsys.readouterr().out
+    assert "20/20" in text
+    assert "4 chains of 100 draws, 2 numbers\nacceptance" in text
     assert "divergences" in found.report()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["nuts", "hmc"])
-def test_a_banana(sampler):
-    options = {"sampler": sampler, "draws": 1000, "verbose": 0}
-    found = ibnn.diagnostics.hmc(problems.density(problems.banana), **options)
+@pytest.mark.filterwarnings("ignore:.* steps diverged")
+def test_a_banana():
+    found = ibnn.diagnostics.hmc(problems.density(problems.banana), draws=1000, verbose=0)
     x, y = found.samples.reshape(-1, 2).T
     assert abs(x.mean()) < 0.2
     assert abs(x.var() - 1) < 0.25
@@ -183,13 +204,24 @@ def test_a_seed_repeats():
 
 
 @pytest.mark.once
-def test_progress_and_report_are_shown(capsys):
-    target = problems.density(lambda w: -ops.sum(w**2, axis=-1) / 2)
-    ibnn.diagnostics.hmc(target, sampler="hmc", draws=100, warmup=20, verbose=2)
-    text = capsys.readouterr().out
-    assert "20/20" in text
-    assert "acceptance" in text
-    assert "4 chains of 100 draws, 2 weights" in text
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_coordinates_that_do_not_fit_take_the_moments_of_the_draws(diagonal):
+    rng = np.random.default_rng(0)
+    loc, root = rng.normal(size=3), np.array([[3.0, 0, 0], [1, 1, 0], [0, 0.5, 0.2]])
+    factor = np.array([1.0, 2, 3]) if diagonal else np.tril(rng.normal(size=(3, 3))) + 3 * np.eye(3)
+    draws, state = rng.normal(size=(500, 4, 3)) @ root.T + 2, rng.normal(size=(4, 3))
+    center, changed, moved = hmc._adapted(loc, factor, state, draws)
+    before = hmc.colored(state, loc, factor)
+    np.testing.assert_allclose(hmc.colored(moved, center, changed), before)
+    white = hmc.whitened(hmc.colored(draws.reshape(-1, 3), loc, factor), center, changed)
+    np.testing.assert_allclose(white.mean(axis=0), 0, atol=1e-6)
+    covariance = np.cov(white.T)
+    np.testing.assert_allclose(np.diag(covariance), 1, rtol=1e-3)
+    if not diagonal:
+        np.testing.assert_allclose(covariance, np.eye(3), atol=1e-3)
+    same = hmc._adapted(loc, factor, state, rng.normal(size=(500, 4, 3)))
+    assert same[0] is loc
+    assert same[1] is factor
 
 
 @pytest.mark.once
@@ -199,7 +231,7 @@ def test_r_hat_and_effective_draws_of_known_series():
     slow = np.zeros_like(noise)
     for i in range(1, 2000):
         slow[i] = 0.8 * slow[i - 1] + 0.6 * noise[i]
-    found = agreement(ops.convert_to_tensor(slow))
+    found = hmc.agreement(ops.convert_to_tensor(slow))
     assert 0.6 < found["effective draws, fewest"] / (8000 / 9) < 1.5  # (1 - 0.8) / (1 + 0.8)
     assert found["R-hat, largest"] < 1.02
 

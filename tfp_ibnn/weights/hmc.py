@@ -71,8 +71,8 @@ def sample_chains(
     def shorten(results: Any, step_size: Tensor) -> Any:
         # Beyond a quarter of a Gaussian's period, chains swing between two sides of it.
         shorter = ops.minimum(step_size, ops.cast(1.5 / leapfrog, step_size.dtype))
-        inner = results.accepted_results._replace(step_size=shorter)
-        return results._replace(accepted_results=inner)
+        accepted = results.accepted_results
+        return results._replace(accepted_results=accepted._replace(step_size=shorter))
 
     def trace(_: Tensor, results: Any) -> tuple[Tensor, Tensor]:
         ratio = results.inner_results.log_accept_ratio
@@ -117,10 +117,10 @@ def sample_chains(
     if not (r_hat := seen["R-hat, largest"]) < 1.1:
         problem = f"The chains do not agree: R-hat is {r_hat:.3f}, and should be below 1.1"
         more = f"more than {warmup} steps of `warmup` and {draws} `draws`"
-        warnings.warn(f"{problem}. Give {more}.", stacklevel=4)
+        warnings.warn(f"{problem}. Give {more}.", stacklevel=3)
     if seen["divergences"]:
         problem = f"{seen['divergences']} of {chains * draws} steps diverged"
-        warnings.warn(f"{problem}: draws may be missing where the density is steep.", stacklevel=4)
+        warnings.warn(f"{problem}: draws may be missing where the density is steep.", stacklevel=3)
     return sets, seen
 
 
@@ -177,9 +177,9 @@ def agreement(sets: Tensor) -> dict[str, float]:
     }
 
 
-def table(shape: tuple[int, ...], numbers: dict[str, float]) -> str:
+def table(shape: tuple[int, ...], numbers: dict[str, float], of: str = "numbers") -> str:
     """Return the diagnostics of draws of that shape, (draws, chains, size), as a table."""
-    head = f"{shape[1]} chains of {shape[0]} draws, {shape[2]} weights"
+    head = f"{shape[1]} chains of {shape[0]} draws, {shape[2]} {of}"
     return "\n".join([head, *(f"{name:<24} {x:10.3f}" for name, x in numbers.items())])
 
 
@@ -264,4 +264,4 @@ class LastLayerHMC(LastLayerPosterior):
 
     def report(self) -> str:
         """Return the diagnostics as a table."""
-        return table(self._sets.shape, self.diagnostics())
+        return table(self._sets.shape, self.diagnostics(), "weights")

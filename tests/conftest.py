@@ -7,6 +7,7 @@ import pytest
 OF_A_DEVICE = (
     "data/test_augmentation.py",
     "decisions",
+    "diagnostics",
     "flows",
     "metrics/test_streaming.py",
     "metrics/test_temperature.py",
@@ -23,6 +24,7 @@ OF_A_DEVICE = (
     "test_gpu.py",
     "test_graph.py",
     "test_heads.py",
+    "test_joint.py",
     "test_keras_files.py",
     "test_layers.py",
     "test_mean_field.py",

@@ -161,7 +161,7 @@ class OODDetector(Fitted):
         return {"within": within, "means": (means - center) @ within, "whole": whole}
 
     def _of_features(self, f: Tensor) -> Tensor:
-        found = self.arrays
+        found = {name: ops.convert_to_tensor(value) for name, value in self.arrays.items()}
         if (width := found["center"].shape[0]) != f.shape[1]:
             got = f"{width} features; `model` has {f.shape[1]}"
             raise ValueError(f"What was learned is of another model's {got}: call `fit` again.")

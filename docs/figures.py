@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
+from study_figures import elephant, novelty, places, when_flows_pay
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.plots import COLORS
@@ -23,7 +24,6 @@ from tfp_ibnn.prediction import cross_fit
 BLUE, ORANGE, GREEN = COLORS[:3]
 IMAGES = Path(__file__).parent / "images"
 VGG16 = Path(__file__).parents[1] / "results" / "vgg16"
-NOVELTY = VGG16.with_name("novelty")
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     """Draw all figures, or those that are named."""
     plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
     figures = (reliability, layer, change_of_variables, flows, affine_order, uncertainty)
-    figures += (novelty, elephant, places)
+    figures += (novelty, elephant, places, when_flows_pay)
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
@@ -275,113 +275,6 @@ def uncertainty() -> Figure:
     bottom.set(ylim=(0, 0.95), ylabel="entropy (nats)", xticks=range(3), xticklabels=list(cases))
     bottom.legend(frameon=False, loc="upper left", ncols=2)
     for ax in (top, bottom):
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def novelty() -> Figure:
-    """Draw how well classes are noticed that were left out, and accuracy by share answered."""
-    from experiments.novelty_study import SHARES
-    from experiments.novelty_tables import CLOTHES, METHODS
-
-    runs = [json.loads(line) for line in (NOVELTY / "runs.jsonl").read_text().splitlines()]
-    found: dict[str, dict[int, list]] = {name: {} for name in METHODS}
-    curves: dict[str, list] = {name: [] for name in METHODS}
-    for run in (run for run in runs if run["pair"].startswith("fashion")):
-        left_out = int(run["pair"][-1])
-        for name, row in run["methods"].items():
-            auroc = row["OOD"]["entropy"]["left out"][0]
-            found[name].setdefault(left_out, []).append(auroc)
-            if left_out == 7:
-                curves[name].append(row["decisions"]["entropy"]["answered"])
-    sizes = {"figsize": (11, 4), "layout": "constrained", "width_ratios": (1.9, 1)}
-    figure, (left, right) = plt.subplots(1, 2, **sizes)
-    order = sorted(found["deterministic"], key=lambda c: np.mean(found["deterministic"][c]))
-    for place, name in enumerate(METHODS):
-        look = {"marker": "osD^vPX*"[place], "color": [*COLORS, "0.55"][place]}
-        means = [np.mean(found[name][c]) for c in order]
-        spots = np.arange(len(order)) + 0.09 * (place - 3.5)
-        left.plot(spots, means, ls="", ms=5.5, label=name, **look)
-        right.plot(SHARES, np.mean(curves[name], axis=0), lw=1.2, ms=4, **look)
-    left.set_xticks(range(len(order)), [CLOTHES[c] for c in order], rotation=25)
-    left.set(ylabel="AUROC of the entropy", title="The class that was left out")
-    left.set(xlim=(-0.6, len(order) - 0.4))
-    right.set(xlabel="share answered", ylabel="accuracy", title="Without sneakers")
-    left.legend(frameon=False, ncols=2, fontsize=9, loc="lower right")
-    for ax in (left, right):
-        ax.grid(color="0.92", axis="y")
-        ax.set_axisbelow(True)
-        ax.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def elephant() -> Figure:
-    """Draw what a VGG16 of CIFAR-10 says of things out of place, from stored predictions."""
-    from experiments.data import load
-    from experiments.novelty_study import HELD_OUT, INSIDE, UNKNOWN, out_of_place
-
-    names = np.array("airplane car bird cat deer dog frog horse ship truck".split())
-    names = np.delete(names, HELD_OUT)
-    runs = [json.loads(line) for line in (NOVELTY / "runs.jsonl").read_text().splitlines()]
-    rows = {"deterministic": BLUE, "Gaussian": GREEN, "flow": COLORS[3], "ensemble of 3": ORANGE}
-    said = {
-        name: run["methods"][name]["shown"]
-        for run in runs
-        for name in rows
-        if (run["pair"], run["seed"]) == ("cifar_vgg16", 0) and name in run["methods"]
-    }
-    x, y = load("cifar10")[1]
-    x = (x[~np.isin(y, HELD_OUT)] / 255).astype("float32")
-    pictures, count = out_of_place(x[:UNKNOWN], x[-UNKNOWN:]), 4
-    figure, axes = plt.subplots(
-        3, 2 * count, figsize=(9.2, 3.9), layout="constrained", height_ratios=(1, 1, 1)
-    )
-    for column, (alone, inside, bars) in enumerate(axes.T):
-        number, kind = column % count, INSIDE[column // count]
-        number += count * (column // count)  # other backgrounds for the other kind
-        for ax, image in ((alone, x[number]), (inside, pictures[kind][number])):
-            ax.imshow(image, interpolation="nearest")
-            ax.set(xticks=[], yticks=[])
-        before = np.array(said["deterministic"]["known"][number])
-        alone.set_title(f"{names[before.argmax()]} {before.max():.0%}", fontsize=9)
-        for place, (name, color) in enumerate(rows.items()):
-            p = np.array(said[name][kind][number])
-            bars.barh(place, p.max(), 0.8, color=color, alpha=0.55)
-            label = f"{names[p.argmax()]} {p.max():.0%}"
-            bars.text(0.03, place, label, va="center", fontsize=8)
-        bars.set(xlim=(0, 1), xticks=[], yticks=[])
-        bars.invert_yaxis()
-        bars.spines[["top", "right", "bottom"]].set_visible(False)
-    axes[0, 0].set_ylabel("as it was")
-    axes[1, 0].set_ylabel("something in it")
-    axes[2, 0].set_yticks(range(len(rows)), rows)
-    return figure
-
-
-def places() -> Figure:
-    """Draw what noise in a place changes in the NLL at a temperature, a dot per seed."""
-    from experiments.place_study import PAIRS, tasks
-
-    lines = (NOVELTY.with_name("places") / "runs.jsonl").read_text().splitlines()
-    scores = {
-        (run["pair"], name, run["seed"]): row["NLL, T"]
-        for run in map(json.loads, lines)
-        for name, row in run.get("methods", {}).items()
-    }
-    figure, axes = plt.subplots(1, 3, figsize=(9.8, 2.6), layout="constrained")
-    titles = ("ViT, Fashion-MNIST", "transformer, mails", "LSTM, Fashion-MNIST")
-    for ax, pair, title in zip(axes, PAIRS, titles, strict=True):
-        names = [*tasks(pair)[3:-2], "ensemble of 3"]
-        for place, name in enumerate(names):
-            values = [scores[pair, name, i] - scores[pair, "network", i] for i in range(3)]
-            color = {"G": BLUE, "f": ORANGE}.get(name[0], GREEN)
-            ax.plot(values, [place] * 3, "o", color=color, alpha=0.55, markersize=5)
-            ax.plot(np.mean(values), place, "|", color=color, markersize=14, markeredgewidth=2)
-        ax.axvline(0, color="0.6", linewidth=0.8)
-        ax.set(yticks=range(len(names)), yticklabels=names, xlabel="change of NLL")
-        ax.set_title(title)
-        ax.locator_params(axis="x", nbins=2)
-        ax.invert_yaxis()
         ax.spines[["top", "right"]].set_visible(False)
     return figure
 

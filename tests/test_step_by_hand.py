@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -67,3 +68,10 @@ def test_the_page_has_the_stored_ratios():
     for row in stored["rows"]:
         if row["kind"] != "none":
             assert f"{row['ratio']:.3f}" in page
+
+
+def test_the_page_of_places_has_the_stored_ratios():
+    page = (ROOT / "docs" / "places.md").read_text(encoding="utf-8")
+    stored = json.loads((ROOT / "results" / "places" / "by_hand.json").read_text())
+    one, two, three = (f"{row['ratio']:.2f}" for row in stored["rows"][1:])
+    assert re.search(rf"{two}, {one}\s+and {three}", page)

@@ -13,7 +13,7 @@ def test_smc_of_a_linear_model():
     options = {"prior_scale": PRIOR, "noise_scale": NOISE, "verbose": 0}
     found = ibnn.diagnostics.smc(problems.network(), (X, Y), **options)
     assert 0.005 < found.error < 0.06
-    assert abs(found.value - WEIGHTS.evidence) < 0.05
+    assert abs(found.value - WEIGHTS.evidence) < max(0.05, 3 * found.error)
 
 
 @pytest.mark.slow

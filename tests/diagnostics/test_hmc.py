@@ -10,6 +10,7 @@ import tfp_ibnn as ibnn
 from tests.diagnostics import problems
 from tests.diagnostics.problems import NOISE, PRIOR, WEIGHTS, X, Y, Z
 from tests.flows.tools import numpy
+from tests.precision import at_least
 from tfp_ibnn.diagnostics.targets import target_of
 from tfp_ibnn.weights import hmc
 
@@ -138,7 +139,8 @@ def test_z_of_all_layers_in_order(policy):
         step = np.zeros(35)
         step[[2, 20]] = 0.01
         slope = (target.values(z + step) - target.values(z - step)) / 0.02
-        np.testing.assert_allclose(target.gradients(z)[:, [2, 20]].sum(axis=1), slope, atol=0.02)
+        near = 0.1 if at_least(0) else 0.02  # differences of values in TF32
+        np.testing.assert_allclose(target.gradients(z)[:, [2, 20]].sum(axis=1), slope, atol=near)
 
 
 @pytest.mark.once

@@ -90,7 +90,9 @@ def test_the_density_of_a_model_is_the_product_of_its_layers():
     loc = [numpy(q.distribution().mean()) for q in (first, second)]
     np.testing.assert_allclose(z.mean(axis=0), np.concatenate(loc), atol=0.02)
     parts = [q.distribution().log_prob(w) for q, w in ((first, z[:9, :3]), (second, z[:9, 3:]))]
-    np.testing.assert_allclose(density.log_prob(z[:9]), sum(map(numpy, parts)), rtol=1e-5)
+    np.testing.assert_allclose(
+        density.log_prob(z[:9]), sum(map(numpy, parts)), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.once

@@ -1,7 +1,7 @@
 """The log-evidence, log p(y | x), by bridge sampling and by sequential Monte Carlo."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,21 +12,15 @@ from scipy.stats import multivariate_normal, norm
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, tfp
-from tfp_ibnn.diagnostics.hmc import Reference
+from tfp_ibnn.diagnostics.reference import Reference
+from tfp_ibnn.diagnostics.scores import Estimate
 from tfp_ibnn.diagnostics.targets import target_of
 from tfp_ibnn.weights.hmc import agreement, colored
 
 _MOVES = 4
 
 
-class Evidence(NamedTuple):
-    """A log-evidence with its standard error, in nats."""
-
-    value: float
-    error: float
-
-
-def bridge(reference: Reference, *, seed: int = 0) -> Evidence:
+def bridge(reference: Reference, *, seed: int = 0) -> Estimate:
     """Return the log-evidence by bridge sampling between a reference and a Gaussian.
 
     The Gaussian has the moments of the first half of the draws; the second half is used, with as
@@ -57,7 +51,7 @@ def bridge(reference: Reference, *, seed: int = 0) -> Evidence:
         ratio, before = top.mean() / bottom.mean(), ratio
     variances = np.var(top / top.mean()) / len(top), np.var(bottom / bottom.mean())
     error = math.sqrt(variances[0] + variances[1] / effective(bottom))
-    return Evidence(float(middle + math.log(ratio)), error)
+    return Estimate(float(middle + math.log(ratio)), error)
 
 
 def smc(
@@ -69,7 +63,7 @@ def smc(
     seed: int = 0,
     verbose: Any = "auto",
     **options: Any,
-) -> Evidence:
+) -> Estimate:
     """Return the log-evidence by sequential Monte Carlo, from the prior to the posterior.
 
     Each temperature leaves 90 % of the particles effective; these are drawn anew, then move by HMC.
@@ -140,4 +134,4 @@ def smc(
         bar.update(int(100 * heat))
     ratios = np.exp(logs - logs.max())
     error = ratios.std(ddof=1) / ratios.mean() / math.sqrt(runs)
-    return Evidence(float(logs.max() + math.log(ratios.mean())), float(error))
+    return Estimate(float(logs.max() + math.log(ratios.mean())), float(error))

@@ -57,13 +57,27 @@ def test_patients_are_in_one_part_only():
     assert scores["NLL"] == pytest.approx(by_keras, rel=1e-4)
 
 
+def test_the_z_of_a_network_are_scored_by_the_network():
+    problem = study.Noise("z_moons", 0, quick=True)
+    problem.target = study.diagnostics.hmc(
+        *(problem.noisy(study.ibnn.NormalAffine()), problem.train),
+        **{"sampler": "hmc", "draws": 4, "warmup": 4, "verbose": 0},
+    ).target
+    scores, mean = problem.scores(np.ones((1, 34)))
+    by_keras = problem.model.evaluate(*problem.test, verbose=0)
+    assert scores["NLL"] == pytest.approx(by_keras, rel=1e-4)
+    assert problem.scores(np.ones((2, 34)), mean)[0]["total variation"] < 1e-6
+    assert not problem.noisy(study.ibnn.NormalAffine()).layers[-1].layer.trainable
+
+
 @pytest.mark.slow
-def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(("pair", "count"), [("diabetes_40", 8), ("z_moons", 12)])
+def test_a_quick_run_is_stored_and_not_repeated(pair, count, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(calibrate_study, "apart", lambda function, *task: function(*task))
-    command = ["--quick", "--pairs", "diabetes_40", "--seeds", "0", "--output", str(tmp_path)]
+    command = ["--quick", "--pairs", pair, "--seeds", "0", "--output", str(tmp_path)]
     assert study_quality.main(command) == 0
     (record,) = study.read(tmp_path)
-    assert len(record["methods"]) == 3 + len(study.FLOWS) + 1
+    assert len(record["methods"]) == count
     assert all(np.isfinite(row["NLL"]) for row in record["methods"].values())
     assert study_quality.main(command) == 0
     assert "0 runs to do, 1 are there" in capsys.readouterr().out

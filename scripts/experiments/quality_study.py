@@ -24,8 +24,11 @@ PAIRS = {  # titles, and examples of the last layer
     "fashion_1000": ("Fashion-MNIST, LeNet, 210 weights, N = 1,000", 1000),
     "diabetes_40": ("diabetes with learned noise, 34 weights, N = 40", 40),
     "diabetes_200": ("diabetes with learned noise, 34 weights, N = 200", 200),
+    "z_digits": ("z of an MLP 64-16-10 on digits, 80 numbers, N = 200", 200),
+    "z_moons": ("z of an MLP 2-16-16-2 on moons, 34 numbers, N = 60", 60),
 }
 AGAIN = "NUTS again"
+LOSS, Z_SCALE = keras.losses.SparseCategoricalCrossentropy(from_logits=True), 0.3
 DRAWS, STEPS = 1000, 2000  # of each posterior, for predictions; of Adam, for every flow
 
 
@@ -66,7 +69,7 @@ class Problem:
             body = [layers.Conv2D(6, 5, activation="relu"), layers.MaxPooling2D()]
             body += [layers.Conv2D(16, 5, activation="relu"), layers.MaxPooling2D()]
             body += [layers.Flatten(), layers.Dense(84, "relu"), layers.Dense(20, "tanh")]
-            loss, head = keras.losses.SparseCategoricalCrossentropy(from_logits=True), []
+            loss, head = LOSS, []
         else:
             body = [layers.Dense(16, "tanh"), layers.Dense(16, "tanh")]
             loss, head = ibnn.layers.GaussianNLL(), [ibnn.layers.GaussianHead()]
@@ -98,33 +101,37 @@ class Problem:
             found["agreement"] = diagnostics.agreement(mean, reference).value
         return found, mean
 
+    def reference(self, seed, **options):
+        """Return draws of the posterior by NUTS."""
+        options |= {"over": "last_layer", "prior_scale": 1.0}
+        return diagnostics.hmc(self.model, self.train, seed=seed, **options)
 
-def approximations(problem, steps):
-    """Yield names, and what makes a posterior, the same data and prior for all."""
-    fit, data, made = {"verbose": 0, "seed": problem.seed}, problem.train, {}
+    def approximations(self, steps):
+        """Yield names, and what makes a posterior, the same data and prior for all."""
+        fit, data, made = {"verbose": 0, "seed": self.seed}, self.train, {}
 
-    def variational(covariance):
-        return ibnn.GaussianVI(problem.model, covariance=covariance, prior_scale=1.0).fit(
-            *data, **fit
-        )
+        def variational(covariance):
+            return ibnn.GaussianVI(self.model, covariance=covariance, prior_scale=1.0).fit(
+                *data, **fit
+            )
 
-    def laplace():
-        options = {"prior_precision": 1.0, "pred_type": "nn"}
-        mode = at_mode(problem)
-        return ibnn.Laplace(mode, "last_layer", "full", **options).fit(*data, verbose=0)
+        def laplace():
+            options = {"prior_precision": 1.0, "pred_type": "nn"}
+            mode = at_mode(self)
+            return ibnn.Laplace(mode, "last_layer", "full", **options).fit(*data, verbose=0)
 
-    def full():
-        made["full"] = variational("full")
-        return made["full"]
+        def full():
+            made["full"] = variational("full")
+            return made["full"]
 
-    yield "Laplace", laplace
-    yield "mean-field VI", lambda: variational("diag")
-    yield "full-covariance VI", full
-    for name, build in FLOWS.items():
-        yield (
-            f"+ {name}",
-            lambda build=build: ibnn.refine(made["full"], build(), *data, steps=steps, **fit),
-        )
+        yield "Laplace", laplace
+        yield "mean-field VI", lambda: variational("diag")
+        yield "full-covariance VI", full
+        for name, build in FLOWS.items():
+            yield (
+                f"+ {name}",
+                lambda build=build: ibnn.refine(made["full"], build(), *data, steps=steps, **fit),
+            )
 
 
 def at_mode(problem):
@@ -140,18 +147,91 @@ def at_mode(problem):
     return model
 
 
+JOINT = {
+    "low-rank Gaussian": lambda **kw: ibnn.NormalLowRank(4, **kw),
+    "full Gaussian": ibnn.NormalFull,
+    "couplings": lambda **kw: ibnn.FlowPosterior(turns(flows.AffineCoupling, 4), **kw),
+}
+BY_LAYER = {
+    "Gaussian": ibnn.NormalAffine,
+    **JOINT,
+    "planar": lambda **kw: ibnn.NormalPlanar1d(8, **kw),
+    "Sylvester": ibnn.NormalSylvester,
+    "IAF": ibnn.NormalIAF,
+    "spline couplings": lambda **kw: ibnn.FlowPosterior(turns(flows.SplineCoupling, 4), **kw),
+}
+
+
+class Noise:
+    """Posteriors over the z of all layers of a small trained network, whose weights stay."""
+
+    def __init__(self, pair, seed, quick=False, data_dir=None):
+        self.seed, count = seed, PAIRS[pair][1]
+        if pair == "z_digits":
+            x, y = datasets.load_digits(return_X_y=True)
+            x, hidden, classes = x / 16, (16,), 10
+        else:
+            x, y = datasets.make_moons(2000, noise=0.25, random_state=seed)
+            hidden, classes = (16, 16), 2
+        order = np.random.default_rng(seed).permutation(len(y))
+        x, y = x[order].astype("float32"), y[order]
+        self.train, self.test = (x[:count], y[:count]), (x[count:], y[count:])
+        keras.utils.set_random_seed(seed)
+        self.model = ibnn.models.mlp(x.shape[1:], classes, hidden=hidden)
+        self.model.compile(keras.optimizers.Adam(5e-3), LOSS)
+        self.model.fit(*self.train, epochs=1 if quick else 100, batch_size=32, verbose=0)
+
+    def noisy(self, template):
+        """Return the network with a posterior over z, not trained; its weights stay."""
+        sto = ibnn.to_stochastic(self.model, template, len(self.train[1]), seed=self.seed)
+        ibnn.freeze(sto, "deterministic")
+        return sto
+
+    def reference(self, seed, **options):
+        """Return draws of the posterior by NUTS."""
+        sto = self.noisy(ibnn.NormalAffine(prior_scale=Z_SCALE))
+        sto.compile(loss=LOSS)
+        self.target = (found := diagnostics.hmc(sto, self.train, seed=seed, **options)).target
+        return found
+
+    def approximations(self, steps):
+        """Yield names, and what makes a posterior, the same data and prior for all."""
+
+        def trained(template):
+            sto = self.noisy(template)
+            rate = keras.optimizers.schedules.CosineDecay(5e-3, steps)
+            sto.compile(keras.optimizers.Adam(rate), LOSS)
+            sto.fit(*self.train, batch_size=len(self.train[1]), epochs=steps, verbose=0)
+            return sto
+
+        options = {"prior_scale": Z_SCALE, "beta": 1.0}
+        for name, make in BY_LAYER.items():
+            yield name, lambda make=make: trained(make(**options))
+        for name, make in JOINT.items():
+            yield f"joint {name}", lambda make=make: trained(ibnn.JointPosterior(make(**options)))
+
+    def scores(self, w, reference=None):
+        """Return what the average prediction scores, and its distance to a reference's."""
+        logits = self.target.predict(w[:200], self.test[0]).astype("float64")
+        logs, y = logits - logsumexp(logits, axis=-1, keepdims=True), self.test[1]
+        mean = np.exp(logs).mean(axis=0)
+        found = {"NLL": float(-np.mean(np.log(mean[np.arange(len(y)), y])))}
+        if reference is not None:
+            found["total variation"] = diagnostics.total_variation(mean, reference).value
+            found["agreement"] = diagnostics.agreement(mean, reference).value
+        return found, mean
+
+
 def number(value):
     return float(getattr(value, "value", value))
 
 
 def run(pair, seed, quick=False, data_dir=None):
     """Run one task; return the record. Quick runs only show that it works."""
-    begun, problem = time.perf_counter(), Problem(pair, seed, quick, data_dir)
+    kind = Noise if pair.startswith("z_") else Problem
+    begun, problem = time.perf_counter(), kind(pair, seed, quick, data_dir)
     chains = {"draws": 40, "warmup": 40} if quick else {"draws": 1000, "warmup": 500}
-    chains |= {"over": "last_layer", "prior_scale": 1.0, "verbose": 0}
-    reference, other = (
-        diagnostics.hmc(problem.model, problem.train, seed=2 * seed + k, **chains) for k in range(2)
-    )
+    reference, other = (problem.reference(2 * seed + k, verbose=0, **chains) for k in range(2))
     seconds = (time.perf_counter() - begun) / 2
     evidence = diagnostics.bridge(reference, seed=seed) if not quick else (0.0, 0.0)
     about = {"pair": pair, "seed": seed, **provenance({"quick": quick})}
@@ -160,11 +240,8 @@ def run(pair, seed, quick=False, data_dir=None):
     chosen = np.random.default_rng(seed).permutation(rows)[:DRAWS]
     truth, mean = problem.scores(chosen)
     about["reference"] |= {"NLL": truth["NLL"]}
-    found = {}
-    for name, make in [
-        *approximations(problem, 20 if quick else STEPS),
-        ("NUTS again", lambda: other.samples),
-    ]:
+    found, every = {}, dict(problem.approximations(20 if quick else STEPS))
+    for name, make in {**every, AGAIN: lambda: other.samples}.items():
         began = time.perf_counter()
         posterior = make()
         spent = time.perf_counter() - began if name != AGAIN else seconds

@@ -57,12 +57,11 @@ def test_patients_are_in_one_part_only():
     assert scores["NLL"] == pytest.approx(by_keras, rel=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The chains do not agree")
 def test_the_z_of_a_network_are_scored_by_the_network():
     problem = study.Noise("z_moons", 0, quick=True)
-    problem.target = study.diagnostics.hmc(
-        *(problem.noisy(study.ibnn.NormalAffine()), problem.train),
-        **{"sampler": "hmc", "draws": 4, "warmup": 4, "verbose": 0},
-    ).target
+    problem.reference(0, sampler="hmc", draws=4, warmup=4, verbose=0)
     scores, mean = problem.scores(np.ones((1, 34)))
     by_keras = problem.model.evaluate(*problem.test, verbose=0)
     assert scores["NLL"] == pytest.approx(by_keras, rel=1e-4)

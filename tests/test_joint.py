@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy, predict_without_noise, stir
 from tests.test_elbo import compiled, linear
+from tfp_ibnn.diagnostics.targets import target_of
 
 JAX = keras.backend.backend() == "jax"
 RNG = np.random.default_rng(0)
@@ -438,3 +439,47 @@ def test_what_cannot_work_is_refused():
     alone = ibnn.StochasticDense(2, posterior=ibnn.JointPosterior(ibnn.NormalFull()), train_size=9)
     with pytest.raises(ValueError, match="use to_stochastic"):
         alone(X)
+
+
+def test_the_first_layer_that_is_on_counts_the_kl():
+    model = joint()
+    expected = one_pass(model)[2]
+    assert expected > 0
+    first, *_, last = ibnn.stochastic_layers(model)
+    ibnn.set_noise(first, False)
+    assert one_pass(model)[2] == pytest.approx(expected, rel=0.2)  # of other draws
+    ibnn.set_noise(last, False)
+    ibnn.set_noise(first, True)
+    assert one_pass(model)[2] == pytest.approx(expected, rel=0.2)
+    ibnn.set_noise(model, False)
+    assert one_pass(model)[2] == 0
+
+
+def test_a_reference_over_z_takes_the_prior_of_each_layer():
+    targets = []
+    for posterior in (ibnn.JointPosterior(ibnn.NormalAffine()), ibnn.NormalAffine()):
+        model = joint(posterior)
+        model.compile(loss=LOGITS)
+        targets.append(target_of(model, (X, Y)))
+    z = 1 + 0.1 * RNG.normal(size=(3, 12))
+    np.testing.assert_allclose(targets[0].values(z), targets[1].values(z), rtol=1e-5)
+
+
+def test_a_density_in_another_order_than_the_layers_is_refused():
+    apart = {"first|logits": ibnn.JointPosterior(ibnn.NormalFull()), ".*": ibnn.NormalAffine()}
+    with pytest.raises(ValueError, match="must follow each other"):
+        ibnn.diagnostics.elbo(joint(apart), lambda z: z[:, 0])
+    ibnn.diagnostics.elbo(joint(), lambda z: z[:, 0], draws=4)
+
+
+def test_another_model_needs_another_template():
+    template = ibnn.JointPosterior(ibnn.NormalAffine())
+    for number in range(2):
+        inputs = keras.Input((4,))
+        x = ibnn.StochasticDense(3, posterior=template, train_size=9)(inputs)
+        model = ibnn.StochasticModel(inputs, x)
+        if number:
+            with pytest.raises(ValueError, match="a new template for each model"):
+                model(X)
+        else:
+            model(X)

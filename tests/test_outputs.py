@@ -486,3 +486,22 @@ def test_several_outputs_each_have_their_padding(tagger):
     assert scores["tags_nll"] == pytest.approx(right["nll"], rel=1e-4)
     size = mc.predict(IDS, verbose=0)["one"]["mean"]
     assert scores["one_rmse"] == pytest.approx(np.sqrt((size**2).mean()), rel=1e-4)
+
+
+@pytest.mark.once
+def test_nested_outputs_are_refused():
+    inputs = keras.Input((4,))
+    nested = {"a": {"b": layers.Dense(2)(inputs)}, "c": layers.Dense(3)(inputs)}
+    with pytest.raises(ValueError, match="nested"):
+        ibnn.MonteCarlo(keras.Model(inputs, nested))
+
+
+@pytest.mark.parametrize("posterior", [ibnn.NormalAffine, ibnn.MeanField])
+def test_layers_of_two_precisions_train(posterior):
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(3, dtype="float64")(inputs)
+    plain = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32")(hidden))
+    model = ibnn.to_stochastic(plain, posterior(), train_size=20)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    history = model.fit(X, Y["kind"], verbose=0).history
+    assert np.isfinite(history["loss"]).all()

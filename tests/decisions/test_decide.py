@@ -105,3 +105,10 @@ def test_299_answers_without_an_error_are_needed():
         error_threshold(p, y, error=0)
     with pytest.raises(ValueError, match="`y` must be whole numbers"):
         error_threshold(p, y + 0.5)
+
+
+def test_decisions_step_by_step():
+    p = P.reshape(8, 5, 3)
+    found = ibnn.decide(p, refuse=0.4)
+    assert found.shape == (8, 5)
+    np.testing.assert_array_equal(found.ravel(), ibnn.decide(P, refuse=0.4))

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from keras import ops
+from scipy.stats import norm, t
 
 import tfp_ibnn as ibnn
 from tests.diagnostics import problems
@@ -14,6 +16,35 @@ def test_smc_of_a_linear_model():
     found = ibnn.diagnostics.smc(problems.network(), (X, Y), **options)
     assert 0.005 < found.error < 0.06
     assert abs(found.value - WEIGHTS.evidence) < max(0.05, 3 * found.error)
+
+
+def test_smc_of_many_numbers():
+    """Particles must not swing to the other side of a Gaussian, and stay as far from its center."""
+    size, width = 30, 0.2
+
+    def log_prob(w):
+        far = np.log(2 * np.pi) * size / 2
+        return -ops.sum(ops.square(w) + ops.square((w - 1) / width), axis=-1) / 2 - far
+
+    exact = norm(0, (1 + width**2) ** 0.5).logpdf(1) + np.log(width * (2 * np.pi) ** 0.5)
+    target = ibnn.diagnostics.Density(log_prob, np.zeros(size, "float32"))
+    found = ibnn.diagnostics.smc(target, particles=256, runs=4, verbose=0)
+    assert abs(found.value - size * exact) < max(0.3, 4 * found.error)
+    assert found.error < 0.3
+
+
+def test_bridge_sampling_holds_out_weights_of_any_size():
+    """Draws of a Student t under a Gaussian: the ratios of densities span 30 orders."""
+    rng = np.random.default_rng(0)
+    samples = rng.standard_t(3, size=(4, 500, 2))
+
+    def log_prob(w):
+        return ops.sum(-2 * ops.log(1 + ops.square(w) / 3), axis=-1)
+
+    target = ibnn.diagnostics.Density(log_prob, [0, 0])
+    found = ibnn.diagnostics.bridge(Reference(samples, target, {}))
+    exact = -2 * t(3).logpdf(0)
+    assert abs(found.value - exact) < 4 * found.error < 0.6
 
 
 @pytest.mark.slow

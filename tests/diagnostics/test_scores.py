@@ -342,6 +342,24 @@ def test_predictions_are_compared_input_by_input():
 # Simulation-based calibration
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("shapes", [((5, 1), (5, 1)), ((5, 3), (1, 3)), ((5,), (5,))])
+def test_predictions_of_other_shapes_are_refused(shapes):
+    p, q = (np.full(shape, 0.5) for shape in shapes)
+    for score in (diagnostics.total_variation, diagnostics.agreement):
+        with pytest.raises(ValueError, match="2 or more classes"):
+            score(p, q)
+
+
+@pytest.mark.once
+def test_halves_of_a_reference_share_no_chain():
+    rng = np.random.default_rng(0)
+    chains = rng.normal(size=(4, 500, 2)) + np.array([0, 0, 1, 1])[:, None, None]  # do not agree
+    report = diagnostics.report(rng.normal(size=(2000, 2)), chains)
+    assert report.scores["largest error of a mean"][1] > 0.8
+    assert len(report.reference) == 1000
+
+
 def simulate(rng):
     """Two weights from N(0, 1), and three noisy views of each."""
     w = rng.normal(size=2)

@@ -16,7 +16,7 @@ def decide(probabilities: Any, cost: Any = None, refuse: float | None = None) ->
     """Return the action of the lowest expected cost for each example, or -1 for a refusal.
 
     Args:
-        probabilities: (examples, classes), or (examples, 1) for class 1 of two.
+        probabilities: (..., classes), or (..., 1) for class 1 of two.
         cost: (classes, actions), the cost of an action where that class is the true one. None: the
             actions are the classes, and a wrong one costs 1.
         refuse: the cost of a refusal; None never refuses, and at equal cost it does not either.
@@ -26,16 +26,17 @@ def decide(probabilities: Any, cost: Any = None, refuse: float | None = None) ->
         >>> ibnn.decide([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], refuse=0.3)
         array([ 0, -1,  1])
     """
-    no_labels = np.zeros(np.shape(probabilities)[:1])
+    no_labels = np.zeros(np.shape(probabilities)[:-1])
     p = checked(probabilities, no_labels).probabilities.astype("float64")
-    cost = 1 - np.eye(p.shape[1]) if cost is None else np.asarray(cost, dtype="float64")
-    if cost.ndim != 2 or len(cost) != p.shape[1] or not np.isfinite(cost).all():
-        wanted = f"finite, of the shape ({p.shape[1]} classes, actions)"
+    cost = 1 - np.eye(p.shape[-1]) if cost is None else np.asarray(cost, dtype="float64")
+    if cost.ndim != 2 or len(cost) != p.shape[-1] or not np.isfinite(cost).all():
+        wanted = f"finite, of the shape ({p.shape[-1]} classes, actions)"
         raise ValueError(f"`cost` must be {wanted}; got the shape {cost.shape}: {cost.tolist()}.")
     expected = p @ cost
     # 1 - 0.7 may round to above 0.3.
     limit = math.inf if refuse is None else checks.finite("refuse", refuse) + 1e-12
-    return np.where(expected.min(axis=1) > limit, -1, expected.argmin(axis=1))
+    found = np.where(expected.min(axis=-1) > limit, -1, expected.argmin(axis=-1))
+    return found.reshape(no_labels.shape)
 
 
 def error_threshold(

@@ -23,6 +23,10 @@ class PosteriorDensity:
     def __init__(self, posterior: Any) -> None:
         layers = stochastic_layers(posterior) if isinstance(posterior, keras.layers.Layer) else []
         own = [getattr(layer, "posterior", None) for layer in layers]
+        order = [(id(getattr(q, "joint", q)), getattr(q, "start", 0)) for q in own]
+        first = {key: place for place, (key, _) in reversed([*enumerate(order)])}
+        if order != sorted(order, key=lambda one: (first[one[0]], one[1])):
+            raise ValueError("The layers of a JointPosterior must follow each other, in its order.")
         own = [*dict.fromkeys(getattr(q, "joint", q) for q in own)] or [posterior]  # each once
         kinds = (Posterior, WeightPosterior)
         parts = [q.distribution() if isinstance(q, kinds) and q.built else q for q in own]

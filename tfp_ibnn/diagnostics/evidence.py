@@ -40,7 +40,7 @@ def bridge(reference: Reference, *, seed: int = 0) -> Estimate:
     here, there = (np.exp(np.clip(x - middle, -600, 600)) for x in (here, there))
 
     def effective(each: np.ndarray) -> float:
-        sets = each.reshape(second.shape[:2]).T[..., None]
+        sets = (each / each.max()).reshape(second.shape[:2]).T[..., None]
         return agreement(ops.convert_to_tensor(sets))["effective draws, fewest"]
 
     share = effective(here) / (effective(here) + len(others))
@@ -130,7 +130,8 @@ def smc(
             found = move(part, key, *numbers, *prior, *target.data)
             moved.append([ops.convert_to_numpy(x) for x in found])
         w = np.concatenate([x for x, _ in moved]).astype("float64")
-        step *= math.exp(np.mean([x for _, x in moved]) - 0.7)
+        # Beyond a quarter of a Gaussian's period, particles swing between two sides of it.
+        step = min(step * math.exp(np.mean([x for _, x in moved]) - 0.7), 1.5 / leapfrog)
         bar.update(int(100 * heat))
     ratios = np.exp(logs - logs.max())
     error = ratios.std(ddof=1) / ratios.mean() / math.sqrt(runs)

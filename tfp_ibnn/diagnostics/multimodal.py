@@ -44,7 +44,11 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
         remedy = "Compare what draws predict: diagnostics.disagreement(predictions)"
         raise ValueError(f"`posterior` is over {q.size} numbers, more than {_MOST}. {remedy}.")
     w = q.sample(checks.positive_integer("draws", draws), seed) if starts is None else starts
-    scale, log_prob = w.std(axis=0) + 1e-9, getattr(q, "values", None) or q.log_prob
+    w = np.reshape(np.asarray(w, "float64"), (-1, q.size))
+    scale, log_prob = (
+        np.where(w.std(axis=0) > 1e-9, w.std(axis=0), 1.0),
+        getattr(q, "values", None) or q.log_prob,
+    )
     value, slope = (lambda x: log_prob(x * scale)), (lambda x: q.gradients(x * scale) * scale)
 
     def minus(flat: np.ndarray) -> tuple[float, np.ndarray]:

@@ -46,6 +46,7 @@ def importance_bound(
 
     It rises with `number` from the ELBO, at 1, to the log evidence (arXiv 1509.00519).
     """
+    number = checks.positive_integer("number", number)
     draws = checks.positive_integer("draws", draws, least=2 * number)
     return _mean(log_weights(posterior, target, draws - draws % number, seed), number)
 
@@ -106,12 +107,13 @@ def sliced_wasserstein(x: np.ndarray, y: np.ndarray, number: int = 128, seed: in
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> Estimate:
     """Return the mean over inputs of the total variation of probabilities (inputs, classes)."""
-    return _mean(np.abs(np.subtract(p, q)).sum(axis=-1) / 2)
+    return _mean(np.abs(np.subtract(*_classes(p, q))).sum(axis=-1) / 2)
 
 
 def agreement(p: np.ndarray, q: np.ndarray) -> Estimate:
     """Return the share of inputs for which probabilities (inputs, classes) name the same class."""
-    return _mean(1.0 * (np.argmax(p, axis=-1) == np.argmax(q, axis=-1)))
+    p, q = _classes(p, q)
+    return _mean(1.0 * (p.argmax(axis=-1) == q.argmax(axis=-1)))
 
 
 def disagreement(predictions: np.ndarray) -> np.ndarray:
@@ -186,7 +188,11 @@ def report(
     `ibnn.LastLayerHMC`, or samples (..., size), and the posterior may be samples, too. `evidence`
     is log p(y), or a pair with its standard error.
     """
-    y, other = np.array_split(rows_of(reference, 4000, seed + 1), 2)
+    chains = getattr(reference, "samples", reference)
+    if isinstance(chains, np.ndarray) and chains.ndim == 3:  # halves that share no chain
+        y, other = (rows_of(part, 2000, seed + 1) for part in np.array_split(chains, 2))
+    else:
+        y, other = np.array_split(rows_of(reference, 4000, seed + 1), 2)
     x, table = rows_of(posterior, len(y), seed), {}
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"`posterior` has {x.shape[1]} numbers, `reference` {y.shape[1]}.")
@@ -204,6 +210,14 @@ def report(
     for name, score in _DISTANCES.items():
         table[name] = tuple(score(z, scaled[2]) for z in scaled[:2])
     return Report(table, x, y)
+
+
+def _classes(*both: Any) -> list[np.ndarray]:
+    shapes = {np.shape(p) for p in both}
+    if len(shapes) > 1 or len(shape := shapes.pop()) != 2 or shape[1] < 2:
+        got = " and ".join(f"{np.shape(p)}" for p in both)
+        raise ValueError(f"Probabilities must be (inputs, 2 or more classes), alike; got {got}.")
+    return [np.asarray(p) for p in both]
 
 
 def _mean(values: np.ndarray, number: int = 1) -> Estimate:

@@ -12,7 +12,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.control import some_stochastic_layers
-from tfp_ibnn.posteriors import Posterior
+from tfp_ibnn.posteriors import JointPosterior, Posterior
 from tfp_ibnn.weights.features import LogitNetwork, check_network
 from tfp_ibnn.weights.target import Density, Target
 
@@ -27,7 +27,7 @@ class LatentTarget(Target):
         check_network(model, stochastic=True)
         self.layers = some_stochastic_layers(model)
         for layer in self.layers:
-            if not (isinstance(layer.posterior, Posterior) and layer.draws_ahead):
+            if not (isinstance(layer.posterior, (Posterior, JointPosterior)) and layer.draws_ahead):
                 got = f"that of {layer.name!r} is {type(layer.posterior).__name__}"
                 want = (
                     "posteriors must be over z, such as ibnn.NormalAffine(), with noise='channel'"

@@ -58,7 +58,9 @@ class Pass:
     @property
     def kl(self) -> Tensor:
         """The KL divergences of all layers so far, summed, in nats."""
-        return sum(self.kl_by_layer.values()) if self.kl_by_layer else ops.zeros(())
+        kls = self.kl_by_layer.values()
+        widest = max((keras.backend.standardize_dtype(kl.dtype) for kl in kls), default="float32")
+        return sum((ops.cast(kl, widest) for kl in kls), ops.zeros((), widest))
 
     def recall(self, layer: layers.Layer) -> Tensor | None:
         """Return the z that `layer` has in this pass, or None before its first call."""

@@ -159,11 +159,12 @@ class Posterior(Template):
             raw = keras.initializers.Constant(constraints.inverse_scale(self.prior_scale))
             self.raw_prior_scale = self._add_parameter("raw_prior_scale", (), raw)
 
-    def prior(self) -> tfd.Distribution:
-        """Return the prior, with event shape (channels,)."""
+    def prior(self, channels: int | None = None) -> tfd.Distribution:
+        """Return the prior, with event shape (channels,), by default of all."""
+        channels = self.channels if channels is None else channels
         if self._given_prior is not None:
-            return self._given_prior.over((self.channels,), self.dtype)
-        ones = ops.ones((self.channels,), dtype=self.dtype)
+            return self._given_prior.over((channels,), self.dtype)
+        ones = ops.ones((channels,), dtype=self.dtype)
         return diagonal_normal(self.prior_loc * ones, self._prior_scale()[0] * ones)
 
     def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.noise import Pass
@@ -24,8 +24,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
     with independent layers are too narrow along such directions.
 
     `layer.posterior.joint` is over one vector, drawn once per pass and example, in which each layer
-    has the `channels` from `layer.posterior.start` on. Its KL counts once, with the layer called
-    first; `PosteriorLog` shows shares by channels. Cost: that of `posterior` over all channels.
+    has the `channels` from `layer.posterior.start` on. Its KL counts once, with the first layer
+    that is on; `PosteriorLog` shows shares by channels. Cost: that of `posterior` over all of them.
 
     Args:
         posterior: a template over z such as `ibnn.NormalLowRank(4)`, with its prior, beta and seed.
@@ -60,7 +60,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
     def joint(self) -> Posterior:
         """The posterior of all layers together."""
         if not self._shared.layers:
-            raise ValueError("JointPosterior needs a model: use to_stochastic or StochasticModel.")
+            remedy = "use to_stochastic, or StochasticModel with a new template for each model"
+            raise ValueError(f"JointPosterior needs a model of its own: {remedy}.")
         return self._shared.posterior
 
     def at_depth(self, depth: int) -> "JointPosterior":
@@ -97,13 +98,20 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
         self, forward_pass: Pass, count: Any, positions: tuple, on: Tensor, training: bool = False
     ) -> Draw:
         """Return `count` z of a pass, (count, channels), by the one draw for all layers."""
-        joint, drawn, share = self.joint, forward_pass.recall(self.joint), 0.0
+        joint, drawn = self.joint, forward_pass.recall(self.joint)
         if drawn is None:
             switches = [(x.noise_switch > 0.5, x.posterior.channels) for x in self._shared.layers]
-            each, share = ops.concatenate([ops.repeat(*switch) for switch in switches]), 1.0
+            each = ops.concatenate([ops.repeat(*switch) for switch in switches])
             drawn = joint.draw(forward_pass, count, (), each, training)
-            forward_pass.remember(joint, drawn)
-        return self._part(Draw(spread(drawn.z, count), *drawn[1:]), share)
+        # The first layer that is on counts the KL; nothing is left for later ones.
+        off = 1 - ops.cast(on, joint.dtype)
+        left = drawn._replace(kl=off * drawn.kl, entropy=off * drawn.entropy)
+        forward_pass.remember(joint, left)
+        return self._part(drawn._replace(z=spread(drawn.z, count)), 1.0)
+
+    def prior(self) -> tfd.Distribution:
+        """Return the prior of this layer's z, with event shape (channels,)."""
+        return self.joint.prior(self.channels)
 
     def mean(self) -> Tensor:
         """Return the mean of this layer's z, (channels,)."""

@@ -123,7 +123,8 @@ class MeanField(Template):
         kl = entropy = 0.0
         shifts = self.prior_locs or [0.0] * len(means)
         for mean, scale, shift in zip(means, self.scales(), shifts, strict=True):
-            kl += self._prior.kl(mean - shift, scale, lambda shape=scale.shape: normal(shape))
+            mean = ops.cast(mean - shift, scale.dtype)
+            kl += self._prior.kl(mean, scale, lambda shape=scale.shape: normal(shape))
             entropy += priors.gaussian_entropy(scale)
         return kl, entropy
 

@@ -104,6 +104,8 @@ def output_names(model: keras.Model) -> list[str]:
         names = graph.output_names
         return names if len(set(names)) == len(names) else [f"{i}" for i in range(len(names))]
     numbered = keras.tree.pack_sequence_as(graph.output, list(range(len(graph.outputs))))
+    if any(isinstance(part, (dict, list, tuple)) for part in graph.output.values()):
+        raise ValueError(f"The outputs of {model.name!r} are nested: give them as one flat dict.")
     return sorted(numbered, key=numbered.get)
 
 

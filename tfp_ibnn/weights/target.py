@@ -38,6 +38,8 @@ class Density:
         data: tuple[Any, ...] = (),
         reads: Sequence[keras.Variable] = (),
     ) -> None:
+        start = np.asarray(start)
+        start = start if start.dtype.kind == "f" else start.astype("float32")
         self.start, self.size, self.dtype = start, len(start), start.dtype
         self.prior_loc, self.prior_scale = prior_loc, prior_scale
         self.log_prob, self.data, self.reads = log_prob, data, reads

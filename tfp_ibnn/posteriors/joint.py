@@ -105,9 +105,8 @@ class JointPosterior(ConfiguredLayer, PosteriorTemplate, keras.layers.Layer):
             drawn = joint.draw(forward_pass, count, (), each, training)
         # The first layer that is on counts the KL; nothing is left for later ones.
         off = 1 - ops.cast(on, joint.dtype)
-        left = drawn._replace(kl=off * drawn.kl, entropy=off * drawn.entropy)
-        forward_pass.remember(joint, left)
-        return self._part(drawn._replace(z=spread(drawn.z, count)), 1.0)
+        forward_pass.remember(joint, Draw(drawn.z, off * drawn.kl, off * drawn.entropy))
+        return self._part(Draw(spread(drawn.z, count), *drawn[1:]), 1.0)
 
     def prior(self) -> tfd.Distribution:
         """Return the prior of this layer's z, with event shape (channels,)."""

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 from keras import ops
 
+from experiments.shifts import adversarial
 from tfp_ibnn._core import backend
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +114,8 @@ def test_normal_noise_is_normal(dtype):
     assert backend.normal((0, 3), dtype, seed).shape == (0, 3)
 
 
-def test_gradient_of_a_function_with_state():
+@pytest.mark.parametrize("gradient", [backend.gradient, adversarial._gradient])
+def test_gradient_of_a_function_with_state(gradient):
     scale = keras.Variable(3.0)
     calls = []
 
@@ -121,7 +123,7 @@ def test_gradient_of_a_function_with_state():
         calls.append(1)
         return ops.sum(scale * x**2 * y)
 
-    slope = backend.gradient(function, [scale])
+    slope = gradient(function, [scale])
     x, y = np.array([1.0, 2.0], "float32"), np.array([1.0, -1.0], "float32")
     np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [6.0, -12.0])
     scale.assign(1.0)
@@ -130,5 +132,5 @@ def test_gradient_of_a_function_with_state():
     scale.assign(2.0)
     np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [4.0, -8.0])
     assert len(calls) == traces  # compiled
-    nothing = backend.gradient(lambda x: ops.sum(0 * x) + scale, [scale])
+    nothing = gradient(lambda x: ops.sum(0 * x) + scale, [scale])
     np.testing.assert_array_equal(ops.convert_to_numpy(nothing(x)), [0.0, 0.0])

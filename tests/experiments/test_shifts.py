@@ -655,24 +655,3 @@ def test_models_of_other_outputs_are_refused():
     mc = ibnn.MonteCarlo(network("softmax", noisy=True), samples=2)
     with pytest.raises(ValueError, match="`from_logits` is True.*probabilities"):
         fgsm(mc, images, labels, 1.0, from_logits=True)
-
-
-def test_gradient_of_a_function_with_state():
-    scale = keras.Variable(3.0)
-    calls = []
-
-    def function(x, y):
-        calls.append(1)
-        return ops.sum(scale * x**2 * y)
-
-    slope = adversarial._gradient(function, [scale])
-    x, y = np.array([1.0, 2.0], "float32"), np.array([1.0, -1.0], "float32")
-    np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [6.0, -12.0])
-    scale.assign(1.0)
-    np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [2.0, -4.0])
-    traces = len(calls)
-    scale.assign(2.0)
-    np.testing.assert_allclose(ops.convert_to_numpy(slope(x, y)), [4.0, -8.0])
-    assert len(calls) == traces  # compiled
-    nothing = adversarial._gradient(lambda x: ops.sum(0 * x) + scale, [scale])
-    np.testing.assert_array_equal(ops.convert_to_numpy(nothing(x)), [0.0, 0.0])

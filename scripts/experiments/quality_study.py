@@ -22,6 +22,9 @@ layers, flows, diagnostics = keras.layers, ibnn.flows, ibnn.diagnostics
 PAIRS = {  # titles, and examples of the last layer
     "fashion_50": ("Fashion-MNIST, LeNet, 210 weights, N = 50", 50),
     "fashion_1000": ("Fashion-MNIST, LeNet, 210 weights, N = 1,000", 1000),
+    "fashion_40000": ("Fashion-MNIST, LeNet, 210 weights, N = 40,000", 40_000),
+    "cifar_1000": ("CIFAR-10, VGG16, 210 weights, N = 1,000", 1000),
+    "cifar_40000": ("CIFAR-10, VGG16, 210 weights, N = 40,000", 40_000),
     "diabetes_40": ("diabetes with learned noise, 34 weights, N = 40", 40),
     "diabetes_200": ("diabetes with learned noise, 34 weights, N = 200", 200),
     "z_digits": ("z of an MLP 64-16-10 on digits, 80 numbers, N = 200", 200),
@@ -40,17 +43,23 @@ FLOWS = {
     "10 radial": lambda: [flows.Radial() for _ in range(10)],
     "10 planar": lambda: [flows.Planar() for _ in range(10)],
     "8 couplings": lambda: turns(flows.AffineCoupling, 8),
+    "16 couplings": lambda: turns(flows.AffineCoupling, 16),
     "6 spline couplings": lambda: turns(flows.SplineCoupling, 6),
 }
+
+
+BY_DRAWS = "8 couplings, by draws of NUTS"  # maximum likelihood, not the ELBO
 
 
 class Problem:
     """A trained network, the data of its last layer, and test data, drawn by a seed."""
 
     def __init__(self, pair, seed, quick=False, data_dir=None):
-        self.seed, self.is_image, count = seed, pair.startswith("fashion"), PAIRS[pair][1]
+        self.seed, self.is_image, count = seed, not pair.startswith("diabetes"), PAIRS[pair][1]
+        self.is_deep = pair.startswith("cifar")
         if self.is_image:
-            parts = images(seed, data_dir, "fashion_mnist", 20_000, count)
+            name, others = ("cifar10", 10_000) if self.is_deep else ("fashion_mnist", 20_000)
+            parts = images(seed, data_dir, name, others, count)
             self.others, self.train, self.test = parts
             self.test = tuple(part[:2000] for part in self.test)
         else:
@@ -61,21 +70,28 @@ class Problem:
             self.others, self.train, self.test = parts
         if quick:
             self.others, self.test = (tuple(p[:80] for p in x) for x in (self.others, self.test))
-        self.model = self._network(epochs=1 if quick else 10 if self.is_image else 300)
+        epochs = 30 if self.is_deep else 10 if self.is_image else 300
+        self.model = self._network(1 if quick else epochs)
 
     def _network(self, epochs):
         keras.utils.set_random_seed(self.seed)
-        if self.is_image:
+        shape = self.others[0].shape[1:]
+        if self.is_deep:
+            deep = ibnn.models.vgg16(shape)
+            body = [keras.Model(deep.input, deep.get_layer("flatten").output)]
+            body += [layers.Dense(20, "tanh")]
+        elif self.is_image:
             body = [layers.Conv2D(6, 5, activation="relu"), layers.MaxPooling2D()]
             body += [layers.Conv2D(16, 5, activation="relu"), layers.MaxPooling2D()]
             body += [layers.Flatten(), layers.Dense(84, "relu"), layers.Dense(20, "tanh")]
-            loss, head = LOSS, []
         else:
             body = [layers.Dense(16, "tanh"), layers.Dense(16, "tanh")]
+        loss, head = LOSS, []
+        if not self.is_image:
             loss, head = ibnn.layers.GaussianNLL(), [ibnn.layers.GaussianHead()]
         last = layers.Dense(10 if self.is_image else 2)
-        model = keras.Sequential([keras.Input(self.others[0].shape[1:]), *body, last, *head])
-        model.compile(keras.optimizers.Adam(2e-3), loss)
+        model = keras.Sequential([keras.Input(shape), *body, last, *head])
+        model.compile(keras.optimizers.Adam(2e-3 if not self.is_deep else 1e-3), loss)
         self.body, self.last = keras.Sequential(body), last
         model.fit(*self.others, batch_size=128, epochs=epochs, verbose=0)
         return model
@@ -106,7 +122,7 @@ class Problem:
         options |= {"over": "last_layer", "prior_scale": 1.0}
         return diagnostics.hmc(self.model, self.train, seed=seed, **options)
 
-    def approximations(self, steps):
+    def approximations(self, steps, reference):
         """Yield names, and what makes a posterior, the same data and prior for all."""
         fit, data, made = {"verbose": 0, "seed": self.seed}, self.train, {}
 
@@ -132,6 +148,11 @@ class Problem:
                 f"+ {name}",
                 lambda build=build: ibnn.refine(made["full"], build(), *data, steps=steps, **fit),
             )
+        draws = reference.samples.reshape(-1, reference.target.size)
+        if len(draws) >= 10 * draws.shape[1]:  # quick runs have fewer
+            build = FLOWS[BY_DRAWS.split(",")[0]]
+            options = {"samples": draws, "steps": steps, **fit}
+            yield f"+ {BY_DRAWS}", lambda: ibnn.refine(made["full"], build(), **options)
 
 
 def at_mode(problem):
@@ -194,7 +215,7 @@ class Noise:
         self.target = (found := diagnostics.hmc(sto, self.train, seed=seed, **options)).target
         return found
 
-    def approximations(self, steps):
+    def approximations(self, steps, reference):
         """Yield names, and what makes a posterior, the same data and prior for all."""
 
         def trained(template):
@@ -240,7 +261,7 @@ def run(pair, seed, quick=False, data_dir=None):
     chosen = np.random.default_rng(seed).permutation(rows)[:DRAWS]
     truth, mean = problem.scores(chosen)
     about["reference"] |= {"NLL": truth["NLL"]}
-    found, every = {}, dict(problem.approximations(20 if quick else STEPS))
+    found, every = {}, dict(problem.approximations(20 if quick else STEPS, reference))
     for name, make in {**every, AGAIN: lambda: other.samples}.items():
         began = time.perf_counter()
         posterior = make()

@@ -24,15 +24,12 @@ MEAN, DEVIATION = (0.49, 0.48, 0.44), 0.2  # the reference's preprocessing
 PRIOR = 0.2**0.5  # standard deviation of every weight
 BATCH, DRAWS, EPOCHS = 128, 32, 50
 MEMBERS = 5  # of ensembles: networks, or chains
-CYCLE, BURN_IN, KEPT = (
-    5,
-    0.4,
-    2,
-)  # epochs; share of a short chain; last epochs of a cycle that count
+CYCLE, KEPT = 5, 2  # epochs of a cycle, and the last of these that count
+BURN_IN, START = 0.4, 0.1  # share of a short chain, and the rate with which it begins
 ACCURACY = 0.9144  # of the reference
 PAIRS = {  # titles, and the two trials of each method
     "map": ("MAP", {"rate 0.03": 0.03, "rate 0.1": 0.1}),
-    "filters": ("SGHMC, rates by filter", {"rate 0.03": 0.03, "rate 0.1": 0.1}),
+    "filters": ("SGHMC, rates by filter", {"rate 0.01": 0.01, "rate 0.03": 0.03}),
     "csghmc": ("cyclical SGHMC", {"plain": (0.1, None), "preconditioned": (1e-4, "rmsprop")}),
     "gaussian": ("Gaussian of z", {"prior 0.1": 0.1, "prior 0.3": 0.3}),
     "flow": ("flow of z", {"prior 0.1": 0.1, "prior 0.3": 0.3}),
@@ -164,6 +161,20 @@ def start_at_prior(model):
     return model
 
 
+class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
+    """Falls from START to a rate in the burn-in; then there are cosine cycles, from it to 0."""
+
+    def __init__(self, rate, burn_in, cycle):
+        self.rate, self.burn_in = rate, burn_in
+        self.cycles = ibnn.CosineCycles(rate, cycle, exploration=0.0)
+
+    def __call__(self, step):
+        step = keras.ops.cast(step, "int32")
+        share = keras.ops.cast(step, "float32") / self.burn_in
+        first = (START - self.rate) / 2 * (keras.ops.cos(np.pi * share) + 1) + self.rate
+        return keras.ops.where(step < self.burn_in, first, self.cycles(step - self.burn_in))
+
+
 class Ends(ibnn.Snapshots):
     """Snapshots after the last epochs of every cycle that begins after the burn-in."""
 
@@ -178,12 +189,12 @@ class Ends(ibnn.Snapshots):
 
 def chain(problem, rate, epochs):
     """Return samples of one chain: rates by filter, noise at every step, short cycles."""
-    model = start_at_prior(problem.build(problem.seed))
     cycle = min(CYCLE, max(1, problem.epochs // 2))
-    burn_in = -(-BURN_IN * problem.epochs // cycle) * cycle
-    schedule = ibnn.CosineCycles(rate, cycle * problem.steps, exploration=0.0)
-    optimizer = Filters(schedule, seed=problem.seed, **problem.prior)
+    burn_in = round(BURN_IN * problem.epochs / cycle) * cycle or cycle
+    schedule = BurnIn(rate, burn_in * problem.steps, cycle * problem.steps)
     kept = Ends(burn_in, cycle, min(KEPT, cycle))
+    optimizer = Filters(schedule, seed=problem.seed, **problem.prior)
+    model = start_at_prior(problem.build(problem.seed))
     problem.fit(model, epochs, optimizer=optimizer, callbacks=[kept])
     return kept.posterior()
 

@@ -25,14 +25,14 @@ def main(argv=None):
     return command(argv, __doc__, "method", RESULTS, PAGES)
 
 
-def command(argv, text, name, results, pages):
+def command(argv, text, name, results, pages, seeds=3):
     """Run a study of `experiments`, or only write its tables, as the command line says."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--pairs", nargs="+", metavar="PAIR", help="data and network (default: all)")
-    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
+    add("--seeds", type=int, nargs="+", default=range(seeds), help=f"default: 0 to {seeds - 1}")
     add("--jobs", type=int, default=1, help="tasks at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")

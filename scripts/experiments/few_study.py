@@ -1,0 +1,330 @@
+"""LeNet and VGG16 on 5,000 images of CIFAR-10, every method tuned in as many trials.
+
+5,000 images, the same for all, are for validation: settings are chosen and temperatures fitted on
+them. A seed draws 5,000 training images of the others, and tests on the 50,000 that are left. The
+settings of each method are the best of four trials, with training images of a seed of their own.
+
+A task is a pair of data and network, a seed, a method, and for trials its number. The tasks
+`member1` to `member4` train what `ensemble` averages with the deterministic network.
+"""
+
+import functools
+import json
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import keras
+import numpy as np
+from scipy.special import log_softmax
+
+import tfp_ibnn as ibnn
+from experiments import data, method_study, provenance
+from experiments.calibrate_study import read
+from experiments.method_study import best_temperature, nll, scaled
+from experiments.run import channel_dropout
+from tfp_ibnn.metrics.calibration import ece_floor
+
+PAIRS = {  # titles, epochs, batch size
+    "few_lenet": ("CIFAR-10 5,000, LeNet", 60, 128),
+    "few_vgg16": ("CIFAR-10 5,000, VGG16", 60, 128),
+}
+IMAGES, VALIDATION, TRIAL_SEED, DRAWS, MEMBERS = 5000, 5000, 8, 32, 5
+BATCH = {"few_lenet": 2500, "few_vgg16": 500}
+INNER = "conv(?!1$).*|fc.*"  # all layers but the first, where noise spoils colours
+STOCHASTIC_SPEED = 5  # the rate of posteriors to that of the network
+ANNEALING = 1 / 3  # of the epochs, for posteriors over weights
+DECAY = 0.1  # of the weights, where they have no prior and it is not tuned
+
+
+def half(rates, prior_scales, betas):
+    """Return four of the eight combinations, in which each pair of values is met once."""
+    return [
+        {"rate": rates[i], "prior_scale": prior_scales[j], "beta": betas[i ^ j]}
+        for i in (0, 1)
+        for j in (0, 1)
+    ]
+
+
+def crossed(rates, **values):
+    """Return all combinations of two rates and two values of another option."""
+    ((name, values),) = values.items()
+    return [{"rate": rate, name: value} for rate in rates for value in values]
+
+
+def grids(rates, decays, dropouts, fixed, prior_scales, betas):
+    """Return the four trials of each method."""
+    over_z = half(rates, prior_scales, betas)
+    over_weights = half(rates, (0.1, 0.3), (0.01, 0.1))
+    return {
+        "deterministic": crossed(rates, decay=decays),
+        "Gaussian": over_z,
+        "flow": over_z,
+        "joint flow": over_z,
+        "mean-field": over_weights,
+        "fixed noise": crossed(rates, prior_scale=fixed),
+        "channel dropout": crossed(rates, dropout=dropouts),
+        "low-rank Gaussian": over_z,
+        "mixture": over_z,
+        "MNF": over_weights,
+    }
+
+
+GRIDS = {
+    "few_lenet": grids((1e-3, 3e-3), (0.1, 1.0), (0.05, 0.15), (0.2, 0.4), (0.3, 0.6), (1.0, 10.0)),
+    "few_vgg16": grids((3e-4, 1e-3), (0.1, 1.0), (0.05, 0.1), (0.1, 0.2), (0.1, 0.3), (1.0, 10.0)),
+}
+METHODS = list(GRIDS["few_lenet"])  # in the order in which they are run
+
+
+def couplings(**options):
+    """Return a flow that moves every other number of a vector, and then the rest, twice."""
+    steps = [ibnn.flows.AffineCoupling(swap=swap, mask="alternating") for swap in (False, True) * 2]
+    return ibnn.FlowPosterior(steps, **options)
+
+
+def posterior_of(pair, method, options):
+    """Return what `to_stochastic` takes for a method."""
+    network, scale = pair.removeprefix("few_"), options["prior_scale"]
+    start = {"initial_scale": min(0.1, scale)}
+    match method:
+        case "fixed noise":
+            return {INNER: ibnn.NormalAffine(initial_scale=None, **options)}
+        case "Gaussian":
+            return ibnn.NormalAffine(**start, **options)
+        case "low-rank Gaussian":
+            return ibnn.NormalLowRank(4, **start, **options)
+        case "flow":
+            return ibnn.models.posterior_map(network, "flow", **start, **options)
+        case "joint flow":
+            return ibnn.JointPosterior(couplings(**start, **options))
+        case "mixture":
+            return ibnn.MixturePosterior(4, mean_spread=scale / 2, **options)
+        case "mean-field":
+            return ibnn.MeanField(**options)
+        case "MNF":
+            return ibnn.MNF(**options)
+
+
+@functools.cache
+def all_images(data_dir):
+    """Return the 60,000 images and their labels, in the order of validation images, then others."""
+    parts = zip(*data.load("cifar10", data_dir), strict=True)
+    x, y = (np.concatenate(part) for part in parts)
+    order = np.random.default_rng(0).permutation(len(y))
+    return x[order], y[order]
+
+
+class Problem(method_study.Problem):
+    """Data, network and training of a pair, drawn by a seed."""
+
+    def __init__(self, pair, seed, quick=False, data_dir=None):
+        _, self.epochs, self.batch_size = PAIRS[pair]
+        self.pair, self.seed, self.draws, self.quick = pair, seed, DRAWS, quick
+        x, y = all_images(data_dir)
+        self.validation = x[:VALIDATION], y[:VALIDATION]
+        others = VALIDATION + np.random.default_rng(seed).permutation(len(y) - VALIDATION)
+        train, test = np.split(others, [IMAGES])
+        if quick:
+            self.validation = self.validation[0][:100], self.validation[1][:100]
+            train, test = train[:100], test[:100]
+            self.epochs, self.draws = 1, 2
+        self.train, self.test = (x[train], y[train]), (x[test], y[test])
+
+    def build(self, seed, dropout=0.0):
+        """Return a network as `seed` starts it; VGG16 shifts and mirrors its images."""
+        keras.utils.set_random_seed(seed)
+        is_deep = self.pair == "few_vgg16"
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy("mixed_bfloat16" if is_deep else "float32")
+        # By images that are the same for all seeds, so that the compiled programs are, too.
+        front = ibnn.data.preprocessing(self.validation[0], augment=is_deep, seed=seed)
+        network = ibnn.models.vgg16 if is_deep else ibnn.models.lenet
+        model = network(self.train[0].shape[1:], preprocessing=front)
+        model = channel_dropout(model, dropout, INNER) if dropout else model
+        keras.config.set_dtype_policy(before)
+        return model
+
+    def trained(self, method, settings, number=0):
+        """Return a network trained as a method's settings say, ready to predict."""
+        settings, steps = dict(settings), self.epochs * self.steps
+        rate = keras.optimizers.schedules.CosineDecay(settings.pop("rate"), steps)
+        decay = settings.pop("decay", 0.0 if method in ("mean-field", "MNF") else DECAY)
+        optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
+        model = self.build(100 * self.seed + number, settings.pop("dropout", 0.0))
+        if not settings:
+            self.fit(model, optimizer=optimizer)
+            is_dropout = method == "channel dropout"
+            return self.predictor(model, dropout=True) if is_dropout else model
+        posterior = posterior_of(self.pair, method, settings)
+        model = ibnn.to_stochastic(model, posterior, len(self.train[1]), seed=self.seed)
+        callbacks = []
+        if method == "fixed noise":
+            ibnn.freeze(model, "stochastic")
+        else:
+            optimizer = ibnn.two_speed(optimizer, STOCHASTIC_SPEED * float(rate(0)))
+        if method in ("mean-field", "MNF"):
+            callbacks = [ibnn.KLAnnealing(max(1, round(ANNEALING * self.epochs)))]
+        self.fit(model, optimizer=optimizer, callbacks=callbacks)
+        return self.predictor(model)
+
+    def predictor(self, model, **options):
+        return ibnn.MonteCarlo(model, samples=self.draws, seed=0, **options)
+
+    def log_probabilities(self, model, x):
+        """Return the logarithms of what a model predicts, averaged over its draws."""
+        found = model.predict(x, batch_size=BATCH[self.pair], verbose=0)
+        if isinstance(model, ibnn.MonteCarlo):
+            return np.log(np.maximum(found["mean"].astype("float64"), 1e-30))
+        return log_softmax(found.astype("float64"), axis=-1)
+
+
+def held_out(logs, y):
+    """Return what predictions of validation images score, by which settings are chosen."""
+    if not np.isfinite(logs).all():  # it diverged
+        return {"NLL": None, "NLL, T": None, "accuracy": None}
+    p = np.exp(logs)
+    found = {"NLL": nll(p, y), "NLL, T": nll(scaled(p, best_temperature(p, y)), y)}
+    return {**found, "accuracy": float(np.mean(p.argmax(-1) == y))}
+
+
+def scores(held, y_held, test, y):
+    """Return what log-probabilities of test images score, with and without a temperature."""
+    held, test = np.exp(held), np.exp(test)
+    temperature = best_temperature(held, y_held)
+    found = {"accuracy": float(np.mean(test.argmax(-1) == y)), "T": temperature}
+    for mark, p in (("", test), (", T", scaled(test, temperature))):
+        found[f"NLL{mark}"] = nll(p, y)
+        found[f"Brier{mark}"] = float(ibnn.metrics.brier_score(p, y))
+        found[f"ECE{mark}"] = float(ibnn.metrics.expected_calibration_error(p, y))
+    return found | {"ECE floor, T": ece_floor(p, 0)}
+
+
+def kept(folder, pair, seed, number, quick):
+    return Path(folder) / "predictions" / f"{pair}-{seed}-{number}{'-quick' * quick}.npz"
+
+
+def run(pair, seed, method, trial, settings, folder, quick=False, data_dir=None):
+    """Run one task; return the record. Quick runs only show that it works."""
+    keras.utils.clear_session()
+    begun, problem = time.perf_counter(), Problem(pair, seed, quick, data_dir)
+    about = {"pair": pair, "seed": seed, "method": method, "trial": trial, "settings": settings}
+    about |= provenance({"quick": quick})
+    (x_held, y_held), (x, y) = problem.validation, problem.test
+    number = int(method.removeprefix("member")) if method.startswith("member") else 0
+    if method == "ensemble":
+        every = []
+        for member in range(MEMBERS):
+            with np.load(kept(folder, pair, seed, member, quick)) as arrays:
+                every.append([np.exp(arrays[name].astype("float64")) for name in ("held", "test")])
+        held, test = (np.log(np.mean(part, axis=0)) for part in zip(*every, strict=True))
+        return {**about, "scores": scores(held, y_held, test, y) | {"draws": MEMBERS}}
+    model = problem.trained(method, settings, number)
+    fitted = time.perf_counter()
+    held = problem.log_probabilities(model, x_held)
+    seconds = {"fit (s)": round(fitted - begun, 2)}
+    if trial is not None:
+        return {**about, "validation": held_out(held, y_held), **seconds}
+    begun = time.perf_counter()
+    test = problem.log_probabilities(model, x)
+    seconds["prediction (s)"] = round(time.perf_counter() - begun, 2)
+    if number or method == "deterministic":
+        path = kept(folder, pair, seed, number, quick)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half_precision = {"held": held.astype("float16"), "test": test.astype("float16")}
+        np.savez(path.with_suffix(".part.npz"), **half_precision)
+        path.with_suffix(".part.npz").rename(path)
+    found = scores(held, y_held, test, y) | {"draws": getattr(model, "samples", 1), **seconds}
+    return {**about, "scores": found}
+
+
+def key_of(record):
+    return tuple(record[name] for name in ("pair", "seed", "method", "trial"))
+
+
+def trials(pair, quick=False):
+    """Return the trials of a pair; of quick runs only the deterministic network's."""
+    return [
+        (pair, TRIAL_SEED, method, number, settings)
+        for method, grid in GRIDS[pair].items()
+        for number, settings in enumerate(grid)
+        if not quick or method == "deterministic"
+    ]
+
+
+def chosen(records, pair, method, quick=False):
+    """Return the settings with the lowest validation NLL at a temperature; None if some lack."""
+    if quick and method != "deterministic":
+        return GRIDS[pair][method][0]
+    found = {
+        record["trial"]: record["validation"]["NLL, T"]
+        for record in records
+        if record["trial"] is not None and (record["pair"], record["method"]) == (pair, method)
+    }
+    finite = {trial: value for trial, value in found.items() if value is not None}
+    if len(found) < len(GRIDS[pair][method]) or not finite:
+        return None
+    return GRIDS[pair][method][min(finite, key=finite.get)]
+
+
+def at_chosen(records, pair, seeds, quick=False):
+    """Return the tasks of all seeds, at the settings that the trials chose; ensembles last."""
+    found, best = [], {method: chosen(records, pair, method, quick) for method in METHODS}
+    members = dict.fromkeys([f"member{number}" for number in range(1, MEMBERS)], "deterministic")
+    for method, settings in {**best, **{name: best[of] for name, of in members.items()}}.items():
+        if settings is None:
+            print(f"{pair}, {method}: trials are missing, its seeds wait", flush=True)
+        else:
+            found += [(pair, seed, method, None, settings) for seed in seeds]
+    return found
+
+
+def results(tasks, options, jobs):
+    """Yield tasks and functions that return their records, or raise; one job is in this process."""
+    if jobs == 1:
+        for task in tasks:
+            yield task, functools.partial(run, *task, *options)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures = {pool.submit(run, *task, *options): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result
+
+
+def run_tasks(tasks, options, folder, jobs):
+    """Run tasks in order, by processes that take one after the other; return how many failed."""
+    failed, done = 0, {key_of(record) for record in read(folder)}
+    left = [task for task in tasks if task[:4] not in done]
+    print(f"{len(left)} runs to do, {len(tasks) - len(left)} are there", flush=True)
+    for task, result in results(left, options, jobs):
+        name = ", ".join(map(str, task[:4]))
+        try:
+            record = result()
+        except Exception as error:  # of one task, which costs the others nothing
+            failed += 1
+            print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
+            continue
+        with (Path(folder) / "runs.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+        row = record.get("scores") or record["validation"]
+        print(f"{name}: NLL, T {row['NLL, T'] or np.nan:.4f}", flush=True)
+    return failed
+
+
+def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
+    """Run what `runs.jsonl` in the folder lacks; return how many failed."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    options, failed, before = (str(folder), quick, data_dir), 0, None
+    for pair in [*pairs, None]:  # the seeds of one pair beside the trials of the next
+        tasks = at_chosen(read(folder), before, seeds, quick) if before else []
+        tasks += trials(pair, quick) if pair else []
+        failed += run_tasks(tasks, options, folder, jobs)
+        before = pair
+    complete = [
+        (pair, seed, "ensemble", None, {})
+        for pair in pairs
+        for seed in seeds
+        if all(kept(folder, pair, seed, number, quick).exists() for number in range(MEMBERS))
+    ]
+    return failed + run_tasks(complete, options, folder, jobs)

@@ -31,7 +31,8 @@ PAIRS = {  # titles, epochs, batch size
     "few_vgg16": ("CIFAR-10 5,000, VGG16", 60, 128),
 }
 IMAGES, VALIDATION, TRIAL_SEED, DRAWS, MEMBERS = 5000, 5000, 8, 32, 5
-BATCH = {"few_lenet": 2500, "few_vgg16": 500}
+BATCH = {"few_lenet": 2500, "few_vgg16": 1000}
+WEIGHT_SCALE = {"few_lenet": 1e-2, "few_vgg16": 1e-3}  # of weights at the start
 INNER = "conv(?!1$).*|fc.*"  # all layers but the first, where noise spoils colours
 STOCHASTIC_SPEED = 5  # the rate of posteriors to that of the network
 ANNEALING = 1 / 3  # of the epochs, for posteriors over weights
@@ -53,10 +54,12 @@ def crossed(rates, **values):
     return [{"rate": rate, name: value} for rate in rates for value in values]
 
 
-def grids(rates, decays, dropouts, fixed, prior_scales, betas):
-    """Return the four trials of each method."""
-    over_z = half(rates, prior_scales, betas)
-    over_weights = half(rates, (0.1, 0.3), (0.01, 0.1))
+def grids(rates, decays, dropouts, fixed, of_z, of_weights):
+    """Return the four trials of each method, in the order in which they are run.
+
+    `of_z` and `of_weights` have two scales of the prior, and two betas.
+    """
+    over_z, over_weights = half(rates, *of_z), half(rates, *of_weights)
     return {
         "deterministic": crossed(rates, decay=decays),
         "Gaussian": over_z,
@@ -72,10 +75,24 @@ def grids(rates, decays, dropouts, fixed, prior_scales, betas):
 
 
 GRIDS = {
-    "few_lenet": grids((1e-3, 3e-3), (0.1, 1.0), (0.05, 0.15), (0.2, 0.4), (0.3, 0.6), (1.0, 10.0)),
-    "few_vgg16": grids((3e-4, 1e-3), (0.1, 1.0), (0.05, 0.1), (0.1, 0.2), (0.1, 0.3), (1.0, 10.0)),
+    "few_lenet": grids(
+        rates=(1e-3, 3e-3),
+        decays=(0.1, 1.0),
+        dropouts=(0.05, 0.15),
+        fixed=(0.2, 0.4),
+        of_z=((0.3, 0.6), (1.0, 10.0)),
+        of_weights=((0.1, 0.3), (0.01, 0.1)),
+    ),
+    "few_vgg16": grids(
+        rates=(3e-4, 1e-3),
+        decays=(0.1, 1.0),
+        dropouts=(0.05, 0.1),
+        fixed=(0.1, 0.2),
+        of_z=((0.1, 0.3), (1.0, 10.0)),
+        of_weights=((0.03, 0.1), (1e-4, 1e-3)),
+    ),
 }
-METHODS = list(GRIDS["few_lenet"])  # in the order in which they are run
+METHODS = list(GRIDS["few_lenet"])
 
 
 def couplings(**options):
@@ -102,9 +119,9 @@ def posterior_of(pair, method, options):
         case "mixture":
             return ibnn.MixturePosterior(4, mean_spread=scale / 2, **options)
         case "mean-field":
-            return ibnn.MeanField(**options)
+            return ibnn.MeanField(initial_scale=WEIGHT_SCALE[pair], **options)
         case "MNF":
-            return ibnn.MNF(**options)
+            return ibnn.MNF(initial_scale=WEIGHT_SCALE[pair], z_scale=0.1, **options)
 
 
 @functools.cache
@@ -215,11 +232,11 @@ def run(pair, seed, method, trial, settings, folder, quick=False, data_dir=None)
     number = int(method.removeprefix("member")) if method.startswith("member") else 0
     if method == "ensemble":
         every = []
-        for member in range(MEMBERS):
+        for member in members(quick):
             with np.load(kept(folder, pair, seed, member, quick)) as arrays:
                 every.append([np.exp(arrays[name].astype("float64")) for name in ("held", "test")])
         held, test = (np.log(np.mean(part, axis=0)) for part in zip(*every, strict=True))
-        return {**about, "scores": scores(held, y_held, test, y) | {"draws": MEMBERS}}
+        return {**about, "scores": scores(held, y_held, test, y) | {"draws": len(every)}}
     model = problem.trained(method, settings, number)
     fitted = time.perf_counter()
     held = problem.log_probabilities(model, x_held)
@@ -239,17 +256,22 @@ def run(pair, seed, method, trial, settings, folder, quick=False, data_dir=None)
     return {**about, "scores": found}
 
 
+def members(quick=False):
+    """Return the numbers of the networks of an ensemble; 0 is the deterministic one."""
+    return range(2 if quick else MEMBERS)
+
+
 def key_of(record):
     return tuple(record[name] for name in ("pair", "seed", "method", "trial"))
 
 
 def trials(pair, quick=False):
-    """Return the trials of a pair; of quick runs only the deterministic network's."""
+    """Return the trials of a pair; of quick runs only two of the deterministic network's."""
     return [
         (pair, TRIAL_SEED, method, number, settings)
         for method, grid in GRIDS[pair].items()
         for number, settings in enumerate(grid)
-        if not quick or method == "deterministic"
+        if not quick or (method == "deterministic" and number < 2)
     ]
 
 
@@ -263,16 +285,19 @@ def chosen(records, pair, method, quick=False):
         if record["trial"] is not None and (record["pair"], record["method"]) == (pair, method)
     }
     finite = {trial: value for trial, value in found.items() if value is not None}
-    if len(found) < len(GRIDS[pair][method]) or not finite:
+    if len(found) < (2 if quick else len(GRIDS[pair][method])) or not finite:
         return None
     return GRIDS[pair][method][min(finite, key=finite.get)]
 
 
 def at_chosen(records, pair, seeds, quick=False):
-    """Return the tasks of all seeds, at the settings that the trials chose; ensembles last."""
-    found, best = [], {method: chosen(records, pair, method, quick) for method in METHODS}
-    members = dict.fromkeys([f"member{number}" for number in range(1, MEMBERS)], "deterministic")
-    for method, settings in {**best, **{name: best[of] for name, of in members.items()}}.items():
+    """Return the tasks of all seeds, at the settings that the trials chose; no ensembles."""
+    names = METHODS[:2] if quick and pair == "few_vgg16" else METHODS
+    found, best = [], {method: chosen(records, pair, method, quick) for method in names}
+    more = {f"member{number}": best["deterministic"] for number in members(quick)[1:]}
+    *first, last = names  # the most expensive comes last
+    for method in [*first, *more, last]:
+        settings = (best | more)[method]
         if settings is None:
             print(f"{pair}, {method}: trials are missing, its seeds wait", flush=True)
         else:
@@ -325,6 +350,6 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
         (pair, seed, "ensemble", None, {})
         for pair in pairs
         for seed in seeds
-        if all(kept(folder, pair, seed, number, quick).exists() for number in range(MEMBERS))
+        if all(kept(folder, pair, seed, number, quick).exists() for number in members(quick))
     ]
     return failed + run_tasks(complete, options, folder, jobs)

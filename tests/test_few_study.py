@@ -65,8 +65,10 @@ def test_the_best_trial_is_chosen_when_all_are_there():
     assert study.chosen(records, "few_lenet", "flow") == best
     assert study.chosen(records[:3], "few_lenet", "flow") is None
     assert study.chosen(records, "few_vgg16", "flow") is None
-    tasks = study.at_chosen(records, "few_lenet", [0, 1])
-    assert tasks == [("few_lenet", seed, "flow", None, best) for seed in (0, 1)]
+    flow, gaussian = (("few_lenet", 0, name, None) for name in ("flow", "Gaussian"))
+    assert study.settings_of(records, flow, ".") == best
+    assert study.settings_of(records, gaussian, ".") is None
+    assert study.settings_of([], ("few_lenet", 8, "flow", 2), ".") == best
     lines = few_tables.settings(records, "few_lenet").splitlines()
     assert ["**" in line for line in lines[2:]] == [False, False, True, False]
 
@@ -90,12 +92,12 @@ def test_scores_take_the_temperature_of_validation_images():
 
 def test_posteriors_are_where_they_should_be(few):
     problem = study.Problem("few_lenet", 0)
-    model, settings = problem.build(0), study.GRIDS["few_lenet"]
-    found = {
-        method: ibnn.to_stochastic(model, study.posterior_of("few_lenet", method, grid[0]), 30)
-        for method, grid in settings.items()
-        if "prior_scale" in grid[0]
-    }
+    model, found = problem.build(0), {}
+    for method, (settings, *_) in study.GRIDS["few_lenet"].items():
+        if "prior_scale" in settings:
+            options = {name: value for name, value in settings.items() if name != "rate"}
+            posterior = study.posterior_of("few_lenet", method, options)
+            found[method] = ibnn.to_stochastic(model, posterior, 30)
     names = {name: [x.name for x in ibnn.stochastic_layers(sto)] for name, sto in found.items()}
     inner = names.pop("fixed noise")
     assert len(inner) == 4
@@ -104,18 +106,36 @@ def test_posteriors_are_where_they_should_be(few):
     assert ibnn.stochastic_layers(found["joint flow"])[0].posterior.joint.channels == 469
 
 
-def test_fixed_noise_and_dropout_are_what_they_say(few):
-    problem = study.Problem("few_lenet", 0)
-    problem.epochs, problem.draws = 1, 2
-    settings = {"rate": 1e-3, "prior_scale": 0.2}
-    model = problem.trained("fixed noise", settings).inner
-    (z, *_) = {float(np.std(np.asarray(x.posterior.summary().z))) for x in model.layers[-1:]}
-    assert z == pytest.approx(0.2, rel=0.1)
+def test_methods_train_what_they_should(few):
+    problem, fits = study.Problem("few_lenet", 0), {}
+
+    def made(method, settings):
+        problem.fit = lambda model, **options: fits.update({method: (model, options)})
+        predictor = problem.trained(method, settings)
+        return predictor, *fits[method]
+
+    scale = {"rate": 1e-3, "prior_scale": 0.2}
+    _, model, _ = made("fixed noise", scale)
+    z = keras.ops.convert_to_numpy(model.layers[-1].posterior.summary().z)
+    assert np.std(z) == pytest.approx(0.2, rel=0.1)
     assert not any(getattr(weight, "of_posterior", False) for weight in model.trainable_weights)
-    dropped = problem.build(0, dropout=0.15)
+    _, model, options = made("mean-field", {**scale, "beta": 0.1})
+    rates = [
+        getattr(options["optimizer"], part).learning_rate
+        for part in ("deterministic", "stochastic")
+    ]
+    assert [float(rate) for rate in rates] == pytest.approx([1e-3, 5e-3])
+    assert options["optimizer"].deterministic.weight_decay == 0
+    assert options["callbacks"][0].epochs == 20
+    predictor, dropped, options = made("channel dropout", {"rate": 1e-3, "dropout": 0.15})
+    assert predictor.dropout
+    assert options["optimizer"].weight_decay == study.DECAY
     kinds = [x for x in dropped.layers if isinstance(x, keras.layers.Dropout)]
     assert [x.name for x in kinds] == [f"{x}_dropout" for x in ("conv2", "fc1", "fc2", "fc3")]
-    assert isinstance(kinds[0], keras.layers.SpatialDropout2D)
+    assert {x.rate for x in kinds} == {0.15}
+    plain, model, options = made("deterministic", {"rate": 1e-3, "decay": 1.0})
+    assert plain is model
+    assert options["optimizer"].weight_decay == 1
 
 
 def records(methods, seeds=(1, 0)):

@@ -10,8 +10,9 @@ A task is a pair of data and network, a seed, a method, and for trials its numbe
 
 import functools
 import json
+import math
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -165,28 +166,33 @@ class Problem(method_study.Problem):
 
     def trained(self, method, settings, number=0):
         """Return a network trained as a method's settings say, ready to predict."""
-        settings, steps = dict(settings), self.epochs * self.steps
-        rate = keras.optimizers.schedules.CosineDecay(settings.pop("rate"), steps)
+        settings = dict(settings)
+        rate = settings.pop("rate")
         decay = settings.pop("decay", 0.0 if method in ("mean-field", "MNF") else DECAY)
         optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
         model = self.build(100 * self.seed + number, settings.pop("dropout", 0.0))
+        # A variable, unlike a schedule, leaves the compiled program the same for all rates.
+        falling = keras.callbacks.LearningRateScheduler(
+            lambda epoch: rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        )
         if not settings:
-            self.fit(model, optimizer=optimizer)
+            self.fit(model, optimizer=optimizer, callbacks=[falling])
             is_dropout = method == "channel dropout"
             return self.predictor(model, dropout=True) if is_dropout else model
         posterior = posterior_of(self.pair, method, settings)
         model = ibnn.to_stochastic(model, posterior, len(self.train[1]), seed=self.seed)
-        callbacks = []
+        callbacks = [falling]
         if method == "fixed noise":
             ibnn.freeze(model, "stochastic")
         else:
-            optimizer = ibnn.two_speed(optimizer, STOCHASTIC_SPEED * float(rate(0)))
+            optimizer = ibnn.two_speed(optimizer, STOCHASTIC_SPEED * rate)
         if method in ("mean-field", "MNF"):
-            callbacks = [ibnn.KLAnnealing(max(1, round(ANNEALING * self.epochs)))]
+            callbacks.append(ibnn.KLAnnealing(max(1, round(ANNEALING * self.epochs))))
         self.fit(model, optimizer=optimizer, callbacks=callbacks)
         return self.predictor(model)
 
     def predictor(self, model, **options):
+        options |= {"head": "softmax", "from_logits": True}
         return ibnn.MonteCarlo(model, samples=self.draws, seed=0, **options)
 
     def log_probabilities(self, model, x):
@@ -265,16 +271,6 @@ def key_of(record):
     return tuple(record[name] for name in ("pair", "seed", "method", "trial"))
 
 
-def trials(pair, quick=False):
-    """Return the trials of a pair; of quick runs only two of the deterministic network's."""
-    return [
-        (pair, TRIAL_SEED, method, number, settings)
-        for method, grid in GRIDS[pair].items()
-        for number, settings in enumerate(grid)
-        if not quick or (method == "deterministic" and number < 2)
-    ]
-
-
 def chosen(records, pair, method, quick=False):
     """Return the settings with the lowest validation NLL at a temperature; None if some lack."""
     if quick and method != "deterministic":
@@ -290,66 +286,76 @@ def chosen(records, pair, method, quick=False):
     return GRIDS[pair][method][min(finite, key=finite.get)]
 
 
-def at_chosen(records, pair, seeds, quick=False):
-    """Return the tasks of all seeds, at the settings that the trials chose; no ensembles."""
-    names = METHODS[:2] if quick and pair == "few_vgg16" else METHODS
-    found, best = [], {method: chosen(records, pair, method, quick) for method in names}
-    more = {f"member{number}": best["deterministic"] for number in members(quick)[1:]}
-    *first, last = names  # the most expensive comes last
-    for method in [*first, *more, last]:
-        settings = (best | more)[method]
-        if settings is None:
-            print(f"{pair}, {method}: trials are missing, its seeds wait", flush=True)
-        else:
-            found += [(pair, seed, method, None, settings) for seed in seeds]
+def settings_of(records, task, folder, quick=False):
+    """Return the settings of a task, or None while others must be run before."""
+    pair, seed, method, trial = task
+    if trial is not None:
+        return GRIDS[pair][method][trial]
+    if method == "ensemble":
+        files = [kept(folder, pair, seed, number, quick) for number in members(quick)]
+        return {} if all(file.exists() for file in files) else None
+    return chosen(records, pair, "deterministic" if "member" in method else method, quick)
+
+
+def tasks(pair, seeds, quick=False):
+    """Return the tasks of a pair: of each method the trials, then the seeds; the dearest last."""
+    found, (*first, last) = [], METHODS[:2] if quick and pair == "few_vgg16" else METHODS
+    for method in [*first, *(f"member{number}" for number in members(quick)[1:]), "ensemble", last]:
+        count = len(GRIDS[pair].get(method, ()))
+        if quick:  # no choice, but for the deterministic network
+            count = 2 if method == "deterministic" else 0
+        found += [(pair, TRIAL_SEED, method, trial) for trial in range(count)]
+        found += [(pair, seed, method, None) for seed in seeds]
     return found
 
 
-def results(tasks, options, jobs):
-    """Yield tasks and functions that return their records, or raise; one job is in this process."""
-    if jobs == 1:
-        for task in tasks:
-            yield task, functools.partial(run, *task, *options)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(run, *task, *options): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result
+class Here(Executor):
+    """Runs what is submitted at once, in this process."""
 
-
-def run_tasks(tasks, options, folder, jobs):
-    """Run tasks in order, by processes that take one after the other; return how many failed."""
-    failed, done = 0, {key_of(record) for record in read(folder)}
-    left = [task for task in tasks if task[:4] not in done]
-    print(f"{len(left)} runs to do, {len(tasks) - len(left)} are there", flush=True)
-    for task, result in results(left, options, jobs):
-        name = ", ".join(map(str, task[:4]))
+    def submit(self, function, *args):
+        future = Future()
         try:
-            record = result()
-        except Exception as error:  # of one task, which costs the others nothing
-            failed += 1
-            print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
-            continue
-        with (Path(folder) / "runs.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
-        row = record.get("scores") or record["validation"]
-        print(f"{name}: NLL, T {row['NLL, T'] or np.nan:.4f}", flush=True)
-    return failed
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
-    """Run what `runs.jsonl` in the folder lacks; return how many failed."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    options, failed, before = (str(folder), quick, data_dir), 0, None
-    for pair in [*pairs, None]:  # the seeds of one pair beside the trials of the next
-        tasks = at_chosen(read(folder), before, seeds, quick) if before else []
-        tasks += trials(pair, quick) if pair else []
-        failed += run_tasks(tasks, options, folder, jobs)
-        before = pair
-    complete = [
-        (pair, seed, "ensemble", None, {})
-        for pair in pairs
-        for seed in seeds
-        if all(kept(folder, pair, seed, number, quick).exists() for number in members(quick))
-    ]
-    return failed + run_tasks(complete, options, folder, jobs)
+    """Run what `runs.jsonl` in the folder lacks; return how many failed.
+
+    Processes take one task after the other: the first whose settings are known.
+    """
+    folder, failed, running = Path(folder), 0, {}
+    folder.mkdir(parents=True, exist_ok=True)
+    records = read(folder)
+    every, done = (
+        [task for pair in pairs for task in tasks(pair, seeds, quick)],
+        set(map(key_of, records)),
+    )
+    left = [task for task in every if task not in done]
+    print(f"{len(left)} runs to do, {len(every) - len(left)} are there", flush=True)
+    with ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else Here() as pool:
+        while left or running:
+            for task in left.copy():
+                settings = settings_of(records, task, folder, quick)
+                if settings is not None and len(running) < jobs:
+                    left.remove(task)
+                    future = pool.submit(run, *task, settings, str(folder), quick, data_dir)
+                    running[future] = task
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                name = ", ".join(map(str, running.pop(future)))
+                try:
+                    record = future.result()
+                except Exception as error:  # of one task, which costs the others nothing
+                    failed += 1
+                    print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
+                    continue
+                records.append(record)
+                with (folder / "runs.jsonl").open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(record, allow_nan=False) + "\n")
+                row = record.get("scores") or record["validation"]
+                print(f"{name}: NLL, T {row['NLL, T'] or np.nan:.4f}", flush=True)
+    return failed + len(left)  # those that wait for others that failed

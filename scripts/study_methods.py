@@ -25,7 +25,7 @@ def main(argv=None):
     return command(argv, __doc__, "method", RESULTS, PAGES)
 
 
-def command(argv, text, name, results, pages, **more):
+def command(argv, text, name, results, pages, seeds=3, **more):
     """Run a study of `experiments`, or only write its tables, as the command line says.
 
     `more` are options of this study alone, by name, as `add_argument` takes them.
@@ -35,7 +35,7 @@ def command(argv, text, name, results, pages, **more):
     )
     add = parser.add_argument
     add("--pairs", nargs="+", metavar="PAIR", help="data and network (default: all)")
-    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
+    add("--seeds", type=int, nargs="+", default=range(seeds), help=f"default: 0 to {seeds - 1}")
     add("--jobs", type=int, default=1, help="tasks at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")

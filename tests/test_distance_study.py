@@ -88,10 +88,10 @@ def test_rates_by_filter_leave_the_target_as_it_is():
 
 def test_the_rate_falls_and_then_goes_in_cycles():
     schedule = study.BurnIn(0.02, burn_in=40, cycle=10)
-    rates = [float(schedule(step)) for step in (0, 20, 40, 45, 49, 50)]
-    assert rates[:4] == pytest.approx([0.1, 0.06, 0.02, 0.01])
-    assert rates[4] < 0.001
-    assert rates[5] == pytest.approx(0.02)
+    rates = [float(schedule(step)) for step in (0, 4, 20, 40, 45, 49, 50)]
+    assert rates[:5] == pytest.approx([0, 0.098, 0.06, 0.02, 0.01], abs=1e-4)
+    assert rates[5] < 0.001
+    assert rates[6] == pytest.approx(0.02)
 
 
 def test_snapshots_are_the_ends_of_cycles_after_the_burn_in(monkeypatch):

@@ -101,7 +101,10 @@ class Problem(method_study.Problem):
         return ibnn.SGHMC(rate, temperature=0.0, **self.prior)
 
     def falling(self, rate):
-        return Cosine(rate, self.epochs * self.steps)
+        """Return a rate that rises for a twentieth of the epochs, then falls to 0."""
+        total = self.epochs * self.steps
+        rise = max(1, total // 20)
+        return Cosine(0.0, total - rise, warmup_target=rate, warmup_steps=rise)
 
     def predict(self, posterior):
         """Return the predictive distribution on all test images."""
@@ -162,7 +165,10 @@ def start_at_prior(model):
 
 
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
-    """Falls from START to a rate in the burn-in; then there are cosine cycles, from it to 0."""
+    """Falls from START to a rate in the burn-in; then there are cosine cycles, from it to 0.
+
+    In the first tenth of the burn-in it rises to START.
+    """
 
     def __init__(self, rate, burn_in, cycle):
         self.rate, self.burn_in = rate, burn_in
@@ -172,6 +178,7 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
         step = keras.ops.cast(step, "int32")
         share = keras.ops.cast(step, "float32") / self.burn_in
         first = (START - self.rate) / 2 * (keras.ops.cos(np.pi * share) + 1) + self.rate
+        first = first * keras.ops.minimum(1.0, 10 * share)
         return keras.ops.where(step < self.burn_in, first, self.cycles(step - self.burn_in))
 
 

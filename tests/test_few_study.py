@@ -93,11 +93,11 @@ def test_scores_take_the_temperature_of_validation_images():
 def test_posteriors_are_where_they_should_be(few):
     problem = study.Problem("few_lenet", 0)
     model, found = problem.build(0), {}
-    for method, (settings, *_) in study.GRIDS["few_lenet"].items():
-        if "prior_scale" in settings:
-            options = {name: value for name, value in settings.items() if name != "rate"}
-            posterior = study.posterior_of("few_lenet", method, options)
-            found[method] = ibnn.to_stochastic(model, posterior, 30)
+    for method in ("fixed noise", "Gaussian", "joint flow"):
+        settings = study.GRIDS["few_lenet"][method][0]
+        options = {name: value for name, value in settings.items() if name != "rate"}
+        posterior = study.posterior_of("few_lenet", method, options)
+        found[method] = ibnn.to_stochastic(model, posterior, 30)
     names = {name: [x.name for x in ibnn.stochastic_layers(sto)] for name, sto in found.items()}
     inner = names.pop("fixed noise")
     assert len(inner) == 4
@@ -126,7 +126,9 @@ def test_methods_train_what_they_should(few):
     ]
     assert [float(rate) for rate in rates] == pytest.approx([1e-3, 5e-3])
     assert options["optimizer"].deterministic.weight_decay == 0
-    assert options["callbacks"][0].epochs == 20
+    falling, annealing = options["callbacks"]
+    assert [falling.schedule(epoch) for epoch in (0, 30)] == pytest.approx([1e-3, 5e-4])
+    assert annealing.epochs == 20
     predictor, dropped, options = made("channel dropout", {"rate": 1e-3, "dropout": 0.15})
     assert predictor.dropout
     assert options["optimizer"].weight_decay == study.DECAY

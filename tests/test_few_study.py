@@ -186,4 +186,4 @@ def test_a_quick_run_is_stored_and_not_repeated(few, tmp_path, capsys):
     (together,) = (record["scores"] for record in found if record["method"] == "ensemble")
     assert together["NLL"] < np.mean([scores["NLL"] for scores in single])  # by convexity
     assert study_few.main(command) == 0
-    assert re.search("0 runs to do, 12 are there", capsys.readouterr().out)
+    assert re.search("0 runs to do, 14 are there", capsys.readouterr().out)

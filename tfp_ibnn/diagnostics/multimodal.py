@@ -1,15 +1,22 @@
-"""How many modes a posterior has."""
+"""How many modes a posterior has, up to the symmetries of a network."""
 
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
+from keras import Model, layers
+from scipy.optimize import linear_sum_assignment, minimize
 from scipy.spatial.distance import cdist
 
 from tfp_ibnn._core import checks
+from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.diagnostics.density import PosteriorDensity
+from tfp_ibnn.layers.heads import GaussianHead
+from tfp_ibnn.weights.features import check_network
+from tfp_ibnn.weights.likelihood import numbers
 
 _MOST = 50
+_PROBE = np.outer(np.geomspace(0.01, 100, 30), [1, -1]).astype("float32")
 
 
 class Modes(NamedTuple):
@@ -21,7 +28,9 @@ class Modes(NamedTuple):
     unseen: float
 
 
-def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0) -> Modes:
+def modes(
+    posterior: Any, draws: int = 200, *, starts: Any = None, model: Any = None, seed: int = 0
+) -> Modes:
     """Find the modes of a posterior over at most 50 numbers.
 
     Draws climb log q by L-BFGS. Two summits are one mode if log q falls by less than a nat below
@@ -30,7 +39,8 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
     1.5 %. `unseen`, by Good and Turing, is the share of draws alone at their mode. Costs some 100
     to 1,100 gradients of log q, each at all draws together.
     `posterior` is as for `log_weights`; or, with `starts`, rows to climb from, any object that has
-    `size`, and `values` and `gradients` of rows, such as the target of `diagnostics.hmc`.
+    `size`, and `values` and `gradients` of rows, such as the target of `diagnostics.hmc`. Of all
+    weights of a `model`, summits that are copies by its symmetries are one; see `canonical`.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -45,10 +55,8 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
         raise ValueError(f"`posterior` is over {q.size} numbers, more than {_MOST}. {remedy}.")
     w = q.sample(checks.positive_integer("draws", draws), seed) if starts is None else starts
     w = np.reshape(np.asarray(w, "float64"), (-1, q.size))
-    scale, log_prob = (
-        np.where(w.std(axis=0) > 1e-9, w.std(axis=0), 1.0),
-        getattr(q, "values", None) or q.log_prob,
-    )
+    scale = np.where(w.std(axis=0) > 1e-9, w.std(axis=0), 1.0)
+    log_prob = getattr(q, "values", None) or q.log_prob
     value, slope = (lambda x: log_prob(x * scale)), (lambda x: q.gradients(x * scale) * scale)
 
     def minus(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -58,6 +66,7 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
     options = {"jac": True, "method": "L-BFGS-B", "options": {"maxfun": 1000}}
     top = minimize(minus, (w / scale).ravel(), **options).x.reshape(w.shape)
     top = top[np.argsort(-value(top))]
+    top = top if model is None else canonical(model, top * scale) / scale
     own = np.arange(len(top))
     far = np.where(own[:, None] > own, cdist(top, top), np.inf)  # from the higher ones
     near = far.argmin(axis=1)
@@ -73,6 +82,51 @@ def modes(posterior: Any, draws: int = 200, *, starts: Any = None, seed: int = 0
     kept, counts = np.unique(parent, return_counts=True)
     shares = counts / len(top)
     return Modes(top[kept] * scale, value(top[kept]), shares, float(shares[counts == 1].sum()))
+
+
+def canonical(model: Model, draws: Any) -> np.ndarray:
+    """Return draws (..., size) of all weights, each as the copy of it that is close to the first.
+
+    Copies give the same function: hidden units may be permuted, negated if the activation is odd
+    (tanh), and rescaled if it is positively homogeneous (relu): to equal norms of what comes in and
+    goes out, the likeliest under a Gaussian prior. `model` is a chain of Dense layers with their
+    activations. Costs at most O(units^3) for each draw and layer.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((1,)), *map(keras.layers.Dense, (1, 1))])
+        >>> ibnn.diagnostics.canonical(model, [[2, 0, 2, 0], [-1, 0, -9, 0]]).tolist()
+        [[2.0, 0.0, 2.0, 0.0], [3.0, 0.0, 3.0, 0.0]]
+    """
+    check_network(model)
+    steps = Graph(model, lambda _: True).layers
+    dense = [x for x in steps if not isinstance(x, (layers.Dropout, GaussianHead))]
+    weights = [id(v) for x in dense for v in getattr(x, "weights", ())]  # twice if shared
+    every = [id(v) for v in model.trainable_weights]
+    if {type(x) for x in dense} != {layers.Dense} or weights != every:
+        got = ", ".join(type(x).__name__ for x in steps)
+        raise ValueError(f"`model` must be a chain of Dense layers, all trainable; got {got}.")
+    ends, shape = np.cumsum([x.count_params() for x in dense]), np.shape(draws)
+    rows = 1.0 * numbers(np.reshape(draws, (-1, *shape[-1:])), ends[-1], "`draws`")
+    # The bias is a kernel's last row; a unit is a column of it, and a row of the next one.
+    parts = zip(dense, np.split(rows, ends[:-1], axis=1), strict=True)
+    w, hidden = [part.reshape(len(rows), -1, x.units) for x, part in parts], []
+    for x, (into, after) in zip(dense, pairwise(w), strict=False):
+        f, twice, minus = (x.activation(c * _PROBE) for c in (1.0, 2.0, -1.0))
+        hidden.append(
+            (into, after[:, : x.units], np.allclose(twice, 2 * f), np.allclose(minus, -f))
+        )
+    for into, out, *_ in [units for units in hidden if units[2]] * 100:  # at once if it is one
+        ratio = np.sum(out**2, axis=2) / np.maximum(np.sum(into**2, axis=1), 1e-60) + 1e-60
+        into *= ratio[:, None] ** 0.25
+        out *= ratio[..., None] ** -0.25
+    for row, sweep, (into, out, _, odd) in product(range(len(rows)), range(10), hidden):
+        # At first without the layers after it, whose order is another.
+        gain = into[0].T @ into[row] + min(sweep, 1) * out[0] @ out[row].T
+        _, own = pairs = linear_sum_assignment(np.abs(gain) if odd else gain, maximize=True)
+        sign = np.where(odd & (gain[pairs] < 0), -1.0, 1.0)
+        into[row], out[row] = into[row][:, own] * sign, out[row][own] * sign[:, None]
+    return rows.reshape(shape)
 
 
 def _barriers(value: Any, slope: Any, start: Any, end: Any, bends: int = 0) -> np.ndarray:

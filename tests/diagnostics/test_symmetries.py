@@ -163,7 +163,6 @@ REFUSED = {
     "a shared layer": (shared, "Dense, Dense, Dense"),
     "batch norm": (lambda: chain(layers.BatchNormalization()), "BatchNormalization"),
     "an activation apart": (lambda: chain(layers.ReLU()), "ReLU"),
-    "frozen": (lambda: chain(dense(2, trainable=False)), "Dense"),
 }
 
 
@@ -172,7 +171,7 @@ REFUSED = {
 def test_other_networks_are_refused(name):
     make, got = REFUSED[name]
     model = make()
-    with pytest.raises(ValueError, match=f"chain of Dense layers, all trainable; got .*{got}"):
+    with pytest.raises(ValueError, match=f"chain of Dense layers, each used once; got .*{got}"):
         canonical(model, np.zeros((1, model.count_params())))
 
 
@@ -181,5 +180,8 @@ def test_what_is_not_draws_of_all_weights_is_refused():
     for draws in (np.zeros((2, 5)), np.zeros(30), 1.0, np.full((2, 26), np.nan)):
         with pytest.raises(ValueError, match="`draws`"):
             canonical(network("tanh"), draws)
+    model = chain(dense(2, "tanh", trainable=False))  # whose draws have no values for it
+    with pytest.raises(ValueError, match=r"`draws` must have the shape \(N, 29\)"):
+        canonical(model, np.zeros((2, 19)))
     with pytest.raises(ValueError, match="must be a Keras model; got None"):
         canonical(None, np.zeros((2, 5)))

@@ -47,8 +47,7 @@ class PosteriorDensity:
     def sample_and_log_prob(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Draw rows, alike for equal seeds, with log-densities (S,); no flow is inverted."""
         key = ops.cast(np.random.default_rng(seed).integers(0, 2**31 - 1, 2), KEY_DTYPE)
-        w, log_q = self._q.experimental_sample_and_log_prob(number, seed=key)
-        return _double(w), _double(log_q)
+        return tuple(map(_double, self._q.experimental_sample_and_log_prob(number, seed=key)))
 
     def values(self, rows: np.ndarray) -> np.ndarray:
         """Return log-densities (S,)."""

@@ -75,8 +75,7 @@ def modes(
     for i in own:  # those above it are done
         parent[i] = parent[parent[i]]
     kept, counts = np.unique(parent, return_counts=True)
-    shares = counts / len(top)
-    return Modes(top[kept] * scale, value(top[kept]), shares, float(shares[counts == 1].sum()))
+    return Modes(top[kept] * scale, value(top[kept]), counts / len(w), sum(counts == 1) / len(w))
 
 
 def canonical(model: Any, draws: Any) -> np.ndarray:

@@ -30,6 +30,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "is_it_right.md"
 EXPECTED = {
     "NormalFull": (1, 1.31),
     "NormalFull, gamma=1": (1, 1.48),
+    "four couplings": (2, 1.76),
+    "four couplings, gamma=1": (2, 2.07),
     "two components": (1, 0.87),
     "two components, apart": (2, 0.48),
     "two components, apart, four couplings": (2, 0.03),
@@ -77,8 +79,9 @@ def over_z(posterior, apart=False):
     return model
 
 
-def joint(*flows, apart=False, **options):
-    posterior = ibnn.FlowPosterior(flows, components=2, initial_scale=0.5, **PRIOR, **options)
+def joint(*flows, apart=False, components=2, **options):
+    options = {"components": components, "initial_scale": 0.5, **PRIOR, **options}
+    posterior = ibnn.FlowPosterior(flows, **options)
     return over_z(ibnn.JointPosterior(posterior), apart)
 
 
@@ -105,6 +108,8 @@ def refined_modes():
 CASES = {
     "NormalFull": full,
     "NormalFull, gamma=1": lambda: full(gamma=1.0),
+    "four couplings": lambda: joint(*couplings(), components=1),
+    "four couplings, gamma=1": lambda: joint(*couplings(), components=1, gamma=1.0),
     "two components": joint,
     "two components, apart": lambda: joint(apart=True),
     "two components, apart, four couplings": lambda: joint(*couplings(), apart=True),
@@ -127,7 +132,8 @@ def test_the_posterior_itself_has_two_modes():
 def test_how_many_modes_a_posterior_finds(name):
     posterior, (count, gap) = CASES[name](), EXPECTED[name]
     assert len(modes(posterior, 100).masses) == count
-    assert evidence() - elbo(posterior, log_joint).value == pytest.approx(gap, abs=0.05)
+    found = elbo(posterior, log_joint)
+    assert evidence() - found.value == pytest.approx(gap, abs=0.05 + 2 * found.error)
 
 
 @pytest.mark.once

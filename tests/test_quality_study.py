@@ -70,7 +70,7 @@ def test_the_z_of_a_network_are_scored_by_the_network():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pair", "count"), [("diabetes_40", 8), ("z_moons", 12)])
+@pytest.mark.parametrize(("pair", "count"), [("diabetes_40", 9), ("z_moons", 12)])
 def test_a_quick_run_is_stored_and_not_repeated(pair, count, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(calibrate_study, "apart", lambda function, *task: function(*task))
     command = ["--quick", "--pairs", pair, "--seeds", "0", "--output", str(tmp_path)]

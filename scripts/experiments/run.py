@@ -169,7 +169,7 @@ def _arrays(settings, data_dir, before=False):
     if not settings.validation:
         return train, test
     # The images held out are the same in all runs, whatever their seed.
-    return ibnn.data.validation_split(*train, settings.validation, seed=0)
+    return data.validation_split(*train, settings.validation, seed=0)
 
 
 def _network(settings, images):

@@ -36,6 +36,15 @@ def test_tables():
     assert quality_tables.tables([])["contrasts"] == "Not run yet."
 
 
+def test_flows_are_not_compared_with_the_draws_they_were_fitted_to():
+    scores = {"log evidence - ELBO": 1.0, "MMD, squared": 0.5, "NLL": 2.0}
+    made = [{"pair": "diabetes_40", "seed": 0, "methods": {}}]
+    made[0]["methods"] = {f"+ {name}": scores for name in ("8 couplings", study.BY_DRAWS)}
+    found = quality_tables.table(made, "diabetes_40")
+    assert "| + 8 couplings | 1.00 | 0.5000 | 2.0000 |" in found
+    assert f"| + {study.BY_DRAWS} | 1.00 | - | 2.0000 |" in found
+
+
 @pytest.mark.parametrize("page", study_quality.PAGES)
 def test_pages_show_the_stored_runs(page):
     tables = quality_tables.tables(study.read(ROOT / study_quality.RESULTS))

@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
+from PIL import Image
 from study_figures import elephant, novelty, places, when_flows_pay
 
 import tfp_ibnn as ibnn
@@ -35,7 +36,10 @@ def main() -> None:
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
-        figure.savefig(IMAGES / f"{draw.__name__}.png", dpi=130)
+        path = IMAGES / f"{draw.__name__}.png"
+        figure.savefig(path, dpi=130)
+        with Image.open(path) as image:  # 256 colours are a third of the bytes
+            image.convert("RGB").quantize(256).save(path, optimize=True)
         plt.close(figure)
 
 

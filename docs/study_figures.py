@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from tfp_ibnn.plots import COLORS
 
@@ -137,7 +139,7 @@ def when_flows_pay() -> Figure:
     figure, axes = plt.subplots(2, 2, figsize=(8.6, 5.8), layout="constrained")
     titles = {
         "diabetes_40": "Last layer, learned noise, N = 40",
-        "z_moons": "z of a fixed MLP, two moons",
+        "z_digits": "z of a fixed MLP, digits",
     }
     for ax, (pair, title) in zip(axes[0], titles.items(), strict=True):
         runs = [run for run in stored("quality") if run["pair"] == pair]
@@ -147,7 +149,9 @@ def when_flows_pay() -> Figure:
             _dots(ax, place, gaps, _color(name))
         ax.set_yticks(range(len(names)), names)
         ax.set(title=title, xlabel="log evidence - ELBO (nats)", xscale="log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
         ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     _few_data(axes[1, 0])
     _agreement(axes[1, 1])
     for ax in axes.flat:
@@ -167,39 +171,50 @@ def _color(name: str) -> str:
     return BLUE if "Gaussian" in name or "covariance" in name else GREEN
 
 
-def _dots(ax: Axes, place: int, values: list, color: str) -> None:
-    ax.plot(values, [place] * len(values), "o", color=color, alpha=0.5, markersize=3.5)
+def _dots(ax: Axes, place: float, values: list, color: str, marker: str = "o") -> Any:
     ax.plot(np.mean(values), place, "|", color=color, markersize=12, markeredgewidth=2)
+    return ax.plot(values, [place] * len(values), marker, color=color, alpha=0.5, markersize=3.5)[0]
 
 
 def _few_data(ax: Axes) -> None:
-    """Draw the test NLL of LeNet at a temperature, less that of the network alone."""
-    found: dict[str, dict] = {}
+    """Draw the test NLL of two networks at a temperature, less that of the network alone."""
+    found: dict[tuple, dict] = {}
     for run in stored("few"):
-        if run["pair"] == "few_lenet" and run["trial"] is None and "member" not in run["method"]:
-            found.setdefault(run["method"], {})[run["seed"]] = run["scores"]["NLL, T"]
-    plain = found.pop("deterministic")
+        if run["trial"] is None and "member" not in run["method"]:
+            own = found.setdefault((run["pair"], run["method"]), {})
+            own[run["seed"]] = run["scores"]["NLL, T"]
+    pairs = {"few_lenet": ("o", "LeNet"), "few_vgg16": ("^", "VGG16")}
     less = {
-        name: [values[seed] - plain[seed] for seed in sorted(values)]
-        for name, values in found.items()
+        (pair, name): [values[seed] - found[pair, "deterministic"][seed] for seed in sorted(values)]
+        for (pair, name), values in found.items()
     }
-    names = sorted(less, key=lambda name: np.mean(less[name]))
-    for place, name in enumerate(names):
-        _dots(ax, place, less[name], _color(name))
+    names = {name for _, name in found} - {"deterministic"}
+    names = sorted(names, key=lambda name: sum(np.mean(less[pair, name]) for pair in pairs))
+    for shift, (pair, (marker, label)) in zip((-0.17, 0.17), pairs.items(), strict=True):
+        for place, name in enumerate(names):
+            drawn = _dots(ax, place + shift, less[pair, name], _color(name), marker)
+        drawn.set_label(label)
     ax.axvline(0, color="0.6", linewidth=0.8)
     ax.set_yticks(range(len(names)), names)
-    ax.set(title="LeNet on 5,000 images", xlabel="test NLL less the network's, at a temperature")
+    ax.legend(loc="lower left", fontsize=8, frameon=False)
+    label = "test NLL less the network's, at a temperature"
+    ax.set(title="LeNet and VGG16 on 5,000 images", xlabel=label)
 
 
 def _agreement(ax: Axes) -> None:
     """Draw which share of test images has the same class as under HMC."""
-    from experiments.distance_study import PAIRS, best
+    from experiments.distance_study import LONG, PAIRS, best
 
     runs, rows = stored("distance"), {}
     for pair, (title, _) in PAIRS.items():
         own = [x for x in runs if x["pair"] == pair and x["group"] == best(runs, pair)]
         if own:
             rows[title] = [run["scores"]["agreement"] for run in own]
+    rows |= {
+        f"{PAIRS[x['pair']][0]}, {LONG}": [x["scores"]["agreement"]]
+        for x in runs
+        if x["group"] == LONG
+    }
     for run in (run for run in runs if run["pair"] == "average"):
         count, title = len(run["of"][2]), PAIRS[run["of"][0]][0]
         if count == 3 and f"5 of {run['of'][0]}" in {x["group"] for x in runs}:
@@ -210,6 +225,8 @@ def _agreement(ax: Axes) -> None:
         color = ORANGE if "flow" in name else BLUE if "Gaussian" in name else GREEN
         _dots(ax, place, rows[name], color)
     ax.axvline(0.928, color="0.5", linewidth=1, linestyle="--")
-    ax.text(0.926, len(names) - 1, "published, cyclical SGHMC", ha="right", fontsize=8, color="0.4")
+    ax.text(
+        0.926, len(names) - 2, "published,\ncyclical SGHMC", ha="right", fontsize=8, color="0.4"
+    )
     ax.set_yticks(range(len(names)), names)
     ax.set(title="ResNet-20 on CIFAR-10", xlabel="agreement with HMC")

@@ -36,6 +36,15 @@ def test_tables():
     assert quality_tables.tables([])["contrasts"] == "Not run yet."
 
 
+def test_a_gap_within_the_error_of_the_evidence_has_no_share():
+    made = records()
+    for record in made:
+        record["reference"]["evidence"] = (-10.0, 5.0)
+    found = quality_tables.tables(made)["contrasts"]
+    row = next(line for line in found.splitlines() if "10 planar" in line)
+    assert "| - | -2.0000 ± 0.0000 | -2.0000 ± 0.0000 |" in row
+
+
 def test_flows_are_not_compared_with_the_draws_they_were_fitted_to():
     scores = {"log evidence - ELBO": 1.0, "MMD, squared": 0.5, "NLL": 2.0}
     made = [{"pair": "diabetes_40", "seed": 0, "methods": {}}]

@@ -69,11 +69,14 @@ def contrasts(records):
             key: data.pivot(index="seed", columns="method", values=key) for key in (GAP, "NLL")
         }
         best, names = CONTRASTS[pair.startswith("z_")]
+        error = max(x["reference"]["evidence"][1] for x in records if x["pair"] == pair)
         for name in (name for name in names if name in scores[GAP]):
             both = {key: each[[name, best]].dropna() for key, each in scores.items()}
-            closed = 1 - both[GAP][name].mean() / both[GAP][best].mean()
+            whole = both[GAP][best].mean()
+            # A share of what the evidence does not resolve means nothing.
+            closed = f"{1 - both[GAP][name].mean() / whole:.0%}" if whole > error else "-"
             less = {key: np.asarray(each[name] - each[best]) for key, each in both.items()}
-            line = {"problem": title, "posterior": name, "gap closed": f"{closed:.0%}"}
+            line = {"problem": title, "posterior": name, "gap closed": closed}
             line |= {"gap (nats)": change(less[GAP]), "test NLL": change(less["NLL"])}
             lines.append(line)
     return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."

@@ -17,7 +17,7 @@ class Inverse(Flow):
     noise to draws: a flow that is quick or exact one way only, such as `Planar`, serves both.
 
     Args:
-        flow: a flow; it is not copied.
+        flow: a flow; it is copied.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -33,7 +33,8 @@ class Inverse(Flow):
             raise ValueError(f"`flow` must be a flow, such as flows.Planar(); got {flow!r}.")
         kwargs["condition_size"] = flow.condition_size
         super().__init__(**{**kwargs, "dtype": flow.dtype})
-        self.flow, self.is_linear = flow, flow.is_linear
+        self.flow = type(flow).from_config({**flow.get_config(), "name": "flow"})
+        self.is_linear = flow.is_linear
         self.event_ndims, self.min_channels = flow.event_ndims, flow.min_channels
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -25,20 +25,25 @@ def main(argv=None):
     return command(argv, __doc__, "method", RESULTS, PAGES)
 
 
-def command(argv, text, name, results, pages):
-    """Run a study of `experiments`, or only write its tables, as the command line says."""
+def command(argv, text, name, results, pages, seeds=3, **more):
+    """Run a study of `experiments`, or only write its tables, as the command line says.
+
+    `more` are options of this study alone, by name, as `add_argument` takes them.
+    """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--pairs", nargs="+", metavar="PAIR", help="data and network (default: all)")
-    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
+    add("--seeds", type=int, nargs="+", default=range(seeds), help=f"default: 0 to {seeds - 1}")
     add("--jobs", type=int, default=1, help="tasks at once (default 1); more pay on a GPU")
     add("--backend", choices=("tensorflow", "jax"), help="default: KERAS_BACKEND, or tensorflow")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
     add("--output", help=f"default: {results}, or outputs/quick/{name}")
     add("--tables", action="store_true", help="run nothing, only write the tables")
     add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
+    for key, about in more.items():
+        add(f"--{key}", **about)
     options = parser.parse_args(argv)
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1; got {options.jobs}")
@@ -58,7 +63,7 @@ def command(argv, text, name, results, pages):
     output, failed = options.output, 0
     output = output or (f"outputs/quick/{name}" if options.quick else results)
     if not options.tables:
-        more = {key: getattr(options, key) for key in ("quick", "jobs", "data_dir")}
+        more = {key: getattr(options, key) for key in ("quick", "jobs", "data_dir", *more)}
         failed = study.run_all(pairs, options.seeds, output, **more)
     tables.write_tables(output, *(pages if output == results else ()))
     print(f"Written to {output}; {failed} tasks failed.")

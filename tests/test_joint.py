@@ -1,7 +1,9 @@
 """One posterior over the z of several layers."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ from keras import layers, ops
 from scipy.optimize import minimize
 
 import tfp_ibnn as ibnn
+import time_joint
 from tests.layer_checklist import numpy, predict_without_noise, stir
 from tests.test_elbo import compiled, linear
 from tfp_ibnn.diagnostics.targets import target_of
@@ -483,3 +486,32 @@ def test_another_model_needs_another_template():
                 model(X)
         else:
             model(X)
+
+
+# ------------------------------------------------------------------------------------ what it costs
+
+STORED = Path(__file__).parents[1] / "results" / "benchmark"
+
+
+@pytest.mark.slow
+def test_steps_are_timed_and_elbos_are_bounds_of_one_evidence(monkeypatch, tmp_path):
+    x = RNG.normal(size=(64, 28, 28, 1))
+    loaded = (x, (x.mean(axis=(1, 2, 3)) > 0).astype("int32")), None
+    monkeypatch.setattr(time_joint.data, "load", lambda *_: loaded)
+    options = "--networks mlp --rounds 2 --steps 2 --images 64 --epochs 2 --json".split()
+    rows = time_joint.main([*options, str(tmp_path / "found.json")])
+    assert [row["posterior"] for row in rows] == list(time_joint.POSTERIORS)
+    assert all(row["ratio"] > 0.5 and row["elbo"] < 0 for row in rows)
+    assert json.loads((tmp_path / "found.json").read_text())["rows"] == rows
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_the_page_has_the_stored_steps_and_elbos(backend):
+    page = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    stored = json.loads((STORED / f"joint_{backend}.json").read_text())
+    assert stored["command"] in page
+    for row in stored["rows"]:
+        assert f"{row['ratio']:.2f} ± {row['noise']:.2f}" in page
+        if backend == "tensorflow":
+            assert f"{row['elbo']:.0f} ± {1.96 * row['elbo_error']:.0f}" in page

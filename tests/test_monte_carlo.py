@@ -1156,6 +1156,16 @@ def test_models_that_cannot_be_averaged_are_refused():
             averaged(model, 2)
 
 
+def test_a_stateful_layer_is_refused():
+    """Its states are of the rows of one batch, which draws multiply."""
+    sizes = {"batch_shape": (2, 3, 4)}
+    plain = keras.Sequential([keras.Input(**sizes), layers.GRU(2, stateful=True), layers.Dense(2)])
+    noisy = ibnn.to_stochastic(plain, ibnn.NormalAffine(), train_size=2)
+    for model in (noisy, ibnn.DeepEnsemble([plain])):
+        with pytest.raises(ValueError, match="`stateful=True`"):
+            ibnn.MonteCarlo(model, head="softmax", from_logits=True)
+
+
 def test_a_model_of_its_own_call_with_two_outputs_is_refused():
     with pytest.raises(ValueError, match="(?i)outputs"):
         predict(averaged(own(outputs=2), 2, head="softmax", from_logits=True), data(3, 4))

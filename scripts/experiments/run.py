@@ -196,7 +196,7 @@ def _network(settings, images):
     channels = settings.dropout_layers
     rate = settings.dropout if channels is None else 0.0
     model = build(images.shape[1:], classes, dropout=rate, **options)
-    return model if channels is None else _channel_dropout(model, settings.dropout, channels)
+    return model if channels is None else channel_dropout(model, settings.dropout, channels)
 
 
 def _mobilenet_v2(shape, classes, preprocessing):
@@ -228,7 +228,7 @@ def _wide_lenet(shape, classes, widths, preprocessing, dropout):
     return keras.Model(inputs, x, name="lenet")
 
 
-def _channel_dropout(model, rate, pattern):
+def channel_dropout(model, rate, pattern):
     """Return an untrained copy with dropout of whole channels on the inputs of some layers."""
     dropped = []
 

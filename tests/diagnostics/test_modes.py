@@ -160,3 +160,17 @@ def test_many_dimensions_are_refused():
         modes(q)
     with pytest.raises(ValueError, match="`draws` must be"):
         modes(ibnn.tfd.Normal(0.0, 1.0), 0)
+
+
+@once
+def test_starts_are_checked():
+    surface, _ = mixture(circle(2, 2))
+    with pytest.raises(ValueError, match=r"`starts` must have the shape \(N, 2\); got \(4, 3\)"):
+        modes(surface, starts=np.zeros((4, 3)))
+    with pytest.raises(ValueError, match="`starts`.*finite"):
+        modes(surface, starts=np.full((4, 2), np.nan))
+    with pytest.raises(ValueError, match="`posterior` must be a built model"):
+        modes(lambda w: -w.sum(axis=1), starts=np.zeros((4, 2)))
+    q = ibnn.tfd.MultivariateNormalDiag(np.zeros(2, "float32"), np.ones(2, "float32"))
+    found = modes(q, starts=np.ones((2, 3, 2)))
+    np.testing.assert_allclose(found.locations, [[0, 0]], atol=1e-3)

@@ -69,13 +69,13 @@ def check(density, slopes=False):
     """Draws come with the density that `log_prob` gives them, and gradients are its slopes."""
     w, log_q = density.sample_and_log_prob(64, seed=3)
     assert w.shape == (64, density.size)
-    np.testing.assert_allclose(density.log_prob(w), log_q, rtol=1e-4, atol=2e-3)
+    np.testing.assert_allclose(density.values(w), log_q, rtol=1e-4, atol=2e-3)
     if not slopes:
         return
-    np.testing.assert_array_equal(density.sample(64, seed=3), w)
-    assert not np.array_equal(density.sample(64, seed=4), w)
+    np.testing.assert_array_equal(density.sample_and_log_prob(64, seed=3)[0], w)
+    assert not np.array_equal(density.sample_and_log_prob(64, seed=4)[0], w)
     way = np.random.default_rng(0).normal(size=w.shape) * w.std(axis=0)
-    change = density.log_prob(w[:8] + 1e-2 * way[:8]) - density.log_prob(w[:8] - 1e-2 * way[:8])
+    change = density.values(w[:8] + 1e-2 * way[:8]) - density.values(w[:8] - 1e-2 * way[:8])
     slope = np.sum(density.gradients(w[:8]) * way[:8], axis=1)
     np.testing.assert_allclose(slope, change / 2e-2, rtol=0.05, atol=0.1)
 
@@ -86,13 +86,11 @@ def test_the_density_of_a_model_is_the_product_of_its_layers():
     first.affine.shift.assign([1.0, 2.0, 3.0])
     density = PosteriorDensity(sto)
     check(density, slopes=True)
-    z = density.sample(4000)
+    z = density.sample_and_log_prob(4000)[0]
     loc = [numpy(q.distribution().mean()) for q in (first, second)]
     np.testing.assert_allclose(z.mean(axis=0), np.concatenate(loc), atol=0.02)
     parts = [q.distribution().log_prob(w) for q, w in ((first, z[:9, :3]), (second, z[:9, 3:]))]
-    np.testing.assert_allclose(
-        density.log_prob(z[:9]), sum(map(numpy, parts)), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(density.values(z[:9]), sum(map(numpy, parts)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.once
@@ -106,10 +104,10 @@ def test_layers_that_share_a_component_are_one_mixture():
     loc, scale = (np.concatenate(parts, axis=1) for parts in zip(*locs, strict=True))
     density = PosteriorDensity(sto)
     check(density)
-    z = density.sample(64, seed=3)
+    z = density.sample_and_log_prob(64, seed=3)[0]
     assert len(np.unique(np.sign(z), axis=0)) == 2  # a product would have four
     each = norm(loc, scale).logpdf(z[:, None]).sum(axis=-1)
-    np.testing.assert_allclose(density.log_prob(z), logsumexp(each, axis=1) - np.log(2), rtol=1e-4)
+    np.testing.assert_allclose(density.values(z), logsumexp(each, axis=1) - np.log(2), rtol=1e-4)
     flows = ibnn.FlowPosterior(components=2, shared_components=True)
     with pytest.raises(ValueError, match="`posterior` must be"):
         PosteriorDensity(network(flows))
@@ -393,8 +391,9 @@ def test_ranks_count_the_draws_below_the_truth():
     )
     assert found.tolist() == [[41, 99]] * 50
     assert p_value < 1e-50
-    with pytest.raises(ValueError, match="reshape"):
-        diagnostics.simulation_based_calibration(simulate, lambda *_: draws[:50])
+    for wrong in (draws[:50], draws.T, draws * np.nan, None):
+        with pytest.raises(ValueError, match=r"finite \(99, size\); got \(2,\) and"):
+            diagnostics.simulation_based_calibration(simulate, lambda *_, wrong=wrong: wrong)
 
 
 # The report

@@ -245,6 +245,7 @@ def test_a_mixture_has_its_components():
         (lambda: models.vgg16((28, 28, 1)), "input_shape.*32"),
         (lambda: models.wide_resnet((7, 8, 1)), "input_shape.*8"),
         (lambda: models.wide_resnet((None, 8, 1)), "input_shape"),
+        (lambda: models.resnet20((7, 8, 1)), "input_shape.*8"),
         (lambda: models.wide_resnet(depth=11), "depth"),
         (lambda: models.wide_resnet(depth=4), "depth"),
         (lambda: models.wide_resnet(width=0), "width"),

@@ -3,6 +3,7 @@
 from tfp_ibnn.diagnostics.evidence import bridge as bridge
 from tfp_ibnn.diagnostics.evidence import smc as smc
 from tfp_ibnn.diagnostics.multimodal import Modes as Modes
+from tfp_ibnn.diagnostics.multimodal import canonical as canonical
 from tfp_ibnn.diagnostics.multimodal import modes as modes
 from tfp_ibnn.diagnostics.reference import Reference as Reference
 from tfp_ibnn.diagnostics.reference import hmc as hmc

@@ -45,16 +45,11 @@ class PosteriorDensity:
         self._gradient = gradient(lambda rows: ops.sum(self._q.log_prob(rows)), [])
 
     def sample_and_log_prob(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Draw rows, with their log-densities (S,); no flow is inverted."""
+        """Draw rows, alike for equal seeds, with log-densities (S,); no flow is inverted."""
         key = ops.cast(np.random.default_rng(seed).integers(0, 2**31 - 1, 2), KEY_DTYPE)
-        w, log_q = self._q.experimental_sample_and_log_prob(number, seed=key)
-        return _double(w), _double(log_q)
+        return tuple(map(_double, self._q.experimental_sample_and_log_prob(number, seed=key)))
 
-    def sample(self, number: int, seed: int = 0) -> np.ndarray:
-        """Draw rows; equal seeds give equal draws."""
-        return self.sample_and_log_prob(number, seed)[0]
-
-    def log_prob(self, rows: np.ndarray) -> np.ndarray:
+    def values(self, rows: np.ndarray) -> np.ndarray:
         """Return log-densities (S,)."""
         return _double(self._log_prob(rows.astype(self._dtype)))
 
@@ -68,7 +63,7 @@ def rows_of(given: Any, number: int, seed: int) -> np.ndarray:
     found = getattr(given, "samples", given)
     found = found() if callable(found) and found is not given else found
     if not isinstance(found, np.ndarray):
-        return PosteriorDensity(given).sample(number, seed)
+        return PosteriorDensity(given).sample_and_log_prob(number, seed)[0]
     rows = np.random.default_rng(seed).permutation(found.reshape(-1, found.shape[-1]))
     return rows[:number].astype("float64")
 

@@ -112,8 +112,7 @@ def total_variation(p: np.ndarray, q: np.ndarray) -> Estimate:
 
 def agreement(p: np.ndarray, q: np.ndarray) -> Estimate:
     """Return the share of inputs for which probabilities (inputs, classes) name the same class."""
-    p, q = _classes(p, q)
-    return _mean(1.0 * (p.argmax(axis=-1) == q.argmax(axis=-1)))
+    return _mean(1.0 * np.equal(*(x.argmax(axis=-1) for x in _classes(p, q))))
 
 
 def disagreement(predictions: np.ndarray) -> np.ndarray:
@@ -134,7 +133,11 @@ def simulation_based_calibration(
     rng, ranks = np.random.default_rng(seed), []
     for _ in range(checks.positive_integer("runs", runs, least=50)):
         w, data = simulate(rng)
-        ranks.append(np.sum(np.reshape(sample(data, 99, rng), (99, *np.shape(w))) < w, axis=0))
+        drawn = np.asarray(sample(data, 99, rng))
+        if np.ndim(w) != 1 or drawn.shape != (99, len(w)) or not np.isfinite(drawn).all():
+            wanted = f"w (size,) and finite (99, size); got {np.shape(w)} and {drawn.shape}"
+            raise ValueError(f"`simulate` and `sample` must give {wanted}.")
+        ranks.append(np.sum(drawn < w, axis=0))
     tests = [chisquare(np.bincount(x, minlength=10)).pvalue for x in np.transpose(ranks) // 10]
     return np.stack(ranks), float(min(1.0, len(tests) * min(tests)))
 

@@ -29,10 +29,8 @@ class LatentTarget(Target):
         for layer in self.layers:
             if not (isinstance(layer.posterior, (Posterior, JointPosterior)) and layer.draws_ahead):
                 got = f"that of {layer.name!r} is {type(layer.posterior).__name__}"
-                want = (
-                    "posteriors must be over z, such as ibnn.NormalAffine(), with noise='channel'"
-                )
-                raise ValueError(f"The {want}; {got}.")
+                want = "over z, such as ibnn.NormalAffine(), with noise='channel'"
+                raise ValueError(f"The posteriors must be {want}; {got}.")
         is_noisy = lambda x: isinstance(x, keras.Layer) and bool(stochastic_layers(x))  # noqa: E731
         network = LogitNetwork(model, is_noisy, *head)
         priors = [layer.posterior.prior() for layer in self.layers]

@@ -1,4 +1,4 @@
-"""A perceptron, the original report's LeNet, VGG16, wide residual networks; their posteriors."""
+"""A perceptron, the original report's LeNet, VGG16, residual networks; their posteriors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from keras import layers
 
 from tfp_ibnn import posteriors
 from tfp_ibnn._core import checks
+from tfp_ibnn.layers import FilterResponseNorm
 
 Preprocessing = Sequence[layers.Layer]
 Shape = tuple[int, ...]
@@ -22,7 +23,7 @@ _FLOWS = {
     "mlp": {".*": _DENSE},
     "lenet": {"conv2": _CONV, "fc1": _DENSE},
     "vgg16": {"conv(4|8|11)": _CONV, "fc2": _DENSE},
-    "wide_resnet": {r"group\d_block1_conv1": _CONV, "fc": _DENSE},
+    **dict.fromkeys(["wide_resnet", "resnet20"], {r"group\d_block1_conv1": _CONV, "fc": _DENSE}),
 }
 
 
@@ -166,6 +167,35 @@ def wide_resnet(
     return _classifier("wide_resnet", inputs, x, num_classes, "fc")
 
 
+def resnet20(input_shape: Shape = (32, 32, 3), num_classes: int = 10) -> keras.Model:
+    """Return a ResNet-20 with filter response normalization and swish: no statistics of batches.
+
+    On CIFAR-10 its posterior was drawn by HMC (Izmailov et al., arXiv 2104.14421). Three groups of
+    three blocks of 16, 32 and 64 channels, named as in `wide_resnet`; convolutions have biases.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> model = ibnn.models.resnet20()  # 274,042 weights
+    """
+    inputs, x = _entrance(input_shape, (), "resnet20", 8)
+
+    def normalized(x: Tensor, *sizes: int, name: str) -> Tensor:
+        x = _convolution(x, *sizes, name, use_bias=True)
+        return FilterResponseNorm(name=f"{name}_norm")(x)
+
+    x = layers.Activation("silu", name="silu0")(normalized(x, 16, 3, 1, name="conv0"))
+    for group in (1, 2, 3):
+        for block in (f"group{group}_block{number}" for number in (1, 2, 3)):
+            channels, strides = 8 * 2**group, 2 if x.shape[-1] < 8 * 2**group else 1
+            change = normalized(x, channels, 3, strides, name=f"{block}_conv1")
+            change = layers.Activation("silu", name=f"{block}_1_silu")(change)
+            change = normalized(change, channels, 3, 1, name=f"{block}_conv2")
+            x = x if strides == 1 else normalized(x, channels, 1, 2, name=f"{block}_shortcut")
+            x = layers.Activation("silu", name=f"{block}_2_silu")(layers.add([x, change]))
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return _classifier("resnet20", inputs, x, num_classes, "fc")
+
+
 def posterior_map(
     model: str,
     kind: str,
@@ -178,7 +208,7 @@ def posterior_map(
     """Return the posteriors of a network's layers, as `to_stochastic` takes them.
 
     Args:
-        model: "mlp", "lenet", "vgg16" or "wide_resnet", the network of that name in this module.
+        model: "mlp", "lenet", "vgg16", "wide_resnet" or "resnet20", the network of that name.
         kind: "gaussian", in every layer; "flow", where the original report had flows, Gaussians
             elsewhere; "mixture", of Gaussians, with one component index for all layers.
         deterministic: a pattern of layers that have no posterior, unless they have a flow.
@@ -226,9 +256,9 @@ def _dropped(x: Tensor, rate: float, name: str) -> Tensor:
     return layers.Dropout(rate, name=f"{name}_dropout")(x) if rate else x
 
 
-def _convolution(x: Tensor, filters: int, size: int, strides: int, name: str) -> Tensor:
-    """Return a convolution of `x` that a batch normalization follows, so without a bias."""
-    options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
+def _convolution(x: Tensor, filters: int, size: int, strides: int, name: str, **kw: Any) -> Tensor:
+    """Return a convolution of `x`; without a bias, for a batch normalization to follow."""
+    options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal", **kw}
     return layers.Conv2D(filters, size, strides, name=name, **options)(x)
 
 

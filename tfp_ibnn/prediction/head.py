@@ -88,6 +88,8 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
     if not network.built or not all(layer.built for layer in stochastic_layers(network)):
         raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
+    if any(getattr(x, "stateful", False) for x in keras_internals.nested_layers(network)):
+        raise ValueError(f"Model {network.name!r} has a layer with `stateful=True`: leave it out.")
     graph = functional_graph(unscaled(network))
     if dropout and graph is None:
         kind = f"{network.name!r}, a {type(network).__name__}"

@@ -19,7 +19,6 @@ from study_figures import elephant, novelty, places, when_flows_pay
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.plots import COLORS
-from tfp_ibnn.prediction import cross_fit
 
 BLUE, ORANGE, GREEN = COLORS[:3]
 IMAGES = Path(__file__).parent / "images"
@@ -54,6 +53,8 @@ def reliability() -> Figure:
     def at_its_temperature(seed: int, mean: np.ndarray) -> np.ndarray:
         powers = mean ** (1 / runs["equal", "deterministic", seed]["scaled"]["temperature"])
         return powers / powers.sum(axis=1, keepdims=True)
+
+    from experiments.store import cross_fit  # found once the path is set
 
     plain = stored("deterministic")
     labels = plain[0][1]

@@ -24,6 +24,7 @@ import tfp_ibnn as ibnn
 from experiments import data, method_study, provenance
 from experiments.calibrate_study import read
 from experiments.method_study import best_temperature, nll, scaled
+from experiments.networks import posterior_map
 from experiments.run import channel_dropout
 from tfp_ibnn.metrics.calibration import ece_floor
 
@@ -114,7 +115,7 @@ def posterior_of(pair, method, options):
         case "low-rank Gaussian":
             return ibnn.NormalLowRank(4, **start, **options)
         case "flow":
-            return ibnn.models.posterior_map(network, "flow", **start, **options)
+            return posterior_map(network, "flow", **start, **options)
         case "joint flow":
             return ibnn.JointPosterior(couplings(**start, **options))
         case "mixture":

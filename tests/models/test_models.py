@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments import networks as models
 from tests.layer_checklist import numpy
-from tfp_ibnn import models
 
 pytestmark = pytest.mark.once
 

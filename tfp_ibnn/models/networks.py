@@ -1,30 +1,15 @@
-"""A perceptron, the original report's LeNet, VGG16, residual networks; their posteriors."""
+"""A perceptron, the original report's LeNet, and VGG16."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from keras import layers
 
-from tfp_ibnn import posteriors
 from tfp_ibnn._core import checks
-from tfp_ibnn.layers import FilterResponseNorm
 
 Preprocessing = Sequence[layers.Layer]
 Shape = tuple[int, ...]
 Tensor = keras.KerasTensor
-POSTERIORS = ("gaussian", "flow", "mixture")
-"""Kinds of posterior that `posterior_map` knows."""
-
-# What the flow map has beside a Gaussian in all other layers. The report has no wide residual
-# network; there the first convolution of each group stands for its convolutions 4, 8 and 11.
-_CONV, _DENSE = posteriors.NormalInvConv, posteriors.NormalPlanar1d
-_FLOWS = {
-    "mlp": {".*": _DENSE},
-    "lenet": {"conv2": _CONV, "fc1": _DENSE},
-    "vgg16": {"conv(4|8|11)": _CONV, "fc2": _DENSE},
-    **dict.fromkeys(["wide_resnet", "resnet20"], {r"group\d_block1_conv1": _CONV, "fc": _DENSE}),
-}
 
 
 def mlp(
@@ -108,131 +93,21 @@ def vgg16(
         Simonyan and Zisserman, Very Deep Convolutional Networks, arXiv 1409.1556.
     """
     inputs, x = _entrance(input_shape, preprocessing, "vgg16", 32)
+    # The normalization that follows a convolution has the bias.
+    options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
     i = 0
     for group, (filters, count) in enumerate([(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)], 1):
         for _ in range(count):
             i += 1
-            x = _activated(_convolution(x, filters, 3, 1, f"conv{i}"), f"norm{i}", f"relu{i}")
+            x = layers.Conv2D(filters, 3, name=f"conv{i}", **options)(x)
+            x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"norm{i}")(x)
+            x = layers.ReLU(name=f"relu{i}")(x)
         x = layers.MaxPooling2D(2, name=f"pool{group}")(x)
     x = layers.Flatten(name="flatten")(x)
     for position, units in enumerate((1024, 512), start=1):
         x = layers.Dense(units, "relu", kernel_initializer="he_normal", name=f"fc{position}")(x)
         x = _dropped(x, dropout, f"fc{position + 1}")
     return _classifier("vgg16", inputs, x, num_classes, "fc3")
-
-
-def wide_resnet(
-    input_shape: Shape = (32, 32, 3),
-    num_classes: int = 10,
-    *,
-    depth: int = 28,
-    width: int = 10,
-    preprocessing: Preprocessing = (),
-    dropout: float = 0.0,
-) -> keras.Model:
-    """Return a wide residual network, by default WRN-28-10.
-
-    Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
-    `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.
-    `depth` is 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40. Images have at least 8 pixels
-    each way. Other arguments are those of `mlp`; dropout is between the convolutions of a block.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ibnn.models.wide_resnet(depth=10, width=1).count_params()
-        78330
-
-    References:
-        Zagoruyko and Komodakis, Wide Residual Networks, arXiv 1605.07146.
-    """
-    if checks.positive_integer("depth", depth) < 10 or (depth - 4) % 6:
-        raise ValueError(f"`depth` must be 6n + 4: 10, 16, 22, 28, ...; got {checks.shown(depth)}.")
-    width = checks.positive_integer("width", width)
-    inputs, x = _entrance(input_shape, preprocessing, "wide_resnet", 8)
-    x = _convolution(x, 16, 3, 1, "conv0")
-    for group in (1, 2, 3):
-        for block in range(1, (depth - 4) // 6 + 1):
-            channels, strides = 8 * 2**group * width, 2 if group > 1 and block == 1 else 1
-            name = f"group{group}_block{block}"
-            active = _activated(x, f"{name}_1_norm", f"{name}_1_relu")
-            if x.shape[-1] != channels or strides != 1:
-                x = _convolution(active, channels, 1, strides, f"{name}_shortcut")
-            change = _convolution(active, channels, 3, strides, f"{name}_conv1")
-            change = _activated(change, f"{name}_2_norm", f"{name}_2_relu")
-            change = _dropped(change, dropout, name)
-            change = _convolution(change, channels, 3, 1, f"{name}_conv2")
-            x = layers.Add(name=f"{name}_add")([x, change])
-    x = _activated(x, "final_norm", "final_relu")
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return _classifier("wide_resnet", inputs, x, num_classes, "fc")
-
-
-def resnet20(input_shape: Shape = (32, 32, 3), num_classes: int = 10) -> keras.Model:
-    """Return a ResNet-20 with filter response normalization and swish: no statistics of batches.
-
-    On CIFAR-10 its posterior was drawn by HMC (Izmailov et al., arXiv 2104.14421). Three groups of
-    three blocks of 16, 32 and 64 channels, named as in `wide_resnet`; convolutions have biases.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> model = ibnn.models.resnet20()  # 274,042 weights
-    """
-    inputs, x = _entrance(input_shape, (), "resnet20", 8)
-
-    def normalized(x: Tensor, *sizes: int, name: str) -> Tensor:
-        x = _convolution(x, *sizes, name, use_bias=True)
-        return FilterResponseNorm(name=f"{name}_norm")(x)
-
-    x = layers.Activation("silu", name="silu0")(normalized(x, 16, 3, 1, name="conv0"))
-    for group in (1, 2, 3):
-        for block in (f"group{group}_block{number}" for number in (1, 2, 3)):
-            channels, strides = 8 * 2**group, 2 if x.shape[-1] < 8 * 2**group else 1
-            change = normalized(x, channels, 3, strides, name=f"{block}_conv1")
-            change = layers.Activation("silu", name=f"{block}_1_silu")(change)
-            change = normalized(change, channels, 3, 1, name=f"{block}_conv2")
-            x = x if strides == 1 else normalized(x, channels, 1, 2, name=f"{block}_shortcut")
-            x = layers.Activation("silu", name=f"{block}_2_silu")(layers.add([x, change]))
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return _classifier("resnet20", inputs, x, num_classes, "fc")
-
-
-def posterior_map(
-    model: str,
-    kind: str,
-    *,
-    deterministic: str | None = None,
-    layers: str | None = None,
-    depth: int | None = None,
-    **kwargs: Any,
-) -> dict[str, posteriors.Posterior]:
-    """Return the posteriors of a network's layers, as `to_stochastic` takes them.
-
-    Args:
-        model: "mlp", "lenet", "vgg16", "wide_resnet" or "resnet20", the network of that name.
-        kind: "gaussian", in every layer; "flow", where the original report had flows, Gaussians
-            elsewhere; "mixture", of Gaussians, with one component index for all layers.
-        deterministic: a pattern of layers that have no posterior, unless they have a flow.
-        layers: of "flow", a pattern of layers to have `NormalInvConv`, not the report's choice.
-        depth: of "flow", the `depth` of each; None takes their own.
-        **kwargs: for every posterior, such as `prior_scale` or, for mixtures, `components`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> list(ibnn.models.posterior_map("vgg16", "flow", prior_scale=0.3))
-        ['conv(4|8|11)', 'fc2', '.*']
-    """
-    checks.one_of("model", model, tuple(_FLOWS))
-    checks.one_of("kind", kind, POSTERIORS)
-    if kind != "flow" and (layers is not None or depth is not None):
-        raise ValueError(f"`layers` and `depth` are of flows, and {kind!r} has none.")
-    rest = ".*" if deterministic is None else f"(?!(?:{deterministic})$).*"
-    if kind == "mixture":
-        return {rest: posteriors.MixturePosterior(**kwargs)}
-    flows = {} if kind == "gaussian" else _FLOWS[model] if layers is None else {layers: _CONV}
-    options = kwargs if depth is None else {"depth": depth, **kwargs}
-    found = {pattern: recipe(**options) for pattern, recipe in flows.items()}
-    elsewhere = found.pop(".*", None) or posteriors.NormalAffine(**kwargs)
-    return {**found, rest: elsewhere}
 
 
 def _entrance(
@@ -254,17 +129,6 @@ def _dropped(x: Tensor, rate: float, name: str) -> Tensor:
     """Return `x`, the input of layer `name`, under dropout, or as it is if the rate is 0."""
     rate = checks.fraction("dropout", rate)
     return layers.Dropout(rate, name=f"{name}_dropout")(x) if rate else x
-
-
-def _convolution(x: Tensor, filters: int, size: int, strides: int, name: str, **kw: Any) -> Tensor:
-    """Return a convolution of `x`; without a bias, for a batch normalization to follow."""
-    options = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal", **kw}
-    return layers.Conv2D(filters, size, strides, name=name, **options)(x)
-
-
-def _activated(x: Tensor, norm: str, relu: str) -> Tensor:
-    x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=norm)(x)
-    return layers.ReLU(name=relu)(x)
 
 
 def _classifier(name: str, inputs: Tensor, x: Tensor, num_classes: int, last: str) -> keras.Model:

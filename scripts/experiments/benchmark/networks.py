@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
+from experiments.networks import posterior_map
 
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}  # what is timed, and what tables call it
 CASES = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
@@ -30,7 +31,7 @@ def stochastic(network, kind, *, noise="channel", first=True):
     model = plain(network)
     if kind == "none":
         return model
-    posteriors = ibnn.models.posterior_map(network, kind, deterministic=None if first else "conv1")
+    posteriors = posterior_map(network, kind, deterministic=None if first else "conv1")
     return ibnn.to_stochastic(model, posteriors, TRAIN_SIZE, noise=noise)
 
 

@@ -139,14 +139,14 @@ class Flow(Conditional):
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
         x = ops.convert_to_tensor(x, dtype=self.dtype)
-        return _forward(self._bijector_for(condition), x, self.event_ndims)
+        return _mapped(self._bijector_for(condition), x, self.event_ndims, "forward")
 
     def inverse_and_log_det(
         self, y: Tensor, condition: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Map `y` of shape (..., channels) back; return the log-determinants of that map too."""
         y = ops.convert_to_tensor(y, dtype=self.dtype)
-        return _inverse(self._bijector_for(condition), y, self.event_ndims)
+        return _mapped(self._bijector_for(condition), y, self.event_ndims, "inverse")
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""
@@ -161,20 +161,13 @@ class Flow(Conditional):
         return input_shape
 
 
-def _forward(bijector: tfb.Bijector, x: Tensor, event_ndims: int) -> tuple[Tensor, Tensor]:
+def _mapped(bijector: tfb.Bijector, x: Tensor, ndims: int, way: str) -> tuple[Tensor, Tensor]:
+    """Return x mapped "forward" or by the "inverse", and the log-determinants."""
     if isinstance(bijector, tfb.Invert):
-        return _inverse(bijector.bijector, x, event_ndims)
-    if isinstance(bijector, FlowBijector) and bijector.event_ndims == event_ndims:
-        return bijector.forward_and_log_det(x)
-    return bijector.forward(x), bijector.forward_log_det_jacobian(x, event_ndims)
-
-
-def _inverse(bijector: tfb.Bijector, y: Tensor, event_ndims: int) -> tuple[Tensor, Tensor]:
-    if isinstance(bijector, tfb.Invert):
-        return _forward(bijector.bijector, y, event_ndims)
-    if isinstance(bijector, FlowBijector) and bijector.event_ndims == event_ndims:
-        return bijector.inverse_and_log_det(y)
-    return bijector.inverse(y), bijector.inverse_log_det_jacobian(y, event_ndims)
+        return _mapped(bijector.bijector, x, ndims, {"forward": "inverse"}.get(way, "forward"))
+    if isinstance(bijector, FlowBijector) and bijector.event_ndims == ndims:
+        return getattr(bijector, f"{way}_and_log_det")(x)
+    return getattr(bijector, way)(x), getattr(bijector, f"{way}_log_det_jacobian")(x, ndims)
 
 
 def column(numbers: Tensor) -> Tensor:

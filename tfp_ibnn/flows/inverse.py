@@ -18,6 +18,7 @@ class Inverse(Flow):
 
     Args:
         flow: a flow; it is copied.
+        **kwargs: those of a flow; a `condition_size` and a `dtype` are given on to the copy.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -31,9 +32,10 @@ class Inverse(Flow):
             flow = keras.saving.deserialize_keras_object(flow)
         if not isinstance(flow, Flow):
             raise ValueError(f"`flow` must be a flow, such as flows.Planar(); got {flow!r}.")
-        kwargs["condition_size"] = flow.condition_size
-        super().__init__(**{**kwargs, "dtype": flow.dtype})
-        self.flow = type(flow).from_config({**flow.get_config(), "name": "flow"})
+        given = {name: kwargs[name] for name in ("condition_size", "dtype") if kwargs.get(name)}
+        flow = type(flow).from_config({**flow.get_config(), **given, "name": "flow"})
+        super().__init__(**{**kwargs, "condition_size": flow.condition_size, "dtype": flow.dtype})
+        self.flow = flow
         self.is_linear = flow.is_linear
         self.event_ndims, self.min_channels = flow.event_ndims, flow.min_channels
 

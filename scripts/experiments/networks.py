@@ -1,11 +1,11 @@
-"""Residual networks, and the original report's posteriors for the layers of all networks."""
+"""The networks of the experiments, which give logits, and the original report's posteriors."""
 
 import keras
 from keras import layers
 
 import tfp_ibnn as ibnn
 from experiments import checks
-from tfp_ibnn.models import lenet, mlp, vgg16
+from tfp_ibnn.models import mlp
 
 __all__ = ["POSTERIORS", "lenet", "mlp", "posterior_map", "resnet20", "vgg16", "wide_resnet"]
 POSTERIORS = ("gaussian", "flow", "mixture")
@@ -22,6 +22,51 @@ _FLOWS = {
 }
 
 
+def lenet(input_shape=(32, 32, 3), num_classes=10, *, preprocessing=(), dropout=0.0):
+    """Return a LeNet with layers `conv1`, `conv2`, `fc1`, `fc2` and `fc3`.
+
+    Two 5x5 convolutions without padding, of 6 and 16 channels; max-pooling after the first,
+    average-pooling to 4x4 after the second; 120 and 84 hidden units, ReLU throughout. Images have
+    at least 16 pixels each way. The arguments are those of `ibnn.models.mlp`.
+    """
+    inputs = _image(input_shape, "lenet", 16)
+    x = _preprocessed(inputs, preprocessing)
+    x = layers.Conv2D(6, 5, activation="relu", name="conv1")(x)
+    x = layers.MaxPooling2D(2, name="pool1")(x)
+    x = _dropped(x, dropout, "conv2")
+    x = layers.Conv2D(16, 5, activation="relu", name="conv2")(x)
+    # The adaptive layer takes four times as long; where 4 divides the size, the two are the same.
+    height, width = x.shape[1:3]
+    even = height % 4 == width % 4 == 0
+    pool = layers.AveragePooling2D((height // 4, width // 4), name="pool2") if even else None
+    x = (pool or layers.AdaptiveAveragePooling2D(4, name="pool2"))(x)
+    x = _dropped(layers.Flatten(name="flatten")(x), dropout, "fc1")
+    x = _dropped(layers.Dense(120, "relu", name="fc1")(x), dropout, "fc2")
+    x = _dropped(layers.Dense(84, "relu", name="fc2")(x), dropout, "fc3")
+    return keras.Model(inputs, layers.Dense(num_classes, name="fc3")(x), name="lenet")
+
+
+def vgg16(input_shape=(32, 32, 3), num_classes=10, *, preprocessing=(), dropout=0.0):
+    """Return a VGG16 (arXiv 1409.1556) with layers `conv1` to `conv13`, `fc1`, `fc2` and `fc3`.
+
+    3x3 convolutions, each followed by batch normalization and ReLU; then a classifier of 1024 and
+    512 hidden units on the 512 features that are left of a 32x32 image. Images have at least 32
+    pixels each way. Dropout is on the input of `fc2` and `fc3`.
+    """
+    inputs = _image(input_shape, "vgg16", 32)
+    x, i = _preprocessed(inputs, preprocessing), 0
+    for group, (filters, count) in enumerate([(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)], 1):
+        for _ in range(count):
+            i += 1
+            x = _activated(_convolution(x, filters, 3, 1, f"conv{i}"), f"norm{i}", f"relu{i}")
+        x = layers.MaxPooling2D(2, name=f"pool{group}")(x)
+    x = layers.Flatten(name="flatten")(x)
+    for position, units in enumerate((1024, 512), start=1):
+        x = layers.Dense(units, "relu", kernel_initializer="he_normal", name=f"fc{position}")(x)
+        x = _dropped(x, dropout, f"fc{position + 1}")
+    return keras.Model(inputs, layers.Dense(num_classes, name="fc3")(x), name="vgg16")
+
+
 def wide_resnet(
     input_shape=(32, 32, 3), num_classes=10, *, depth=28, width=10, preprocessing=(), dropout=0.0
 ):
@@ -36,9 +81,8 @@ def wide_resnet(
         raise ValueError(f"`depth` must be 6n + 4: 10, 16, 22, 28, ...; got {depth!r}.")
     if width < 1:
         raise ValueError(f"`width` must be at least 1; got {width!r}.")
-    inputs = x = _image(input_shape, "wide_resnet")
-    for layer in preprocessing:
-        x = layer(x)
+    inputs = _image(input_shape, "wide_resnet")
+    x = _preprocessed(inputs, preprocessing)
     x = _convolution(x, 16, 3, 1, "conv0")
     for group in (1, 2, 3):
         for block in range(1, (depth - 4) // 6 + 1):
@@ -49,8 +93,7 @@ def wide_resnet(
                 x = _convolution(active, channels, 1, strides, f"{name}_shortcut")
             change = _convolution(active, channels, 3, strides, f"{name}_conv1")
             change = _activated(change, f"{name}_2_norm", f"{name}_2_relu")
-            if dropout:
-                change = layers.Dropout(dropout, name=f"{name}_dropout")(change)
+            change = _dropped(change, dropout, name)
             change = _convolution(change, channels, 3, 1, f"{name}_conv2")
             x = layers.Add(name=f"{name}_add")([x, change])
     x = _activated(x, "final_norm", "final_relu")
@@ -110,12 +153,23 @@ def posterior_map(model, kind, *, deterministic=None, layers=None, depth=None, *
     return {**found, rest: elsewhere}
 
 
-def _image(shape, network):
+def _image(shape, network, least=8):
     is_image = len(shape) == 3 and all(isinstance(size, int) and size >= 1 for size in shape)
-    if not is_image or min(shape[:2]) < 8:
-        wanted = "(height, width, channels), height and width at least 8"
+    if not is_image or min(shape[:2]) < least:
+        wanted = f"(height, width, channels), height and width at least {least}"
         raise ValueError(f"{network} takes an `input_shape` of {wanted}; got {shape!r}.")
     return keras.Input(shape, name="image")
+
+
+def _preprocessed(x, preprocessing):
+    for layer in preprocessing:
+        x = layer(x)
+    return x
+
+
+def _dropped(x, rate, name):
+    """Return `x`, the input of layer `name`, under dropout, or as it is if the rate is 0."""
+    return layers.Dropout(rate, name=f"{name}_dropout")(x) if rate else x
 
 
 def _convolution(x, filters, size, strides, name, use_bias=False):

@@ -26,7 +26,7 @@ def made(layers=(), seed=0, data=X, **options):
     return density
 
 
-def grid(density, edge=9.0, count=221):
+def grid(density, edge=9.0, count=141):
     """Points around the data, and the area of each."""
     loc, scale = numpy(density.loc), numpy(density.scale)
     ticks = np.linspace(-edge, edge, count)
@@ -118,7 +118,8 @@ def test_draws_repeat_by_seed():
     np.testing.assert_array_equal(density.sample(5), density.sample(5, seed=0))
 
 
-def test_training_finds_the_density_of_skewed_data(eagerly):
+@pytest.mark.slow
+def test_training_finds_the_density_of_skewed_data():
     rng = np.random.default_rng(1)
     first = rng.normal(size=800)
     x = np.column_stack([first, first**2 + 0.5 * rng.normal(size=800)]).astype("float32")
@@ -126,22 +127,38 @@ def test_training_finds_the_density_of_skewed_data(eagerly):
     keras.utils.set_random_seed(0)
     density = ibnn.FlowDensity([flows.MaskedAutoregressive()])
     density.compile(keras.optimizers.Adam(0.03))
-    history = density.fit(x, epochs=25, batch_size=200, verbose=0).history
-    found = numpy(density(x)).mean()
+    density.fit(x, epochs=50, batch_size=200, verbose=0)
     truth = stats.norm.logpdf(first) + stats.norm.logpdf(x[:, 1], first**2, 0.5)
-    assert gaussian + 0.2 < found < truth.mean() + 0.1
-    assert history["bits_per_dimension"][-1] == pytest.approx(
-        history["loss"][-1] / (2 * np.log(2)), rel=1e-4
-    )
+    assert gaussian + 0.2 < numpy(density(x)).mean() < truth.mean() + 0.1
+
+
+def test_training_finds_the_linear_gaussian():
+    """The likelihood of the least-squares line, and of its residuals, is the maximum."""
+    x = (2 * C[:, :1] - C[:, 1:2] + 0.5 * RNG.normal(size=(60, 1)) + 3).astype("float32")
+    inputs = np.column_stack([C, np.ones(60)])
+    residuals = x - inputs @ np.linalg.lstsq(inputs, x, rcond=None)[0]
+    # The deviation may depend on the condition too, so that a little more can be reached.
+    best = stats.norm.logpdf(residuals, scale=residuals.std()).mean()
+    density = ibnn.FlowDensity([flows.Affine()], condition=3)
+    density.compile(keras.optimizers.Adam(0.1))
+    history = density.fit((x, C), epochs=60, batch_size=60, verbose=0).history
+    found = numpy(density((x, C))).mean()
+    assert best - 0.02 < found < best + 0.15
+    bits = np.array(history["bits_per_dimension"]) * np.log(2)
+    np.testing.assert_allclose(bits, history["loss"], rtol=1e-4)
 
 
 def test_weights_are_those_of_a_mean(eagerly):
     density = made(COUPLINGS)
     weight = RNG.uniform(size=len(X)).astype("float32")
     expected = -np.average(numpy(density(X)), weights=weight)
-    loss, bits = density.evaluate(X, sample_weight=weight, batch_size=60, verbose=0)
-    assert loss == pytest.approx(expected, rel=1e-5)
-    assert bits == pytest.approx(expected / (2 * np.log(2)), rel=1e-5)
+    scores = {"evaluate": density.evaluate(X, sample_weight=weight, batch_size=60, verbose=0)}
+    density.optimizer.learning_rate = 0.0
+    history = density.fit(X, sample_weight=weight, batch_size=60, verbose=0).history
+    scores["fit"] = [history[key][0] for key in ("loss", "bits_per_dimension")]
+    for loss, bits in scores.values():
+        assert loss == pytest.approx(expected, rel=1e-5)
+        assert bits == pytest.approx(expected / (2 * np.log(2)), rel=1e-5)
     found = density.compute_loss(y_pred=density(X), sample_weight=np.zeros(len(X)))
     assert float(found) == 0
 
@@ -151,15 +168,16 @@ def encoder():
     return keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
 
 
-@pytest.mark.parametrize("kind", ["plain", "size", "model"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("size", marks=pytest.mark.slow), "model"])
 def test_fit_save_and_load(eagerly, kind, tmp_path):
     condition = {"plain": None, "size": 3, "model": encoder()}[kind]
     given = {"plain": None, "size": C, "model": np.arange(60)[:, None] % 5}[kind]
     data = X if given is None else (X, given)
-    layers = [flows.Inverse(flows.Planar()), flows.AffineCoupling(hidden=4)]
-    density = ibnn.FlowDensity(layers, condition=condition, base=2)
+    density = ibnn.FlowDensity(
+        [flows.Inverse(flows.Affine()), COUPLINGS[0]], condition=condition, base=2
+    )
     density.compile("adam")
-    history = density.fit(data, epochs=2, verbose=0, validation_data=data).history
+    history = density.fit(data, batch_size=60, verbose=0, validation_data=data).history
     assert set(history) >= {"loss", "bits_per_dimension", "val_loss", "val_bits_per_dimension"}
     assert np.isfinite(history["val_loss"]).all()
     density.save(tmp_path / "density.keras")
@@ -222,9 +240,12 @@ def constant():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d, c: d.fit(with_nan()), "`x` must be finite; 1 rows are not, as row 7"),
+        (
+            lambda d, c: d.fit(with_nan()),
+            "values of `x` hold NaN .* in 1 of 60 rows; the first is number 7",
+        ),
         (lambda d, c: d.fit(constant()), r"vary in every column; columns \[1\] do not"),
-        (lambda d, c: d.fit(np.round(X)), "whole numbers only"),
+        (lambda d, c: d.fit(np.round(X)), "whole numbers only: give x"),
         (lambda d, c: d.fit(X, X), "no targets"),
         (lambda d, c: d.fit((X, C)), "has no `condition`"),
         (lambda d, c: d.fit(X[:, 0]), r"shape \(examples, 60\); got \(60,\)"),

@@ -15,6 +15,7 @@ from tfp_ibnn.flows import Flow
 from tfp_ibnn.noise import counter
 from tfp_ibnn.posteriors import base as gaussians
 from tfp_ibnn.posteriors.flow import copied
+from tfp_ibnn.weights.features import check_finite
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -129,26 +130,26 @@ class FlowDensity(keras.Model):
         self.scale.assign(deviation)
         self.adapted.assign(1.0)
 
-    def fit(
-        self, x: Any = None, y: Any = None, *, validation_data: Any = None, **kwargs: Any
-    ) -> keras.callbacks.History:
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train as Keras does; arrays are checked, and the first ones give loc and scale."""
         if y is not None:
             raise ValueError("A density has no targets; for p(x | c) call `fit((x, c))`.")
+        held_out = kwargs.pop("validation_data", None)
         if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
             x = self._checked(*x) if isinstance(x, (tuple, list)) else self._checked(x, None)
             values = x if self.condition is None else x[0]
             if np.array_equal(values, np.round(values)):
-                remedy = "add noise, x + rng.uniform(size=x.shape)"
-                raise ValueError(
-                    f"`x` has whole numbers only, whose density is infinite: {remedy}."
-                )
+                raise ValueError("`x` is whole numbers only: give x + rng.uniform(size=x.shape).")
             if not (self.built and float(self.adapted)):
                 self.adapt(values)
-        if self.condition is not None and isinstance(validation_data, (tuple, list)):
-            if len(validation_data) == 2:  # else Keras takes the condition for targets
-                validation_data = (self._checked(*validation_data),)
-        return super().fit(x, validation_data=validation_data, **kwargs)
+        if self.condition is not None and isinstance(held_out, tuple) and len(held_out) == 2:
+            held_out = (self._checked(*held_out),)  # Keras would take the condition for targets
+        # Keras drops the weights of data without targets.
+        return super().fit(x, kwargs.get("sample_weight"), validation_data=held_out, **kwargs)
+
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """Score as Keras does; there are no targets."""
+        return super().evaluate(x, kwargs.get("sample_weight"), **kwargs)
 
     def compute_loss(
         self,
@@ -164,9 +165,7 @@ class FlowDensity(keras.Model):
         loss = -ops.divide_no_nan(ops.sum(weight * y_pred), ops.sum(weight)) + sum(self.losses)
         return loss / backend.replica_count()
 
-    def compute_metrics(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
-    ) -> dict[str, Any]:
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self.bits.update_state(-y_pred / (self.size * math.log(2)), sample_weight)
         return self.get_metrics_result()
 
@@ -178,10 +177,10 @@ class FlowDensity(keras.Model):
         def draw(number: Tensor, seed: Tensor) -> dict[str, Tensor]:
             return {"x": self._draw(number, ops.stack([seed, ops.zeros_like(seed)]), None)}
 
-        x, count = {"x": ((None, self.size), self.dtype)}, {"number": ((), "int32")}
+        x, count = ((None, self.size), self.dtype), ((), "int32")
         functions = {
-            "log_prob": (lambda x: {"log_prob": self.call(x)}, x),
-            "sample": (draw, {**count, "seed": ((), "int32")}),
+            "log_prob": (lambda x: {"log_prob": self.call(x)}, {"x": x}),
+            "sample": (draw, {"number": count, "seed": count}),
         }
         with files.replacing_folder(path) as folder:
             backend.save_functions(str(folder), functions, [])
@@ -217,9 +216,7 @@ class FlowDensity(keras.Model):
         size = self.size or (x.shape or (1,))[-1]
         if x.ndim != 2 or x.shape[-1] != size or not len(x):
             raise ValueError(f"`x` must have the shape (examples, {size}); got {x.shape}.")
-        if not np.isfinite(x).all():
-            rows = np.flatnonzero(~np.isfinite(x).all(axis=-1))
-            raise ValueError(f"`x` must be finite; {len(rows)} rows are not, as row {rows[0]}.")
+        check_finite(x, "values of `x`")
         return x
 
     def _checked(self, x: Any, condition: Any) -> Any:
@@ -230,11 +227,9 @@ class FlowDensity(keras.Model):
         x = self._rows(x)
         if condition is None:
             return x
-        shapes = [np.shape(part) for part in keras.tree.flatten(condition)]
         is_vector = not isinstance(self.condition, keras.Model)
-        if any(shape[:1] != x.shape[:1] for shape in shapes) or (
-            is_vector and shapes != [(len(x), self.condition)]
-        ):
-            wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
-            raise ValueError(f"`condition` must have the shape {wanted}; got {shapes}.")
+        for shape in (np.shape(part) for part in keras.tree.flatten(condition)):
+            if shape[:1] != x.shape[:1] or (is_vector and shape[1:] != (self.condition,)):
+                wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
+                raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
         return x, condition

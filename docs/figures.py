@@ -101,7 +101,7 @@ def densities() -> Figure:
     cells = rng.uniform(0, 4, size=(12_000, 2))
     board = cells[np.floor(cells).sum(axis=1) % 2 == 0]
     data = {"two moons": moons + 0.08 * rng.normal(size=moons.shape), "checkerboard": board}
-    figure, axes = plt.subplots(2, 3, figsize=(7.2, 4.9), layout="constrained")
+    figure, axes = plt.subplots(2, 3, figsize=(6.6, 4.4), layout="constrained")
     for row, (name, x) in zip(axes, data.items(), strict=True):
         couplings = [ibnn.flows.SplineCoupling(bins=12, swap=swap) for swap in (False, True) * 3]
         density = ibnn.FlowDensity(couplings)
@@ -111,7 +111,7 @@ def densities() -> Figure:
         ticks = [np.linspace(left, right, 150), np.linspace(low, high, 150)]
         points = np.stack(np.meshgrid(*ticks), axis=-1).reshape(-1, 2)
         heights = np.exp(density.log_prob(points, batch_size=5000)).reshape(150, 150)
-        for ax, draws in zip(row, (x[:3000], density.sample(3000, seed=0)), strict=False):
+        for ax, draws in zip(row, (x[:2000], density.sample(2000, seed=0)), strict=False):
             ax.scatter(*draws.T, s=0.6, color=BLUE, lw=0)
         row[2].imshow(heights, extent=(left, right, low, high), origin="lower", cmap="Blues")
         for ax, title in zip(row, (f"{name}: data", "draws", "density"), strict=True):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfp_ibnn.plots import COLORS
@@ -130,35 +131,85 @@ def places() -> Figure:
 
 
 def when_flows_pay() -> Figure:
-    """Draw how far posteriors of a last layer are from the true one, a dot per seed."""
-    from experiments.quality_study import AGAIN, PAIRS
+    """Draw four answers: gaps to true posteriors, few data, and the distance to HMC."""
+    from experiments.quality_study import AGAIN
 
-    runs = stored("quality")
-    names = [name for name in runs[0]["methods"] if name != AGAIN]
-    figure, axes = plt.subplots(2, 4, figsize=(9.8, 4.6), sharey=True, layout="constrained")
-    titles = ("classes, N = 50", "classes, N = 1,000", "noise, N = 40", "noise, N = 200")
-    for column, (pair, title) in enumerate(zip(PAIRS, titles, strict=True)):
-        own = [run for run in runs if run["pair"] == pair]
+    figure, axes = plt.subplots(2, 2, figsize=(8.6, 5.8), layout="constrained")
+    titles = {
+        "diabetes_40": "Last layer, learned noise, N = 40",
+        "z_moons": "z of a fixed MLP, two moons",
+    }
+    for ax, (pair, title) in zip(axes[0], titles.items(), strict=True):
+        runs = [run for run in stored("quality") if run["pair"] == pair]
+        names = [name for name in runs[0]["methods"] if name != AGAIN]
         for place, name in enumerate(names):
-            gaps = [run["methods"][name]["log evidence - ELBO"] for run in own]
-            losses = [run["methods"][name]["NLL"] - run["reference"]["NLL"] for run in own]
-            color = {"+": ORANGE, "f": BLUE}.get(name[0], GREEN)
-            for ax, values in zip(axes[:, column], (gaps, losses), strict=True):
-                ax.plot(values, [place] * len(values), "o", color=color, alpha=0.55, markersize=4)
-                mean = np.mean(values)
-                ax.plot(mean, place, "|", color=color, markersize=12, markeredgewidth=2)
-        axes[0, column].set(title=title, xlabel="gap (nats)", xscale="log")
-        axes[1, column].set(xlabel="test NLL less that of NUTS")
-        axes[1, column].set_xscale("symlog", linthresh=0.1)
-        is_wide = pair == "diabetes_40"
-        axes[1, column].set_xticks([0, 1, 100] if is_wide else [0, 0.1, 1])
-        axes[1, column].set_xlim(*((-0.3, 3000) if is_wide else (-0.03, 1)))
-        axes[1, column].axvline(0, color="0.6", linewidth=0.8)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter("")
-    for ax in axes[:, 0]:
+            gaps = [run["methods"][name]["log evidence - ELBO"] for run in runs]
+            _dots(ax, place, gaps, _color(name))
         ax.set_yticks(range(len(names)), names)
-    axes[0, 0].invert_yaxis()
+        ax.set(title=title, xlabel="log evidence - ELBO (nats)", xscale="log")
+        ax.xaxis.set_major_formatter("{x:g}")
+    _few_data(axes[1, 0])
+    _agreement(axes[1, 1])
+    for ax in axes.flat:
+        ax.invert_yaxis()
+        ax.tick_params(axis="y", labelsize=8.5)
+        ax.grid(color="0.93", axis="x")
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _color(name: str) -> str:
+    """Return orange for flows, blue for Gaussians, green for all else."""
+    flows = ("+", "flow", "joint flow", "planar", "Sylvester", "IAF", "coupling", "spline", "mix")
+    if name.removeprefix("joint ").startswith(flows) or name.startswith("joint flow"):
+        return ORANGE
+    return BLUE if "Gaussian" in name or "covariance" in name else GREEN
+
+
+def _dots(ax: Axes, place: int, values: list, color: str) -> None:
+    ax.plot(values, [place] * len(values), "o", color=color, alpha=0.5, markersize=3.5)
+    ax.plot(np.mean(values), place, "|", color=color, markersize=12, markeredgewidth=2)
+
+
+def _few_data(ax: Axes) -> None:
+    """Draw the test NLL of LeNet at a temperature, less that of the network alone."""
+    found: dict[str, dict] = {}
+    for run in stored("few"):
+        if run["pair"] == "few_lenet" and run["trial"] is None and "member" not in run["method"]:
+            found.setdefault(run["method"], {})[run["seed"]] = run["scores"]["NLL, T"]
+    plain = found.pop("deterministic")
+    less = {
+        name: [values[seed] - plain[seed] for seed in sorted(values)]
+        for name, values in found.items()
+    }
+    names = sorted(less, key=lambda name: np.mean(less[name]))
+    for place, name in enumerate(names):
+        _dots(ax, place, less[name], _color(name))
+    ax.axvline(0, color="0.6", linewidth=0.8)
+    ax.set_yticks(range(len(names)), names)
+    ax.set(title="LeNet on 5,000 images", xlabel="test NLL less the network's, at a temperature")
+
+
+def _agreement(ax: Axes) -> None:
+    """Draw which share of test images has the same class as under HMC."""
+    from experiments.distance_study import PAIRS, best
+
+    runs, rows = stored("distance"), {}
+    for pair, (title, _) in PAIRS.items():
+        own = [x for x in runs if x["pair"] == pair and x["group"] == best(runs, pair)]
+        if own:
+            rows[title] = [run["scores"]["agreement"] for run in own]
+    for run in (run for run in runs if run["pair"] == "average"):
+        count, title = len(run["of"][2]), PAIRS[run["of"][0]][0]
+        if count == 3 and f"5 of {run['of'][0]}" in {x["group"] for x in runs}:
+            continue
+        rows[f"{title}, {count} averaged"] = [run["scores"]["agreement"]]
+    names = sorted(rows, key=lambda name: -np.mean(rows[name]))
+    for place, name in enumerate(names):
+        color = ORANGE if "flow" in name else BLUE if "Gaussian" in name else GREEN
+        _dots(ax, place, rows[name], color)
+    ax.axvline(0.928, color="0.5", linewidth=1, linestyle="--")
+    ax.text(0.926, len(names) - 1, "published, cyclical SGHMC", ha="right", fontsize=8, color="0.4")
+    ax.set_yticks(range(len(names)), names)
+    ax.set(title="ResNet-20 on CIFAR-10", xlabel="agreement with HMC")

@@ -160,8 +160,8 @@ def test_contrasts_are_paired_by_seed():
     against = rows["| flow - deterministic at a temperature"]
     assert against == ["2", "+0.2000 ± 0.0000", "+0.6000 ± 0.0000 |"]
     assert rows["| flow - Gaussian"] == ["2", "+0.1000 ± 0.0000", "+0.3000 ± 0.0000 |"]
-    assert rows["| MNF - mean-field"] == ["0", "-", "- |"]
-    assert len(rows) - 2 == few_tables.NUMBER / 2  # less a blank line and what is said of them
+    assert "| MNF - mean-field" not in rows  # was not run
+    assert lines[-1].startswith(f"6 of {few_tables.NUMBER} planned contrasts")
     assert found["few_lenet contrasts"] == "Not run yet."
 
 

@@ -90,10 +90,12 @@ def contrasts(records, pair):
     for name, other in PLANNED:
         (seeds, scaled), (_, plain) = (less(name, f"NLL{at}", other, f"NLL{at}") for at in (T, ""))
         lines.append((f"{name} - {other}", seeds, scaled, plain))
+    run = [line for line in lines if line[1]]
     columns = ["contrast", "seeds", "at a temperature", "without"]
-    found = markdown_table(pd.DataFrame(lines, columns=columns))
-    chance = f"about {NUMBER / 20:.0f} of which leave their margin by chance"
-    return f"{found}\n\n{NUMBER} contrasts, {chance} if there is no difference."
+    found = markdown_table(pd.DataFrame(run, columns=columns))
+    chance = f"about {2 * len(run) / 20:.1f} of which leave their margin by chance"
+    count = f"{2 * len(run)} of {NUMBER} planned contrasts"
+    return f"{found}\n\n{count}, {chance} if there is no difference."
 
 
 def shown(settings):

@@ -30,6 +30,7 @@ PAIRS = {  # titles, and examples of the last layer
     "diabetes_200": ("diabetes with learned noise, 34 weights, N = 200", 200),
     "z_digits": ("z of an MLP 64-16-10 on digits, 80 numbers, N = 200", 200),
     "z_moons": ("z of an MLP 2-16-16-2 on moons, 34 numbers, N = 60", 60),
+    "z_gap": ("z of an MLP 2-16-16-1 on a sine with a gap, 34 numbers, N = 40", 40),
 }
 AGAIN = "NUTS again"
 LOSS, Z_SCALE = keras.losses.SparseCategoricalCrossentropy(from_logits=True), 0.3
@@ -184,24 +185,46 @@ BY_LAYER = {
 }
 
 
+def sine_with_gap(count, seed):
+    """Return `count` points of two intervals, then 500 of all, in units of their noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(0.5, 1.5, count) * np.where(np.arange(count) % 2, 1, -1)
+    x = np.concatenate([x, rng.uniform(-1.5, 1.5, 500)])[:, None]
+    y = 10 * np.sin(4 * x) + rng.normal(size=x.shape)
+    return np.concatenate([x, x**2], axis=-1), y.astype("float32")  # couplings need two channels
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn_experiments")
+def half_square(y, prediction):
+    """The negative log-likelihood of a normal distribution of scale 1, up to a constant."""
+    return keras.ops.sum(keras.ops.square(y - prediction), axis=-1) / 2
+
+
 class Noise:
     """Posteriors over the z of all layers of a small trained network, whose weights stay."""
 
     def __init__(self, pair, seed, quick=False, data_dir=None):
-        self.seed, count = seed, PAIRS[pair][1]
+        self.seed, count, self.loss = seed, PAIRS[pair][1], LOSS
+        hidden, classes = (16, 16), 2
         if pair == "z_digits":
             x, y = datasets.load_digits(return_X_y=True)
             x, hidden, classes = x / 16, (16,), 10
-        else:
+        elif pair == "z_moons":
             x, y = datasets.make_moons(2000, noise=0.25, random_state=seed)
-            hidden, classes = (16, 16), 2
-        order = np.random.default_rng(seed).permutation(len(y))
-        x, y = x[order].astype("float32"), y[order]
+        else:
+            x, y = sine_with_gap(count, seed)
+            classes, self.loss = 1, half_square
+        if classes > 1:
+            order = np.random.default_rng(seed).permutation(len(y))
+            x, y = x[order], y[order]
+        x = x.astype("float32")
         self.train, self.test = (x[:count], y[:count]), (x[count:], y[count:])
         keras.utils.set_random_seed(seed)
-        self.model = ibnn.models.mlp(x.shape[1:], classes, hidden=hidden)
-        self.model.compile(keras.optimizers.Adam(5e-3), LOSS)
-        self.model.fit(*self.train, epochs=1 if quick else 100, batch_size=32, verbose=0)
+        kind = "relu" if classes > 1 else "tanh"
+        self.model = ibnn.models.mlp(x.shape[1:], classes, hidden=hidden, activation=kind)
+        self.model.compile(keras.optimizers.Adam(5e-3), self.loss)
+        epochs = 1 if quick else 100 if classes > 1 else 1000
+        self.model.fit(*self.train, epochs=epochs, batch_size=32, verbose=0)
 
     def noisy(self, template):
         """Return the network with a posterior over z, not trained; its weights stay."""
@@ -212,7 +235,8 @@ class Noise:
     def reference(self, seed, **options):
         """Return draws of the posterior by NUTS."""
         sto = self.noisy(ibnn.NormalAffine(prior_scale=Z_SCALE))
-        sto.compile(loss=LOSS)
+        sto.compile(loss=LOSS if self.loss is LOSS else "mse")
+        options |= {} if self.loss is LOSS else {"noise_scale": 1.0}
         self.target = (found := diagnostics.hmc(sto, self.train, seed=seed, **options)).target
         return found
 
@@ -222,7 +246,7 @@ class Noise:
         def trained(template):
             sto = self.noisy(template)
             rate = keras.optimizers.schedules.CosineDecay(5e-3, steps)
-            sto.compile(keras.optimizers.Adam(rate), LOSS)
+            sto.compile(keras.optimizers.Adam(rate), self.loss)
             sto.fit(*self.train, batch_size=len(self.train[1]), epochs=steps, verbose=0)
             return sto
 
@@ -234,8 +258,11 @@ class Noise:
 
     def scores(self, w, reference=None):
         """Return what the average prediction scores, and its distance to a reference's."""
-        logits = self.target.predict(w[:200], self.test[0]).astype("float64")
-        logs, y = logits - logsumexp(logits, axis=-1, keepdims=True), self.test[1]
+        logits, y = self.target.predict(w[:200], self.test[0]).astype("float64"), self.test[1]
+        if self.loss is half_square:
+            each = stats.norm.logpdf(y[:, 0], logits[..., 0])
+            return {"NLL": float(np.mean(np.log(len(each)) - logsumexp(each, axis=0)))}, None
+        logs = logits - logsumexp(logits, axis=-1, keepdims=True)
         mean = np.exp(logs).mean(axis=0)
         found = {"NLL": float(-np.mean(np.log(mean[np.arange(len(y)), y])))}
         if reference is not None:

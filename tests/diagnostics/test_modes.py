@@ -169,6 +169,11 @@ def test_starts_are_checked():
         modes(surface, starts=np.zeros((4, 3)))
     with pytest.raises(ValueError, match="`starts`.*finite"):
         modes(surface, starts=np.full((4, 2), np.nan))
+    with pytest.raises(ValueError, match="`starts` must be at least one row"):
+        modes(surface, starts=np.zeros((0, 2)))
+    surface.values = lambda w: np.full(len(w), np.nan)
+    with pytest.raises(ValueError, match="log q is not finite"):
+        modes(surface, starts=np.zeros((4, 2)))
     with pytest.raises(ValueError, match="`posterior` must be a built model"):
         modes(lambda w: -w.sum(axis=1), starts=np.zeros((4, 2)))
     q = ibnn.tfd.MultivariateNormalDiag(np.zeros(2, "float32"), np.ones(2, "float32"))

@@ -392,8 +392,24 @@ def test_ranks_count_the_draws_below_the_truth():
     assert found.tolist() == [[41, 99]] * 50
     assert p_value < 1e-50
     for wrong in (draws[:50], draws.T, draws * np.nan, None):
-        with pytest.raises(ValueError, match=r"finite \(99, size\); got \(2,\) and"):
+        with pytest.raises(ValueError, match=r"\(99, size\), all finite; got \(2,\) and"):
             diagnostics.simulation_based_calibration(simulate, lambda *_, wrong=wrong: wrong)
+    for wrong in (np.full(2, np.inf), np.zeros(0), 1.0):
+        with pytest.raises(ValueError, match="size at least 1, and .* all finite"):
+            diagnostics.simulation_based_calibration(
+                lambda _, wrong=wrong: (wrong, None), lambda *_: draws
+            )
+
+
+@pytest.mark.once
+def test_ties_are_broken_at_random():
+    def coin(rng):
+        return rng.integers(0, 2, 1).astype("float64"), None
+
+    _, p_value = diagnostics.simulation_based_calibration(
+        coin, lambda _, number, rng: rng.integers(0, 2, (number, 1)), runs=400
+    )
+    assert p_value > 0.01
 
 
 # The report

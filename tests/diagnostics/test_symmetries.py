@@ -79,13 +79,22 @@ def test_the_function_stays_and_copies_become_one(activations):
         assert np.linalg.norm(found[1] - found[0]) <= np.linalg.norm(copy - found[0]) + 1e-9
 
 
-def test_a_unit_without_effect_stays_finite():
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_unit_without_effect_stays_finite(dtype):
     model = network("relu")
-    draws = np.random.default_rng(0).normal(size=(2, model.count_params()))
+    draws = np.random.default_rng(0).normal(size=(2, model.count_params())).astype(dtype)
     draws[1, [0, 4, 8, 12]] = 0  # nothing comes into the first unit
     found = canonical(model, draws)
     assert np.isfinite(found).all()
     np.testing.assert_allclose(outputs(model, found[1]), outputs(model, draws[1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("center", [keras.ops.mean, keras.ops.max])
+def test_units_that_are_mixed_are_not_rescaled(center):
+    model = network(lambda x: keras.ops.relu(x) - center(x, axis=-1, keepdims=True))
+    draws = np.random.default_rng(0).normal(size=(3, model.count_params()))
+    for row, found in zip(draws, canonical(model, draws), strict=True):
+        np.testing.assert_allclose(outputs(model, found), outputs(model, row), atol=1e-5)
 
 
 class TwoUnits:

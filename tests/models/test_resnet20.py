@@ -44,6 +44,15 @@ def test_normalization_is_in_float32_under_mixed_precision(policy):
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-3)
 
 
+def test_normalization_needs_positions_and_takes_half_precision():
+    with pytest.raises(ValueError, match=r"positions .*got the shape \(4, 3\)"):
+        ibnn.layers.FilterResponseNorm()(np.ones((4, 3), "float32"))
+    layer = ibnn.layers.FilterResponseNorm(dtype="float16")
+    found = layer(keras.ops.ones((2, 4, 3), "float16"))
+    assert keras.backend.standardize_dtype(found.dtype) == "float16"
+    np.testing.assert_allclose(numpy(found), 1, atol=1e-3)
+
+
 @pytest.mark.once
 def test_weights_are_as_many_as_by_hand():
     def layer(size, before, after):  # kernel; bias, gamma, beta and tau

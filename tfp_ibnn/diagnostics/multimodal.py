@@ -60,6 +60,8 @@ def modes(
     options = {"jac": True, "method": "L-BFGS-B", "options": {"maxfun": 1000}}
     options["fun"] = lambda x: (-value(x.reshape(shape)).sum(), -slope(x.reshape(shape)).ravel())
     top = minimize(x0=(w / scale).ravel(), **options).x.reshape(shape)
+    if not np.isfinite(value(top)).all():
+        raise ValueError("`posterior` has no highest point that ascent finds: log q is not finite.")
     top = top[np.argsort(-value(top))]
     top = top if model is None else canonical(model, top * scale) / scale
     own = np.arange(len(top))
@@ -104,7 +106,10 @@ def canonical(model: Any, draws: Any) -> np.ndarray:
     parts = [(x, part.reshape(len(rows), -1, x.units)) for x, part in parts]
     for (x, into), (_, after) in pairwise(parts):
         f, g, h = (x.activation(factor * _PROBE) for factor in (1.0, 2.0, -1.0))
-        hidden.append((into, after[:, : x.units], np.allclose(g, 2 * f), np.allclose(h, -f)))
+        others = (x.activation(_PROBE * np.float32(factors)) for factors in ((1, 3), (3, 1)))
+        alone = all(np.allclose(f[:, k], other[:, k]) for k, other in enumerate(others))
+        same, odd = alone and np.allclose(g, 2 * f), alone and np.allclose(h, -f)
+        hidden.append((into, after[:, : x.units], same, odd))
     for into, out, *_ in [units for units in hidden if units[2]] * 100:  # at once if it is one
         ratio = np.sum(out**2, axis=2) / np.maximum(np.sum(into**2, axis=1), 1e-60) + 1e-60
         into *= ratio[:, None] ** 0.25
@@ -118,7 +123,11 @@ def canonical(model: Any, draws: Any) -> np.ndarray:
 
 
 def _rows(given: Any, size: int, name: str) -> np.ndarray:
-    return 1.0 * numbers(np.reshape(given, (-1, *np.shape(given)[-1:])), size, f"`{name}`")
+    """Return a copy in float64, (rows, size), or raise."""
+    if not np.size(given):
+        raise ValueError(f"`{name}` must be at least one row of {size} numbers; got none.")
+    given = np.reshape(np.array(given, "float64"), (-1, *np.shape(given)[-1:]))
+    return numbers(given, size, f"`{name}`")
 
 
 def _barriers(value: Any, slope: Any, start: Any, end: Any, bends: int = 0) -> np.ndarray:

@@ -128,16 +128,19 @@ def simulation_based_calibration(
     If the sampler is right, they are uniform on 0 to 99 (arXiv 1804.06788). The p-value is that of
     chi-squared tests in ten bins, times the number of tests, one for each coordinate.
     `simulate(rng)` returns w (size,) from the prior and data from p(y | w); `sample(data, 99, rng)`
-    returns as many independent draws (99, size).
+    returns as many independent draws (99, size). Ties are broken at random.
     """
     rng, ranks = np.random.default_rng(seed), []
     for _ in range(checks.positive_integer("runs", runs, least=50)):
         w, data = simulate(rng)
         drawn = np.asarray(sample(data, 99, rng))
-        if np.ndim(w) != 1 or drawn.shape != (99, len(w)) or not np.isfinite(drawn).all():
-            wanted = f"w (size,) and finite (99, size); got {np.shape(w)} and {drawn.shape}"
-            raise ValueError(f"`simulate` and `sample` must give {wanted}.")
-        ranks.append(np.sum(drawn < w, axis=0))
+        is_bad = np.ndim(w) != 1 or not np.size(w) or drawn.shape != (99, len(w))
+        if is_bad or not (np.isfinite(w).all() and np.isfinite(drawn).all()):
+            wanted = "w (size,), size at least 1, and (99, size), all finite"
+            got = f"{np.shape(w)} and {drawn.shape}, or NaN or infinity"
+            raise ValueError(f"`simulate` and `sample` must give {wanted}; got {got}.")
+        ties = rng.integers(0, np.sum(drawn == w, axis=0), endpoint=True)
+        ranks.append(np.sum(drawn < w, axis=0) + ties)
     tests = [chisquare(np.bincount(x, minlength=10)).pvalue for x in np.transpose(ranks) // 10]
     return np.stack(ranks), float(min(1.0, len(tests) * min(tests)))
 

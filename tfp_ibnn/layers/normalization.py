@@ -23,11 +23,16 @@ class FilterResponseNorm(keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         shape = (checks.channels_of("FilterResponseNorm", input_shape),)
+        if len(input_shape) < 3:
+            wanted = "positions between examples and channels"
+            raise ValueError(f"FilterResponseNorm needs {wanted}; got the shape {input_shape}.")
         for name, start in {"gamma": "ones", "beta": "zeros", "tau": "zeros"}.items():
             setattr(self, name, self.add_weight(shape, start, name=name, autocast=False))
 
     def call(self, inputs: Tensor) -> Tensor:
         x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
         square = ops.mean(ops.square(x), axis=tuple(range(1, len(x.shape) - 1)), keepdims=True)
-        x = self.gamma * x * ops.rsqrt(square + 1e-6) + self.beta
-        return ops.cast(ops.maximum(x, self.tau), inputs.dtype)
+        gamma, beta, tau = (ops.cast(v, x.dtype) for v in (self.gamma, self.beta, self.tau))
+        return ops.cast(
+            ops.maximum(gamma * x * ops.rsqrt(square + 1e-6) + beta, tau), self.compute_dtype
+        )

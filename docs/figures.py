@@ -20,7 +20,6 @@ from study_figures import elephant, novelty, places, when_flows_pay
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.plots import COLORS
-from tfp_ibnn.prediction import cross_fit
 
 BLUE, ORANGE, GREEN = COLORS[:3]
 IMAGES = Path(__file__).parent / "images"
@@ -32,7 +31,7 @@ def main() -> None:
     """Draw all figures, or those that are named."""
     plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
     figures = (reliability, layer, change_of_variables, flows, affine_order, uncertainty)
-    figures += (novelty, elephant, places, when_flows_pay)
+    figures += (novelty, elephant, places, when_flows_pay, densities)
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
@@ -58,6 +57,8 @@ def reliability() -> Figure:
     def at_its_temperature(seed: int, mean: np.ndarray) -> np.ndarray:
         powers = mean ** (1 / runs["equal", "deterministic", seed]["scaled"]["temperature"])
         return powers / powers.sum(axis=1, keepdims=True)
+
+    from experiments.store import cross_fit  # found once the path is set
 
     plain = stored("deterministic")
     labels = plain[0][1]
@@ -92,6 +93,34 @@ def reliability() -> Figure:
     axes[0].invert_xaxis()
     axes[0].set_ylabel("accuracy - confidence")
     figure.supxlabel("1 - confidence (more certain to the right)", fontsize=10)
+    return figure
+
+
+def densities() -> Figure:
+    """Draw two moons and a checkerboard: the data, draws of a trained density, and its values."""
+    rng = np.random.default_rng(0)
+    angle, upper = np.pi * rng.uniform(size=6000), rng.uniform(size=6000) < 0.5
+    sign = np.where(upper, 1, -1)
+    moons = np.column_stack([sign * np.cos(angle) + ~upper, sign * np.sin(angle) + 0.5 * ~upper])
+    cells = rng.uniform(0, 4, size=(12_000, 2))
+    board = cells[np.floor(cells).sum(axis=1) % 2 == 0]
+    data = {"two moons": moons + 0.08 * rng.normal(size=moons.shape), "checkerboard": board}
+    figure, axes = plt.subplots(2, 3, figsize=(6.6, 4.4), layout="constrained")
+    for row, (name, x) in zip(axes, data.items(), strict=True):
+        couplings = [ibnn.flows.SplineCoupling(bins=12, swap=swap) for swap in (False, True) * 3]
+        density = ibnn.FlowDensity(couplings)
+        density.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(5e-3, 1500)))
+        density.fit(x, batch_size=400, epochs=100, verbose=0)
+        (left, low), (right, high) = x.min(axis=0) - 0.3, x.max(axis=0) + 0.3
+        ticks = [np.linspace(left, right, 150), np.linspace(low, high, 150)]
+        points = np.stack(np.meshgrid(*ticks), axis=-1).reshape(-1, 2)
+        heights = np.exp(density.log_prob(points, batch_size=5000)).reshape(150, 150)
+        for ax, draws in zip(row, (x[:2000], density.sample(2000, seed=0)), strict=False):
+            ax.scatter(*draws.T, s=0.6, color=BLUE, lw=0)
+        row[2].imshow(heights, extent=(left, right, low, high), origin="lower", cmap="Blues")
+        for ax, title in zip(row, (f"{name}: data", "draws", "density"), strict=True):
+            ax.set(title=title, xticks=[], yticks=[], xlim=(left, right), ylim=(low, high))
+            ax.set_aspect("auto")
     return figure
 
 

@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 
 import tfp_ibnn as ibnn
-from experiments import data, files, provenance
+from experiments import data, files, networks, provenance
 
 RESULTS = Path("results/benchmark/knn.json")
 
@@ -38,7 +38,7 @@ def main(argv=None):
     (x, y), (x_test, _) = data.load("cifar10", options.data_dir)
     x, y, x_test = x[: options.bank] / 255, y[: options.bank], x_test[: options.images] / 255
     keras.utils.set_random_seed(0)
-    model = ibnn.models.vgg16((32, 32, 3))
+    model = networks.vgg16((32, 32, 3))
     mc = ibnn.MonteCarlo(ibnn.DeepEnsemble([model]), head="softmax", from_logits=True)
     detector = ibnn.OODDetector(mc, "knn", k=50)
     detector.fit(x.astype("float32"), y)

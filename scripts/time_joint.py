@@ -23,12 +23,12 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
-from experiments import data, files, provenance
+from experiments import data, files, networks, provenance
 from experiments.benchmark import timing
 from experiments.benchmark.networks import stepper
 
 SHAPE, BATCH, PASSES = (28, 28, 1), 128, 10
-NETWORKS = {"lenet": ibnn.models.lenet, "mlp": ibnn.models.mlp}
+NETWORKS = {"lenet": networks.lenet, "mlp": networks.mlp}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 

@@ -177,10 +177,14 @@ def save_curves(histories, path):
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4))
     # Without a posterior the loss is the likelihood part alone.
     curves = {name: {"nll": history["loss"], **history} for name, history in histories.items()}
-    plots.training_curves(curves, "nll", label="training NLL per example", ax=axes[0])
+    labels = {"nll": "training NLL per example", "kl": "KL of all layers (nats)"}
+    for ax, (key, label) in zip(axes, labels.items(), strict=True):
+        for name, color in zip(curves, plots.COLORS, strict=False):
+            values = curves[name].get(key, [])
+            ax.plot(range(1, len(values) + 1), values, color=color, lw=1.8, label=name)
+        ax.set(xlabel="epoch", ylabel=label)
     axes[0].set_yscale("log")
     axes[0].legend(frameon=False, fontsize=9)
-    plots.training_curves(curves, "kl", label="KL of all layers (nats)", ax=axes[1])
     return save(figure, path)
 
 

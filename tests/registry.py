@@ -24,6 +24,8 @@ FLOWS = {
     "coupling-spline": partial(flows.SplineCoupling, hidden=8, bins=4),
     "glow-identity": partial(flows.GlowStep, hidden=8, swap=True, start="identity"),
     "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
+    "inverse": lambda **kwargs: flows.Inverse(flows.Planar(**kwargs)),
+    "masked-autoregressive": partial(flows.MaskedAutoregressive, hidden=8),
     "planar": flows.Planar,
     "radial": flows.Radial,
     "spline": partial(flows.Spline, bins=5, interval=4.0),

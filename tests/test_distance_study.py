@@ -12,6 +12,7 @@ import study_distance
 import tfp_ibnn as ibnn
 from experiments import calibrate_study, data, distance_tables, files, method_study
 from experiments import distance_study as study
+from experiments.networks import resnet20
 from tests.layer_checklist import numpy
 
 pytestmark = pytest.mark.once
@@ -56,7 +57,7 @@ def test_scores_are_those_of_each_half():
 
 def test_filters_of_the_priors_length_compute_the_same():
     keras.utils.set_random_seed(0)
-    model = ibnn.models.resnet20((8, 8, 3))
+    model = resnet20((8, 8, 3))
     for v in model.weights:
         v.assign(np.random.default_rng(0).normal(0, 0.3, v.shape))
     x = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32")

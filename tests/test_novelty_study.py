@@ -90,7 +90,7 @@ def test_a_quick_run_is_stored_and_not_repeated(eagerly, monkeypatch, tmp_path, 
     monkeypatch.setattr(calibrate_study, "apart", lambda function, *task: function(*task))
     monkeypatch.setattr(study, "groups", lambda pair: ["gaussian"])
     monkeypatch.setattr(study, "FEATURE_SCORES", ("knn",))
-    monkeypatch.setattr(study.ibnn.models, "posterior_map", lambda *_: study.ibnn.NormalAffine())
+    monkeypatch.setattr(study, "posterior_map", lambda *_: study.ibnn.NormalAffine())
     command = ["--quick", "--pairs", "digits-7", "--seeds", "0", "--output", str(tmp_path)]
     assert reproduce.main(["novelty", *command]) == 0
     (record,) = study.read(tmp_path)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from tfp_ibnn.prediction import average, cross_fit, fit_temperature
+from experiments.store import cross_fit, fit_temperature
 
 
 def made_up(count=4000, sharpness=1.0):
@@ -29,15 +29,3 @@ def test_cross_fitted_temperatures_know_no_example_they_are_used_on():
     swapped[1::2] /= 0.5
     log = scipy.special.log_softmax(swapped, axis=1)[np.arange(4000), labels]
     assert -np.log(found[np.arange(4000), labels]).mean() == pytest.approx(-log.mean(), abs=0.02)
-
-
-def test_an_ensemble_is_the_mean_of_its_members():
-    members = np.random.default_rng(1).dirichlet(np.ones(3), (4, 5))
-    np.testing.assert_allclose(average(list(members)), members.mean(axis=0))
-    np.testing.assert_allclose(average(list(members)).sum(axis=1), 1)
-
-
-@pytest.mark.parametrize("shapes", [[], [(2, 3), (3, 3)], [(2, 3), (2, 4)]])
-def test_members_of_other_shapes_are_refused(shapes):
-    with pytest.raises(ValueError, match="`predictions` must be arrays of one shape"):
-        average([np.ones(shape) for shape in shapes])

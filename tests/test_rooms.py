@@ -25,6 +25,7 @@ ROOMS = (
     "decisions",
     "plots",
     "diagnostics",
+    "generative",
     "calibration",
     "data",
     "models",

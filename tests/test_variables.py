@@ -127,6 +127,9 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     flows = ibnn.to_stochastic(plain, ibnn.MNF([ibnn.flows.Planar()], []), train_size=12)
     flows(X, training=True)
 
+    density = ibnn.FlowDensity([ibnn.flows.AffineCoupling()], base=2)
+    density.adapt(np.arange(6.0).reshape(3, 2) ** 2)
+
     class Own(keras.Model):
         def __init__(self):
             super().__init__()
@@ -142,7 +145,7 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     own(X, training=True)
 
     assert_none_is_int32(made)
-    models = (own, loaded, scaled, regression, random, flows)
+    models = (own, loaded, scaled, regression, random, flows, density)
     models += (*sets, *last_layers, *decisions)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {

@@ -20,9 +20,10 @@ from sklearn import datasets
 
 import tfp_ibnn as ibnn
 from experiments import data, files, provenance
+from experiments import networks as models
 from experiments.tables import markdown_table
 
-layers, models = keras.layers, ibnn.models
+layers = keras.layers
 QUICK = 64  # examples of each kind, at most
 PAIRS = {  # titles, the epochs of training, and the batch size
     "digits": ("digits 1,000, MLP 64-64", 60, 32),

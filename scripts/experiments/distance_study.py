@@ -18,6 +18,7 @@ import numpy as np
 import tfp_ibnn as ibnn
 from experiments import data, files, method_study, provenance
 from experiments.calibrate_study import read, run_tasks
+from experiments.networks import resnet20
 from tfp_ibnn.training import TwoSpeed
 
 MEAN, DEVIATION = (0.49, 0.48, 0.44), 0.2  # the reference's preprocessing
@@ -90,7 +91,7 @@ class Problem(method_study.Problem):
     def build(self, seed, dropout=0.0):
         """Return a network as `seed` starts it; for quick runs, one that ends early."""
         keras.utils.set_random_seed(seed)
-        model = ibnn.models.resnet20(self.train[0].shape[1:])
+        model = resnet20(self.train[0].shape[1:])
         if not self.is_quick:
             return model
         x = keras.layers.GlobalAveragePooling2D()(model.get_layer("group1_block1_2_silu").output)

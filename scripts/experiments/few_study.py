@@ -24,6 +24,7 @@ import tfp_ibnn as ibnn
 from experiments import data, method_study, provenance
 from experiments.calibrate_study import read
 from experiments.method_study import best_temperature, nll, scaled
+from experiments.networks import lenet, posterior_map, vgg16
 from experiments.run import channel_dropout
 from tfp_ibnn.metrics.calibration import ece_floor
 
@@ -114,7 +115,7 @@ def posterior_of(pair, method, options):
         case "low-rank Gaussian":
             return ibnn.NormalLowRank(4, **start, **options)
         case "flow":
-            return ibnn.models.posterior_map(network, "flow", **start, **options)
+            return posterior_map(network, "flow", **start, **options)
         case "joint flow":
             return ibnn.JointPosterior(couplings(**start, **options))
         case "mixture":
@@ -158,7 +159,7 @@ class Problem(method_study.Problem):
         keras.config.set_dtype_policy("mixed_bfloat16" if is_deep else "float32")
         # By images that are the same for all seeds, so that the compiled programs are, too.
         front = ibnn.data.preprocessing(self.validation[0], augment=is_deep, seed=seed)
-        network = ibnn.models.vgg16 if is_deep else ibnn.models.lenet
+        network = vgg16 if is_deep else lenet
         model = network(self.train[0].shape[1:], preprocessing=front)
         model = channel_dropout(model, dropout, INNER) if dropout else model
         keras.config.set_dtype_policy(before)

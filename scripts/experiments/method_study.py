@@ -18,6 +18,7 @@ from sklearn import datasets
 import tfp_ibnn as ibnn
 from experiments import data, provenance, shifts
 from experiments.calibrate_study import images, packaged, read, run_tasks
+from experiments.networks import lenet, vgg16
 from experiments.scan import can_scan, scan
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
@@ -83,7 +84,7 @@ class Problem:
         if len(shape) == 1:
             hidden = (64, 64) if self.name == "digits" else (64,)
             return ibnn.models.mlp(shape, hidden=hidden, dropout=dropout)
-        return ibnn.models.lenet(shape, dropout=dropout)
+        return lenet(shape, dropout=dropout)
 
     def fit(self, model, epochs=None, rate=None, optimizer=None, callbacks=()):
         """Train by Adam, at a rate that falls to 0; or, at a rate that is given, by SGD."""
@@ -158,7 +159,7 @@ def vgg16_features(problem):
     size = problem.train[0].shape[1:]
     changes = [ibnn.data.RandomShift(4), ibnn.data.RandomMirror()]
     keras.config.set_dtype_policy("mixed_bfloat16")
-    model = ibnn.models.vgg16(size, preprocessing=changes)
+    model = vgg16(size, preprocessing=changes)
     keras.config.set_dtype_policy("float32")
     epochs = 1 if problem.epochs == 1 else VGG16_EPOCHS
     rate = keras.optimizers.schedules.CosineDecay(0.05, epochs * problem.steps)

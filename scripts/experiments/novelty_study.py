@@ -14,6 +14,7 @@ import tfp_ibnn as ibnn
 from experiments import data, provenance, shifts
 from experiments.calibrate_study import read, run_tasks
 from experiments.method_study import CORRUPTIONS, Problem, nll
+from experiments.networks import lenet, posterior_map, vgg16
 
 CIFAR, HELD_OUT = ("cifar_vgg16", "cifar_lenet"), (3, 8)  # cats and ships
 PAIRS = {  # the data set, left-out classes, epochs, batch size, validation images, precision
@@ -59,9 +60,9 @@ class Novelty(Problem):
         if self.name == "digits":
             return ibnn.models.mlp(shape, self.classes, hidden=(64, 64), **options)
         if self.pair != "cifar_vgg16":
-            return ibnn.models.lenet(shape, self.classes, **options)
+            return lenet(shape, self.classes, **options)
         options["preprocessing"] = [ibnn.data.RandomShift(4), ibnn.data.RandomMirror()]
-        return ibnn.models.vgg16(shape, self.classes, **options)
+        return vgg16(shape, self.classes, **options)
 
     def trained(self, number=0, posterior=None, dropout=0.0):
         """Return a trained network, in single precision; `posterior` makes that of its layers."""
@@ -237,7 +238,7 @@ def methods(problem, group):
             yield "Laplace, all", lambda: laplace("all")
     for name, recipe in {"Gaussian": ibnn.NormalAffine, "flow": ibnn.NormalPlanar1d}.items():
         if group == name.lower():
-            yield name, lambda: noisy(lambda: ibnn.models.posterior_map(network, group))
+            yield name, lambda: noisy(lambda: posterior_map(network, group))
         elif group == "noise":
             yield name, lambda recipe=recipe: noisy(recipe)
     if group == "noise":

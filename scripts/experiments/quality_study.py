@@ -17,6 +17,7 @@ from sklearn import datasets
 import tfp_ibnn as ibnn
 from experiments import provenance
 from experiments.calibrate_study import images, read, run_tasks
+from experiments.networks import vgg16
 
 layers, flows, diagnostics = keras.layers, ibnn.flows, ibnn.diagnostics
 PAIRS = {  # titles, and examples of the last layer
@@ -78,7 +79,7 @@ class Problem:
         keras.utils.set_random_seed(self.seed)
         shape = self.others[0].shape[1:]
         if self.is_deep:
-            deep = ibnn.models.vgg16(shape)
+            deep = vgg16(shape)
             body = [keras.Model(deep.input, deep.get_layer("flatten").output)]
             body += [layers.Dense(20, "tanh")]
         elif self.is_image:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 import tfp_ibnn as ibnn
-from experiments import data, files, pruning, toy
+from experiments import data, files, networks, pruning, toy
 from experiments.devices import Devices
 from experiments.folder import RunError, RunFolder
 from experiments.report import write_report
@@ -63,7 +63,7 @@ def identity(settings):
     content = {}
     for name in ("pretrained", "posterior"):
         path = getattr(settings, name)
-        if path in (None, "none", *ibnn.models.POSTERIORS) or path.startswith("{"):
+        if path in (None, "none", *networks.POSTERIORS) or path.startswith("{"):
             continue
         try:
             content[f"{name}_sha256"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -177,7 +177,7 @@ def _network(settings, images):
         model = read_model(Path(path), settings.dataset, settings.classes)
         if ibnn.stochastic_layers(model):
             raise RunError(f"{path} has a posterior: give a deterministic network.")
-        if settings.posterior in ibnn.models.POSTERIORS and model.name != settings.network()[0]:
+        if settings.posterior in networks.POSTERIORS and model.name != settings.network()[0]:
             wrong = f"{path} is {model.name!r}, not {settings.model!r}: give the `model` that it is"
             raise RunError(f"{wrong}, or give the posteriors of its layers in a file.")
         if settings.precision not in {layer.dtype_policy.name for layer in model.layers}:
@@ -192,7 +192,7 @@ def _network(settings, images):
     classes = settings.classes or len(DATASETS[settings.dataset].classes)
     if name == "mobilenet_v2":
         return _mobilenet_v2(images.shape[1:], classes, **options)
-    build = _wide_lenet if "widths" in options else getattr(ibnn.models, name)
+    build = _wide_lenet if "widths" in options else getattr(networks, name)
     channels = settings.dropout_layers
     rate = settings.dropout if channels is None else 0.0
     model = build(images.shape[1:], classes, dropout=rate, **options)

@@ -7,9 +7,9 @@ import re
 import shlex
 from collections import namedtuple
 
-from experiments import checks, data
+from experiments import checks, data, networks
 from experiments.posterior_files import read_posteriors
-from tfp_ibnn import Posterior, models
+from tfp_ibnn import Posterior
 
 DATASETS = {
     **data.DATASETS,
@@ -31,7 +31,7 @@ Stage = namedtuple("Stage", "name epochs optimizer learning_rate")
 @functools.lru_cache(typed=True)
 def _check(*args, **options):
     """Raise for posteriors that cannot be built; most settings of a plan have the same."""
-    models.posterior_map(*args, **options)
+    networks.posterior_map(*args, **options)
 
 
 @checks.settings("train")
@@ -89,7 +89,7 @@ class Settings(checks.Checked):
         if self.validation >= available:
             good = f"leave some of the {available} training images"
             yield f"`validation` must {good}; got {self.validation}."
-        in_file = self.is_stochastic and self.posterior not in models.POSTERIORS
+        in_file = self.is_stochastic and self.posterior not in networks.POSTERIORS
         for name in self._changed():
             if name in (*_IN_FILES, *_OF_FLOWS) and in_file:
                 yield f"`{name}` goes into the posterior file {self.posterior}."
@@ -140,7 +140,7 @@ class Settings(checks.Checked):
     def method(self):
         if not self.is_stochastic:
             return "mc_dropout" if self.dropout else "deterministic"
-        return self.posterior if self.posterior in models.POSTERIORS else "custom"
+        return self.posterior if self.posterior in networks.POSTERIORS else "custom"
 
     @property
     def augments(self):
@@ -154,7 +154,7 @@ class Settings(checks.Checked):
         return [*(before if self.pretrain_epochs else ()), main]
 
     def network(self):
-        """Return the name of the builder in `ibnn.models` and its options."""
+        """Return the name of the builder in `networks` and its options."""
         if match := re.fullmatch(r"wide_resnet_(\d+)_(\d+)", self.model):
             return "wide_resnet", {"depth": int(match[1]), "width": int(match[2])}
         if match := re.fullmatch(r"mlp((?:_[1-9]\d*)+)(_sigmoid)?", self.model):
@@ -164,13 +164,13 @@ class Settings(checks.Checked):
             return "lenet", {"widths": tuple(map(int, match.groups()))}
         return checks.choice(*_MODELS)("model", self.model), {}
 
-    def posteriors(self, build=models.posterior_map):
+    def posteriors(self, build=networks.posterior_map):
         common = {"prior_scale": self.prior_scale, "beta": self.beta, "gamma": self.gamma}
         if self.learn_prior_scale:
             common["learn_prior_scale"] = True
-        if self.posterior not in models.POSTERIORS:
+        if self.posterior not in networks.POSTERIORS:
             if not (self.posterior.startswith("{") or os.path.exists(self.posterior)):
-                known = ", ".join(repr(name) for name in ("none", *models.POSTERIORS))
+                known = ", ".join(repr(name) for name in ("none", *networks.POSTERIORS))
                 there = f"or the path of a JSON file; no file {self.posterior!r} exists"
                 raise ValueError(f"`posterior` must be {known}, {there}.")
             return read_posteriors(self.posterior, common)

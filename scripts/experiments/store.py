@@ -28,7 +28,6 @@ from experiments.devices import accelerators
 from experiments.folder import RunError
 from experiments.scoring import SCORES, Scores
 from tfp_ibnn.calibration.outputs import ece_floor
-from tfp_ibnn.prediction import average, cross_fit
 
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
 # How tables and figures show methods and shifts.
@@ -169,6 +168,28 @@ def stored_entropies(record, folder):
     return [entr(np.mean(kind, axis=0, dtype="float64")).sum(axis=1) for kind in kinds]
 
 
+def fit_temperature(probabilities, labels):
+    """Return temperature scaling fitted to predictions; it takes predictions as its input."""
+    inputs = keras.Input(np.shape(probabilities)[1:])
+    identity = keras.Model(inputs, keras.layers.Identity()(inputs))
+    scaling = ibnn.TemperatureScaling(identity, from_logits=False)
+    return scaling.fit(probabilities, labels, batch_size=len(probabilities))
+
+
+def cross_fit(probabilities, labels):
+    """Return predictions at temperatures fitted to other examples, and the two temperatures.
+
+    Every second example has the temperature that was fitted to the others, and these have the one
+    fitted to those: for models without held-out data.
+    """
+    scaled, temperatures = np.empty_like(probabilities), []
+    for half in (0, 1):
+        model = fit_temperature(probabilities[1 - half :: 2], labels[1 - half :: 2])
+        temperatures.append(float(model.temperature))
+        scaled[half::2] = keras.ops.convert_to_numpy(model(probabilities[half::2]))
+    return scaled, temperatures
+
+
 def cross_fitted(mean, labels):
     """Return the scores of predictions at a temperature that is fitted to every other example."""
     scaled, temperatures = cross_fit(mean, labels)
@@ -197,7 +218,7 @@ def _averaged(records, folder):
     for (budget, method), group in groups.items():
         if len(group) > 1:
             each = [stored(record, folder) for record in group]
-            mean, labels = average([mean for mean, _ in each]), each[0][1]
+            mean, labels = np.mean([mean for mean, _ in each], axis=0), each[0][1]
             about = {"budget": budget, "method": method}
             about["seeds"] = [record["seed"] for record in group]
             scaled = cross_fitted(mean, labels)

@@ -12,8 +12,7 @@ from experiments import checks, plan, run_many
 from experiments.folder import RunError
 from experiments.report import history
 from experiments.scoring import SCORES, Scores
-from experiments.store import cross_fitted, predictions
-from tfp_ibnn.prediction import fit_temperature
+from experiments.store import cross_fitted, fit_temperature, predictions
 
 _MEASURED = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfp_ibnn as ibnn
-from experiments import Settings, checks, data, read_posteriors
+from experiments import Settings, checks, data, networks, read_posteriors
 from experiments.settings import DATASETS
 from experiments.shifts import CORRUPTIONS
-from tfp_ibnn import models
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -263,7 +262,7 @@ def test_the_parser_has_the_defaults_of_the_library_and_else_those_of_the_settin
 def test_the_depth_of_a_network_is_that_of_its_posteriors(name):
     chosen = Settings(model=name, posterior="gaussian")
     kind, size = chosen.network()
-    model = getattr(models, kind)(input_shape=(32, 32, 3), **size)
+    model = getattr(networks, kind)(input_shape=(32, 32, 3), **size)
     sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
     assert chosen.depth == len(ibnn.stochastic_layers(sto))
 

@@ -567,7 +567,7 @@ def test_baselines_are_what_was_stored(results, written):
         store.predictions(written, f"probabilities/half-gaussian-seed{seed}.npz") for seed in SEEDS
     ]
     mean, labels = np.mean([found[0] for found in probabilities], axis=0), probabilities[0][1]
-    scaled, _ = ibnn.prediction.cross_fit(mean, labels)
+    scaled, _ = store.cross_fit(mean, labels)
     again = Scores(scaled, None, labels, 1).scores()
     assert row["scaled"]["nll"] == pytest.approx(again["nll"], abs=1e-6)
     for line, found in zip(lines[2:], (row, row["scaled"]), strict=True):

@@ -60,6 +60,9 @@ def test_inverse_log_det_is_that_of_the_autodiff_jacobian(float64, name):
     flow, y = make_flow(name, seed=2), draws((4, 3))
     expected = np.linalg.slogdet(jacobian(flow, y, "inverse"))[1]
     close(log_det(flow, y, "inverse"), expected, 1e-9)
+    x, found = flow.inverse_and_log_det(ops.convert_to_tensor(y))
+    close(ops.convert_to_numpy(x), inverse(flow, y), 1e-9)
+    close(np.broadcast_to(ops.convert_to_numpy(found), (4,)), expected, 1e-9)
 
 
 @every_size

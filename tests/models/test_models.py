@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments import networks as models
 from tests.layer_checklist import numpy
-from tfp_ibnn import models
 
 pytestmark = pytest.mark.once
 
@@ -249,11 +249,10 @@ def test_a_mixture_has_its_components():
         (lambda: models.wide_resnet(depth=11), "depth"),
         (lambda: models.wide_resnet(depth=4), "depth"),
         (lambda: models.wide_resnet(width=0), "width"),
-        (lambda: models.lenet(num_classes=0), "num_classes"),
         (lambda: models.mlp((4,), num_classes=2.5), "num_classes"),
         (lambda: models.mlp((4,), hidden=(3, 0)), "hidden"),
         (lambda: models.mlp((4,), dropout=1.0), "dropout"),
-        (lambda: models.lenet(dropout=-0.1), "dropout"),
+        (lambda: models.mlp((4,), dropout=-0.1), "dropout"),
         (lambda: models.posterior_map("resnet", "flow"), "model.*resnet"),
         (lambda: models.posterior_map("lenet", "normal"), "kind.*normal"),
         (lambda: models.posterior_map("lenet", "gaussian", prior_scale=-1), "prior_scale"),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments.networks import resnet20
 from tests.layer_checklist import numpy
 
 ROWS = np.random.default_rng(0)
@@ -62,7 +63,7 @@ def test_weights_are_as_many_as_by_hand():
         by_hand += layer(3, before, channels) + 5 * layer(3, channels, channels)
         by_hand += layer(1, before, channels) if before != channels else 0
         before = channels
-    model = ibnn.models.resnet20()
+    model = resnet20()
     assert model.count_params() == by_hand + 65 * 10 == 274_042
     convs = [x for x in model.layers if isinstance(x, keras.layers.Conv2D)]
     assert len(convs) == 19 + 2
@@ -82,7 +83,7 @@ def silu(x):
 
 def test_forward_pass_is_that_of_numpy():
     """With loops for convolutions, on images that become 2 by 2."""
-    model = ibnn.models.resnet20((8, 8, 3), 4)
+    model = resnet20((8, 8, 3), 4)
     for v in model.weights:
         v.assign(ROWS.normal(0, 0.4, v.shape))
     weights = {v.path: numpy(v).astype("float64") for v in model.weights}
@@ -114,7 +115,7 @@ def test_forward_pass_is_that_of_numpy():
 
 @pytest.mark.once
 def test_saved_and_converted(tmp_path, recwarn):
-    model, x = ibnn.models.resnet20((8, 8, 3)), ROWS.normal(size=(2, 8, 8, 3)).astype("float32")
+    model, x = resnet20((8, 8, 3)), ROWS.normal(size=(2, 8, 8, 3)).astype("float32")
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(numpy(loaded(x)), numpy(model(x)), atol=1e-6)

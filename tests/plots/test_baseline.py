@@ -90,12 +90,6 @@ def histories(rng):
     }
 
 
-def curves(rng):
-    ax = plots.training_curves(histories(rng), "loss", label="negative ELBO")
-    ax.legend()
-    return ax
-
-
 def panel(rng):
     return plots.training_panel(histories(rng))
 
@@ -165,7 +159,6 @@ FIGURES = (
     reliability,
     boundary_size,
     boundary_shade,
-    curves,
     panel,
     violins,
     histograms,

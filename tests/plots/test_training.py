@@ -29,22 +29,6 @@ def panels(figure):
     return {ax.get_ylabel(): ax for ax in figure.axes if ax.axison}
 
 
-def test_curves_leave_out_runs_without_the_quantity():
-    histories = {"a": {"kl": [3.0, 2.0, 1.0]}, "b": {"loss": [1.0]}}
-    given = plt.subplots()[1]
-    ax = plots.training_curves(histories, "kl", ax=given)
-    assert ax is given
-    assert [line.get_label() for line in ax.lines] == ["a"]
-    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, 3], [2, 2], [3, 1]])
-
-
-def test_a_run_keeps_its_look_in_all_quantities():
-    histories = {"a": {"loss": [1.0]}, "b": {"loss": [1.0], "kl": [2.0]}}
-    loss, kl = (plots.training_curves(histories, key) for key in ("loss", "kl"))
-    assert loss.lines[1].get_color() == kl.lines[0].get_color() == plots.COLORS[1]
-    assert loss.lines[1].get_linestyle() == kl.lines[0].get_linestyle() == "--"
-
-
 def test_panel_has_an_axis_for_each_quantity_that_was_logged():
     figure = plots.training_panel({"a": run(), "b": {"ece": [0.1], "mae": [1.0]}})
     expected = ["negative ELBO", "log-likelihood", "KL (nats)", "accuracy", "ECE"]
@@ -113,18 +97,17 @@ def test_any_other_entry_can_be_asked_for():
     assert list(panels(figure)) == ["dense/kl"]
 
 
-@pytest.mark.parametrize("draw", [plots.training_panel, plots.training_curves])
 @pytest.mark.parametrize("histories", [{}, None, [1.0], {"a": [1.0]}, {"a": None}])
-def test_what_is_no_history_is_refused(draw, histories):
+def test_what_is_no_history_is_refused(histories):
     with pytest.raises(ValueError, match="`histories` must map at least one run"):
-        draw(histories, "loss")
+        plots.training_panel(histories, ["loss"])
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="No run has logged 'lr'; choose from kl, loss"):
         plots.training_panel({"a": {"loss": [1.0], "kl": [1.0]}}, ["lr"])
-    with pytest.raises(ValueError, match="No run has logged 'kl'; choose from val_kl"):
-        plots.training_curves({"a": {"val_kl": [1.0]}}, "kl")
+    with pytest.raises(ValueError, match="No run has logged 'kl'; choose from nll"):
+        plots.training_panel({"a": {"nll": [1.0]}}, ["kl"])
     with pytest.raises(ValueError, match="No run has logged 'loss'; choose from mae"):
         plots.training_panel({"a": {"mae": [1.0]}})
     with pytest.raises(ValueError, match=r"`keys` must be a list .*got 'loss'"):
@@ -134,5 +117,5 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="`mc_every` must be a whole number"):
         plots.training_panel({"a": run()}, mc_every=0)
     with pytest.raises(ValueError, match=r"one number per epoch; got the shape \(1, 2\)"):
-        plots.training_curves({"a": {"loss": [[1.0, 2.0]]}}, "loss")
+        plots.training_panel({"a": {"loss": [[1.0, 2.0]]}}, ["loss"])
     assert plt.get_fignums() == []

@@ -32,8 +32,14 @@ class CouplingBijector(FlowBijector):
     order: np.ndarray | None = None
 
     def _inverse(self, y: Tensor) -> Tensor:
+        return self.inverse_and_log_det(y)[0]
+
+    def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(y)
-        return self._join(kept, self.move_back(moved, self.network(kept)))
+        parameters = self.network(kept)
+        moved = self.move_back(moved, parameters)
+        log_slope = self.move(moved, parameters)[1]
+        return self._join(kept, moved), -ops.sum(log_slope, axis=-1)
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(x)

@@ -58,6 +58,11 @@ class FlowBijector(tfb.Bijector):
         """Return `forward(x)` and its log-determinants."""
         return self._forward(x), self._forward_log_det_jacobian(x)
 
+    def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `inverse(y)` and the log-determinants of the inverse map."""
+        x = self._inverse(y)
+        return x, -self.forward_and_log_det(x)[1]
+
     def _forward(self, x: Tensor) -> Tensor:
         return self.forward_and_log_det(x)[0]
 
@@ -134,10 +139,14 @@ class Flow(Conditional):
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
         x = ops.convert_to_tensor(x, dtype=self.dtype)
-        bijector = self._bijector_for(condition)
-        if isinstance(bijector, FlowBijector) and bijector.event_ndims == self.event_ndims:
-            return bijector.forward_and_log_det(x)
-        return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
+        return _mapped(self._bijector_for(condition), x, self.event_ndims, "forward")
+
+    def inverse_and_log_det(
+        self, y: Tensor, condition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Map `y` of shape (..., channels) back; return the log-determinants of that map too."""
+        y = ops.convert_to_tensor(y, dtype=self.dtype)
+        return _mapped(self._bijector_for(condition), y, self.event_ndims, "inverse")
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""
@@ -150,6 +159,15 @@ class Flow(Conditional):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
+
+
+def _mapped(bijector: tfb.Bijector, x: Tensor, ndims: int, way: str) -> tuple[Tensor, Tensor]:
+    """Return x mapped "forward" or by the "inverse", and the log-determinants."""
+    if isinstance(bijector, tfb.Invert):
+        return _mapped(bijector.bijector, x, ndims, {"forward": "inverse"}.get(way, "forward"))
+    if isinstance(bijector, FlowBijector) and bijector.event_ndims == ndims:
+        return getattr(bijector, f"{way}_and_log_det")(x)
+    return getattr(bijector, way)(x), getattr(bijector, f"{way}_log_det_jacobian")(x, ndims)
 
 
 def column(numbers: Tensor) -> Tensor:

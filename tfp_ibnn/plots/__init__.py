@@ -16,5 +16,4 @@ with needs("plots"):
     from tfp_ibnn.plots.predictions import decision_boundary as decision_boundary
     from tfp_ibnn.plots.predictions import regression_bands as regression_bands
     from tfp_ibnn.plots.style import COLORS as COLORS
-    from tfp_ibnn.plots.training import training_curves as training_curves
     from tfp_ibnn.plots.training import training_panel as training_panel

@@ -1,48 +1,20 @@
-"""Training curves: what several runs logged, one quantity or all, training beside validation."""
+"""Training curves: what several runs logged, training beside validation."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.plots.style import LEGEND, dots, epochs_below, line, new_axes, tidy
+from tfp_ibnn.plots.style import LEGEND, dots, epochs_below, tidy
 
 Histories = Mapping[str, Mapping[str, Sequence[float]]]  # run name to `History.history`
 _USUAL = ("loss", "nll", "kl", "accuracy", "ece")
 _LABELS = {"loss": "negative ELBO", "nll": "log-likelihood", "kl": "KL (nats)", "ece": "ECE"}
 _PHASES = {"": ("training", "-"), "val_": ("validation", "--"), "val_mc_": ("validation, MC", ":")}
-
-
-def training_curves(
-    histories: Histories, key: str, *, label: str | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw one logged quantity of several runs over the epochs.
-
-    A run keeps its colour and line style; its curve ends where it diverged to NaN.
-
-    Args:
-        histories: run name to `History.history`; runs that did not log `key` are left out.
-        key: the quantity, for example "nll" or "kl".
-        label: of the vertical axis; `key` by default.
-        ax: where to draw; a new figure by default.
-
-    Example:
-        >>> from tfp_ibnn import plots
-        >>> ax = plots.training_curves({"flow": {"kl": [9.0, 5.0, 4.0]}}, "kl")
-    """
-    _checked_keys(histories, [key], ("",))
-    ax = new_axes(ax, (5, 3.5))
-    for i, (name, history) in enumerate(histories.items()):
-        if key in history:
-            ax.plot(range(1, len(history[key]) + 1), history[key], label=name, lw=1.8, **line(i))
-    ax.set(xlabel="epoch", ylabel=label or key)
-    epochs_below(ax)
-    return tidy(ax, "both")
 
 
 def training_panel(
@@ -63,7 +35,7 @@ def training_panel(
         >>> run = {"loss": [3.0, 2.0], "val_loss": [3.1, 2.4], "kl": [9.0, 5.0]}
         >>> figure = plots.training_panel({"flow": run})
     """
-    keys = _checked_keys(histories, keys, _PHASES)
+    keys = _checked_keys(histories, keys)
     mc_every = None if mc_every is None else checks.positive_integer("mc_every", mc_every)
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
@@ -111,7 +83,7 @@ def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np
     return (1 + (mc_every or least) * np.arange(count))[kept], values[kept]
 
 
-def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[str]) -> list[str]:
+def _checked_keys(histories: Any, keys: Sequence[str] | None) -> list[str]:
     """Return the keys, or those logged of `_USUAL`; raise if no run has logged one of them."""
     runs = list(histories.values()) if isinstance(histories, Mapping) else []
     if not runs or not all(isinstance(history, Mapping) for history in runs):
@@ -123,10 +95,10 @@ def _checked_keys(histories: Any, keys: Sequence[str] | None, phases: Iterable[s
             raise ValueError(f"`histories` must hold one number per epoch; got {got}.")
     logged = sorted(set().union(*runs))
     if keys is None:
-        keys = [k for k in _USUAL if any(phase + k in logged for phase in phases)] or _USUAL
+        keys = [k for k in _USUAL if any(phase + k in logged for phase in _PHASES)] or _USUAL
     if isinstance(keys, str) or len(keys) == 0:
         raise ValueError(f"`keys` must be a list such as ['loss', 'kl']; got {keys!r}.")
     for key in keys:
-        if not any(phase + key in logged for phase in phases):
+        if not any(phase + key in logged for phase in _PHASES):
             raise ValueError(f"No run has logged {key!r}; choose from {', '.join(logged)}.")
     return list(keys)

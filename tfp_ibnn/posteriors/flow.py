@@ -173,17 +173,20 @@ class FlowPosterior(base.Posterior):
         return z, q.log_prob(z)
 
 
-def copied(flows: Sequence[Flow], dtype: str, argument: str = "flows") -> list[Flow]:
-    """Return copies of flows that a posterior may have, or raise."""
+def copied(
+    flows: Sequence[Flow], dtype: str, argument: str = "flows", condition_size: int | None = None
+) -> list[Flow]:
+    """Return copies, with a condition of another size, of flows that have none; or raise."""
     if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
         raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
     copies = []
     for position, flow in enumerate(flows):
-        if flow.condition_size is not None or flow.event_ndims != 1:
-            wanted = f"`{argument}` of a posterior must have condition_size=None and event_ndims=1"
+        if flow.condition_size not in (None, condition_size) or flow.event_ndims != 1:
+            wanted = f"`{argument}` must have condition_size={condition_size} and event_ndims=1"
             got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
             raise ValueError(f"{wanted}; got {type(flow).__name__} with {got}.")
         name = f"{type(flow).__name__.lower()}_{position}"
         config = {**flow.get_config(), "dtype": dtype, "name": name}
+        config["condition_size"] = condition_size
         copies.append(type(flow).from_config(config))
     return copies

@@ -1,9 +1,9 @@
-"""Temperature scaling of a trained classifier, or of finished predictions, and their average."""
+"""Temperature scaling of a trained classifier."""
 
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -198,49 +198,6 @@ class TemperatureScaling(ScaledModel, keras.Model):
         if not parts:
             raise ValueError("`x` must hold at least one example; got none.")
         return keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
-
-
-def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> TemperatureScaling:
-    """Return temperature scaling fitted to predictions; it takes predictions as its input.
-
-    Args:
-        probabilities: class probabilities, (examples, classes).
-        labels: classes, (examples,).
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> overconfident = np.array([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
-        >>> scaling = ibnn.prediction.fit_temperature(overconfident, np.array([0, 0, 0, 1]))
-        >>> bool(scaling.temperature > 1)
-        True
-    """
-    inputs = keras.Input(np.shape(probabilities)[1:])
-    identity = keras.Model(inputs, keras.layers.Identity()(inputs))
-    scaling = TemperatureScaling(identity, from_logits=False)
-    scaling.temperature.assign(_best_temperature(checked(probabilities, labels)))
-    return scaling
-
-
-def cross_fit(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, list[float]]:
-    """Return predictions at temperatures fitted to other examples, and the two temperatures.
-
-    Every second example has the temperature that was fitted to the others, and these have the one
-    fitted to those: for models without held-out data. The arguments are those of `fit_temperature`.
-    """
-    scaled, temperatures = np.empty_like(probabilities), []
-    for half in (0, 1):
-        model = fit_temperature(probabilities[1 - half :: 2], labels[1 - half :: 2])
-        temperatures.append(float(model.temperature))
-        scaled[half::2] = keras.ops.convert_to_numpy(model(probabilities[half::2]))
-    return scaled, temperatures
-
-
-def average(predictions: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean of the class probabilities (examples, classes) of an ensemble's members."""
-    shapes = {np.shape(prediction) for prediction in predictions}
-    if len(shapes) != 1:
-        raise ValueError(f"`predictions` must be arrays of one shape; got {sorted(shapes)}.")
-    return np.mean(predictions, axis=0)
 
 
 def _best_temperature(examples: Examples) -> float:

@@ -13,6 +13,7 @@ from experiments import checks
 from experiments.benchmark import networks as nets
 from experiments.benchmark import timing
 from experiments.benchmark.record import row
+from experiments.networks import vgg16
 
 BATCH, STEPS = 128, 16
 ENSEMBLE, SAMPLES, IMAGES = 4, 128, 100
@@ -199,7 +200,7 @@ def extra_parameters(settings):
     def weights(model):
         return sum(math.prod(weight.shape) for weight in model.trainable_variables)
 
-    plain = weights(ibnn.models.vgg16())
+    plain = weights(vgg16())
     for kind, target in (("gaussian", 0.1), ("flow", 10.0)):
         share = 100 * (weights(nets.stochastic("vgg16", kind)) / plain - 1)
         name, label = f"parameters.{kind}", f"VGG16, extra parameters, {nets.KINDS[kind]}"

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
+from experiments import networks
 
 KINDS = {"gaussian": "Gaussian", "flow": "flow"}  # what is timed, and what tables call it
 CASES = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
@@ -22,15 +23,15 @@ SHAPES = {"lenet": (28, 28, 3), "vgg16": (32, 32, 3)}
 
 
 def plain(network="lenet", **options):
-    return getattr(ibnn.models, network)(SHAPES[network], **options)
+    return getattr(networks, network)(SHAPES[network], **options)
 
 
 def stochastic(network, kind, *, noise="channel", first=True):
-    """Return a network of `ibnn.models` with the posteriors of `posterior_map`."""
+    """Return a network with the posteriors of `posterior_map`."""
     model = plain(network)
     if kind == "none":
         return model
-    posteriors = ibnn.models.posterior_map(network, kind, deterministic=None if first else "conv1")
+    posteriors = networks.posterior_map(network, kind, deterministic=None if first else "conv1")
     return ibnn.to_stochastic(model, posteriors, TRAIN_SIZE, noise=noise)
 
 

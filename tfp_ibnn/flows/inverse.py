@@ -1,0 +1,65 @@
+"""A flow the other way round."""
+
+from typing import Any
+
+import keras
+
+from tfp_ibnn._core.backend import Tensor, tfb
+from tfp_ibnn.flows.autoregressive import InverseAutoregressive
+from tfp_ibnn.flows.flow import Flow
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Inverse(Flow):
+    """The inverse of a flow: it maps forward as the other maps back.
+
+    A density needs the way from data to noise for each training step, a posterior the way from
+    noise to draws: a flow that is quick or exact one way only, such as `Planar`, serves both.
+
+    Args:
+        flow: a flow; it is copied.
+        **kwargs: those of a flow; a `condition_size` and a `dtype` are given on to the copy.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> flow = ibnn.flows.Inverse(ibnn.flows.Planar())
+        >>> flow(keras.ops.ones((2, 3))).shape[-1]
+        3
+    """
+
+    def __init__(self, flow: Flow, **kwargs: Any) -> None:
+        if isinstance(flow, dict):  # of a config
+            flow = keras.saving.deserialize_keras_object(flow)
+        if not isinstance(flow, Flow):
+            raise ValueError(f"`flow` must be a flow, such as flows.Planar(); got {flow!r}.")
+        given = {name: kwargs[name] for name in ("condition_size", "dtype") if kwargs.get(name)}
+        flow = type(flow).from_config({**flow.get_config(), **given, "name": "flow"})
+        super().__init__(**{**kwargs, "condition_size": flow.condition_size, "dtype": flow.dtype})
+        self.flow = flow
+        self.is_linear = flow.is_linear
+        self.event_ndims, self.min_channels = flow.event_ndims, flow.min_channels
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        self.flow.build(input_shape)
+
+    def bijector(self, condition: Tensor | None = None) -> tfb.Invert:
+        return tfb.Invert(self.flow._bijector_for(condition))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "flow": keras.saving.serialize_keras_object(self.flow)}
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class MaskedAutoregressive(InverseAutoregressive):
+    """Masked autoregressive flow (MAF): the inverse of `InverseAutoregressive`.
+
+    x_i = (y_i - shift_i(x_<i)) * exp(-log_scale_i(x_<i)), with x the outcome. Its log-density takes
+    one pass of the masked network, and a draw one for each channel. The arguments are the same.
+
+    References:
+        Papamakarios et al., Masked Autoregressive Flow for Density Estimation, arXiv 1705.07057.
+    """
+
+    def bijector(self, condition: Tensor | None = None) -> tfb.Invert:
+        return tfb.Invert(super().bijector(condition))

@@ -1,0 +1,235 @@
+"""Density estimation by normalizing flows."""
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import backend, checks, constraints, files
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.flows import Flow
+from tfp_ibnn.noise import counter
+from tfp_ibnn.posteriors import base as gaussians
+from tfp_ibnn.posteriors.flow import copied
+from tfp_ibnn.weights.features import check_finite
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class FlowDensity(keras.Model):
+    """A density by flows, trained by maximum likelihood: x = loc + scale * NF(eps).
+
+        log p(x) = log p(eps) - sum_i log|det J_i| - sum_c log scale_c
+
+    `fit(x)` trains by the mean of -log p(x) in nats, weighted by `sample_weight` if there is one,
+    and reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
+    and deviation of the data; before `fit` on a dataset, call `adapt(x)` with some of it. Called,
+    or by `predict(x)`, the model gives log p(x), one number per row.
+
+    Training maps data to noise: `SplineCoupling`, `AffineCoupling`, `MaskedAutoregressive` and
+    `Inverse(Planar())` do it in one pass, `InverseAutoregressive` in one for each channel.
+
+    Args:
+        flows: flows, applied in order from noise to data; they are copied.
+        base: number of Gaussians of eps; above 1 their means and scales are learned.
+        condition: None, or the size of a condition, for p(x | condition): data are then pairs, as
+            in `fit((x, condition))`. Or a Keras model that turns a condition into a vector.
+        **kwargs: those of `keras.Model`.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> x = np.random.default_rng(0).normal(size=(500, 2)).astype("float32")
+        >>> couplings = [ibnn.flows.SplineCoupling(swap=swap) for swap in (False, True)]
+        >>> density = ibnn.FlowDensity(couplings)
+        >>> density.compile(keras.optimizers.Adam(1e-3))
+        >>> history = density.fit(x, epochs=2, verbose=0)
+        >>> density.log_prob(x).shape, density.sample(3, seed=0).shape
+        ((500,), (3, 2))
+    """
+
+    def __init__(
+        self,
+        flows: Sequence[Flow],
+        *,
+        base: int = 1,
+        condition: int | keras.Model | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
+        self.base = checks.positive_integer("base", base, checks.LARGEST_SIZE)
+        self.condition = size = condition
+        if isinstance(condition, keras.Model):
+            size = condition.output_shape[-1]
+        elif condition is not None:
+            size = checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
+        self.flows = copied(flows, self.dtype, condition_size=size)
+        self.bits = keras.metrics.Mean("bits_per_dimension")
+        self.size: int | None = None
+
+    def build(self, input_shape: Any) -> None:
+        shape = tuple(input_shape if self.condition is None else input_shape[0])
+        if len(shape) != 2 or shape[-1] is None:
+            raise ValueError(f"`x` must have the shape (examples, size); got {shape}.")
+        self.size = shape[-1]
+        for flow in self.flows:
+            flow.build(shape)
+        self.loc = self.add_weight((self.size,), "zeros", trainable=False, name="loc")
+        self.scale = self.add_weight((self.size,), "ones", trainable=False, name="scale")
+        self.adapted = self.add_weight((), "zeros", trainable=False, name="adapted")
+        if self.base > 1:  # of variance 1 in all
+            shape, spread = (self.base, self.size), keras.initializers.RandomNormal(stddev=0.5)
+            raw = keras.initializers.Constant(constraints.inverse_scale(0.75**0.5))
+            self.base_loc = self.add_weight(shape, spread, name="base_loc")
+            self.base_raw_scale = self.add_weight(shape, raw, name="base_raw_scale")
+
+    def call(self, inputs: Any, training: bool = False) -> Tensor:
+        """Return log p(x), (examples,), of x or of pairs (x, condition)."""
+        x, condition = (inputs, None) if self.condition is None else inputs
+        if x.shape[1:] != (self.size,):  # one column would be taken for all
+            raise ValueError(f"`x` must have the shape (examples, {self.size}); got {x.shape}.")
+        condition = self._features(condition, training)
+        eps = (ops.cast(x, self.dtype) - self.loc) / self.scale
+        log_det = -ops.sum(ops.log(self.scale))
+        for flow in reversed(self.flows):
+            eps, change = flow.inverse_and_log_det(eps, condition)
+            log_det = log_det + change
+        if self.base == 1:
+            return gaussians.log_normal(eps) + log_det
+        loc, scale = ops.cast(self.base_loc, self.dtype), constraints.scale(self.base_raw_scale)
+        return gaussians.equal_mixture(loc, scale).log_prob(eps) + log_det
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None]:
+        return (input_shape if self.condition is None else input_shape[0])[:1]
+
+    def log_prob(self, x: Any, condition: Any = None, batch_size: int = 1000) -> np.ndarray:
+        """Return log p(x), or log p(x | condition), one number per row."""
+        return self.predict(self._checked(x, condition), batch_size=batch_size, verbose=0)
+
+    def sample(self, number: int, seed: int = 0, condition: Any = None) -> np.ndarray:
+        """Return draws (number, size); with a condition, one for each of its `number` rows."""
+        if not self.built:
+            raise ValueError("The density is not built yet: call `fit` first.")
+        number = checks.positive_integer("number", number)
+        self._checked(np.zeros((number, self.size)), condition)
+        key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
+        return ops.convert_to_numpy(self._draw(number, key, condition))
+
+    def adapt(self, x: Any) -> None:
+        """Set loc and scale to the mean and the deviation of x (examples, size)."""
+        x = self._rows(x).astype("float64")
+        deviation = x.std(axis=0)
+        if not deviation.all():
+            constant = np.flatnonzero(deviation == 0).tolist()
+            raise ValueError(f"`x` must vary in every column; columns {constant} do not.")
+        if not self.built:
+            self.build(x.shape if self.condition is None else (x.shape, None))
+        self.loc.assign(x.mean(axis=0))
+        self.scale.assign(deviation)
+        self.adapted.assign(1.0)
+
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
+        """Train as Keras does; arrays are checked, and the first ones give loc and scale."""
+        if y is not None:
+            raise ValueError("A density has no targets; for p(x | c) call `fit((x, c))`.")
+        held_out = kwargs.pop("validation_data", None)
+        if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
+            x = self._checked(*x) if isinstance(x, (tuple, list)) else self._checked(x, None)
+            values = x if self.condition is None else x[0]
+            if np.array_equal(values, np.round(values)):
+                raise ValueError("`x` is whole numbers only: give x + rng.uniform(size=x.shape).")
+            if not (self.built and float(self.adapted)):
+                self.adapt(values)
+        if self.condition is not None and isinstance(held_out, tuple) and len(held_out) == 2:
+            held_out = (self._checked(*held_out),)  # Keras would take the condition for targets
+        # Keras drops the weights of data without targets.
+        return super().fit(x, kwargs.get("sample_weight"), validation_data=held_out, **kwargs)
+
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """Score as Keras does; there are no targets."""
+        return super().evaluate(x, kwargs.get("sample_weight"), **kwargs)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """Return the mean of -log p(x), weighted if there are weights."""
+        weight = ops.ones_like(y_pred) if sample_weight is None else sample_weight
+        weight = ops.reshape(ops.cast(weight, y_pred.dtype), ops.shape(y_pred))
+        loss = -ops.divide_no_nan(ops.sum(weight * y_pred), ops.sum(weight)) + sum(self.losses)
+        return loss / backend.replica_count()
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self.bits.update_state(-y_pred / (self.size * math.log(2)), sample_weight)
+        return self.get_metrics_result()
+
+    def export(self, path: str | os.PathLike) -> None:
+        """Write a SavedModel with the signatures `log_prob` (x) and `sample` (number, seed)."""
+        if self.condition is not None or not self.built:
+            raise ValueError("`export` takes trained densities without a condition.")
+
+        def draw(number: Tensor, seed: Tensor) -> dict[str, Tensor]:
+            return {"x": self._draw(number, ops.stack([seed, ops.zeros_like(seed)]), None)}
+
+        x, count = ((None, self.size), self.dtype), ((), "int32")
+        functions = {
+            "log_prob": (lambda x: {"log_prob": self.call(x)}, {"x": x}),
+            "sample": (draw, {"number": count, "seed": count}),
+        }
+        with files.replacing_folder(path) as folder:
+            backend.save_functions(str(folder), functions, [])
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"flows": self.flows, "base": self.base, "condition": self.condition}
+        return {**super().get_config(), **keras.saving.serialize_keras_object(own)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "FlowDensity":
+        return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
+
+    def _features(self, condition: Any, training: bool = False) -> Any:
+        is_model = isinstance(self.condition, keras.Model)
+        return self.condition(condition, training=training) if is_model else condition
+
+    def _draw(self, number: Any, key: Tensor, condition: Any) -> Tensor:
+        x = backend.normal((number, self.size + 1), self.dtype, key)
+        x, extra = x[:, : self.size], x[:, self.size]
+        if self.base > 1:  # the number left over chooses the Gaussian
+            chosen = ops.floor(self.base * 0.5 * (1 + ops.erf(extra / math.sqrt(2))))
+            parts = self.base_loc, constraints.scale(self.base_raw_scale)
+            loc, scale = gaussians.of_component(ops.minimum(chosen, self.base - 1), *parts)
+            x = loc + scale * x
+        condition = self._features(condition)
+        for flow in self.flows:
+            x = flow.forward_and_log_det(x, condition)[0]
+        return self.loc + self.scale * x
+
+    def _rows(self, x: Any) -> np.ndarray:
+        """Return data as an array, or raise."""
+        x = np.asarray(x, dtype=self.dtype)
+        size = self.size or (x.shape or (1,))[-1]
+        if x.ndim != 2 or x.shape[-1] != size or not len(x):
+            raise ValueError(f"`x` must have the shape (examples, {size}); got {x.shape}.")
+        check_finite(x, "values of `x`")
+        return x
+
+    def _checked(self, x: Any, condition: Any) -> Any:
+        """Return data as the model takes them, or raise."""
+        if (condition is None) != (self.condition is None):
+            wanted = "has no `condition`" if self.condition is None else "needs a `condition`"
+            raise ValueError(f"This density {wanted}; got {type(condition).__name__}.")
+        x = self._rows(x)
+        if condition is None:
+            return x
+        is_vector = not isinstance(self.condition, keras.Model)
+        for shape in (np.shape(part) for part in keras.tree.flatten(condition)):
+            if shape[:1] != x.shape[:1] or (is_vector and shape[1:] != (self.condition,)):
+                wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
+                raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
+        return x, condition

@@ -16,6 +16,13 @@ Call = Callable[..., Any]
 """How to run a layer: (layer, *args, **kwargs) -> its output."""
 
 
+def infer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a layer, or an operation, as in inference."""
+    if isinstance(layer, keras.layers.Layer):
+        kwargs["training"] = False
+    return layer(*args, **kwargs)
+
+
 class _Step(NamedTuple):
     """One call of one layer, by the numbers of the tensors that it takes and gives."""
 
@@ -95,7 +102,7 @@ class Graph:
             if not x.shape or x.shape[0] not in batches
         }
 
-    def prefix(self, inputs: Any, call: Call) -> dict[int, Any]:
+    def prefix(self, inputs: Any, call: Call = infer) -> dict[int, Any]:
         """Run what does not depend on noise; return the tensors that the rest needs."""
         if self._functional is None:
             return {0: inputs}
@@ -122,7 +129,7 @@ class Graph:
         batched = {n: x for n, x in values.items() if n not in self._without_batch}
         return {**values, **keras.tree.map_structure(lambda x: _repeat(x, times), batched)}
 
-    def suffix(self, values: dict[int, Any], call: Call) -> Any:
+    def suffix(self, values: dict[int, Any], call: Call = infer) -> Any:
         """Run the rest on what `prefix` or `repeat` returned; return the model's output, or all."""
         if self._functional is None:
             return call(self._model, values[0])

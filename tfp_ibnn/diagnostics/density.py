@@ -6,14 +6,15 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, gradient, tfd
+from tfp_ibnn._core.backend import KEY_DTYPE, tfd
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import Posterior
 from tfp_ibnn.posteriors.base import equal_mixture
+from tfp_ibnn.weights.target import Density
 
 
-class PosteriorDensity:
+class PosteriorDensity(Density):
     """A posterior as a density of rows (S, size), arrays in and out, of the values it has now.
 
     It is over the z of all `ibnn.stochastic_layers(model)`, one after the other; over the weights
@@ -39,23 +40,14 @@ class PosteriorDensity:
             wanted = "a built model with z, a posterior over weights, or a tfd.Distribution"
             raise ValueError(f"`posterior` must be {wanted} of no batch shape; got {posterior!r}.")
         self._q = tfd.Blockwise(parts)
-        self.size = int(self._q.event_shape[0])
-        self._dtype = keras.backend.standardize_dtype(self._q.dtype)
-        self._log_prob = compiled(self._q.log_prob, [])
-        self._gradient = gradient(lambda rows: ops.sum(self._q.log_prob(rows)), [])
+        dtype = keras.backend.standardize_dtype(self._q.dtype)
+        super().__init__(self._q.log_prob, np.zeros(self._q.event_shape[0], dtype))
 
     def sample_and_log_prob(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Draw rows, alike for equal seeds, with log-densities (S,); no flow is inverted."""
         key = ops.cast(np.random.default_rng(seed).integers(0, 2**31 - 1, 2), KEY_DTYPE)
-        return tuple(map(_double, self._q.experimental_sample_and_log_prob(number, seed=key)))
-
-    def values(self, rows: np.ndarray) -> np.ndarray:
-        """Return log-densities (S,)."""
-        return _double(self._log_prob(rows.astype(self._dtype)))
-
-    def gradients(self, rows: np.ndarray) -> np.ndarray:
-        """Return the gradients (S, size) of log-densities."""
-        return _double(self._gradient(rows.astype(self._dtype)))
+        found = self._q.experimental_sample_and_log_prob(number, seed=key)
+        return tuple(ops.convert_to_numpy(part).astype("float64") for part in found)
 
 
 def rows_of(given: Any, number: int, seed: int) -> np.ndarray:
@@ -66,7 +58,3 @@ def rows_of(given: Any, number: int, seed: int) -> np.ndarray:
         return PosteriorDensity(given).sample_and_log_prob(number, seed)[0]
     rows = np.random.default_rng(seed).permutation(found.reshape(-1, found.shape[-1]))
     return rows[:number].astype("float64")
-
-
-def _double(x: Tensor) -> np.ndarray:
-    return ops.convert_to_numpy(x).astype("float64")

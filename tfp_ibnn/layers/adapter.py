@@ -66,14 +66,7 @@ class StochasticAdapter(Stochastic):
     def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
         return self.rank
 
-    def apply(
-        self,
-        inputs: Tensor,
-        latent: Tensor,
-        groups: int | Tensor | None = None,
-        mask: Tensor | None = None,
-        training: bool = False,
-    ) -> Tensor:
+    def apply(self, inputs: Tensor, latent: Tensor, groups: Any = None, *_: Any) -> Tensor:
         first, second = self.kernels
         linear = {"bias": None, "use_bias": False, "activation": None}
         small = keras_internals.call_with(self.layer, inputs, kernel=first, **linear)

@@ -127,14 +127,7 @@ class MeanFieldLayer(StochasticLayer):
             latent = Flipped(*latent, *signs)
         return self._with_kl(forward_pass, latent, count, training)
 
-    def apply(
-        self,
-        inputs: Tensor,
-        latent: Explicit | Flipped | Local,
-        groups: int | Tensor | None = None,
-        mask: Tensor | None = None,
-        training: bool = False,
-    ) -> Tensor:
+    def apply(self, inputs: Tensor, latent: Explicit | Flipped | Local, *_: Any) -> Tensor:
         outputs = self._outputs(ops.cast(inputs, self.layer.compute_dtype), latent)
         activation = self.layer.activation
         return outputs if activation is None else activation(outputs)

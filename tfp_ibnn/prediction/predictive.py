@@ -57,11 +57,7 @@ class Predictive:
         """Return the loss of a batch, averaged over examples and positions."""
         loss = self.loss(y_true, prediction)
         if sample_weight is not None:
-            weight = ops.cast(sample_weight, loss.dtype)
-            weight = weight[..., 0] if len(weight.shape) > len(loss.shape) else weight
-            while len(weight.shape) < len(loss.shape):
-                weight = weight[..., None]
-            loss = loss * weight
+            loss = loss * with_rank(ops.cast(sample_weight, loss.dtype), len(loss.shape))
         # A replica may have no example.
         return ops.sum(loss) / ops.cast(ops.maximum(ops.size(loss), 1), loss.dtype)
 
@@ -333,16 +329,9 @@ class Distribution(Point):
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         raise ValueError("An `interval` is not for TFP distributions: use their `parameters`.")
 
-    def result(
-        self,
-        summary: Summary,
-        options: Any,
-        draws: Any = None,
-        within: Any = None,
-        outputs: Any = None,
-    ) -> dict[str, Tensor]:
-        result = super().result(summary, options, draws, within)
-        return {**result, "parameters": ops.moveaxis(outputs, 0, 1)}
+    def result(self, summary: Summary, options: Any, *kept: Any) -> dict[str, Tensor]:
+        result = super().result(summary, options, *kept)
+        return {**result, "parameters": ops.moveaxis(kept[-1], 0, 1)}
 
     def scores(self) -> list[keras.metrics.Metric]:
         return [*super().scores(), keras.metrics.Mean(name="nll")]
@@ -367,6 +356,12 @@ def _all_outputs(chunks: Chunks, samples: int) -> Any:
     return keras.tree.map_structure(
         lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[:samples], ops.map(chunks.run, starts)
     )
+
+
+def with_rank(weight: Tensor, rank: int) -> Tensor:
+    """Return weights with a last axis of size 1 removed, or axes added, to be of that rank."""
+    weight = weight[..., 0] if len(weight.shape) > rank else weight
+    return ops.reshape(weight, (*ops.shape(weight), *(1,) * (rank - len(weight.shape))))
 
 
 def _entropy(probabilities: Tensor) -> Tensor:

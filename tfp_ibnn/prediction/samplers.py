@@ -12,7 +12,7 @@ from tfp_ibnn import noise
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
-from tfp_ibnn.conversion.graph import Graph
+from tfp_ibnn.conversion.graph import Graph, infer
 from tfp_ibnn.layers import inside, stochastic_layers
 from tfp_ibnn.noise.counter import SOBOL_BITS
 from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, named_outputs, unscaled
@@ -33,11 +33,11 @@ class NoiseSampler(Sampler):
         model: keras.Model,
         samples: int,
         *,
-        portable: bool,
-        sampling: str,
-        independent: bool,
-        chunk_size: int | None,
-        dropout: bool,
+        portable: bool = True,
+        sampling: str = "iid",
+        independent: bool = False,
+        chunk_size: int | None = None,
+        dropout: bool = False,
     ) -> None:
         self._model = unscaled(model)
         self._scaled = None if self._model is model else model
@@ -97,15 +97,15 @@ class NoiseSampler(Sampler):
     def at_mean(self, inputs: Any) -> Tensor:
         with noise.scope(off=True, losses=False) as forward_pass:
             inside.draw_ahead(self._inside, forward_pass, 1)
-            values = self._graph.prefix(inputs, _call)
-            return _each(lambda x: x[None], self._checked(self._graph.suffix(values, _call)))
+            values = self._graph.prefix(inputs)
+            return _each(lambda x: x[None], self._checked(self._graph.suffix(values)))
 
     def _runner(
         self, inputs: Any, key: Tensor, numbers: Tensor, size: int | Tensor
     ) -> Callable[[int | Tensor], Tensor]:
         """Return what runs `size` of the networks, from a position on; the prefix runs here."""
         batch = _batch_of(inputs)
-        values = self._graph.prefix(inputs, _call)
+        values = self._graph.prefix(inputs)
         # What all draws have in common pays if there are several.
         first = self._first if numbers.shape[0] != 1 else {}
         shared = {layer: layer.shared(values[number]) for layer, number in first.items()}
@@ -138,7 +138,7 @@ class NoiseSampler(Sampler):
                         return shared[layer](options["draws"][layer])
                     if self._dropout and isinstance(layer, _DROPOUTS):
                         return drop(layer, args[0] if args else kwargs["inputs"], forward_pass)
-                    return _call(layer, *args, **kwargs)
+                    return infer(layer, *args, **kwargs)
 
                 outputs = self._checked(self._graph.suffix(repeated, call))
             return _each(lambda x: ops.reshape(x, (size, batch, *ops.shape(x)[1:])), outputs)
@@ -168,10 +168,7 @@ class WeightSampler(Sampler):
     ) -> None:
         self._posterior, self._chunk_size, self._noise = posterior, chunk_size, None
         if stochastic_layers(posterior.network):
-            plain = {"independent": False, "chunk_size": None, "dropout": False}
-            self._noise = NoiseSampler(
-                posterior.network, samples, portable=True, sampling="iid", **plain
-            )
+            self._noise = NoiseSampler(posterior.network, samples)
         is_finite = posterior.count is not None and self._noise is None
         self.samples = min(samples, posterior.count) if is_finite else samples
         self.is_random = self.samples > 1
@@ -232,13 +229,6 @@ class MixtureSampler(WeightSampler):
     def at_mean(self, inputs: Any) -> Tensor:
         """Return the outputs (1, batch, ...) of the first member's network that stands for all."""
         return self._samplers[0].at_mean(inputs)
-
-
-def _call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a layer as in inference."""
-    if isinstance(layer, layers.Layer):
-        kwargs["training"] = False
-    return layer(*args, **kwargs)
 
 
 def _batch_of(inputs: Any) -> int | Tensor:

@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.prediction.predictive import Predictive
+from tfp_ibnn.prediction.predictive import Predictive, with_rank
 
 
 class Several(Predictive):
@@ -84,7 +84,4 @@ def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
         mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
     if weight is None:
         return mask
-    weight = ops.cast(weight, mask.dtype)
-    weight = weight[..., 0] if len(weight.shape) > len(mask.shape) else weight
-    shape = (*ops.shape(weight), *(1,) * (len(mask.shape) - len(weight.shape)))
-    return mask * ops.reshape(weight, shape)
+    return mask * with_rank(ops.cast(weight, mask.dtype), len(mask.shape))

@@ -9,7 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled
-from tfp_ibnn.conversion.graph import Graph, functional_graph
+from tfp_ibnn.conversion.graph import Graph, functional_graph, infer
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.prediction.head import activation_of, is_transparent, output_layer
 from tfp_ibnn.weights.flat import precision_of
@@ -43,7 +43,7 @@ class LogitNetwork:
 
     def prefix(self, inputs: Any) -> dict[int, Tensor]:
         """Run what stands before the cut."""
-        return self.graph.prefix(inputs, call)
+        return self.graph.prefix(inputs)
 
     def cache(self, x: Any, y: Any = None, batch_size: int = 256, verbose: Any = "auto") -> Any:
         """Return what `prefix` gives for all examples, and their targets, all checked."""
@@ -75,7 +75,7 @@ class LogitNetwork:
                 return args[0] if args else kwargs["inputs"]
             if layer in (others or {}):
                 return others[layer](is_stripped, *args, **kwargs)
-            return (without_activation if is_stripped else call)(layer, *args, **kwargs)
+            return (without_activation if is_stripped else infer)(layer, *args, **kwargs)
 
         return ops.cast(self.graph.suffix(values, run), self.dtype)
 
@@ -178,13 +178,6 @@ def check_finite(values: np.ndarray, what: str) -> None:
         bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
         where = f"{bad.sum()} of {len(bad)} rows; the first is number {bad.argmax()}"
         raise ValueError(f"The {what} hold NaN or infinity in {where}.")
-
-
-def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a layer as in inference."""
-    if isinstance(layer, keras.layers.Layer):
-        kwargs["training"] = False
-    return layer(*args, **kwargs)
 
 
 def without_activation(layer: keras.layers.Layer, x: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from keras import layers, ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, pullback
-from tfp_ibnn.conversion.graph import Graph
-from tfp_ibnn.weights.features import LastLayer, call, without_activation
+from tfp_ibnn.conversion.graph import Graph, infer
+from tfp_ibnn.weights.features import LastLayer, without_activation
 
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 LEAVE_OUT = "leave it out by a pattern in `subset_of_weights`"
@@ -32,7 +32,7 @@ class Block:
 
     def run(self, is_stripped: bool, x: Tensor) -> tuple[Tensor, Any]:
         """Return the layer's output s before the zero is added, and what follows it."""
-        return (without_activation if is_stripped else call)(self.layer, x), lambda s: s
+        return (without_activation if is_stripped else infer)(self.layer, x), lambda s: s
 
     def tap(self, x: Tensor) -> Tensor:
         """Return what the gradients need of the layer's input."""
@@ -46,7 +46,7 @@ class Block:
             def output(values: list[Tensor]) -> tuple[Tensor, None]:
                 pairs = zip(self.variables, values, strict=True)
                 with keras_internals.values_in_place(pairs):
-                    return call(self.layer, pair[0][None]), None
+                    return infer(self.layer, pair[0][None]), None
 
             _, _, pull = pullback(output, values)
             parts = [ops.reshape(part, (-1,)) for part in pull(pair[1][None])]

@@ -42,11 +42,11 @@ def to_stochastic(
 ) -> StochasticModel | StochasticSubclass:
     """Return a stochastic copy of a model: each chosen layer has noise on its input or weights.
 
-    The copy is not compiled. Weights carry over and the original is not changed. With the noise
-    off, the copy computes what the original does. Dense, EinsumDense and all convolution layers can
-    be converted, and the cells of LSTM, GRU and SimpleRNN by posteriors over z, wherever they are:
-    in nested models, in attention and other layers. A layer that is used twice stays one layer,
-    with one draw and one KL. The copy of a model with a `call` of its own has it as `model`.
+    The copy is not compiled. Weights carry over; with the noise off, the copy computes what the
+    original does. Dense, EinsumDense and all convolution layers can be converted, and the cells of
+    LSTM, GRU and SimpleRNN by posteriors over z, in nested models, attention and other layers too.
+    A layer that is used twice stays one, with one draw and one KL. The copy of a model with a
+    `call` of its own has it as `model`.
 
     Args:
         model: a built model, trained or not.

@@ -26,15 +26,8 @@ CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
 class StochasticLayer(keras.layers.Wrapper):
     """A Keras layer with a random latent, drawn once in each forward pass, whose KL is a loss.
 
-    A new kind of layer is a subclass with `draw`, `apply`, `mean_latent` and `fold`.
-
-    Args:
-        layer: a Keras layer.
-        posterior: template, of which the layer takes its own copy.
-        train_size: number of training examples, over which the KL is spread.
-        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
-            has taken that.
-        **kwargs: those of `keras.layers.Layer`.
+    A new kind of layer is a subclass with `draw`, `apply`, `mean_latent` and `fold`. The arguments
+    are those of `Stochastic`.
     """
 
     draws_ahead = True

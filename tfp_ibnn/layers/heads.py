@@ -60,12 +60,6 @@ class GaussianNLL(keras.losses.Loss):
     Args:
         name: of the loss.
         **kwargs: those of `keras.losses.Loss`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> loss = ibnn.layers.GaussianNLL()
-        >>> round(float(loss(keras.ops.array([[0.0]]), keras.ops.array([[0.0, 1.0]]))), 4)
-        0.9189
     """
 
     def __init__(self, name: str = "gaussian_nll", **kwargs: Any) -> None:

@@ -206,13 +206,9 @@ class _NoiseModel:
 class StochasticModel(_NoiseModel, keras.Model):
     """A Functional Keras model that knows of its noise.
 
-    It does all that a Functional model does, and also
-    - reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in nats,
-      as `kl`; loss = nll + beta * kl / train_size where nothing else adds to it;
-    - draws `train_samples` samples of z for each training example and averages their
-      log-likelihoods.
-
-    (`keras.models.clone_model` starts again at one sample; saving and loading keep the number.)
+    It reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in
+    nats, as `kl`; loss = nll + beta * kl / train_size where nothing else adds to it. It draws
+    `train_samples` samples of z for each training example and averages their log-likelihoods.
 
     Args:
         *args: inputs and outputs, as for `keras.Model`.

@@ -1,11 +1,8 @@
 """Keras's own layers made stochastic, by their own arguments, and those of TensorFlow Probability.
 
-`DenseFlipout` and the like are mean-field layers under the names that TFP gives them. They take the
-arguments of the Keras layer, those of `ibnn.MeanField`, and `train_size`. Arguments of TFP's layers
-that have another form here are refused, with what to write instead. The names end in the estimator:
-Reparameterization is "shared", one weight draw for the batch; Flipout "flipout", with signs that
-differ from example to example; LocalReparameterization "local", with outputs drawn instead of
-weights in training.
+`DenseFlipout` and the like take the arguments of the Keras layer, those of `ibnn.MeanField`, and
+`train_size`. Their names end in the estimator: Reparameterization is "shared", Flipout "flipout",
+LocalReparameterization "local". TFP's arguments that have another form here are refused.
 """
 
 from collections.abc import Callable
@@ -71,14 +68,7 @@ class StochasticDense(_StochasticPlain):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class StochasticConv2D(_StochasticPlain):
-    """A Conv2D layer on noisy input: takes the arguments of `keras.layers.Conv2D` and `Stochastic`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> layer = ibnn.StochasticConv2D(8, 3, posterior=ibnn.NormalInvConv(), train_size=100)
-        >>> layer(keras.ops.ones((5, 6, 6, 3))).shape[-1]
-        8
-    """
+    """A Conv2D layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
 
     layer_class = keras.layers.Conv2D
 

@@ -1,7 +1,6 @@
 """Calibration: do predictions of confidence c come true with frequency c?
 
-Functions of arrays first, then Keras metrics, exact under any batching but for the adaptive one.
-All bins are left-open, and the first holds 0 too.
+Functions of arrays, then Keras metrics. All bins are left-open, and the first holds 0 too.
 """
 
 from types import ModuleType

@@ -47,11 +47,6 @@ class BrierScore(_MeanScore):
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
     scikit-learn's `brier_score_loss`. Arguments are as in `ExpectedCalibrationError`.
 
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> float(ibnn.BrierScore()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
-        0.68
-
     References:
         Brier, Verification of Forecasts, Monthly Weather Review 78, 1950.
     """
@@ -69,11 +64,6 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of its
     dtype (at most 87.3 in float32), unless from logits. Arguments: see `ExpectedCalibrationError`.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> float(ibnn.NegativeLogLikelihood()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
-        0.9163
 
     References:
         Gneiting and Raftery, Strictly Proper Scoring Rules, JASA 102, 2007.

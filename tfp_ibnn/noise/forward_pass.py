@@ -1,12 +1,10 @@
 """The noise of one forward pass.
 
-A `Pass` hands every stochastic layer its draws for one pass through a model and remembers them, so
-that a layer which is called twice uses one z and counts its KL once.
-
-By default each outermost call of a model or layer is a pass, with independent draws for each
-example: `model(x)`, `model.stateless_call(...)`, each batch of `fit`, `evaluate` and `predict`. A
-direct `layer.call(x)` belongs to the pass around it, and is refused where there is none. A model
-that wants other draws opens a `scope` in its own `call`. A pass lives no longer than its call.
+A layer that is called twice in a pass uses one z and counts its KL once. By default each outermost
+call of a model or layer is a pass, with independent draws for each example: `model(x)`,
+`model.stateless_call(...)`, each batch of `fit`, `evaluate` and `predict`. A direct `layer.call(x)`
+belongs to the pass around it, and is refused where there is none. A model that wants other draws
+opens a `scope` in its own `call`. A pass lives no longer than its call.
 """
 
 import contextlib
@@ -89,16 +87,8 @@ class Pass:
 def scope(**options: Any) -> Iterator[Pass]:
     """Open a pass with the options of `Pass` and `Source`; to be used inside a model's `call` only.
 
-    `groups=1` gives the whole batch one z, `off=True` its mean. Around `predict` or `fit` it would
-    act on tracing, and not on functions already compiled.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> layer = ibnn.StochasticDense(2, posterior=ibnn.NormalAffine(), train_size=10)
-        >>> with ibnn.noise.scope(groups=1):
-        ...     y = layer(keras.ops.ones((3, 4)))
-        >>> bool(keras.ops.all(y[0] == y[2]))
-        True
+    `with ibnn.noise.scope(groups=1):` gives the whole batch one z, `off=True` its mean. Around
+    `predict` or `fit` it would act on tracing, and not on functions already compiled.
     """
     opened = Pass(**options)
     token = _open_pass.set(opened)

@@ -28,10 +28,8 @@ class MeanField(Template):
     - "flipout", the default: one weight draw for the batch, with random signs for each example;
     - "shared": one weight draw for the batch, as in Bayes by Backprop;
     - "local": the output is drawn instead of the weights, independently for each example. For Dense
-      layers on vectors, called once in a pass: where a weight acts at several positions, or twice,
-      this would draw it anew each time, which is another model.
-    All other calls, and so all predictions, use explicit weights: one draw for a batch, and one for
-    each of the `samples` of `MonteCarlo`.
+      layers on vectors, called once in a pass: elsewhere this is another model.
+    All predictions use explicit weights, one draw for each of the `samples` of `MonteCarlo`.
 
     Args:
         prior: of each weight, such as `ibnn.priors.ScaleMixture()`, or a distribution with a method

@@ -32,9 +32,8 @@ class MNF(MeanField):
         log r(z|W) = log N(g(z); m(W), s(W)^2) + log|det dg/dz|
 
     Here g is a flow, too; m and log s are linear in the mean of tanh(c^T W). z is on the inputs of
-    a Dense layer and on the output channels of a convolution (Conv1D, Conv2D and Conv3D); other
-    layers are refused. The entropy is a lower bound. Estimators and prediction are those of
-    `MeanField`; in training every example has its own z.
+    a Dense layer and on the output channels of a convolution; other layers are refused. The entropy
+    is a lower bound. In training every example has its own z; all else is as in `MeanField`.
 
     Args:
         flows: of z; None is two masked affine couplings, with alternating masks. They are copied.

@@ -71,12 +71,7 @@ class _LocationScale(Prior):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Normal(_LocationScale):
-    """A Gaussian of mean `loc` and standard deviation `scale`, with closed-form KL.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> posterior = ibnn.MeanField(prior=ibnn.priors.Normal(0.1))
-    """
+    """A Gaussian of mean `loc` and standard deviation `scale`, with closed-form KL."""
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
         ratio = ops.log(scale) - math.log(self.scale)

@@ -16,8 +16,6 @@ from tfp_ibnn.prediction import predictive
 from tfp_ibnn.prediction.predictive import Predictive
 from tfp_ibnn.prediction.several import Several, by_name
 
-_HEADS = ("softmax", "sigmoid", "gaussian", "point")
-
 _REMEDY = (
     'Write ibnn.MonteCarlo(model, head="softmax", from_logits=True) for logits of classes, '
     "from_logits=False for their probabilities; other heads are "
@@ -25,19 +23,14 @@ _REMEDY = (
     "deviations."
 )
 
-_HEAD_OF_LOSS = {
-    losses.CategoricalCrossentropy: "softmax",
-    losses.CategoricalFocalCrossentropy: "softmax",
-    losses.SparseCategoricalCrossentropy: "softmax",
-    losses.BinaryCrossentropy: "sigmoid",
-    losses.BinaryFocalCrossentropy: "sigmoid",
-    GaussianNLL: "gaussian",
-    losses.Huber: "point",
-    losses.LogCosh: "point",
-    losses.MeanAbsoluteError: "point",
-    losses.MeanAbsolutePercentageError: "point",
-    losses.MeanSquaredError: "point",
-    losses.MeanSquaredLogarithmicError: "point",
+_CATEGORICAL = (losses.CategoricalCrossentropy, losses.CategoricalFocalCrossentropy)
+_ABSOLUTE = (losses.MeanAbsoluteError, losses.MeanAbsolutePercentageError)
+_SQUARED = (losses.MeanSquaredError, losses.MeanSquaredLogarithmicError)
+_LOSSES = {
+    "softmax": (*_CATEGORICAL, losses.SparseCategoricalCrossentropy),
+    "sigmoid": (losses.BinaryCrossentropy, losses.BinaryFocalCrossentropy),
+    "gaussian": (GaussianNLL,),
+    "point": (*_ABSOLUTE, *_SQUARED, losses.Huber, losses.LogCosh),
 }
 
 _TRANSPARENT = (layers.Dropout, layers.Flatten, layers.Identity, layers.Permute, layers.Reshape)
@@ -173,7 +166,7 @@ def _one_predictive(
     if isinstance(head, Mapping):
         raise ValueError(f"`head` is a dict, but model {model.name!r} has one output.")
     if head is not None and not callable(head):
-        checks.one_of("head", head, _HEADS)
+        checks.one_of("head", head, tuple(_LOSSES))
     given, activation = head, activation_of(model)
     contradiction = f"`from_logits` is {from_logits}, but model {model.name!r}"
     known = model.returns_logits if isinstance(model, ScaledModel) else None
@@ -193,7 +186,7 @@ def _one_predictive(
         # The softmax of its output is the same as that of its input.
         loss_head, loss_logits = "softmax", True
     if head is None:
-        head = activation if activation in _HEADS else loss_head
+        head = activation if activation in _LOSSES else loss_head
     if head is None and from_logits is not None:
         head = "sigmoid" if width == 1 else "softmax"
     if head is None:
@@ -266,5 +259,7 @@ def _head_of_loss(loss: Any) -> tuple[Any, bool | None]:
     loss = losses.get(loss) if isinstance(loss, str) else loss
     if isinstance(loss, DistributionNLL):
         return loss.make, None
-    found = [head for kind, head in _HEAD_OF_LOSS.items() if is_loss(loss, kind)]
-    return (found[0], getattr(loss, "from_logits", False)) if found else (None, None)
+    for head, kinds in _LOSSES.items():
+        if any(is_loss(loss, kind) for kind in kinds):
+            return head, getattr(loss, "from_logits", False)
+    return None, None

@@ -33,8 +33,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     - `variance` (N, K): of the draws, and `total_variance` (N,), its sum over the classes;
     - `entropy` (N,): of the mean, in nats, the whole uncertainty: aleatoric + epistemic;
     - `aleatoric` (N,): the mean entropy of the draws, which every draw has by itself;
-    - `epistemic` (N,): the mean KL divergence of a draw from the mean, what the draws disagree
-      about.
+    - `epistemic` (N,): the mean KL divergence of a draw from the mean: how much draws disagree.
 
     Sigmoid outputs (N, L) are L questions of yes or no: every entry is (N, L). An output for each
     pixel or step, (N, ..., K), has its positions in every entry. For regression the entries are
@@ -46,10 +45,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     `GaussianHead`, the NLL of a Gaussian with that mean and the total variance. `loss` is that NLL
     too (of a point the squared error). `compile(metrics=[...])` adds more.
 
-    By default all examples of a prediction share the draws: each is a sampled network, one function
-    for all inputs. Each `predict` and `evaluate` draws anew, and `resample` does, but not a plain
-    call. With a seed the draws stay, and the prediction of an example is always the same, to float
-    tolerance, in batches and chunks of any size, compiled or not, on every backend.
+    All examples share the draws: each is a sampled network, one function for all inputs. Each
+    `predict` and `evaluate` draws anew, as `resample` does, a plain call does not. With a seed the
+    draws stay: predictions are the same, to float tolerance, in batches of any size, compiled or
+    not, on every backend.
 
     Args:
         model: a built Keras model with stochastic layers, a `TemperatureScaling`, or a posterior
@@ -314,12 +313,10 @@ def export(
       whole number, chooses. The seeds 0 to `samples` - 1 are the networks that `serve` averages;
     - `deterministic`: `mean` and `aleatoric` of the network at the posterior mean, without noise.
 
-    The sampled networks are those of the seed, fixed in the file: equal inputs have equal outputs.
-    (With `independent` draws these depend on the place in the batch. An input made for one batch
-    size keeps it. Of a `TemperatureScaling` of a `MonteCarlo` all signatures give the scaled
-    average.) `serve` of a fitted `Conformal` adds its `set` or `interval`, of an `OODDetector` its
-    `score`. `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
-    The backend must be TensorFlow; `scripts/export.py` exports `.keras` files written on JAX.
+    The sampled networks are fixed in the file: equal inputs have equal outputs, unless the draws
+    are `independent`. `serve` of a `Conformal` adds its `set` or `interval`, of an `OODDetector`
+    its `score`. `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the
+    files. The backend must be TensorFlow; `scripts/export.py` exports `.keras` files made on JAX.
 
     Args:
         model: a `MonteCarlo`, `Conformal` or `OODDetector`, or a model to average.

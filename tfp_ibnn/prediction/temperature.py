@@ -27,11 +27,9 @@ class TemperatureScaling(ScaledModel, keras.Model):
     """A classifier whose logits z are divided by a temperature T fitted to validation data.
 
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
-    returns probabilities p (each at least the smallest normal float). The predicted class stays the
-    same; T > 1 makes it less confident. T is 1 until `fit` is called, and saved with the model.
-
-    A classifier that returns a dictionary is taken at its "mean", as probabilities: so the
-    prediction of a `MonteCarlo` is scaled. `MonteCarlo` of a scaled model averages scaled draws.
+    returns probabilities p. The predicted class stays the same; T > 1 makes it less confident. T is
+    1 until `fit` is called. Of a `MonteCarlo` the "mean" is scaled; that of a scaled model averages
+    scaled draws.
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.

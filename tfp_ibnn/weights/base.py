@@ -22,11 +22,7 @@ _IGNORED += "|.*_initializer|.*_regularizer"
 
 
 class WeightPosterior(protocols.WeightPosterior):
-    """A posterior over whole sets of weights of one network; the base of all of them.
-
-    A subclass is a Keras layer too, registered for serialization. It defines `sample`, `mean` and
-    the attributes `network` and `count`.
-    """
+    """The base of posteriors over weights; a subclass has `sample`, `mean`, `network`, `count`."""
 
     keeps_statistics = False
     """Whether those of batch normalization are right for all draws."""

@@ -178,12 +178,6 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         members: posteriors over weights, or built Keras models, stochastic ones too. The network of
             the first says what the output means.
         **kwargs: those of `keras.layers.Layer`.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> mixture = ibnn.WeightMixture([ibnn.models.mlp((3,), 2, hidden=(n,)) for n in (4, 8)])
-        >>> ibnn.MonteCarlo(mixture, head="softmax", from_logits=True).samples
-        2
     """
 
     count = None

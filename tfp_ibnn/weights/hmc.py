@@ -201,15 +201,8 @@ class LastLayerHMC(LastLayerPosterior):
         chains: number of independent chains, at least 2.
         draws: from each chain, after the warm-up.
         warmup: steps of each chain that are not kept.
-        **kwargs: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, "sigmoid")])
-        >>> posterior = ibnn.LastLayerHMC(model, draws=50, warmup=50)
-        >>> posterior = posterior.fit(x, y, verbose=0)  # doctest: +SKIP
-        >>> posterior.count
-        200
+        **kwargs: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`,
+            whose example shows the steps.
     """
 
     def __init__(

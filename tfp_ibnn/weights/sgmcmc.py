@@ -35,6 +35,7 @@ class CosineCycles(Configured, Schedule):
         >>> cycles = ibnn.CosineCycles(0.1, cycle=100)
         >>> [round(float(cycles(step)), 3) for step in (0, 50, 100)]
         [0.1, 0.05, 0.1]
+        >>> optimizer = ibnn.SGHMC(cycles, train_size=50_000, prior_scale=0.1)
     """
 
     def __init__(self, initial: float, cycle: int, exploration: float = 0.8) -> None:
@@ -66,12 +67,9 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
     With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
-    of its loss gradients, in the noise too. While that divisor changes with the weights the chain
-    has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
-
-    The noise is a function of seed, step and weight (and of backend and compiler): a run resumed
-    from a `Checkpoint` draws the same samples. References: Welling and Teh, ICML 2011; Li et al.,
-    Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
+    of its loss gradients, in the noise too. While that divisor changes the chain has a bias. A run
+    resumed from a `Checkpoint` draws the same samples. References: Welling and Teh, ICML 2011; Li
+    et al., Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
 
     Args:
         learning_rate: a number or a schedule.
@@ -198,11 +196,6 @@ class SGHMC(SGLD):
     Args:
         learning_rate, train_size, prior_scale, **kwargs: those of `SGLD`.
         momentum: at least 0 and below 1.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> cycles = ibnn.CosineCycles(0.01, cycle=50 * 391)
-        >>> optimizer = ibnn.SGHMC(cycles, train_size=50_000, prior_scale=0.1)
     """
 
     def __init__(

@@ -33,10 +33,6 @@ class Snapshots(Configured, keras.callbacks.Callback):
         start: how many to leave out first (burn-in): the first is taken after `start + every`.
         unit: "epoch" or "step", of the two numbers.
         folder: for the files; None keeps the snapshots in memory.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> snapshots = ibnn.Snapshots(every=2, start=4)  # `SGLD` shows it at work
     """
 
     least = 1  # how many a posterior needs

@@ -1,8 +1,7 @@
 """The one place that knows which Keras backend is active.
 
-Everything else takes from here TensorFlow Probability's distributions (`tfd`) and bijectors
-(`tfb`), and the few functions whose precision `keras.ops` does not keep on JAX, or that
-TensorFlow has to be helped with on CPUs. `tensorflow.py` and `jax.py` have the same names.
+Everything else takes TensorFlow Probability (`tfd`, `tfb`) from here, and the few functions in
+which `keras.ops` is not enough. `tensorflow.py` and `jax.py` have the same names.
 """
 
 import keras

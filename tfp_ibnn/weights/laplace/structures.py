@@ -1,7 +1,6 @@
 """Forms of the Hessian, each as H = Q diag(l) Q^T: the posterior precision is f H + prior I.
 
-Of that form sampling, the evidence and a change of the prior cost no further decomposition. f is
-1 / (temperature * noise variance).
+So sampling, the evidence and a change of the prior need no further decomposition.
 """
 
 from collections.abc import Callable, Iterator

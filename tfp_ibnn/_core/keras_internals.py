@@ -90,10 +90,7 @@ def _in_attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any, list[A
 
 
 def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.Layer]:
-    """Return the layers directly inside of a layer, by where it keeps each.
-
-    That is its graph, an attribute, or lists, tuples and dicts in one; else it is `HIDDEN`.
-    """
+    """Return the layers directly inside of a layer, by where it keeps each, or `HIDDEN`."""
     graph = layer._functional if isinstance(layer, keras.Sequential) else layer
     parts = {GRAPH: graph.layers if isinstance(graph, Functional) else []}
     parts |= {name: inside for name, _, inside in _in_attributes(layer)}
@@ -141,10 +138,7 @@ def _swap_in_graph(graph: Functional, swaps: Mapping[int, keras.layers.Layer]) -
 
 
 def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a layer of the same class with copies of all attributes, and variables of its own.
-
-    It is in no graph yet. Models inside, whose graphs would be lost, are refused.
-    """
+    """Return a layer, not a model, with copies of all attributes and variables, in no graph."""
     inside, memo = nested_layers(layer), {id(backend): backend}
     for old in inside:
         if isinstance(old, keras.Model):
@@ -253,10 +247,7 @@ def uncast(variable: keras.Variable) -> Any:
 
 
 def call_with(layer: keras.layers.Layer, inputs: Any, *args: Any, **values: Any) -> Any:
-    """Return `layer.call(inputs, *args)` as if attributes of it, its kernel say, were others.
-
-    The layer itself stays as it is: a copy that shares all else is called.
-    """
+    """Return `layer.call(inputs, *args)`, by a copy with other attributes, its kernel say."""
     copied = object.__new__(type(layer))
     vars(copied).update(vars(layer))
     for name, value in values.items():  # some layers keep `kernel` behind a property

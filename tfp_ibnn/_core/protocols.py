@@ -11,10 +11,7 @@ from tfp_ibnn._core.backend import Tensor
 
 
 class Draw(NamedTuple):
-    """Draws of a latent, z (..., channels) say, with their KL and entropy, in nats.
-
-    `kl` and `entropy` are estimates, one per draw, or closed forms, which are scalars.
-    """
+    """Draws of a latent z (..., channels), with KL and entropy in nats, each or in closed form."""
 
     z: Any  # a tensor; several in a tuple, if the layer does not draw ahead
     kl: Tensor
@@ -81,10 +78,7 @@ class Sampler:
 
 
 class WeightPosterior:
-    """A posterior over whole sets of weights of one network.
-
-    A subclass is a Keras layer, registered for serialization, so that files hold it.
-    """
+    """A posterior over whole sets of weights of one network; a subclass is a Keras layer."""
 
     network: Any  # the Keras model whose weights are sampled
     count: int | None  # how many sets there are; None gives as many as are wanted

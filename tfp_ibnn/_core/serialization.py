@@ -1,7 +1,4 @@
-"""Configs, and random states in Keras's files, which hold none by themselves.
-
-Without them a model that is loaded draws again the noise with which it was trained.
-"""
+"""Configs, and random states in files: without these a loaded model draws old noise again."""
 
 import inspect
 from collections.abc import Iterable

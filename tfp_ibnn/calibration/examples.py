@@ -75,10 +75,7 @@ def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
 
 
 def read(data: Any, model: keras.Model, output: Output, name: str, every: int = 1) -> Examples:
-    """Return arrays, or all batches of a dataset, as checked examples; weights are not used.
-
-    `every` leaves all but the first of so many examples out.
-    """
+    """Return arrays, or all batches of a dataset, as checked examples: one of `every` so many."""
     batches, seen = [], 0
     for batch in _batches(data, name):
         part = _checked(batch, model, output, name)

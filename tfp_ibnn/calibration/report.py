@@ -89,10 +89,7 @@ def behind(nll: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(repr=False)
 class Table:
-    """Scores of all candidates: prints as Markdown; `table[name]`, of `rows`, is a dict.
-
-    `caption` says what data it is, and `chosen` is the name of the candidate that was chosen.
-    """
+    """Scores, `rows`, of all candidates by name: prints as Markdown, `chosen` in bold."""
 
     caption: str
     rows: dict[str, dict[str, Any]]

@@ -39,10 +39,7 @@ State = list[np.ndarray]
 
 
 class Engine:
-    """A network, or posterior over weights, that trials use in turn: it is compiled once.
-
-    `training` are the optimizer and the loss of a network that is trained.
-    """
+    """A network or posterior that trials share, compiled once; `training`: optimizer and loss."""
 
     def __init__(
         self, make: Callable[[], Any], samples: int = 1, training: Any = None, **options: Any
@@ -278,10 +275,7 @@ def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Op
 
 
 def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
-    """Train all trials epoch by epoch; of those that draw, drop the worse half after each.
-
-    Without `epochs` the training ends with the time, or when nothing gets better.
-    """
+    """Train trials epoch by epoch; of those that draw, drop the worse half after each."""
     running, round_time = list(trials), 0.0
     with Interrupts() as interrupts:
         for epoch in itertools.islice(itertools.count(1), epochs):

@@ -16,10 +16,7 @@ from tfp_ibnn.layers.model import StochasticModel
 
 
 def copy_of(model: keras.Model, fold: bool = False) -> keras.Model:
-    """Return a model of new layers with the same weights, not compiled; Functional if it can be.
-
-    To `fold` is to leave no layer stochastic, with the means in the weights.
-    """
+    """Return a copy of new layers, not compiled; `fold` leaves the means of stochastic ones."""
 
     def convert(layer: keras.layers.Layer) -> keras.layers.Layer:
         return layer.fold() if fold and isinstance(layer, StochasticLayer) else _copy_layer(layer)

@@ -40,10 +40,7 @@ class _Step(NamedTuple):
 
 
 def functional_graph(model: Any) -> keras.Model | None:
-    """Return the Functional model that a model runs; None if there is none, or not built yet.
-
-    A Functional or Sequential model with a `call` of its own computes something else.
-    """
+    """Return the Functional model that a model runs; None if not built, or of its own `call`."""
     is_sequential = isinstance(model, keras.Sequential)
     if not is_sequential and not keras_internals.is_functional(model):
         return None
@@ -143,10 +140,7 @@ class Graph:
         return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))
 
     def _open(self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]) -> list[int]:
-        """Append the calls of a graph; return the numbers of its outputs.
-
-        A nested model that is called twice is opened twice, each time in a `place` of its own.
-        """
+        """Append the calls of a graph, nested ones in a `place` each; return its outputs."""
         for node in keras_internals.nodes_in_order(graph):
             sources = tuple(self._number(place, x) for x in node.input_tensors)
             inner = _nested(node)

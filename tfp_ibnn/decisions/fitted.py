@@ -13,10 +13,7 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
 class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
-    """A Keras model around a `MonteCarlo`, `inner`, and `arrays` that `fit` finds.
-
-    `inner` has a seed: later calls see the draws that `fit` saw. `serve` is what an export does.
-    """
+    """A Keras model around a `MonteCarlo` with a seed, `inner`, and `arrays` that `fit` finds."""
 
     export = MonteCarlo.export
 

@@ -54,10 +54,7 @@ class Place(NamedTuple):
 
 
 def places(model: keras.layers.Layer) -> dict[Steps, Place]:
-    """Return all layers inside of a model, each once, an owner before what it owns.
-
-    Stochastic layers are not opened, nor are those that can become one.
-    """
+    """Return the layers inside of a model, owners first; what can be stochastic is not opened."""
     found: dict[Steps, Place] = {}
     seen = {id(model)}
 
@@ -120,10 +117,7 @@ def called_inside(model: keras.layers.Layer) -> list[StochasticLayer]:
 def draw_ahead(
     layers: Sequence[StochasticLayer], forward_pass: Pass, batch: Any, training: bool = False
 ) -> None:
-    """Draw what layers need in a pass, for a batch of so many examples, before they are called.
-
-    What is drawn inside of a loop cannot leave it: neither to the next step nor to the loss.
-    """
+    """Draw what layers need in a pass before they are called: no draw can leave a loop."""
     count = batch if forward_pass.groups is None else forward_pass.groups
     for layer in layers:
         if layer.draws_ahead and forward_pass.recall(layer) is None:

@@ -262,10 +262,7 @@ class MeanFieldLayer(StochasticLayer):
 def _sign_shapes(
     layer: keras.layers.Layer, input_shape: tuple[int | None, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of an example's signs, which broadcast against its input and its output.
-
-    A sign belongs to a row or column of the kernel, so it is the same at all positions.
-    """
+    """Return the shapes of an example's signs, one for each row and column of the kernel."""
     if isinstance(layer, layers.EinsumDense):
         return _einsum_sign_shapes(layer, len(input_shape))
     first = getattr(layer, "data_format", None) == "channels_first"

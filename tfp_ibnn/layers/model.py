@@ -39,10 +39,7 @@ class _TrainSizeCheck(keras.callbacks.Callback):
 
 
 class _NoiseModel:
-    """What a Keras model needs to train with noise; mix it in before the model's class.
-
-    A subclass has `_run(inputs, training, mask)`, which returns the outputs.
-    """
+    """What a model needs to train with noise; mix it in first. A subclass has `_run`."""
 
     def __init__(self, *args: Any, train_samples: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

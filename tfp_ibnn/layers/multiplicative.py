@@ -222,10 +222,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return 0, scale[:, None] if isinstance(layer, base.TRANSPOSED) else scale
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
-        """Return z * inputs, where z is (draws, [positions,] channels).
-
-        There is one draw, or one for each example, or, if shared, one for each block of examples.
-        """
+        """Return z * inputs, z (draws, [positions,] channels): by example, or block if shared."""
         z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
         draws, batch = z.shape[0], inputs.shape[0]
         if draws == 1 or draws == batch is not None or (draws is None and not shared):

@@ -1,7 +1,4 @@
-"""Calibration: do predictions of confidence c come true with frequency c?
-
-Functions of arrays, then Keras metrics. All bins are left-open, and the first holds 0 too.
-"""
+"""Calibration: do predictions of confidence c come true with frequency c? Bins are left-open."""
 
 from types import ModuleType
 from typing import Any, NamedTuple

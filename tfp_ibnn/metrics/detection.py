@@ -1,7 +1,4 @@
-"""What an uncertainty is for: detecting unknown inputs, and abstaining.
-
-Any uncertainty will do, such as the entropy, if it is higher where the model knows less.
-"""
+"""What an uncertainty, such as the entropy, is for: detecting unknown inputs, and abstaining."""
 
 from typing import Any, NamedTuple
 

@@ -273,10 +273,7 @@ class Posterior(Template):
         return min(0.3, 3 / depth)
 
     def at_depth(self, depth: int) -> "Posterior":
-        """Return this template, or a copy that has the default prior scale for this depth.
-
-        The copy does not start wider than this prior.
-        """
+        """Return this template, or a copy with the prior scale, and start, for this depth."""
         scale = self.default_prior_scale(depth)
         if not self._settled() or scale == self.prior_scale:
             return self
@@ -313,10 +310,7 @@ class Posterior(Template):
     def _gaussian(
         self, loc: Tensor, scale: Tensor, z: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return KL and entropy (...,) of diagonal Gaussians (..., channels).
-
-        The KL from a prior that was given is estimated at draws z (..., channels).
-        """
+        """Return KL, at z if a prior was given, and entropy (...,) of Gaussians (..., channels)."""
         prior_scale, log_prior_scale = self._prior_scale()
         log_scale = ops.log(scale)
         entropy = ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2

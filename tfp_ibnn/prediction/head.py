@@ -130,10 +130,7 @@ def output_masks(model: keras.Model) -> Callable[[Any], dict[str, Tensor]] | Non
 def predictive_of(
     model: keras.Model, head: Any = None, from_logits: Any = None, remedy: str = _REMEDY
 ) -> Predictive:
-    """Return what a model predicts: from what is given, its last layer, its loss.
-
-    `remedy` is what to write where these are not enough.
-    """
+    """Return what a model predicts, by what is given, its last layer or its loss, or raise."""
     names, graph = output_names(model), functional_graph(unscaled(model))
     if graph is None and isinstance(head, Mapping):
         names = sorted(head, key=int) if all(map(str.isdecimal, head)) else list(head)
@@ -217,10 +214,7 @@ def _one_predictive(
 
 
 def activation_of(model: keras.Model) -> str | None:
-    """Return the activation behind a model's one output, "gaussian" for a `GaussianHead`, or None.
-
-    A linear `Activation`, the cast that ends half-precision models, is looked through.
-    """
+    """Return the activation of a model's one output, not a linear cast's; "gaussian"; or None."""
     layer = output_layer(model)
     while isinstance(layer, (StochasticLayer, layers.TimeDistributed)):
         layer = layer.layer

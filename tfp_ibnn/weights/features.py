@@ -81,10 +81,7 @@ class LogitNetwork:
 
 
 class LastLayer(LogitNetwork):
-    """A network whose last layer is a Dense one, `layer`; what comes before are its features.
-
-    Only its activation and layers without effect, such as dropout, may follow it.
-    """
+    """A network whose last layer, but for dropout and the like, is a Dense one, `layer`."""
 
     def __init__(
         self, model: keras.Model, head: str | None = None, from_logits: bool | None = None

@@ -41,10 +41,7 @@ class Likelihood:
 
 
 class Softmax(Likelihood):
-    """Classes; labels are whole numbers (N,) or (N, 1), or one-hot (N, K).
-
-    S has the columns sqrt(p_c) (e_c - p).
-    """
+    """Classes (N,), (N, 1) or, one-hot, (N, K). S has the columns sqrt(p_c) (e_c - p)."""
 
     activation = staticmethod(ops.softmax)
 
@@ -112,10 +109,7 @@ class Gaussian(Likelihood):
 
 
 class GaussianWithScale(Gaussian):
-    """Numbers (N, K / 2) under the Gaussians of a `GaussianHead`, given what that layer takes.
-
-    S S^T is the expected Hessian; the other one need not be positive.
-    """
+    """Numbers (N, K / 2) with a `GaussianHead`, given its input. S S^T is the expected Hessian."""
 
     free_scale = False
 
@@ -144,10 +138,7 @@ class GaussianWithScale(Gaussian):
 def likelihood_of(
     model: keras.Model, head: str | None = None, from_logits: bool | None = None
 ) -> Likelihood:
-    """Return the likelihood of a model's head, found as `MonteCarlo` finds it.
-
-    A loss that is not minus a log-likelihood is refused, unless a `head` is given.
-    """
+    """Return the likelihood of a model's head, as `MonteCarlo` finds it, or raise."""
     kind = predictive_of(model, head, from_logits, _REMEDY)
     check_one_output(kind, "A posterior over weights")
     if head is None and model.compiled:

@@ -52,10 +52,7 @@ class Snapshots(Configured, keras.callbacks.Callback):
         self._kept: dict[int, list[np.ndarray]] = {}  # by step; with a folder, not yet written
 
     def posterior(self, model: keras.Model | None = None) -> WeightPosterior:
-        """Return what was collected, as a posterior over the weights.
-
-        `model` is for a folder that another process has written: one of the same architecture.
-        """
+        """Return what was collected; `model` is for a folder that another process has written."""
         model = self.model if model is None else model
         if model is None:
             raise ValueError("`model` is missing: give the network that the snapshots are of.")

@@ -134,10 +134,7 @@ def times(x: Tensor, z: Tensor) -> Tensor:
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """Like `keras.ops.matmul`, in full precision on GPUs too.
-
-    TensorFlow multiplies float32 matrices in a shorter format there: rotations are not exact.
-    """
+    """Like `keras.ops.matmul`, but in full precision on GPUs too: rotations stay exact."""
     if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)
     product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
@@ -145,10 +142,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def traced_once(function: Function) -> Function:
-    """Let an elementwise function be traced once for tensors of all shapes, which broadcast.
-
-    Inside another function that is traced, its operations then count as one.
-    """
+    """Let an elementwise function of tensors of any shapes be traced once, as one operation."""
     compiled = tf.function(function, autograph=False)
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
@@ -184,10 +178,7 @@ SCANS_EPOCHS = False
 def save_functions(
     path: str, functions: Mapping[str, tuple[Function, Mapping[str, Any]]], tables: Sequence[Any]
 ) -> None:
-    """Write a SavedModel: functions by signature, each with (shape, dtype) of its inputs by name.
-
-    The first is also the default of TensorFlow Serving. The functions read variables, and `tables`.
-    """
+    """Write a SavedModel of functions by signature, each with (shape, dtype) of its inputs."""
     signatures = {}
     for name, (function, specs) in functions.items():
         tensors = {key: tf.TensorSpec(*spec, key) for key, spec in specs.items()}

@@ -64,10 +64,7 @@ class Block:
 
 
 class _LinearBlock(Block):
-    """A Dense layer, or a convolution: one Dense layer on the patch of each position.
-
-    The bias is the last row of the matrix; its input is 1.
-    """
+    """A Dense layer, or a convolution: one on patches. The bias is the matrix's last row."""
 
     is_linear = True
 

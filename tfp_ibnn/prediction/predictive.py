@@ -75,16 +75,10 @@ class Predictive:
         wanted = options.return_samples or options.interval is not None
         return wanted or (options.standard_error and options.sampling == "antithetic")
 
-    def result(
-        self,
-        summary: Summary,
-        options: Any,
-        draws: Tensor | None = None,
-        within: Tensor | None = None,
-        outputs: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Return the prediction from a summary, and from all draws if they are kept."""
+    def result(self, summary: Summary, options: Any, *kept: Tensor) -> dict[str, Tensor]:
+        """Return the prediction from a summary, and from draws, `within` and outputs if kept."""
         result, samples = self.statistics(summary), options.samples
+        draws, within, _ = kept or (None, None, None)
         if options.return_samples:
             result["samples"] = ops.moveaxis(self.public(draws), 0, 1)
         if options.interval is not None:
@@ -237,6 +231,8 @@ class Labels(Categorical):
 class Point(Predictive):
     """A number; its own uncertainty is not predicted."""
 
+    has_density = False
+
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs."""
         return outputs, ops.zeros_like(outputs)
@@ -256,8 +252,9 @@ class Point(Predictive):
         }
 
     def scores(self) -> list[keras.metrics.Metric]:
-        """Return the root of the mean squared error."""
-        return [keras.metrics.RootMeanSquaredError(name="rmse")]
+        """Return the root of the mean squared error, and the NLL where there is a density."""
+        scores = [keras.metrics.RootMeanSquaredError(name="rmse")]
+        return [*scores, keras.metrics.Mean(name="nll")] if self.has_density else scores
 
     def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
         """Return targets and means."""
@@ -271,6 +268,8 @@ class Point(Predictive):
 
 class Gaussian(Point):
     """A number with a standard deviation: the output of a `GaussianHead`."""
+
+    has_density = True
 
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         if outputs.shape[-1] % 2:
@@ -297,9 +296,6 @@ class Gaussian(Point):
 
         return quantile((1 - level) / 2), quantile((1 + level) / 2)
 
-    def scores(self) -> list[keras.metrics.Metric]:
-        return [*super().scores(), keras.metrics.Mean(name="nll")]
-
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         target, predicted = self.pair(y_true, prediction)
         return gaussian_nll(target, predicted, prediction["total_variance"])
@@ -307,6 +303,8 @@ class Gaussian(Point):
 
 class Distribution(Point):
     """What a function makes of the output: a TFP distribution of the targets, with its moments."""
+
+    has_density = True
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         self.make = make
@@ -332,9 +330,6 @@ class Distribution(Point):
     def result(self, summary: Summary, options: Any, *kept: Any) -> dict[str, Tensor]:
         result = super().result(summary, options, *kept)
         return {**result, "parameters": ops.moveaxis(kept[-1], 0, 1)}
-
-    def scores(self) -> list[keras.metrics.Metric]:
-        return [*super().scores(), keras.metrics.Mean(name="nll")]
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return minus the log-density of the targets under the mixture of all draws."""

@@ -22,12 +22,6 @@ class ShuffledBatches(keras.utils.PyDataset):
         seed: of the order.
         drop_remainder: leave out examples that do not fill a batch, unless it is the only one.
         shard: (index, count) takes the share of one of `count` processes, of every batch, evenly.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> batches = ibnn.data.ShuffledBatches(np.arange(6), np.arange(6), 4, seed=0)
-        >>> [len(labels) for _, labels in (batches[0], batches[1])]
-        [4, 2]
     """
 
     def __init__(

@@ -27,10 +27,8 @@ class StochasticAdapter(Stochastic):
 
     Only what the adapter adds is random: z has `rank` channels. `to_stochastic` makes such layers
     of those on which `enable_lora` was called; A and B become weights of this layer. The arguments
-    are those of `Stochastic`, and `rank` and `alpha` of the adapter of a plain layer.
-
-    References:
-        Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
+    are those of `Stochastic`, and `rank` and `alpha` of the adapter of a plain layer. Reference: Hu
+    et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
     """
 
     draws_ahead = True

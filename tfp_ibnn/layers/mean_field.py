@@ -46,8 +46,7 @@ class Local(NamedTuple):
 class MeanFieldLayer(StochasticLayer):
     """Wrap a layer: its kernel is the mean of a Gaussian whose scales the posterior has.
 
-    `MeanField.wrap` and `to_stochastic` make it. The arguments are those of `StochasticLayer`: a
-    Dense, EinsumDense or convolution layer, an `ibnn.MeanField`, and so on.
+    `MeanField.wrap` and `to_stochastic` make it.
     """
 
     draws_ahead = False  # a set of weights is large

@@ -25,8 +25,7 @@ class Multiplied(NamedTuple):
 class MNFLayer(MeanFieldLayer):
     """Wrap a layer: z multiplies its kernel, the mean of a Gaussian whose scales `MNF` has.
 
-    `MNF.wrap` and `to_stochastic` make it. z is on the inputs of a Dense layer, and on the output
-    channels of a convolution. The arguments are those of `MeanFieldLayer`.
+    `MNF.wrap` and `to_stochastic` make it.
     """
 
     def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:

@@ -155,6 +155,7 @@ class ExpectedCalibrationError(ClassificationMetric):
 
     ECE = sum_i n_i / N * |accuracy_i - confidence_i|, with the mean confidence of each bin. Invalid
     input, most often logits without `from_logits=True`, makes it NaN, or raises if called eagerly.
+    Reference: Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599.
 
     Args:
         bins: number of bins.
@@ -165,9 +166,6 @@ class ExpectedCalibrationError(ClassificationMetric):
         >>> import numpy as np, tfp_ibnn as ibnn
         >>> float(ibnn.ExpectedCalibrationError()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
         0.3
-
-    References:
-        Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599.
     """
 
     default_name = "ece"
@@ -207,9 +205,7 @@ class MaximumCalibrationError(ExpectedCalibrationError):
     """Maximum calibration error: max_i |accuracy_i - confidence_i| over equal-width bins.
 
     A bin counts however few examples it holds. Arguments are as in `ExpectedCalibrationError`.
-
-    References:
-        Naeini et al., Obtaining Well Calibrated Probabilities Using Bayesian Binning, AAAI 2015.
+    Reference: Naeini et al., Obtaining Well Calibrated Probabilities, AAAI 2015.
     """
 
     default_name = "mce"
@@ -225,11 +221,8 @@ class AdaptiveCalibrationError(ExpectedCalibrationError):
     ACE = 1 / bins * sum_i |accuracy_i - confidence_i|. The metric keeps sums over 16384 cells of
     confidence, equally wide in log-odds, and splits a cell on the boundary of two bins in
     proportion. It differs from `adaptive_calibration_error` by up to 0.006 over 200 examples and
-    0.0007 over 10 000, in trials. Arguments are as in `ExpectedCalibrationError`.
-
-    References:
-        Nguyen and O'Connor, Posterior Calibration and Exploratory Analysis, arXiv 1508.05154.
-        Nixon et al., Measuring Calibration in Deep Learning, arXiv 1904.01685.
+    0.0007 over 10 000, in trials. Arguments are as in `ExpectedCalibrationError`. References:
+    Nguyen and O'Connor, arXiv 1508.05154; Nixon et al., arXiv 1904.01685.
     """
 
     default_name = "ace"
@@ -251,10 +244,8 @@ class ClasswiseCalibrationError(ExpectedCalibrationError):
 
     CCE = 1 / K * sum_k sum_i n_ki / N * |frequency_ki - probability_ki|, with the N examples in
     equal-width bins of the probability of class k. None takes the number of `classes` from the
-    first batch; the other arguments are as in `ExpectedCalibrationError`.
-
-    References:
-        Kull et al., Beyond Temperature Scaling, arXiv 1910.12656.
+    first batch; the other arguments are as in `ExpectedCalibrationError`. Reference: Kull et al.,
+    Beyond Temperature Scaling, arXiv 1910.12656.
     """
 
     default_name = "classwise_ece"

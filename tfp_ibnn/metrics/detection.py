@@ -24,6 +24,8 @@ class RiskCoverage(NamedTuple):
 def auroc(known: Any, unknown: Any) -> float:
     """Return the chance that an unknown input has the higher uncertainty; ties count half.
 
+    Reference: Hendrycks and Gimpel, arXiv 1610.02136.
+
     Args:
         known: (...) uncertainties of inputs like the training data.
         unknown: (...) uncertainties of inputs from elsewhere; the positive class.
@@ -32,9 +34,6 @@ def auroc(known: Any, unknown: Any) -> float:
         >>> import tfp_ibnn as ibnn
         >>> ibnn.metrics.auroc(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
         0.8333
-
-    References:
-        Hendrycks and Gimpel, A Baseline for Detecting Misclassified Examples, arXiv 1610.02136.
     """
     false, true = _flagged(known, unknown)
     area = np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2
@@ -63,6 +62,8 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
 def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     """Return the mean loss of the most certain predictions; those equally certain share theirs.
 
+    Reference: Geifman et al., Bias-Reduced Uncertainty Estimation, arXiv 1805.08206.
+
     Args:
         uncertainty: (...), higher is less certain.
         loss: (...), of each prediction: whether it is wrong, its negative log-likelihood, ...
@@ -71,9 +72,6 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
         >>> import tfp_ibnn as ibnn
         >>> ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0]).risk
         array([0.    , 0.    , 0.3333, 0.5   ])
-
-    References:
-        Geifman et al., Bias-Reduced Uncertainty Estimation, arXiv 1805.08206.
     """
     uncertainty = finite_vector("uncertainty", uncertainty)
     loss = finite_vector("loss", loss, len(uncertainty))

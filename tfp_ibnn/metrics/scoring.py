@@ -45,10 +45,8 @@ class BrierScore(_MeanScore):
     """Brier score: the squared distance of the probabilities from the truth.
 
     BS = 1 / N * sum_n sum_k (p_nk - y_nk)^2, between 0 and 2; with two classes it is twice
-    scikit-learn's `brier_score_loss`. Arguments are as in `ExpectedCalibrationError`.
-
-    References:
-        Brier, Verification of Forecasts, Monthly Weather Review 78, 1950.
+    scikit-learn's `brier_score_loss`. Arguments are as in `ExpectedCalibrationError`. Reference:
+    Brier, Verification of Forecasts, Monthly Weather Review 78, 1950.
     """
 
     default_name = "brier"
@@ -64,9 +62,7 @@ class NegativeLogLikelihood(_MeanScore):
 
     NLL = -1 / N * sum_n log p_n,y(n). A probability of 0 counts as the smallest normal float of its
     dtype (at most 87.3 in float32), unless from logits. Arguments: see `ExpectedCalibrationError`.
-
-    References:
-        Gneiting and Raftery, Strictly Proper Scoring Rules, JASA 102, 2007.
+    Reference: Gneiting and Raftery, Strictly Proper Scoring Rules, JASA 102, 2007.
     """
 
     default_name = "nll"

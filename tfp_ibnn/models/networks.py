@@ -26,12 +26,6 @@ def mlp(
         activation: of the hidden layers.
         preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
         dropout: rate of dropout on the input of each layer but the first.
-
-    Example:
-        >>> import tfp_ibnn as ibnn
-        >>> model = ibnn.models.mlp((2,), 2, hidden=(16,), activation="sigmoid")
-        >>> [layer.name for layer in model.layers]
-        ['input', 'fc1', 'fc2']
     """
     sizes = [checks.positive_integer("hidden", units) for units in hidden]
     classes = checks.positive_integer("num_classes", num_classes)

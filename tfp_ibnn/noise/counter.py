@@ -24,12 +24,9 @@ def key_from_seed(seed: int) -> np.ndarray:
 
 @traced_once
 def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two uint32 words for each pair of counters x and y, by the two words of a key.
+    """Return two words for each pair of counters x and y, by the two words of a key, all uint32.
 
-    It is Threefry-2x32 with 20 rounds; all words are uint32.
-
-    References:
-        Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
+    Threefry-2x32, 20 rounds: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
     """
     schedule = (first, second, ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY)))
     x, y = x + first, y + second

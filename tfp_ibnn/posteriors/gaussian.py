@@ -95,10 +95,7 @@ class NormalLowRank(_CorrelatedNormal):
     that form, any such one for some U. KL and entropy are closed forms, log det = sum_c log scale_c
     + log det(1 + U' U). It starts as `NormalAffine` does, up to a small random U. Parameters:
     channels * (rank + 2); cost: O(channels * rank) per draw. Other arguments: see `NormalFull`.
-
-    References:
-        Ong et al., Gaussian Variational Approximation with a Factor Covariance Structure, arXiv
-        1701.03208.
+    Reference: Ong et al., Gaussian Variational Approximation, arXiv 1701.03208.
     """
 
     def __init__(self, rank: int = 4, **kwargs: Any) -> None:

@@ -25,10 +25,11 @@ class MeanField(Template):
     `to_deterministic` gives them back. A scale per weight doubles the number of parameters.
 
     The estimators differ in training only, in the variance of the gradient:
-    - "flipout", the default: one weight draw for the batch, with random signs for each example;
-    - "shared": one weight draw for the batch, as in Bayes by Backprop;
+    - "flipout", the default: one weight draw for the batch, with random signs for each example
+      (arXiv 1803.04386);
+    - "shared": one weight draw for the batch, as in Bayes by Backprop (1505.05424);
     - "local": the output is drawn instead of the weights, independently for each example. For Dense
-      layers on vectors, called once in a pass: elsewhere this is another model.
+      layers on vectors, called once in a pass: elsewhere this is another model (1506.02557).
     All predictions use explicit weights, one draw for each of the `samples` of `MonteCarlo`.
 
     Args:
@@ -37,8 +38,8 @@ class MeanField(Template):
             closed form for Gaussians, and estimated by a weight draw of its own for others.
         prior_scale: standard deviation of the prior if `prior` is None; 1 by default.
         initial_scale: the scales at the start.
-        moped: the start and prior of MOPED, for pretrained models: the prior moves to the weights
-            at conversion, and the scales start at this fraction of their size. None is neither.
+        moped: the start and prior of MOPED (arXiv 1906.05323), for pretrained models: the prior
+            moves to the weights at conversion, and the scales start at this fraction of their size.
         estimator: "flipout", "shared" or "local".
         bias: "deterministic", or "stochastic" for a scale per bias, too.
         **kwargs: `beta`, `gamma` and `seed`, those of `Template`, and of `keras.layers.Layer`.
@@ -49,13 +50,6 @@ class MeanField(Template):
         >>> sto = ibnn.to_stochastic(det, ibnn.MeanField(prior_scale=0.5), train_size=100)
         >>> sto.count_params() - det.count_params()  # 12 scales; 4 numbers that are not trained
         16
-
-    References:
-        Blundell et al., Weight Uncertainty in Neural Networks, arXiv 1505.05424.
-        Wen et al., Flipout, arXiv 1803.04386.
-        Kingma et al., Variational Dropout and the Local Reparameterization Trick, arXiv 1506.02557.
-        Krishnan et al., Specifying Weight Priors in Bayesian Deep Neural Networks with Empirical
-        Bayes, arXiv 1906.05323 (MOPED).
     """
 
     wrapper = MeanFieldLayer

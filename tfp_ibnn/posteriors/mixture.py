@@ -18,7 +18,7 @@ class MixturePosterior(Posterior):
     The examples of a batch take the components in turn. The KL is the mean of the components'
     closed forms, an upper bound of the mixture's, loose by at most log K for all layers together;
     the entropy, too, is the mean of the components'. Their means start around `prior_loc`, and
-    average to it exactly.
+    average to it exactly. Reference: Trinh et al., arXiv 2010.13498.
 
     Args:
         components: K.
@@ -28,10 +28,6 @@ class MixturePosterior(Posterior):
         kl: "bound", or "averaged" for the KL of the Gaussian that the average of one draw from each
             component has. The authors' code used that; it is not a bound.
         **kwargs: those of `Posterior`.
-
-    References:
-        Trinh et al., Scalable Bayesian Neural Networks by Layer-Wise Input Augmentation, arXiv
-        2010.13498.
     """
 
     shared_components = True

@@ -34,6 +34,7 @@ class MNF(MeanField):
     Here g is a flow, too; m and log s are linear in the mean of tanh(c^T W). z is on the inputs of
     a Dense layer and on the output channels of a convolution; other layers are refused. The entropy
     is a lower bound. In training every example has its own z; all else is as in `MeanField`.
+    Reference: Louizos and Welling, Multiplicative Normalizing Flows, arXiv 1703.01961.
 
     Args:
         flows: of z; None is two masked affine couplings, with alternating masks. They are copied.
@@ -47,10 +48,6 @@ class MNF(MeanField):
         >>> sto = ibnn.to_stochastic(det, ibnn.MNF([ibnn.flows.Planar()]), train_size=100)
         >>> sto(keras.ops.ones((2, 4))).shape[-1]
         3
-
-    References:
-        Louizos and Welling, Multiplicative Normalizing Flows for Variational Bayesian Neural
-        Networks, arXiv 1703.01961.
     """
 
     wrapper = MNFLayer

@@ -29,7 +29,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
     returns probabilities p. The predicted class stays the same; T > 1 makes it less confident. T is
     1 until `fit` is called. Of a `MonteCarlo` the "mean" is scaled; that of a scaled model averages
-    scaled draws.
+    scaled draws. Reference: Guo et al., arXiv 1706.04599.
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
@@ -44,9 +44,6 @@ class TemperatureScaling(ScaledModel, keras.Model):
         >>> scaled = scaled.fit(x, np.array([0, 0, 0, 1, 1, 1, 1, 0]))
         >>> round(float(scaled.temperature), 2)  # right three times of four: 10 / T = log 3
         9.1
-
-    References:
-        Guo et al., On Calibration of Modern Neural Networks, arXiv 1706.04599.
     """
 
     def __init__(self, model: keras.Model, from_logits: bool | None = None, **kwargs: Any) -> None:

@@ -257,10 +257,9 @@ def ascend(
 ) -> list[float]:
     """Maximise an objective by Adam with a cosine decay; return the scores on the way.
 
-    `objective` is a scalar function of what `batch` returns, anew for each step; it reads the
-    variables, and those of `reads`. The learning rate falls to 0. `score` is asked at the start and
-    20 times on the way: the variables end where it was highest, and training ends early once it has
-    not risen `patience` times, 0 for never.
+    `objective` is a scalar function of what `batch` returns for each step; it reads the variables,
+    and those of `reads`. `score` is asked at the start and 20 times on the way: the variables end
+    where it was highest, early once it has not risen `patience` times, 0 for never.
     """
 
     def placed(vector: Tensor, *args: Tensor) -> Tensor:

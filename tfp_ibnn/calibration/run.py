@@ -41,11 +41,10 @@ def calibrate(
     The candidates are the model as it is, MC dropout where it has dropout, the model fine-tuned,
     `Laplace` of the last layer and of all weights, Gaussian posteriors of z (`NormalAffine`) of two
     prior scales and three weights of the KL, and your own; each also with a temperature. Half of
-    the validation data (A) serves to fit temperatures, to choose Laplace's prior precision, to stop
-    the training, and to drop the worse half of the Gaussian posteriors after each epoch, by their
-    NLL at the fitted temperature; the other half (B) to choose: the cheapest candidate whose NLL is
-    within one standard error of the best, where a temperature costs nothing. Below 1,000 validation
-    examples both are done on all of them, by five-fold cross-fitting.
+    the validation data serves to fit temperatures and Laplace's prior precision, to stop training
+    and to drop Gaussian posteriors on the way; the other half to choose the cheapest candidate
+    whose NLL is within one standard error of the best. Below 1,000 validation examples both are
+    done on all of them, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations. The model itself is not changed.

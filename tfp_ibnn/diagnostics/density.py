@@ -15,10 +15,9 @@ from tfp_ibnn.weights.target import Density
 
 
 class PosteriorDensity(Density):
-    """A posterior as a density of rows (S, size), arrays in and out, of the values it has now.
+    """A posterior, as `log_weights` takes it, as a density of rows (S, size), of its values now.
 
-    It is over the z of all `ibnn.stochastic_layers(model)`, one after the other; over the weights
-    of a posterior that has a `distribution`; or over the vectors of a `tfd.Distribution`.
+    The z of all `ibnn.stochastic_layers(model)` stand one after the other.
     """
 
     def __init__(self, posterior: Any) -> None:

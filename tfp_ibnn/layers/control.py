@@ -26,8 +26,7 @@ def some_stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
 def set_noise(model: keras.layers.Layer, on: bool) -> None:
     """Switch the noise of all stochastic layers on or off.
 
-    Off, z is its posterior mean and no KL is added: the model is a plain deterministic network. The
-    switch is a variable, so it takes effect in functions that are compiled already.
+    Off, z is its posterior mean and no KL is added; functions that are compiled already follow.
     """
     for switch in _switches(model):
         switch.assign(float(on))

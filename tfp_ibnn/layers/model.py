@@ -57,11 +57,7 @@ class _NoiseModel:
         inside.bind(self)
 
     def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
-        """Compile for training; the arguments are Keras's.
-
-        With `jit_compile="auto"` Keras chooses again when the model is loaded: after JAX or a GPU,
-        XLA is not used on a CPU, where it is slow.
-        """
+        """Compile as Keras does; `jit_compile="auto"` is decided again where a file is loaded."""
         self._jit_is_open = jit_compile == "auto"
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         optimizer = getattr(self.optimizer, "deterministic", self.optimizer)

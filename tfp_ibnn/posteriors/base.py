@@ -231,10 +231,7 @@ class Posterior(Template):
         return draw._replace(z=ops.where(on, draw.z, center))
 
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
-        """Draw z of shape sample_shape + (channels,); return it with its KL from the prior.
-
-        The KL is a scalar where it has a closed form, else an estimate for each draw.
-        """
+        """Draw z of shape sample_shape + (channels,); return it with its KL, exact or by draw."""
         if not self.built:
             raise ValueError(f"{type(self).__name__} is not built: call build((channels,)) first.")
         source, count = Source(), math.prod(sample_shape)

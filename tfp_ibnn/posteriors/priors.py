@@ -36,8 +36,7 @@ class Prior(Configured):
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
         """Return KL[N(loc, scale^2) || prior], summed over all numbers, in nats.
 
-        Where it has no closed form it is estimated at loc + scale * normal(). The entropy is exact,
-        so that only the prior's log-density varies from draw to draw.
+        Where it has no closed form, the prior's log-density is taken at loc + scale * normal().
         """
         distribution = self.distribution(loc.dtype)
         dtype = getattr(distribution, "dtype", None) or loc.dtype  # of one given, its own
@@ -125,8 +124,7 @@ class StudentT(_LocationScale):
 class ScaleMixture(Prior):
     """Two Gaussians of mean 0: the prior of Bayes by Backprop (Blundell et al., arXiv 1505.05424).
 
-    p(w) = pi N(w; 0, sigma1^2) + (1 - pi) N(w; 0, sigma2^2), where a small sigma2 lets many
-    weights end near 0.
+    p(w) = pi N(w; 0, sigma1^2) + (1 - pi) N(w; 0, sigma2^2); a small sigma2 pulls weights to 0.
     """
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:

@@ -36,8 +36,7 @@ class _ByOwner(keras.optimizers.OptimizerMap):
 class TwoSpeed(keras.optimizers.MultiOptimizer):
     """One optimizer for the posteriors, another for all other weights; made by `two_speed`.
 
-    `learning_rate` is that of the other weights. Setting it, as Keras's callbacks do, keeps the
-    ratio of the two.
+    `learning_rate` is that of the other weights; setting it keeps the ratio of the two.
     """
 
     _ratio = 1.0  # stochastic to deterministic rate, kept while the rates are 0

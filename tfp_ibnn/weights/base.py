@@ -46,10 +46,9 @@ class WeightPosterior(protocols.WeightPosterior):
     ) -> "WeightSets":
         """Draw a finite number of weight sets, each with batch-norm statistics of its own.
 
-        These are mean and variance over `data`, in training mode, batch by batch, which takes
-        `number` forward passes. It is inputs, (inputs, labels), or a dataset of such batches, all
-        held in memory; without batch normalization it is not needed. The draws are those of
-        `MonteCarlo(posterior, samples=number, seed=seed)`.
+        These are mean and variance over `data`: inputs, (inputs, labels), or a dataset of such
+        batches, all held in memory; without batch normalization it is not needed. The draws are
+        those of `MonteCarlo(posterior, samples=number, seed=seed)`.
         """
         number = checks.positive_integer("number", number)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))

@@ -65,8 +65,7 @@ class LogitNetwork:
     def logits(self, values: dict[int, Tensor], others: dict[Any, Any] | None = None) -> Tensor:
         """Return the logits from what `prefix` gave.
 
-        `others` run some layers in another way: functions `(is_stripped, *args, **kwargs)` by
-        layer, where a stripped one is to be run without its activation.
+        `others` run some layers: functions `(without_activation, *args, **kwargs)` by layer.
         """
 
         def run(layer: Any, *args: Any, **kwargs: Any) -> Any:

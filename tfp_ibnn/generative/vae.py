@@ -15,7 +15,7 @@ from tfp_ibnn.flows import Flow
 from tfp_ibnn.generative.density import FlowDensity, Unsupervised
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.weights.features import batches, check_finite
+from tfp_ibnn.weights.features import batches, call, check_finite
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -27,8 +27,7 @@ class VAE(SavesRandomState, Unsupervised):
 
     Linear maps of h give loc, scale and the parameters of the flows. The KL is a closed form where
     q is Gaussian and p(z) is N(0, 1), else log q(z | x) - log p(z) at the draw. Metrics are `loss`,
-    `reconstruction`, which is -log p(x | z), and `kl`; the sum of the last two is -ELBO. Called, or
-    by `predict(x)`, the model gives these two for each example.
+    `reconstruction`, -log p(x | z), and `kl`; `predict(x)` gives these two, of sum -ELBO, by row.
 
     Args:
         encoder: Keras model that turns x into vectors h.
@@ -36,8 +35,7 @@ class VAE(SavesRandomState, Unsupervised):
         latent_size: size of z.
         flows: flows, applied in order to eps; they are copied. Without them q is Gaussian.
         posterior: "gaussian", or "point" for a plain autoencoder, which has eps = 0 and no KL.
-        prior: a `FlowDensity`, which is copied and trained, or its `base`: 1 is N(0, 1), more is a
-            mixture of so many Gaussians, which are learned.
+        prior: 1 is N(0, 1); a number of Gaussians, or a `FlowDensity`, copied, are trained as well.
         likelihood: "bernoulli" for x in [0, 1], "discretised_logistic" for x in [0, 1] rounded to
             k / 255, or "gaussian". The latter two learn one scale for all of x.
         beta: weight of the KL, a variable (`vae.beta.assign` in a callback); 1 is the ELBO.
@@ -47,13 +45,10 @@ class VAE(SavesRandomState, Unsupervised):
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.random.default_rng(0).integers(2, size=(50, 6))
         >>> encoder = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu")])
         >>> decoder = keras.Sequential([keras.Input((2,)), keras.layers.Dense(6)])
         >>> vae = ibnn.VAE(encoder, decoder, 2, [ibnn.flows.Planar()])
-        >>> vae.compile("adam")
-        >>> history = vae.fit(x, epochs=2, verbose=0)
-        >>> vae.encode(x).shape, vae.sample(3, seed=0).shape
+        >>> vae.encode(np.ones((50, 6))).shape, vae.sample(3, seed=0).shape
         ((50, 2), (3, 6))
     """
 
@@ -73,18 +68,17 @@ class VAE(SavesRandomState, Unsupervised):
         **kwargs: Any,
     ) -> None:
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
-        kinds = ("bernoulli", "gaussian", "discretised_logistic")
-        self.likelihood = checks.one_of("likelihood", likelihood, kinds)
-        self.posterior = checks.one_of("posterior", posterior, ("gaussian", "point"))
+        checks.one_of("likelihood", likelihood, ("bernoulli", "gaussian", "discretised_logistic"))
+        checks.one_of("posterior", posterior, ("gaussian", "point"))
+        self.likelihood, self.posterior, self.seed = likelihood, posterior, seed
         self.latent_size = size = checks.positive_integer("latent_size", latent_size)
         self.initial_beta = checks.non_negative("beta", beta)
         self.free_bits = checks.non_negative("free_bits", free_bits)
         sides = ("input_shape", "output_shape")
-        x, h, *decoded = (getattr(m, side, None) for m in (encoder, decoder) for side in sides)
+        x, h, *decoded = shapes = [getattr(m, s, None) for m in (encoder, decoder) for s in sides]
         if len(h or ()) != 2 or decoded != [(None, size), x]:
             wanted = f"`encoder` must turn x into vectors and `decoder` {(None, size)} into x"
-            found = f"they turn {x} into {h} and {decoded[0]} into {decoded[1]}"
-            raise ValueError(f"{wanted}; {found}.")
+            raise ValueError(f"{wanted}; their input and output shapes are {shapes}.")
         if not isinstance(prior, FlowDensity):
             prior = FlowDensity([], base=checks.positive_integer("prior", prior))
         if prior.condition is not None:
@@ -99,9 +93,9 @@ class VAE(SavesRandomState, Unsupervised):
         initial = keras.initializers.Constant
         self.beta = self.add_weight((), initial(beta), trainable=False, name="beta")
         if likelihood != "bernoulli":
-            raw = constraints.inverse_scale(1.0 if likelihood == "gaussian" else 0.1)
-            self.raw_scale = self.add_weight((), initial(raw), name="raw_scale")
-        self.seed, self.seed_generator = seed, backend.SeedGenerator(seed)
+            raw = initial(constraints.inverse_scale(0.5))
+            self.raw_scale = self.add_weight((), raw, name="raw_scale")
+        self.seed_generator = backend.SeedGenerator(seed)
         self.reconstruction, self.kl = map(keras.metrics.Mean, ("reconstruction", "kl"))
         self.built = True
 
@@ -129,17 +123,13 @@ class VAE(SavesRandomState, Unsupervised):
         x, eps = self._checked(x), np.zeros((len(x), self.latent_size), self.dtype)
         if seed is not None:
             eps = np.random.default_rng(seed).standard_normal(eps.shape, self.dtype)
-        return _in_batches(
-            lambda x, eps: self._draw(self.encoder(x, training=False), eps)[0], x, eps
-        )
+        return _in_batches(lambda x, e: self._draw(call(self.encoder, x), e)[0], x, eps)
 
     def decode(self, z: Any) -> np.ndarray:
         """Return the means of p(x | z) for z (examples, latent_size)."""
         links = {"bernoulli": ops.sigmoid, "discretised_logistic": lambda x: ops.clip(x, 0, 1)}
         link, z = links.get(self.likelihood, ops.copy), np.asarray(z, self.dtype)
-        return _in_batches(
-            lambda z, _: link(ops.cast(self.decoder(z, training=False), self.dtype)), z, z
-        )
+        return _in_batches(lambda z, _: link(ops.cast(call(self.decoder, z), self.dtype)), z, z)
 
     def reconstruct(self, x: Any, seed: int | None = None) -> np.ndarray:
         """Return the means of p(x | z) at `encode(x, seed)`."""
@@ -158,23 +148,19 @@ class VAE(SavesRandomState, Unsupervised):
     def negative_log_likelihood(
         self, x: Any, samples: int = 1000, seed: int = 0, batch_size: int = 100, verbose: Any = 0
     ) -> np.ndarray:
-        """Return -log p(x), (examples,), in nats, estimated by importance sampling.
-
-        It is -log mean_s p(x | z_s) p(z_s) / q(z_s | x) with `samples` draws z_s of q(z | x): an
-        upper bound in expectation, which falls as there are more.
-        """
+        """Return estimates of -log p(x), (examples,): -log mean p(x | z) p(z) / q(z | x), z ~ q."""
         if self.posterior == "point":
             raise ValueError("An autoencoder, posterior='point', has no likelihood.")
         samples, rng = checks.positive_integer("samples", samples), np.random.default_rng(seed)
         run = backend.compiled(lambda *args: self._terms(*args, closed=False), self.variables)
         x, found = self._checked(x), []
         for inputs, _ in batches(x, x, batch_size, verbose):
-            h = self.encoder(inputs, training=False)
+            h = call(self.encoder, inputs)
             shape, logs = (min(samples, 10), len(h), self.latent_size), []
             while len(logs) < samples:
                 terms = run(inputs, h, rng.standard_normal(shape, self.dtype))
                 logs.extend(-sum(map(ops.convert_to_numpy, terms)))
-            found.append(math.log(samples) - np.logaddexp.reduce(logs[:samples]))
+            found.append(math.log(samples) - np.logaddexp.reduce(logs[:samples], dtype=float))
         return np.concatenate(found)
 
     def get_config(self) -> dict[str, Any]:
@@ -186,9 +172,8 @@ class VAE(SavesRandomState, Unsupervised):
         """Return z and log q(z | x) of noise (..., examples, latent_size), and loc and scale."""
         h, size = ops.cast(h, self.dtype), self.latent_size
         loc, scale = self.head(h)[:, :size], constraints.scale(self.head(h)[:, size:])
-        z, log_q = eps, log_normal(eps) - ops.sum(ops.log(scale), axis=-1)
-        if self.posterior == "point":
-            z = ops.zeros_like(eps)
+        z = eps if self.posterior == "gaussian" else ops.zeros_like(eps)
+        log_q = log_normal(eps) - ops.sum(ops.log(scale), axis=-1)
         for flow in self.flows:
             z, log_det = flow.forward_and_log_det(z, h, training=training)
             log_q = log_q - log_det
@@ -200,16 +185,13 @@ class VAE(SavesRandomState, Unsupervised):
         """Return -log p(x | z) and the KL (draws, examples) at eps (draws, examples, ...)."""
         z, log_q, loc, scale = self._draw(h, eps, training)
         draws, z = eps.shape[0], ops.reshape(z, (-1, self.latent_size))
-        decoded = ops.cast(self.decoder(z, training=training), self.dtype)
-        decoded = ops.reshape(decoded, (draws, -1, *self.event_shape))
-        logs = self._log_likelihood(ops.cast(x, self.dtype), decoded)
+        decoded = ops.reshape(self.decoder(z, training=training), (draws, -1, *self.event_shape))
+        logs = self._log_likelihood(ops.cast(x, self.dtype), ops.cast(decoded, self.dtype))
         reconstruction = -ops.sum(logs, axis=tuple(range(2, len(logs.shape))))
-        if self.posterior == "point":
-            return reconstruction, ops.zeros_like(reconstruction)
+        kl = log_q - ops.reshape(self.prior(z), (draws, -1))
         if closed and not self.flows and not self.prior.flows and self.prior.base == 1:
-            kl = 0.5 * (loc * loc + scale * scale - 1) - ops.log(scale)
-            return reconstruction, ops.sum(kl, axis=-1)[None]
-        return reconstruction, log_q - ops.reshape(self.prior(z), (draws, -1))
+            kl = ops.sum(0.5 * (loc * loc + scale * scale - 1) - ops.log(scale), axis=-1)[None]
+        return reconstruction, kl if self.posterior == "gaussian" else ops.zeros_like(kl)
 
     def _log_likelihood(self, x: Tensor, decoded: Tensor) -> Tensor:
         """Return log p(x | z) of each number in x."""
@@ -233,8 +215,7 @@ class VAE(SavesRandomState, Unsupervised):
             raise ValueError(f"`x` must be examples of shape {self.event_shape}; got {x.shape}.")
         check_finite(x, "values of `x`")
         if self.likelihood != "gaussian" and (x.min() < 0 or x.max() > 1):
-            wanted = f"`x` must be in [0, 1] for likelihood={self.likelihood!r}"
-            raise ValueError(f"{wanted}; got values from {x.min():g} to {x.max():g}.")
+            raise ValueError(f"`x` must be in [0, 1]; got values from {x.min():g} to {x.max():g}.")
         return x
 
 

@@ -93,7 +93,7 @@ class VAE(SavesRandomState, Unsupervised):
         initial = keras.initializers.Constant
         self.beta = self.add_weight((), initial(beta), trainable=False, name="beta")
         if likelihood != "bernoulli":
-            raw = initial(constraints.inverse_scale(0.5))
+            raw = initial(constraints.inverse_scale(1.0 if likelihood == "gaussian" else 0.1))
             self.raw_scale = self.add_weight((), raw, name="raw_scale")
         self.seed_generator = backend.SeedGenerator(seed)
         self.reconstruction, self.kl = map(keras.metrics.Mean, ("reconstruction", "kl"))
@@ -170,9 +170,9 @@ class VAE(SavesRandomState, Unsupervised):
 
     def _draw(self, h: Tensor, eps: Tensor, training: bool = False) -> tuple[Tensor, ...]:
         """Return z and log q(z | x) of noise (..., examples, latent_size), and loc and scale."""
-        h, size = ops.cast(h, self.dtype), self.latent_size
-        loc, scale = self.head(h)[:, :size], constraints.scale(self.head(h)[:, size:])
-        z = eps if self.posterior == "gaussian" else ops.zeros_like(eps)
+        h = ops.cast(h, self.dtype)
+        loc, raw = ops.split(self.head(h), 2, axis=-1)
+        scale, z = constraints.scale(raw), eps if self.posterior == "gaussian" else 0 * eps
         log_q = log_normal(eps) - ops.sum(ops.log(scale), axis=-1)
         for flow in self.flows:
             z, log_det = flow.forward_and_log_det(z, h, training=training)

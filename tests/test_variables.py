@@ -129,6 +129,10 @@ def test_of_training_prediction_and_loading(made, tmp_path):
 
     density = ibnn.FlowDensity([ibnn.flows.AffineCoupling()], base=2)
     density.adapt(np.arange(6.0).reshape(3, 2) ** 2)
+    coders = (keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)]) for _ in range(2))
+    vae = ibnn.VAE(*coders, 2, [ibnn.flows.Planar()], prior=density, likelihood="gaussian")
+    vae.compile("adam", run_eagerly=True)
+    vae.fit(np.zeros((3, 2)), verbose=0)
 
     class Own(keras.Model):
         def __init__(self):
@@ -145,7 +149,7 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     own(X, training=True)
 
     assert_none_is_int32(made)
-    models = (own, loaded, scaled, regression, random, flows, density)
+    models = (own, loaded, scaled, regression, random, flows, density, vae)
     models += (*sets, *last_layers, *decisions)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {

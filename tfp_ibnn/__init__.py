@@ -22,6 +22,7 @@ from tfp_ibnn.decisions import Conformal as Conformal
 from tfp_ibnn.decisions import OODDetector as OODDetector
 from tfp_ibnn.decisions import decide as decide
 from tfp_ibnn.flows import Flow as Flow
+from tfp_ibnn.generative import VAE as VAE
 from tfp_ibnn.generative import FlowDensity as FlowDensity
 from tfp_ibnn.layers import Stochastic as Stochastic
 from tfp_ibnn.layers import StochasticConv2D as StochasticConv2D

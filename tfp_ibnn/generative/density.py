@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -18,8 +18,43 @@ from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.features import check_finite
 
 
+class Unsupervised(keras.Model):
+    """A Keras model of x alone, trained by a loss per example; its `_checked` checks arrays."""
+
+    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
+        """Train as Keras does, without targets; arrays are checked."""
+        if y is not None:
+            raise ValueError("There are no targets: call `fit(x)`, or `fit((x, condition))`.")
+        x = self._checked(x) if hasattr(x, "shape") else x
+        # Keras drops the weights of data without targets.
+        return super().fit(x, kwargs.get("sample_weight"), **kwargs)
+
+    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
+        """Score as Keras does, without targets; arrays are checked."""
+        x = self._checked(x) if hasattr(x, "shape") else x
+        return super().evaluate(x, kwargs.get("sample_weight"), **kwargs)
+
+    def example_losses(self, outputs: Any) -> Tensor:
+        """Return the losses (examples,) from what `call` gives: log p(x), by default."""
+        return -outputs
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Tensor:
+        """Return the mean loss, weighted if there are weights, and what layers add to it."""
+        losses = self.example_losses(y_pred)
+        weight = ops.ones_like(losses) if sample_weight is None else sample_weight
+        weight = ops.reshape(ops.cast(weight, losses.dtype), ops.shape(losses))
+        loss = ops.divide_no_nan(ops.sum(weight * losses), ops.sum(weight)) + sum(self.losses)
+        return loss / backend.replica_count()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
+
+
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class FlowDensity(keras.Model):
+class FlowDensity(Unsupervised):
     """A density by flows, trained by maximum likelihood: x = loc + scale * NF(eps).
 
         log p(x) = log p(eps) - sum_i log|det J_i| - sum_c log scale_c
@@ -132,8 +167,6 @@ class FlowDensity(keras.Model):
 
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train as Keras does; arrays are checked, and the first ones give loc and scale."""
-        if y is not None:
-            raise ValueError("A density has no targets; for p(x | c) call `fit((x, c))`.")
         held_out = kwargs.pop("validation_data", None)
         if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
             x = self._checked(*x) if isinstance(x, (tuple, list)) else self._checked(x, None)
@@ -144,26 +177,7 @@ class FlowDensity(keras.Model):
                 self.adapt(values)
         if self.condition is not None and isinstance(held_out, tuple) and len(held_out) == 2:
             held_out = (self._checked(*held_out),)  # Keras would take the condition for targets
-        # Keras drops the weights of data without targets.
-        return super().fit(x, kwargs.get("sample_weight"), validation_data=held_out, **kwargs)
-
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-        """Score as Keras does; there are no targets."""
-        return super().evaluate(x, kwargs.get("sample_weight"), **kwargs)
-
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Tensor:
-        """Return the mean of -log p(x), weighted if there are weights."""
-        weight = ops.ones_like(y_pred) if sample_weight is None else sample_weight
-        weight = ops.reshape(ops.cast(weight, y_pred.dtype), ops.shape(y_pred))
-        loss = -ops.divide_no_nan(ops.sum(weight * y_pred), ops.sum(weight)) + sum(self.losses)
-        return loss / backend.replica_count()
+        return super().fit(x, y, validation_data=held_out, **kwargs)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self.bits.update_state(-y_pred / (self.size * math.log(2)), sample_weight)
@@ -188,10 +202,6 @@ class FlowDensity(keras.Model):
     def get_config(self) -> dict[str, Any]:
         own = {"flows": self.flows, "base": self.base, "condition": self.condition}
         return {**super().get_config(), **keras.saving.serialize_keras_object(own)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "FlowDensity":
-        return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
 
     def _features(self, condition: Any, training: bool = False) -> Any:
         is_model = isinstance(self.condition, keras.Model)
@@ -219,7 +229,7 @@ class FlowDensity(keras.Model):
         check_finite(x, "values of `x`")
         return x
 
-    def _checked(self, x: Any, condition: Any) -> Any:
+    def _checked(self, x: Any, condition: Any = None) -> Any:
         """Return data as the model takes them, or raise."""
         if (condition is None) != (self.condition is None):
             wanted = "has no `condition`" if self.condition is None else "needs a `condition`"

@@ -39,11 +39,6 @@ FLOWS = {
     "8 Glow steps": lambda: turns(flows.GlowStep, 8),
     "6 spline couplings": lambda: turns(flows.SplineCoupling, 6, interval=4.0),
     "8 autoregressive (MAF)": lambda: turns(flows.MaskedAutoregressive, 8, "reverse"),
-    "4 autoregressive splines": lambda: [
-        flows.Inverse(flow) for flow in turns(flows.SplineAutoregressive, 4, "reverse")
-    ],
-    "continuous": lambda: [flows.Continuous(hidden=64)],
-    "8 residual": lambda: [flows.Inverse(flows.Residual()) for _ in range(8)],
 }
 
 

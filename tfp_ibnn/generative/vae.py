@@ -11,11 +11,12 @@ from keras import ops
 from tfp_ibnn._core import backend, checks, constraints
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn.conversion.graph import infer
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.generative.density import FlowDensity, Unsupervised
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.weights.features import batches, call, check_finite
+from tfp_ibnn.weights.features import batches, check_finite
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -123,13 +124,13 @@ class VAE(SavesRandomState, Unsupervised):
         x, eps = self._checked(x), np.zeros((len(x), self.latent_size), self.dtype)
         if seed is not None:
             eps = np.random.default_rng(seed).standard_normal(eps.shape, self.dtype)
-        return _in_batches(lambda x, e: self._draw(call(self.encoder, x), e)[0], x, eps)
+        return _in_batches(lambda x, e: self._draw(infer(self.encoder, x), e)[0], x, eps)
 
     def decode(self, z: Any) -> np.ndarray:
         """Return the means of p(x | z) for z (examples, latent_size)."""
         links = {"bernoulli": ops.sigmoid, "discretised_logistic": lambda x: ops.clip(x, 0, 1)}
         link, z = links.get(self.likelihood, ops.copy), np.asarray(z, self.dtype)
-        return _in_batches(lambda z, _: link(ops.cast(call(self.decoder, z), self.dtype)), z, z)
+        return _in_batches(lambda z, _: link(ops.cast(infer(self.decoder, z), self.dtype)), z, z)
 
     def reconstruct(self, x: Any, seed: int | None = None) -> np.ndarray:
         """Return the means of p(x | z) at `encode(x, seed)`."""
@@ -155,7 +156,7 @@ class VAE(SavesRandomState, Unsupervised):
         run = backend.compiled(lambda *args: self._terms(*args, closed=False), self.variables)
         x, found = self._checked(x), []
         for inputs, _ in batches(x, x, batch_size, verbose):
-            h = call(self.encoder, inputs)
+            h = infer(self.encoder, inputs)
             shape, logs = (min(samples, 10), len(h), self.latent_size), []
             while len(logs) < samples:
                 terms = run(inputs, h, rng.standard_normal(shape, self.dtype))

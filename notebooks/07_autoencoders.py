@@ -272,5 +272,5 @@ plt.show()
 # %% [markdown]
 # For these images the encoder puts the Gaussian beside the exact posterior, or over one part of it; the flow, whose shape
 # depends on the image too, covers more of it. They were chosen for the gap of the Gaussian, which favours the flow: the fair
-# comparison is the table, on all test images. There the flow has the better bound, and the better likelihood, since the
-# decoder was trained with better draws. One seed and a short training: `models["VAE, flow"]` is not tuned.
+# comparison is the table, on all test images. There the flow has the better bound, mostly by a better likelihood: decoder and
+# map are trained along with the posterior. It is one seed and a short training; a difference of the gaps is not shown.

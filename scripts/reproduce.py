@@ -14,6 +14,7 @@ r"""Run the original report's experiments, with seeds, and write their tables an
     lenet5   LeNet on MNIST and Fashion-MNIST: posteriors over weights and over z
     rotation the MNIST part of lenet5, with rotated digits; its results are there
     novelty  classes never seen, and OOD inputs; it takes a GPU, and study_novelty.py's options
+    density  densities in the plane by every flow; study_density.py's options
     cifar5   CIFAR-10 with five of ten classes, as in the paper of multiplicative normalizing flows
     all      toy2d, frozen and lenet, which need none
 
@@ -39,6 +40,7 @@ Examples:
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -53,10 +55,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    if "novelty" in argv:
-        import study_novelty
-
-        return study_novelty.main([x for x in argv if x != "novelty"])
+    if name := next((x for x in argv if x in ("novelty", "density")), None):
+        study = importlib.import_module(f"study_{name}")
+        return study.main([x for x in argv if x != name])
     options = parse(argv)
     # Before Keras is imported, here and in the processes that this one starts.
     if options.backend:

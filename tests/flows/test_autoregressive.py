@@ -1,6 +1,8 @@
+import keras
 import numpy as np
 import pytest
 
+import tfp_ibnn as ibnn
 from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import make_flow
 from tfp_ibnn.flows import InverseAutoregressive
@@ -39,3 +41,12 @@ def test_one_channel_is_shifted_and_scaled(float64):
     slopes = jacobian(flow, x)
     close(np.ptp(slopes), 0.0, 1e-14)
     assert np.abs(slopes[0, 0, 0] - 1) > 0.01
+
+
+@pytest.mark.slow
+def test_gradient_of_the_inverse_compiles():
+    density = ibnn.FlowDensity([InverseAutoregressive(hidden=8)])
+    density.compile(keras.optimizers.Adam(0.05), jit_compile=True)
+    x = draws((256, 2), dtype="float32") ** 3
+    losses = density.fit(x, epochs=20, batch_size=64, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] - 0.1

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.backend import Tensor, fori_loop
 from tfp_ibnn.flows._conditional import Conditioner
 from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
@@ -34,7 +34,7 @@ class AutoregressiveBijector(FlowBijector):
             shift, log_scale = self.network(x)
             return (y - shift) * ops.exp(-log_scale)
 
-        return ops.fori_loop(0, y.shape[-1], next_channel, ops.zeros_like(y))
+        return fori_loop(0, y.shape[-1], next_channel, ops.zeros_like(y))
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         shift, log_scale = self.network(x)

@@ -23,11 +23,13 @@ set_diagonal = tf.linalg.set_diag  # whose gradient keeps no matrix, as a mask d
 
 def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
     """Like `keras.ops.fori_loop`, but one step at a time: parallel steps take more memory."""
+    is_known = isinstance(lower, int) and isinstance(upper, int)
     _, state = tf.while_loop(
         lambda i, _: i < upper,
         lambda i, state: (i + 1, body(i, state)),
         (tf.convert_to_tensor(lower), state),
         parallel_iterations=1,
+        maximum_iterations=upper - lower if is_known else None,  # XLA's gradients need it
     )
     return state
 

@@ -263,5 +263,7 @@ def test_adapt_holds_at_condition_zero(float64):
 
 
 def test_posteriors_refuse_flows_with_a_condition():
-    with pytest.raises(ValueError, match="`flows` of a posterior .* Planar with condition_size=2"):
+    with pytest.raises(
+        ValueError, match="`flows` must have condition_size=None .* Planar with condition_size=2"
+    ):
         ibnn.FlowPosterior([flows.Planar(condition_size=2)])

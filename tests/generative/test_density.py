@@ -150,19 +150,40 @@ def test_training_finds_the_linear_gaussian():
     np.testing.assert_allclose(bits, history["loss"], rtol=1e-4)
 
 
-def test_weights_are_those_of_a_mean(eagerly):
+def test_weights_multiply_losses_as_in_keras(eagerly):
     density = made(COUPLINGS)
-    weight = RNG.uniform(size=len(X)).astype("float32")
-    expected = -np.average(numpy(density(X)), weights=weight)
-    scores = {"evaluate": density.evaluate(X, sample_weight=weight, batch_size=60, verbose=0)}
+    weight = (RNG.uniform(size=len(X)) * (np.arange(len(X)) < 40)).astype("float32")
+    losses = -numpy(density(X))
+    scores = {"evaluate": density.evaluate(X, sample_weight=weight, batch_size=13, verbose=0)}
     density.optimizer.learning_rate = 0.0
-    history = density.fit(X, sample_weight=weight, batch_size=60, verbose=0).history
-    scores["fit"] = [history[key][0] for key in ("loss", "bits_per_dimension")]
+    given = {"sample_weight": weight, "validation_data": (X, None, weight), "batch_size": 13}
+    history = density.fit(X, **given, verbose=0).history
+    for mark in ("", "val_"):
+        scores[mark] = [history[f"{mark}{key}"][0] for key in ("loss", "bits_per_dimension")]
     for loss, bits in scores.values():
-        assert loss == pytest.approx(expected, rel=1e-5)
-        assert bits == pytest.approx(expected / (2 * np.log(2)), rel=1e-5)
-    found = density.compute_loss(y_pred=density(X), sample_weight=np.zeros(len(X)))
-    assert float(found) == 0
+        assert loss == pytest.approx(np.mean(weight * losses), rel=1e-4)
+        expected = np.average(losses, weights=weight) / (2 * np.log(2))
+        assert bits == pytest.approx(expected, rel=1e-4)
+
+
+def test_validation_of_a_conditional_density_in_every_form(eagerly):
+    density = made(COUPLINGS, condition=1)
+    c = X[:, :1]
+    density.fit((X, c), epochs=1, verbose=0)
+    density.optimizer.learning_rate = 0.0
+    expected = -np.mean(density.log_prob(X, c))
+    for held_out in ((X, c), [X, c], ((X, c), None), ((X, c), None, np.ones(len(X)))):
+        history = density.fit((X, c), validation_data=held_out, verbose=0).history
+        assert history["val_loss"][0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_nan_in_a_condition_and_batch_norm_are_refused():
+    density, c = made(COUPLINGS, condition=1), X[:, :1].copy()
+    c[3] = np.nan
+    with pytest.raises(ValueError, match="`condition` hold NaN"):
+        density.log_prob(X, c)
+    with pytest.raises(ValueError, match="BatchNorm"):
+        ibnn.FlowDensity([ibnn.flows.BatchNorm()])
 
 
 def encoder():

@@ -222,14 +222,16 @@ def test_beta_is_annealed_in_compiled_steps_and_free_bits_bound_the_kl():
 
 
 @pytest.mark.once
-def test_weights_are_those_of_a_mean():
+def test_weights_multiply_losses_as_in_keras():
     vae = made(posterior="point")
     weight = RNG.uniform(size=16).astype("float32")
-    expected = np.average(numpy(vae(BITS)["reconstruction"]), weights=weight)
+    losses = numpy(vae(BITS)["reconstruction"])
+    weighted = {"loss": np.mean(weight * losses)}
+    weighted["reconstruction"] = np.average(losses, weights=weight)
     given = {"sample_weight": weight, "batch_size": 16, "verbose": 0}
     scores = vae.evaluate(BITS, **given, return_dict=True)
     history = vae.fit(BITS, **given).history
-    for key in ("loss", "reconstruction"):
+    for key, expected in weighted.items():
         assert scores[key] == pytest.approx(expected, rel=1e-5)
         assert history[key][0] == pytest.approx(expected, rel=1e-5)
 

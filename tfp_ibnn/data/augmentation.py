@@ -69,12 +69,6 @@ def preprocessing(
         augment: shift and mirror images at random in training.
         padding: largest shift, in pixels.
         seed: of the augmentation.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn as ibnn
-        >>> images = np.random.default_rng(0).integers(0, 256, (50, 32, 32, 3), "uint8")
-        >>> front = ibnn.data.preprocessing(images, augment=True, seed=0)
-        >>> model = ibnn.models.mlp((32, 32, 3), 10, preprocessing=front)
     """
     if np.ndim(images) != 4 or len(images) == 0:
         raise ValueError(f"`images` must be (N, height, width, channels); got {np.shape(images)}.")

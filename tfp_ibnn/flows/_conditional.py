@@ -160,7 +160,7 @@ class GivenNetwork(Conditional):
         if condition is not None:
             wide = condition + ops.zeros_like(inputs[..., :1])
             inputs = ops.concatenate([inputs + ops.zeros_like(wide[..., :1]), wide], axis=-1)
-        found = self.network(ops.reshape(inputs, (-1, inputs.shape[-1])))
+        found = self.network(ops.reshape(inputs, (-1, inputs.shape[-1])), training=False)
         return ops.cast(ops.reshape(found, (*ops.shape(inputs)[:-1], self.outputs)), self.dtype)
 
 

@@ -156,7 +156,7 @@ class AffineCoupling(Coupling):
             true where it is kept.
         network: a Keras model or layer in place of the built-in network; the flow has a copy with
             new weights. It maps the kept channels, followed by the condition if there is one, to
-            the shifts and then the log-scales of the moved ones, and should not be random. The flow
+            the shifts and then the log-scales of the moved ones, and runs as in inference. The flow
             starts as the identity if the last layer starts at 0.
 
     Example:

@@ -17,7 +17,7 @@ class Inverse(Flow):
     noise to draws: a flow that is quick or exact one way only, such as `Planar`, serves both.
 
     Args:
-        flow: a flow; it is copied.
+        flow: a flow; it is copied, with new weights.
         **kwargs: those of a flow; a `condition_size` and a `dtype` are given on to the copy.
 
     Example:

@@ -11,7 +11,7 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks, constraints, files
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows import Flow
+from tfp_ibnn.flows import BatchNorm, Flow
 from tfp_ibnn.noise import counter
 from tfp_ibnn.posteriors import base as gaussians
 from tfp_ibnn.posteriors.flow import copied
@@ -27,6 +27,9 @@ class Unsupervised(keras.Model):
             raise ValueError("There are no targets: call `fit(x)`, or `fit((x, condition))`.")
         x = self._checked(x) if hasattr(x, "shape") else x
         # Keras drops the weights of data without targets.
+        held_out = kwargs.get("validation_data")
+        if isinstance(held_out, tuple) and len(held_out) == 3:
+            kwargs["validation_data"] = (held_out[0], held_out[2], held_out[2])
         return super().fit(x, kwargs.get("sample_weight"), **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
@@ -41,12 +44,11 @@ class Unsupervised(keras.Model):
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
     ) -> Tensor:
-        """Return the mean loss, weighted if there are weights, and what layers add to it."""
+        """Return the mean of the losses, times their weights if any, and what layers add to it."""
         losses = self.example_losses(y_pred)
-        weight = ops.ones_like(losses) if sample_weight is None else sample_weight
-        weight = ops.reshape(ops.cast(weight, losses.dtype), ops.shape(losses))
-        loss = ops.divide_no_nan(ops.sum(weight * losses), ops.sum(weight)) + sum(self.losses)
-        return loss / backend.replica_count()
+        if sample_weight is not None:
+            losses *= ops.reshape(ops.cast(sample_weight, losses.dtype), ops.shape(losses))
+        return (backend.mean(losses) + sum(self.losses)) / backend.replica_count()
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
@@ -59,8 +61,8 @@ class FlowDensity(Unsupervised):
 
         log p(x) = log p(eps) - sum_i log|det J_i| - sum_c log scale_c
 
-    `fit(x)` trains by the mean of -log p(x) in nats, weighted by `sample_weight` if there is one,
-    and reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
+    `fit(x)` trains by the mean of -log p(x) in nats, times `sample_weight` if there is one, and
+    reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
     and deviation of the data; before `fit` on a dataset, call `adapt(x)` with some of it. Called,
     or by `predict(x)`, the model gives log p(x), one number per row.
 
@@ -68,7 +70,7 @@ class FlowDensity(Unsupervised):
     `Inverse(Planar())` do it in one pass, `InverseAutoregressive` in one for each channel.
 
     Args:
-        flows: flows, applied in order from noise to data; they are copied.
+        flows: flows, applied in order from noise to data; copied, with new weights.
         base: number of Gaussians of eps; above 1 their means and scales are learned.
         condition: None, or the size of a condition, for p(x | condition): data are then pairs, as
             in `fit((x, condition))`. Or a Keras model that turns a condition into a vector.
@@ -100,6 +102,10 @@ class FlowDensity(Unsupervised):
             size = condition.output_shape[-1]
         elif condition is not None:
             size = checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
+        if any(isinstance(flow, BatchNorm) for flow in flows):
+            raise ValueError(
+                "`flows` must not have BatchNorm, whose statistics stay: take ActNorm."
+            )
         self.flows = copied(flows, self.dtype, condition_size=size)
         self.bits = keras.metrics.Mean("bits_per_dimension")
         self.size: int | None = None
@@ -156,8 +162,8 @@ class FlowDensity(Unsupervised):
         """Set loc and scale to the mean and the deviation of x (examples, size)."""
         x = self._rows(x).astype("float64")
         deviation = x.std(axis=0)
-        if not deviation.all():
-            constant = np.flatnonzero(deviation == 0).tolist()
+        constant = np.flatnonzero(deviation <= 1e-12 * np.abs(x).max(axis=0)).tolist()
+        if constant:
             raise ValueError(f"`x` must vary in every column; columns {constant} do not.")
         if not self.built:
             self.build(x.shape if self.condition is None else (x.shape, None))
@@ -175,7 +181,8 @@ class FlowDensity(Unsupervised):
                 raise ValueError("`x` is whole numbers only: give x + rng.uniform(size=x.shape).")
             if not (self.built and float(self.adapted)):
                 self.adapt(values)
-        if self.condition is not None and isinstance(held_out, tuple) and len(held_out) == 2:
+        is_pair = isinstance(held_out, (tuple, list)) and len(held_out) == 2
+        if self.condition is not None and is_pair and held_out[1] is not None:
             held_out = (self._checked(*held_out),)  # Keras would take the condition for targets
         return super().fit(x, y, validation_data=held_out, **kwargs)
 
@@ -238,8 +245,10 @@ class FlowDensity(Unsupervised):
         if condition is None:
             return x
         is_vector = not isinstance(self.condition, keras.Model)
-        for shape in (np.shape(part) for part in keras.tree.flatten(condition)):
+        for part in keras.tree.flatten(condition):
+            shape = np.shape(part)
             if shape[:1] != x.shape[:1] or (is_vector and shape[1:] != (self.condition,)):
                 wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
                 raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
+            check_finite(np.asarray(part), "values of `condition`")
         return x, condition

@@ -34,9 +34,9 @@ class VAE(SavesRandomState, Unsupervised):
         encoder: Keras model that turns x into vectors h.
         decoder: Keras model that turns z into logits ("bernoulli") or means, in the shape of x.
         latent_size: size of z.
-        flows: flows, applied in order to eps; they are copied. Without them q is Gaussian.
+        flows: flows, applied in order to eps; copied, with new weights. Without them q is Gaussian.
         posterior: "gaussian", or "point" for a plain autoencoder, which has eps = 0 and no KL.
-        prior: 1 is N(0, 1); a number of Gaussians, or a `FlowDensity`, copied, are trained as well.
+        prior: 1 is N(0, 1); a number of Gaussians, or a new copy of a `FlowDensity`, are trained.
         likelihood: "bernoulli" for x in [0, 1], "discretised_logistic" for x in [0, 1] rounded to
             k / 255, or "gaussian". The latter two learn one scale for all of x.
         beta: weight of the KL, a variable (`vae.beta.assign` in a callback); 1 is the ELBO.

@@ -207,12 +207,6 @@ class StochasticModel(_NoiseModel, keras.Model):
         *args: inputs and outputs, as for `keras.Model`.
         train_samples: samples for each example in training.
         **kwargs: those of `keras.Model`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> inputs = keras.Input((3,))
-        >>> outputs = ibnn.StochasticDense(2, train_size=100)(inputs)
-        >>> model = ibnn.StochasticModel(inputs, outputs, train_samples=4)
     """
 
     def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:

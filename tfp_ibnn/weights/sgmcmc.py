@@ -67,9 +67,11 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
     With `preconditioner="rmsprop"` each weight's rate is divided by epsilon + the root mean square
-    of its loss gradients, in the noise too. While that divisor changes the chain has a bias. A run
-    resumed from a `Checkpoint` draws the same samples. References: Welling and Teh, ICML 2011; Li
-    et al., Preconditioned Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
+    of its loss gradients, in the noise too. While that divisor changes with the weights the chain
+    has a bias (the term that corrects it is left out, as usual); after `adaptation` steps it stays.
+    The noise is a function of seed, step, weight and backend: a run resumed from a `Checkpoint`
+    draws the same samples. References: Welling and Teh, ICML 2011; Li et al., Preconditioned
+    Stochastic Gradient Langevin Dynamics, arXiv 1512.07666.
 
     Args:
         learning_rate: a number or a schedule.

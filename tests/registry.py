@@ -21,6 +21,7 @@ FLOWS = {
     "coupling": partial(flows.AffineCoupling, hidden=8),
     "coupling-swap": partial(flows.AffineCoupling, hidden=8, swap=True),
     "coupling-mask": partial(flows.AffineCoupling, hidden=8, swap=True, mask="alternating"),
+    "coupling-additive": partial(flows.AdditiveCoupling, hidden=8),
     "coupling-spline": partial(flows.SplineCoupling, hidden=8, bins=4),
     "glow-identity": partial(flows.GlowStep, hidden=8, swap=True, start="identity"),
     "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
@@ -39,6 +40,7 @@ VARIANTS = {
     "conv1x1-orthogonal",
     "coupling-swap",
     "coupling-mask",
+    "coupling-additive",
     "glow-orthogonal",
     "spline",  # the pieces are those of the coupling
     "sylvester-1",
@@ -49,6 +51,9 @@ FLOW_NAMES = [
 
 # Flows start as the identity, except these, which start as a rotation.
 START_AS_ROTATION = {"conv1x1-orthogonal", "glow-orthogonal"}
+
+# Their log-determinant is 0.
+VOLUME_PRESERVING = {"coupling-additive"}
 
 
 def min_channels(name):

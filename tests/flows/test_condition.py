@@ -8,7 +8,15 @@ from keras import ops
 import tfp_ibnn as ibnn
 from tests import autodiff
 from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
-from tests.registry import FLOW_NAMES, FLOWS, VARIANTS, make_flow, min_channels, perturb
+from tests.registry import (
+    FLOW_NAMES,
+    FLOWS,
+    VARIANTS,
+    VOLUME_PRESERVING,
+    make_flow,
+    min_channels,
+    perturb,
+)
 from tfp_ibnn import flows
 
 SIZE = 2  # of the conditions
@@ -87,7 +95,8 @@ def test_every_output_depends_on_the_condition_of_its_own_row(float64, name, cha
         before, after = (function(flow, x, condition=c) for c in (condition, other))
         change = np.abs(after - before).reshape(4, -1)
         close(change[[0, 2, 3]], 0, 1e-12)
-        assert np.max(change[1]) > 1e-3, function.__name__
+        if function is not log_det or name not in VOLUME_PRESERVING:
+            assert np.max(change[1]) > 1e-3, function.__name__
     # Each channel by itself, but for those that a coupling keeps.
     moved = np.abs(forward(flow, x, other) - forward(flow, x, condition))[1] > 1e-6
     assert np.sum(moved) >= (channels // 2 if "coupling" in name else channels)

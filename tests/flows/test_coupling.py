@@ -1,10 +1,21 @@
+import keras
 import numpy as np
 import pytest
-from keras import ops
+from keras import layers, ops
 
+import tfp_ibnn as ibnn
 from tests import autodiff
-from tests.flows.tools import close, draws, forward, jacobian, log_det, slope_by_differences
+from tests.flows.tools import (
+    close,
+    draws,
+    forward,
+    inverse,
+    jacobian,
+    log_det,
+    slope_by_differences,
+)
 from tests.registry import FLOWS, make_flow, min_channels
+from tfp_ibnn import flows
 
 pytestmark = pytest.mark.once
 
@@ -58,3 +69,79 @@ def test_gradients_against_finite_differences(float64):
     value = autodiff.quick(loss, weights)
     for weight, gradient in zip(weights, autodiff.weight_gradients(loss, weights), strict=True):
         close(gradient, slope_by_differences(value, weight), 1e-6)
+
+
+# A network of the user.
+
+PARTS = {flows.AffineCoupling: 2, flows.AdditiveCoupling: 1, flows.SplineCoupling: 3 * 8 - 1}
+
+
+def deep(outputs):
+    return keras.Sequential([layers.Dense(8, "relu"), layers.Dense(outputs)])
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("kind", PARTS)
+def test_any_network_gives_a_flow(float64, kind, size):
+    flow, x = kind(network=deep(PARTS[kind] * 3), condition_size=size), draws((2, 2, 5))
+    flow.build((None, 5))
+    assert [tuple(w.shape) for w in flow.weights][0] == (2 + (size or 0), 8)
+    condition = None if size is None else draws((2, 1, size), seed=3)
+    y = forward(flow, x, condition)
+    assert np.all((np.abs(y - x) > 1e-4) == [False, False, True, True, True])
+    close(inverse(flow, y, condition), x, 1e-8)
+    expected = np.linalg.slogdet(jacobian(flow, x, condition=condition))[1]
+    close(log_det(flow, x, condition=condition), expected, 1e-9)
+    if kind is flows.AdditiveCoupling:
+        close(expected, 0, 1e-14)
+
+
+def test_network_gives_the_shift_and_then_the_log_scale(float64):
+    flow, x = flows.AffineCoupling(network=deep(4), swap=True), draws((6, 4))
+    flow.build((None, 4))
+    numbers = ops.convert_to_numpy(flow.network.inner.network(x[:, 2:]))
+    expected = x[:, :2] * np.exp(2 * np.tanh(numbers[:, 2:] / 2)) + numbers[:, :2]
+    close(forward(flow, x)[:, :2], expected, 1e-12)
+
+
+def test_network_of_any_kind_is_trained_and_saved_with_the_flow(tmp_path):
+    inner = keras.Input((2,), dtype="float32")
+    functional = keras.Model(inner, layers.Dense(4)(layers.Dense(8, "relu")(inner)))
+    inputs = keras.Input((7, 4))  # which the network sees as rows
+    model = keras.Model(inputs, flows.AffineCoupling(network=functional)(inputs))
+    model.compile("sgd", "mse")
+    x = draws((8, 7, 4), dtype="float32")
+    before = model.get_weights()
+    model.fit(x, -x, verbose=0)
+    assert all(np.any(old != new) for old, new in zip(before, model.get_weights(), strict=True))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+def test_copies_of_a_flow_have_networks_of_their_own():
+    network = deep(4)
+    flow = flows.AffineCoupling(network=network)
+    density = ibnn.FlowDensity([flow, flow])
+    density.build((None, 4))
+    assert not network.built
+    one, other = (part.network.inner.network for part in density.flows)
+    assert one is not other
+    assert np.any(one.get_weights()[0] != other.get_weights()[0])
+    assert len(density.trainable_weights) == 8
+
+
+def test_network_of_mixed_precision_leaves_the_flow_in_float32():
+    network = keras.Sequential([layers.Dense(4, dtype="mixed_bfloat16")])
+    flow, x = flows.AffineCoupling(network=network), draws((5, 4), dtype="float32")
+    flow.build((None, 4))
+    y = forward(flow, x)
+    assert y.dtype == np.float32
+    close(inverse(flow, y), x, 1e-5)
+
+
+@pytest.mark.parametrize(("kind", "right"), [(k, 3 * n) for k, n in PARTS.items()])
+def test_network_of_another_size_is_refused(kind, right):
+    message = rf"`network` must map the shape \(None, 2\) to \(None, {right}\); got \(None, 7\)"
+    with pytest.raises(ValueError, match=message):
+        kind(network=deep(7)).build((None, 5))

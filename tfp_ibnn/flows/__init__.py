@@ -8,6 +8,7 @@ from tfp_ibnn.flows.autoregressive import InverseAutoregressive as InverseAutore
 from tfp_ibnn.flows.batchnorm import BatchNorm as BatchNorm
 from tfp_ibnn.flows.conv1x1 import Conv1x1Bijector as Conv1x1Bijector
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1 as InvertibleConv1x1
+from tfp_ibnn.flows.coupling import AdditiveCoupling as AdditiveCoupling
 from tfp_ibnn.flows.coupling import AffineCoupling as AffineCoupling
 from tfp_ibnn.flows.coupling import CouplingBijector as CouplingBijector
 from tfp_ibnn.flows.flow import Flow as Flow

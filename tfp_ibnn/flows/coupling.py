@@ -9,7 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._conditional import Conditioner
+from tfp_ibnn.flows._conditional import Conditioner, network_config
 from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
 
@@ -82,9 +82,11 @@ class Coupling(Flow):
         swap: bool = False,
         limit: float = 2.0,
         mask: str | Sequence[bool] = "halves",
+        network: keras.layers.Layer | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._given = network_config(network)
         self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.swap = bool(swap)
         self.limit = checks.positive("limit", limit)
@@ -106,7 +108,7 @@ class Coupling(Flow):
         kept = int(self._kept().sum())
         moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
-        self.network = self.make_network(moved, **options)
+        self.network = self.make_network(moved, network=self._given, **options)
         self.network.build((None, kept))
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
@@ -129,6 +131,9 @@ class Coupling(Flow):
             dtype=self.dtype,
         )
 
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "network": self._given}
+
     def _kept(self) -> np.ndarray:
         places = np.arange(self.channels)
         named = {"halves": places < self.channels // 2, "alternating": places % 2 == 0}
@@ -149,7 +154,33 @@ class AffineCoupling(Coupling):
         limit: bound of |log scale|.
         mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
             true where it is kept.
+        network: a Keras model or layer in place of the built-in network; the flow has a copy with
+            new weights. It maps the kept channels, followed by the condition if there is one, to
+            the shifts and then the log-scales of the moved ones, and should not be random. The flow
+            starts as the identity if the last layer starts at 0.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> deep = keras.Sequential([keras.layers.Dense(64, "silu"), keras.layers.Dense(2 * 3)])
+        >>> flow = ibnn.flows.AffineCoupling(network=deep)
+        >>> flow(keras.ops.ones((2, 6))).shape[-1]
+        6
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
     """
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class AdditiveCoupling(Coupling):
+    """Additive coupling flow (NICE): y_kept = x_kept, y_moved = x_moved + shift(x_kept).
+
+    The log-determinant is 0: the flow preserves volume. The arguments are those of `AffineCoupling`
+    but for `limit`, which has no effect; a `network` gives the shifts alone.
+
+    References:
+        Dinh et al., NICE: Non-linear Independent Components Estimation, arXiv 1410.8516.
+    """
+
+    def make_network(self, moved: int, **options: Any) -> Conditioner:
+        return Conditioner(moved, self.hidden, self.limit, parts=1, **options)

@@ -55,11 +55,10 @@ class SplineCouplingBijector(CouplingBijector):
 class _KnotNetwork(Conditioner):
     """One hidden ReLU layer, then bounded knots (..., parts, outputs), which start at 0."""
 
-    def __init__(self, outputs: int, hidden: int, limit: float, parts: int, **kwargs: Any) -> None:
-        super().__init__(outputs, hidden, limit, **kwargs)
-        self.parts = parts
-
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
+        if self.inner is not None:
+            parts = ops.split(self.inner(inputs, condition), self.parts, axis=-1)
+            return constraints.bounded(ops.stack(parts, axis=-2), self.limit)
         hidden, kernel, bias = self.last_layer(inputs, condition)
         knots = matmul(hidden[..., None, None, :], kernel)[..., 0, :] + bias
         return constraints.bounded(knots, self.limit)
@@ -109,11 +108,13 @@ class SplineCoupling(_Splines, Coupling):
     """Coupling flow whose moved channels go through monotone rational-quadratic splines.
 
     The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
-    `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`.
+    `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`. A
+    `network` gives 3 * bins - 1 numbers per moved channel, those of the first knot first.
     """
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
-        return _KnotNetwork(moved, self.hidden, self.limit, 3 * self.bins - 1, **options)
+        parts = 3 * self.bins - 1
+        return _KnotNetwork(moved, self.hidden, self.limit, parts=parts, **options)
 
     def make_bijector(self, **options: Any) -> SplineCouplingBijector:
         return SplineCouplingBijector(interval=self.interval, **options)

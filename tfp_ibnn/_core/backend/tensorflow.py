@@ -23,11 +23,14 @@ set_diagonal = tf.linalg.set_diag  # whose gradient keeps no matrix, as a mask d
 
 def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
     """Like `keras.ops.fori_loop`, but one step at a time: parallel steps take more memory."""
+    # XLA compiles the gradient of a loop of known length only.
+    known = isinstance(lower, int) and isinstance(upper, int)
     _, state = tf.while_loop(
         lambda i, _: i < upper,
         lambda i, state: (i + 1, body(i, state)),
         (tf.convert_to_tensor(lower), state),
         parallel_iterations=1,
+        maximum_iterations=upper - lower if known else None,
     )
     return state
 

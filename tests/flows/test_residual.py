@@ -1,0 +1,57 @@
+"""Residual flows: their norms, inverses and log-determinants."""
+
+import numpy as np
+import pytest
+from keras import optimizers
+
+import tfp_ibnn as ibnn
+from tests.flows.tools import close, draws, jacobian, numpy
+from tests.registry import perturb
+from tfp_ibnn.flows import Inverse, Residual
+
+
+def made(channels, hidden, size=1.0, **options):
+    flow = Residual(hidden, dtype="float64", **options)
+    flow.build((None, channels))
+    perturb(flow, 2, size)
+    return flow
+
+
+@pytest.mark.parametrize(("channels", "hidden"), [(1, 1), (3, 5), (6, 2)])
+def test_log_det_and_inverse(channels, hidden):
+    flow, x = made(channels, hidden, lipschitz=0.5), draws((4, channels))
+    y, log_det = numpy(*flow.forward_and_log_det(x))
+    found = jacobian(flow, x)
+    close(log_det, np.linalg.slogdet(found)[1], 1e-9)
+    assert np.max(np.abs(log_det)) > 0.01
+    assert np.linalg.norm(found - np.eye(channels), 2, axis=(1, 2)).max() <= 0.5
+    back, inverse_log_det = numpy(*flow.inverse_and_log_det(y))
+    close(back, x, 1e-7)
+    close(inverse_log_det, -log_det, 1e-7)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e1, 1e3])
+@pytest.mark.parametrize("shape", [(2, 7), (40, 40), (64, 8)])
+def test_norms_are_bounded_and_the_bound_is_tight(shape, size):
+    flow = made(*shape, size, lipschitz=0.7)
+    bijector = flow.bijector()
+    a, c = (np.linalg.norm(numpy(matrix), 2) for matrix in (bijector.a, bijector.c))
+    largest = 1 if size >= 1 else 0
+    least = min(shape) ** (-1 / 64) * largest * (1 - 1e-12)
+    assert least <= a <= max(largest, 1e-29) * (1 + 1e-12)
+    assert 0.7 * least <= c <= 0.7 * max(largest, 1e-29) * (1 + 1e-12)
+
+
+def test_small_weights_stay_as_they_are():
+    flow = made(3, 5, size=0.05)
+    close(numpy(flow.bijector().a), numpy(flow.kernel.value) / 3**0.5, 1e-15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [Inverse, lambda flow: flow], ids=["inverse", "plain"])
+def test_density_is_trained_under_a_compiler(wrapped):
+    density = ibnn.FlowDensity([wrapped(Residual(8, lipschitz=0.5))])
+    density.compile(optimizers.Adam(0.05), jit_compile=True)
+    x = draws((256, 2), dtype="float32") ** 3
+    losses = density.fit(x, epochs=20, batch_size=64, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] - 0.1

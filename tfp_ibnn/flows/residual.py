@@ -1,0 +1,100 @@
+"""Residual flow: the identity plus a contraction."""
+
+import math
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.backend import Tensor, fori_loop, matmul, tanh
+from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows, total
+
+
+class ResidualBijector(FlowBijector):
+    """y = x + tanh(x A + b) C, where the norms of A and C have a product of at most `lipschitz`.
+
+    Args:
+        a: (channels, hidden)
+        b: (..., hidden)
+        c: (hidden, channels)
+        lipschitz: below 1.
+    """
+
+    parameter_ndims: ClassVar[dict[str, int]] = {"a": 2, "b": 1, "c": 2}
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        y = like_rows(y, self.b)
+        times = math.ceil(math.log(1e-8) / math.log(self.lipschitz))
+        return fori_loop(0, times, lambda _, x: y - matmul(self._hidden(x), self.c), y)
+
+    def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self._hidden(x)
+        return x + matmul(hidden, self.c), self._log_det(1 - hidden * hidden, x)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        return tanh(matmul(x, self.a) + self.b)
+
+    def _log_det(self, slopes: Tensor, x: Tensor) -> Tensor:
+        channels, units = self.a.shape
+        if channels <= units:
+            jacobian = matmul(self.a * slopes[..., None, :], self.c)
+        else:  # by Sylvester's identity
+            jacobian = slopes[..., None] * matmul(self.c, self.a)
+        jacobian = jacobian + ops.cast(np.eye(min(channels, units)), x.dtype)
+        # XLA compiles no determinants on TensorFlow.
+        square = matmul(jacobian, ops.swapaxes(jacobian, -1, -2))
+        return total(ops.log(ops.diagonal(ops.cholesky(square), axis1=-2, axis2=-1)))
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class Residual(Flow):
+    """Residual flow (i-ResNet): y = x + tanh(x A + b) C, where the sum has a contraction.
+
+    A and C are divided by a bound of their spectral norms where that is above 1, C is then
+    multiplied by `lipschitz`, and starts at 0: the identity. Always invertible, by fixed point
+    iteration: 175 passes for 0.9, which a gradient keeps in memory. Log-determinant: exact, O(n^3)
+    per draw, where n is the number of channels or of hidden units, whichever is smaller.
+
+    Args:
+        hidden: units of the hidden layer.
+        lipschitz: bound of the Lipschitz constant of the second term, below 1.
+
+    References:
+        Behrmann et al., Invertible Residual Networks, arXiv 1811.00995.
+    """
+
+    def __init__(self, hidden: int = 32, lipschitz: float = 0.9, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
+        self.lipschitz = checks.probability("lipschitz", lipschitz)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        super().build(input_shape)
+        shape, fixed = (self.channels, self.hidden), {"conditional": False}
+        spread = keras.initializers.RandomNormal(stddev=1.0)
+        self.kernel = self.add_parameter("kernel", shape, spread, **fixed)
+        self.bias = self.add_parameter("bias", shape[1:], "zeros")
+        self.output_kernel = self.add_parameter("output_kernel", shape[::-1], "zeros", **fixed)
+
+    def bijector(self, condition: Tensor | None = None) -> ResidualBijector:
+        a, c = _contraction(self.kernel), self.lipschitz * _contraction(self.output_kernel)
+        b = self.parameter(self.bias, condition)
+        return ResidualBijector(a=a, b=b, c=c, lipschitz=self.lipschitz)
+
+
+def _contraction(weight: keras.Variable) -> Tensor:
+    """Return a matrix, made smaller if its spectral norm may be above 1.
+
+    The norm is at most tr(G^n)^(1 / 2n), G = W'W, n = 32, which has a gradient everywhere and is
+    too large by a factor of at most rank^(1 / 2n).
+    """
+    matrix = ops.cast(weight, weight.dtype) / weight.shape[0] ** 0.5
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else ops.transpose(matrix)
+    power, log_norm = matmul(wide, ops.transpose(wide)), 0
+    for doublings in range(6):
+        size = ops.maximum(ops.trace(power), 1e-30)
+        log_norm = log_norm + 0.5**doublings / 2 * ops.log(size)
+        power = matmul(power / size, power / size)
+    return matrix / ops.exp(ops.relu(log_norm))

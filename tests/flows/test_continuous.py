@@ -37,7 +37,6 @@ def solve(flow, x, method="forward"):
     return numpy(*function(ops.convert_to_tensor(x)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"steps": 24}, {"tolerance": 1e-9}], ids=str)
 def test_linear_equation_has_the_solution_of_a_matrix_exponential(options):
     matrix, speed, x = draws((2, 2), seed=3), draws((2,), seed=4), draws((4, 2))
@@ -91,7 +90,7 @@ def test_one_noise_for_a_bijector_and_another_for_the_next():
     first, second = (numpy(bijector.forward_and_log_det(x)[1]) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     y, log_det = flow.bijector().forward_and_log_det(x)
-    assert np.all(numpy(log_det) != first)
+    assert np.any(numpy(log_det) != first)
 
 
 @pytest.mark.once
@@ -105,7 +104,6 @@ def test_random_state_is_saved_with_the_flow(tmp_path):
     np.testing.assert_array_equal(numpy(loaded.layers[1].key()), numpy(model.layers[1].key()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trace", ["exact", "hutchinson"])
 def test_density_with_a_network_is_trained_and_saved(eagerly, trace, tmp_path):
     network = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(2)])

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from keras import optimizers
+from keras import ops, optimizers
 
 import tfp_ibnn as ibnn
+from tests import autodiff
 from tests.flows.tools import close, draws, jacobian, numpy
 from tests.registry import perturb
 from tfp_ibnn.flows import Inverse, Residual
@@ -45,6 +46,19 @@ def test_norms_are_bounded_and_the_bound_is_tight(shape, size):
 def test_small_weights_stay_as_they_are():
     flow = made(3, 5, size=0.05)
     close(numpy(flow.bijector().a), numpy(flow.kernel.value) / 3**0.5, 1e-15)
+
+
+def test_gradients_are_finite_at_the_start():
+    flow, x = Residual(4, dtype="float32"), ops.convert_to_tensor(draws((5, 3), dtype="float32"))
+    flow.build((None, 3))
+
+    def loss():
+        y, log_det = flow.forward_and_log_det(x)
+        return ops.sum(y * y) + ops.sum(log_det)
+
+    gradients = autodiff.weight_gradients(loss, flow.trainable_weights)
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+    assert np.any(gradients[-1] != 0)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def _contraction(weight: keras.Variable) -> Tensor:
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else ops.transpose(matrix)
     power, log_norm = matmul(wide, ops.transpose(wide)), 0
     for doublings in range(6):
-        size = ops.maximum(ops.trace(power), 1e-30)
+        size = ops.maximum(ops.trace(power), 1e-15)  # whose square is not 0
         log_norm = log_norm + 0.5**doublings / 2 * ops.log(size)
         power = matmul(power / size, power / size)
     return matrix / ops.exp(ops.relu(log_norm))

@@ -8,17 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import (
-    SeedGenerator,
-    Tensor,
-    fori_loop,
-    matmul,
-    normal,
-    pullback,
-    tanh,
-    tfp,
-)
+from tfp_ibnn._core import backend, checks
+from tfp_ibnn._core.backend import Tensor, fori_loop, matmul, pullback, tanh
 from tfp_ibnn.flows._conditional import GivenNetwork, json_of
 from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
@@ -43,13 +34,12 @@ class ContinuousBijector(FlowBijector):
         x, size = like_rows(x, self.condition), x.shape[-1]
         probes = np.eye(size, dtype=keras.backend.standardize_dtype(x.dtype))
         if self.key is not None:
-            probes = [ops.sign(normal(ops.shape(x), x.dtype, self.key))]
+            probes = [ops.sign(backend.normal(ops.shape(x), x.dtype, self.key))]
 
         def rate(t: Tensor, state: Tensor) -> Tensor:
             x, t = state[..., :size], t if sign > 0 else 1 - t
-            speed, trace = self.velocity(x, t)
+            speed, trace, pull = pullback(lambda points: self.velocity(points[0], t), [x])
             if trace is None or self.key is not None:
-                pull = pullback(lambda points: self.velocity(points[0], t), [x])[2]
                 traces = (probe * pull(probe + ops.zeros_like(x))[0] for probe in probes)
                 trace = ops.sum(sum(traces), axis=-1)
             return sign * ops.concatenate([speed, trace[..., None]], axis=-1)
@@ -65,7 +55,7 @@ class ContinuousBijector(FlowBijector):
         if self.tolerance is None:
             state = fori_loop(0, self.steps, runge_kutta, state)
         else:
-            solver = tfp.math.ode.DormandPrince(rtol=self.tolerance, atol=self.tolerance)
+            solver = backend.tfp.math.ode.DormandPrince(rtol=self.tolerance, atol=self.tolerance)
             state = solver.solve(rate, 0.0, state, solution_times=[1.0]).states[0]
         return state[..., :size], state[..., size]
 
@@ -108,7 +98,7 @@ class Continuous(Flow):
         self.tolerance = None if tolerance is None else checks.positive("tolerance", tolerance)
         self.trace = checks.one_of("trace", trace, ("exact", "hutchinson"))
         self.exact_log_det = trace == "exact"
-        self.seed_generator = None if self.exact_log_det else SeedGenerator()
+        self.seed_generator = None if self.exact_log_det else backend.SeedGenerator()
         self._given = json_of(network)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

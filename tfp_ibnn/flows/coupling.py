@@ -165,8 +165,7 @@ class AffineCoupling(Coupling):
             true where it is kept.
         network: a Keras model or layer in place of the built-in one; the flow has a copy with new
             weights. It maps the kept channels, followed by the condition if there is one, to the
-            shifts and then the log-scales of the moved ones. If its last layer starts at 0, the
-            flow starts as the identity.
+            shifts, followed by the log-scales. The flow need not start as the identity then.
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.

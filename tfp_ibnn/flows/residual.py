@@ -50,16 +50,15 @@ class ResidualBijector(FlowBijector):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Residual(Flow):
-    """Residual flow (i-ResNet): y = x + tanh(x A + b) C, where the sum has a contraction.
+    """Residual flow (i-ResNet): y = x + g(x), g(x) = tanh(x A + b) C, of Lipschitz constant < 1.
 
-    A and C are divided by a bound of their spectral norms where that is above 1, C is then
-    multiplied by `lipschitz`, and starts at 0: the identity. Always invertible, by fixed point
-    iteration: 175 passes for 0.9, which a gradient keeps in memory. Log-determinant: exact, O(n^3)
-    per draw, where n is the number of channels or of hidden units, whichever is smaller.
+    A and C are divided by bounds of their spectral norms that are above 1. C starts at 0: the
+    identity. Always invertible, by fixed point iteration: 175 passes for 0.9, which a gradient
+    keeps in memory. Exact log-determinant: O(min(channels, hidden)^3) per draw.
 
     Args:
         hidden: units of the hidden layer.
-        lipschitz: bound of the Lipschitz constant of the second term, below 1.
+        lipschitz: bound of the Lipschitz constant of g, below 1.
 
     References:
         Behrmann et al., Invertible Residual Networks, arXiv 1811.00995.

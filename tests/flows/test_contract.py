@@ -319,6 +319,7 @@ def test_arguments_must_be_positive_numbers(make, argument, bad):
         (flows.InvertibleConv1x1, "start", "random"),
         (flows.InvertibleConv1x1, "start", None),
         (flows.Residual, "lipschitz", 1.0),
+        (flows.Residual, "log_det", "random"),
         (flows.Sylvester, "units", 1.5),
     ],
 )

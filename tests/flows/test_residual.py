@@ -76,6 +76,14 @@ def test_estimate_has_no_bias(channels, hidden):
     assert np.abs(errors_of(found, expected)) < 3
 
 
+@pytest.mark.once
+def test_estimates_of_one_point_under_several_conditions():
+    flow = made(3, 5, condition_size=2, log_det="unbiased")
+    y, log_det = flow.forward_and_log_det(draws((3,)), draws((4, 2)))
+    assert y.shape == (4, 3)
+    assert log_det.shape == (4,)
+
+
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize(("channels", "hidden"), [(3, 5), (6, 2)])

@@ -57,7 +57,7 @@ class ResidualBijector(FlowBijector):
         The term k > _SURE is there with the probability lipschitz^(k - _SURE), and divided by it.
         The gradient is that of v'MJv, where M is the sum of the same (-J)^k, from k = 0.
         """
-        signs = ops.sign(normal(ops.shape(x), x.dtype, self.key))
+        signs = ops.sign(normal(ops.shape(like_rows(x, slopes)), x.dtype, self.key))
         held = [ops.stop_gradient(part) for part in (self.a, slopes, self.c)]
         # Half the square of two normal numbers is exponential; its whole part is geometric.
         chance = 0.5 * ops.sum(ops.square(normal((2,), x.dtype, self.key + 1)))

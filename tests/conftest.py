@@ -66,7 +66,16 @@ def pytest_sessionstart(session):
     precision.follow_hardware()
 
 
+# They take many steps: the tests of every flow take minutes, those of their own file seconds.
+SLOW_FLOWS = {"autoregressive-spline", "continuous", "residual"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if isinstance(name, str) and name.removeprefix("over-") in SLOW_FLOWS:
+            item.add_marker(pytest.mark.slow)
     if not config.getoption("--gpu"):
         return
     root = Path(__file__).parent

@@ -15,7 +15,9 @@ FLOWS = {
     "affine": flows.Affine,
     "autoregressive": partial(flows.InverseAutoregressive, hidden=8),
     "autoregressive-reverse": partial(flows.InverseAutoregressive, hidden=8, reverse=True),
+    "autoregressive-spline": partial(flows.SplineAutoregressive, hidden=8, bins=4),
     "batchnorm": flows.BatchNorm,
+    "continuous": partial(flows.Continuous, hidden=8, steps=4),
     "conv1x1-identity": partial(flows.InvertibleConv1x1, start="identity"),
     "conv1x1-orthogonal": partial(flows.InvertibleConv1x1, start="orthogonal"),
     "coupling": partial(flows.AffineCoupling, hidden=8),
@@ -29,6 +31,7 @@ FLOWS = {
     "masked-autoregressive": partial(flows.MaskedAutoregressive, hidden=8),
     "planar": flows.Planar,
     "radial": flows.Radial,
+    "residual": partial(flows.Residual, hidden=8, lipschitz=0.5),
     "spline": partial(flows.Spline, bins=5, interval=4.0),
     "sylvester-1": partial(flows.Sylvester, units=1),
     "sylvester-3": partial(flows.Sylvester, units=3),
@@ -37,6 +40,7 @@ FLOWS = {
 # Other settings of flows that are there already. One backend is enough to show what differs.
 VARIANTS = {
     "autoregressive-reverse",
+    "autoregressive-spline",
     "conv1x1-orthogonal",
     "coupling-swap",
     "coupling-mask",
@@ -54,6 +58,14 @@ START_AS_ROTATION = {"conv1x1-orthogonal", "glow-orthogonal"}
 
 # Their log-determinant is 0.
 VOLUME_PRESERVING = {"coupling-additive"}
+
+# Errors, other than rounding, of flows that solve equations in few steps.
+_ERRORS = {"continuous": 1e-3}
+
+
+def tolerance(name, rounding):
+    """What to allow for: rounding, or the error of the flow's solver."""
+    return _ERRORS.get(name.removeprefix("over-"), rounding)
 
 
 def min_channels(name):

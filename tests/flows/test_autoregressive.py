@@ -5,13 +5,15 @@ import pytest
 import tfp_ibnn as ibnn
 from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import make_flow
-from tfp_ibnn.flows import InverseAutoregressive
+from tfp_ibnn.flows import InverseAutoregressive, SplineAutoregressive
 
 pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("channels", [2, 3, 7])
-@pytest.mark.parametrize("name", ["autoregressive", "autoregressive-reverse"])
+@pytest.mark.parametrize(
+    "name", ["autoregressive", "autoregressive-reverse", "autoregressive-spline"]
+)
 def test_jacobian_is_triangular(float64, name, channels):
     flow, x = make_flow(name, channels, seed=2), draws((20, channels))
     found = jacobian(flow, x)
@@ -44,8 +46,9 @@ def test_one_channel_is_shifted_and_scaled(float64):
 
 
 @pytest.mark.slow
-def test_gradient_of_the_inverse_compiles():
-    density = ibnn.FlowDensity([InverseAutoregressive(hidden=8)])
+@pytest.mark.parametrize("flow", [InverseAutoregressive, SplineAutoregressive])
+def test_gradient_of_the_inverse_compiles(flow):
+    density = ibnn.FlowDensity([flow(hidden=8)])
     density.compile(keras.optimizers.Adam(0.05), jit_compile=True)
     x = draws((256, 2), dtype="float32") ** 3
     losses = density.fit(x, epochs=20, batch_size=64, verbose=0).history["loss"]

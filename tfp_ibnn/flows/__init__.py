@@ -6,6 +6,7 @@ from tfp_ibnn.flows.affine import AffineBijector as AffineBijector
 from tfp_ibnn.flows.autoregressive import AutoregressiveBijector as AutoregressiveBijector
 from tfp_ibnn.flows.autoregressive import InverseAutoregressive as InverseAutoregressive
 from tfp_ibnn.flows.batchnorm import BatchNorm as BatchNorm
+from tfp_ibnn.flows.continuous import Continuous as Continuous
 from tfp_ibnn.flows.conv1x1 import Conv1x1Bijector as Conv1x1Bijector
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1 as InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AdditiveCoupling as AdditiveCoupling
@@ -20,7 +21,9 @@ from tfp_ibnn.flows.planar import Planar as Planar
 from tfp_ibnn.flows.planar import PlanarBijector as PlanarBijector
 from tfp_ibnn.flows.radial import Radial as Radial
 from tfp_ibnn.flows.radial import RadialBijector as RadialBijector
+from tfp_ibnn.flows.residual import Residual as Residual
 from tfp_ibnn.flows.spline import Spline as Spline
+from tfp_ibnn.flows.spline import SplineAutoregressive as SplineAutoregressive
 from tfp_ibnn.flows.spline import SplineBijector as SplineBijector
 from tfp_ibnn.flows.spline import SplineCoupling as SplineCoupling
 from tfp_ibnn.flows.spline import SplineCouplingBijector as SplineCouplingBijector

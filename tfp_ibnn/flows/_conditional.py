@@ -1,6 +1,6 @@
 """Layers whose parameters may depend on a condition: the base of flows, and their networks."""
 
-import copy
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -80,30 +80,22 @@ class Conditioner(Conditional):
     Weights are of order 1 and are divided by the root of their fan-in when used, so that one step
     of an adaptive optimizer moves the outputs of a wide layer no more than those of a narrow one.
     A condition shifts both biases. `limit` is the bound of |log scale|. `masks` say which inputs
-    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs). There
-    are `parts` numbers per output; 1 leaves the log-scales at 0. A `network` of the user, if there
-    is one, gives these numbers instead.
+    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs).
     """
 
+    parts = 2  # numbers per output; 1 leaves the log-scales out
+    inner: "GivenNetwork | None" = None  # gives these numbers instead
+
     def __init__(
-        self,
-        outputs: int,
-        hidden: int,
-        limit: float,
-        masks: Sequence[np.ndarray] = (),
-        parts: int = 2,
-        network: keras.layers.Layer | None = None,
-        **kw: Any,
+        self, outputs: int, hidden: int, limit: float, masks: Sequence[np.ndarray] = (), **kw: Any
     ) -> None:
         super().__init__(**kw)
         self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
-        self.parts = parts
-        self.inner = network and GivenNetwork(network, parts * outputs, **kw)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        inputs, hidden, outputs = input_shape[-1], self.hidden, self.outputs
         if self.inner is not None:
             return self.inner.build(input_shape)
+        inputs, hidden, outputs = input_shape[-1], self.hidden, self.outputs
         normal, fixed = keras.initializers.RandomNormal(stddev=1.0), {"conditional": False}
         self.kernel = self.add_parameter("kernel", (inputs, hidden), normal, **fixed)
         self.bias = self.add_parameter("bias", (hidden,), "zeros")
@@ -117,13 +109,15 @@ class Conditioner(Conditional):
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the shifts and the log-scales for `inputs` of shape (..., inputs)."""
-        if self.inner is not None:
-            shift, *raw = ops.split(self.inner(inputs, condition), self.parts, axis=-1)
-        else:
-            hidden, kernel, bias = self.last_layer(inputs, condition)
-            parts = range(self.parts)
-            shift, *raw = (matmul(hidden, kernel[part]) + bias[..., part, :] for part in parts)
+        shift, *raw = self.numbers(inputs, condition)
         return shift, constraints.bounded(raw[0], self.limit) if raw else ops.zeros_like(shift)
+
+    def numbers(self, inputs: Tensor, condition: Tensor | None) -> list[Tensor]:
+        """Return `parts` tensors (..., outputs)."""
+        if self.inner is not None:
+            return ops.split(self.inner(inputs, condition), self.parts, axis=-1)
+        hidden, kernel, bias = self.last_layer(inputs, condition)
+        return [matmul(hidden, kernel[i]) + bias[..., i, :] for i in range(self.parts)]
 
     def last_layer(self, inputs: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the hidden units, and the kernel and bias of the layer after them."""
@@ -137,38 +131,34 @@ class Conditioner(Conditional):
 
 
 class GivenNetwork(Conditional):
-    """A copy of a Keras network of the user, with new weights.
+    """A copy, with new weights, of the network whose config `json_of` gave.
 
-    It gets the inputs, and the condition beside them if there is one, as one vector per row.
+    It sees the inputs, followed by the condition if there is one, as one vector per row.
     """
 
-    def __init__(self, network: Any, outputs: int, **kwargs: Any) -> None:
+    def __init__(self, network: str, outputs: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        config = copy.deepcopy(network)  # Keras empties a functional model's
-        self.network = keras.saving.deserialize_keras_object(config)
+        self.network = keras.saving.deserialize_keras_object(json.loads(network))
         self.outputs = outputs
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         shape = (None, input_shape[-1] + (self.condition_size or 0))
-        found = self.network(keras.KerasTensor(shape, self.dtype)).shape
-        if tuple(found) != (None, self.outputs):
+        found = tuple(self.network(keras.KerasTensor(shape, self.dtype)).shape)
+        if found != (None, self.outputs):
             wanted = f"must map the shape {shape} to {(None, self.outputs)}"
-            raise ValueError(f"`network` {wanted}; got {tuple(found)}: change its last layer.")
+            raise ValueError(f"`network` {wanted}; got {found}: change its last layer.")
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Return the outputs (..., outputs) for `inputs` of shape (..., inputs)."""
         if condition is not None:
-            wide = condition + ops.zeros_like(inputs[..., :1])
-            inputs = ops.concatenate([inputs + ops.zeros_like(wide[..., :1]), wide], axis=-1)
+            rows = ops.zeros_like(inputs[..., :1] + condition[..., :1])
+            inputs = ops.concatenate([inputs + rows, condition + rows], axis=-1)
         found = self.network(ops.reshape(inputs, (-1, inputs.shape[-1])), training=False)
         return ops.cast(ops.reshape(found, (*ops.shape(inputs)[:-1], self.outputs)), self.dtype)
 
 
-def network_config(network: Any) -> dict[str, Any] | None:
-    """Return the config of a Keras network that the user gives, or raise if it is none."""
-    if network is None or isinstance(network, dict):
-        return network
-    if not isinstance(network, keras.layers.Layer):
+def json_of(network: Any) -> str:
+    """Return the config of a Keras network that the user gives, or "null" for None."""
+    if not isinstance(network, (dict, keras.layers.Layer, type(None))):
         wanted = "must be a Keras model or layer, such as keras.Sequential([...])"
         raise ValueError(f"`network` {wanted}; got {network!r}.")
-    return keras.saving.serialize_keras_object(network)
+    return json.dumps(keras.saving.serialize_keras_object(network))

@@ -9,10 +9,11 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, fori_loop
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
+from tfp_ibnn.flows.coupling import MovesBijector
+from tfp_ibnn.flows.flow import Flow, like_rows
 
 
-class AutoregressiveBijector(FlowBijector):
+class AutoregressiveBijector(MovesBijector):
     """y_i = x_i * exp(log_scale_i(x_<i)) + shift_i(x_<i).
 
     The Jacobian is triangular; log-determinant: sum of log_scale. Always invertible. Forward takes
@@ -25,20 +26,17 @@ class AutoregressiveBijector(FlowBijector):
         dtype: of the tensors it will see.
     """
 
-    condition: Tensor | None = None
-
     def _inverse(self, y: Tensor) -> Tensor:
         y = like_rows(y, self.condition)
 
         def next_channel(_: Tensor, x: Tensor) -> Tensor:
-            shift, log_scale = self.network(x)
-            return (y - shift) * ops.exp(-log_scale)
+            return self.move_back(y, self.network(x))
 
         return fori_loop(0, y.shape[-1], next_channel, ops.zeros_like(y))
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shift, log_scale = self.network(x)
-        return x * ops.exp(log_scale) + shift, ops.sum(log_scale, axis=-1)
+        y, log_slope = self.move(x, self.network(x))
+        return y, ops.sum(log_slope, axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -73,10 +71,18 @@ class InverseAutoregressive(Flow):
         degrees = np.arange(self.hidden) % max(1, self.channels - 1)
         masks = (order[:, None] <= degrees, order > degrees[:, None])
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
-        self.network = Conditioner(self.channels, self.hidden, self.limit, masks, **options)
+        self.network = self.make_network(self.channels, masks=masks, **options)
         self.network.build(input_shape)
+
+    def make_network(self, channels: int, **options: Any) -> Conditioner:
+        """Return the masked network, unbuilt."""
+        return Conditioner(channels, self.hidden, self.limit, **options)
+
+    def make_bijector(self, **options: Any) -> AutoregressiveBijector:
+        """Return the bijector."""
+        return AutoregressiveBijector(**options)
 
     def bijector(self, condition: Tensor | None = None) -> AutoregressiveBijector:
         condition = self.checked_condition(condition)
         network = self.network.given(condition)
-        return AutoregressiveBijector(network=network, condition=condition, dtype=self.dtype)
+        return self.make_bijector(network=network, condition=condition, dtype=self.dtype)

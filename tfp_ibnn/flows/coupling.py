@@ -1,5 +1,6 @@
 """Couplings: one part of the channels steers a map of the other; the affine one."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -9,11 +10,27 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._conditional import Conditioner, network_config
+from tfp_ibnn.flows._conditional import Conditioner, GivenNetwork, json_of
 from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
 
 
-class CouplingBijector(FlowBijector):
+class MovesBijector(FlowBijector):
+    """Base of bijectors that map channels one by one, as a network says that sees others."""
+
+    condition: Tensor | None = None
+
+    def move(self, x: Tensor, parameters: Any) -> tuple[Tensor, Tensor]:
+        """Map x (..., moved) by the network's output; return the log-slopes too."""
+        shift, log_scale = parameters
+        return x * ops.exp(log_scale) + shift, log_scale
+
+    def move_back(self, y: Tensor, parameters: Any) -> Tensor:
+        """Undo `move`."""
+        shift, log_scale = parameters
+        return (y - shift) * ops.exp(-log_scale)
+
+
+class CouplingBijector(MovesBijector):
     """Keep one part of the channels and shift and scale the other, given the first.
 
     y_kept = x_kept,  y_moved = x_moved * exp(log_scale(x_kept)) + shift(x_kept).
@@ -28,7 +45,6 @@ class CouplingBijector(FlowBijector):
         dtype: of the tensors it will see.
     """
 
-    condition: Tensor | None = None
     order: np.ndarray | None = None
 
     def _inverse(self, y: Tensor) -> Tensor:
@@ -45,16 +61,6 @@ class CouplingBijector(FlowBijector):
         kept, moved = self._split(x)
         moved, log_slope = self.move(moved, self.network(kept))
         return self._join(kept, moved), ops.sum(log_slope, axis=-1)
-
-    def move(self, x: Tensor, parameters: Any) -> tuple[Tensor, Tensor]:
-        """Map the moved part (..., moved) by the network's output; return the log-slopes too."""
-        shift, log_scale = parameters
-        return x * ops.exp(log_scale) + shift, log_scale
-
-    def move_back(self, y: Tensor, parameters: Any) -> Tensor:
-        """Undo `move`."""
-        shift, log_scale = parameters
-        return (y - shift) * ops.exp(-log_scale)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
@@ -86,7 +92,7 @@ class Coupling(Flow):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._given = network_config(network)
+        self._given = json_of(network)
         self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.swap = bool(swap)
         self.limit = checks.positive("limit", limit)
@@ -108,7 +114,10 @@ class Coupling(Flow):
         kept = int(self._kept().sum())
         moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
-        self.network = self.make_network(moved, network=self._given, **options)
+        self.network = self.make_network(moved, **options)
+        if self._given != "null":
+            size = self.network.parts * moved
+            self.network.inner = GivenNetwork(self._given, size, **options)
         self.network.build((None, kept))
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
@@ -132,7 +141,7 @@ class Coupling(Flow):
         )
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "network": self._given}
+        return {**super().get_config(), "network": json.loads(self._given)}
 
     def _kept(self) -> np.ndarray:
         places = np.arange(self.channels)
@@ -154,17 +163,9 @@ class AffineCoupling(Coupling):
         limit: bound of |log scale|.
         mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
             true where it is kept.
-        network: a Keras model or layer in place of the built-in network; the flow has a copy with
-            new weights. It maps the kept channels, followed by the condition if there is one, to
-            the shifts and then the log-scales of the moved ones, and runs as in inference. The flow
-            starts as the identity if the last layer starts at 0.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> deep = keras.Sequential([keras.layers.Dense(64, "silu"), keras.layers.Dense(2 * 3)])
-        >>> flow = ibnn.flows.AffineCoupling(network=deep)
-        >>> flow(keras.ops.ones((2, 6))).shape[-1]
-        6
+        network: a Keras model or layer in place of the built-in one; the flow has a copy with new
+            weights. It maps the kept channels, followed by the condition if there is one, to the
+            shifts, followed by the log-scales. The flow need not start as the identity then.
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
@@ -173,14 +174,15 @@ class AffineCoupling(Coupling):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class AdditiveCoupling(Coupling):
-    """Additive coupling flow (NICE): y_kept = x_kept, y_moved = x_moved + shift(x_kept).
+    """Additive coupling flow (NICE): y_moved = x_moved + shift(x_kept); log-determinant 0.
 
-    The log-determinant is 0: the flow preserves volume. The arguments are those of `AffineCoupling`
-    but for `limit`, which has no effect; a `network` gives the shifts alone.
+    The arguments are those of `AffineCoupling`; `limit` has no effect, a `network` gives shifts.
 
     References:
         Dinh et al., NICE: Non-linear Independent Components Estimation, arXiv 1410.8516.
     """
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
-        return Conditioner(moved, self.hidden, self.limit, parts=1, **options)
+        network = super().make_network(moved, **options)
+        network.parts = 1
+        return network

@@ -10,8 +10,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, matmul, tfb, tfp
+from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, matmul, tfb, tfp
 from tfp_ibnn._core.checks import channels_of, full_precision
+from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows._conditional import Conditional
 
 _serial_numbers = itertools.count()
@@ -75,7 +76,7 @@ class FlowBijector(tfb.Bijector):
         return {name: properties(event_ndims=n) for name, n in cls.parameter_ndims.items()}
 
 
-class Flow(Conditional):
+class Flow(SavesRandomState, Conditional):
     """An invertible map of the last axis whose weights Keras owns.
 
     A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`,
@@ -108,6 +109,9 @@ class Flow(Conditional):
     min_channels: ClassVar[int] = 1
     is_linear: ClassVar[bool] = False
     """Whether the map is affine, so that it takes the mean of its input to that of its output."""
+
+    exact_log_det: ClassVar[bool] = True
+    """Whether the log-determinant is exact, or else random and unbiased, by `seed_generator`."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs["dtype"] = full_precision(kwargs.get("dtype"))
@@ -151,6 +155,12 @@ class Flow(Conditional):
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""
         return self._bijector_for(condition).forward(inputs)
+
+    def key(self) -> Tensor | None:
+        """Return a new key for a bijector's noise, or None if the log-determinant is exact."""
+        if self.exact_log_det:
+            return None
+        return ops.cast(ops.mod(self.seed_generator.next(), 2**31 - 2), KEY_DTYPE)
 
     def _bijector_for(self, condition: Tensor | None) -> tfb.Bijector:
         condition = self.checked_condition(condition)

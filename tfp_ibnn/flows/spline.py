@@ -1,4 +1,4 @@
-"""Rational-quadratic splines, element by element and as couplings."""
+"""Rational-quadratic splines: element by element, as couplings, and autoregressive."""
 
 from typing import Any, ClassVar
 
@@ -8,7 +8,8 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows.coupling import Coupling, CouplingBijector
+from tfp_ibnn.flows.autoregressive import AutoregressiveBijector, InverseAutoregressive
+from tfp_ibnn.flows.coupling import Coupling, CouplingBijector, MovesBijector
 from tfp_ibnn.flows.flow import Flow, FlowBijector, total
 
 
@@ -36,14 +37,8 @@ class SplineBijector(FlowBijector):
         return y, total(log_slope)
 
 
-class SplineCouplingBijector(CouplingBijector):
-    """Keep one part of the channels; map the other by splines whose knots the first decides.
-
-    Args:
-        network: maps (..., kept) to knots (..., 3 * bins - 1, moved), those of `SplineBijector`.
-        interval: half the length of the interval.
-        **others: those of `CouplingBijector`.
-    """
+class _SplineMoves:
+    """Splines in place of a shift and a scale; mix it in first."""
 
     def move(self, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
         return _spline(x, parameters, self.interval)
@@ -52,20 +47,37 @@ class SplineCouplingBijector(CouplingBijector):
         return _inverse_spline(y, parameters, self.interval)
 
 
+class SplineCouplingBijector(_SplineMoves, CouplingBijector):
+    """Keep one part of the channels; map the other by splines whose knots the first decides.
+
+    Args:
+        network: maps (..., kept) to knots (..., 3 * bins - 1, moved), those of `SplineBijector`.
+        interval: half the length of the interval.
+        **others: those of `CouplingBijector`.
+    """
+
+
+class SplineAutoregressiveBijector(_SplineMoves, AutoregressiveBijector):
+    """The same for all channels, by an autoregressive network."""
+
+
 class _KnotNetwork(Conditioner):
     """One hidden ReLU layer, then bounded knots (..., parts, outputs), which start at 0."""
 
+    def __init__(self, outputs: int, hidden: int, limit: float, parts: int, **kwargs: Any) -> None:
+        super().__init__(outputs, hidden, limit, **kwargs)
+        self.parts = parts
+
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         if self.inner is not None:
-            parts = ops.split(self.inner(inputs, condition), self.parts, axis=-1)
-            return constraints.bounded(ops.stack(parts, axis=-2), self.limit)
+            return constraints.bounded(ops.stack(self.numbers(inputs, condition), -2), self.limit)
         hidden, kernel, bias = self.last_layer(inputs, condition)
         knots = matmul(hidden[..., None, None, :], kernel)[..., 0, :] + bias
         return constraints.bounded(knots, self.limit)
 
 
 class _Splines(Flow):
-    """What both flows have: the number of bins, the interval, the bound."""
+    """What these flows have: the number of bins, the interval, the bound."""
 
     def __init__(
         self, *args: Any, bins: int = 8, interval: float = 5.0, limit: float = 2.0, **kwargs: Any
@@ -76,6 +88,12 @@ class _Splines(Flow):
         self.limit = checks.positive("limit", limit)
         if self.bins == 1:
             raise ValueError("`bins` must be 2 or more: a spline of 1 bin is the identity.")
+
+    def make_network(self, outputs: int, **options: Any) -> Conditioner:
+        return _KnotNetwork(outputs, self.hidden, self.limit, 3 * self.bins - 1, **options)
+
+    def make_bijector(self, **options: Any) -> MovesBijector:
+        return self.bijector_kind(interval=self.interval, **options)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -112,12 +130,23 @@ class SplineCoupling(_Splines, Coupling):
     `network` gives 3 * bins - 1 numbers per moved channel, those of the first knot first.
     """
 
-    def make_network(self, moved: int, **options: Any) -> Conditioner:
-        parts = 3 * self.bins - 1
-        return _KnotNetwork(moved, self.hidden, self.limit, parts=parts, **options)
+    bijector_kind = SplineCouplingBijector
 
-    def make_bijector(self, **options: Any) -> SplineCouplingBijector:
-        return SplineCouplingBijector(interval=self.interval, **options)
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class SplineAutoregressive(_Splines, InverseAutoregressive):
+    """Autoregressive flow of rational-quadratic splines: y_i = spline_i(x_i), given x_<i.
+
+    Log-determinant: the sum of the log-slopes. Always invertible, and the identity at the start.
+    Forward takes one pass of the masked network, the inverse one for each channel; densities take
+    `Inverse(SplineAutoregressive())`. `bins`, `interval` and `limit` are those of `Spline`,
+    `hidden` and `reverse` those of `InverseAutoregressive`.
+
+    References:
+        Durkan et al., Neural Spline Flows, arXiv 1906.04032.
+    """
+
+    bijector_kind = SplineAutoregressiveBijector
 
 
 def _spline(x: Tensor, knots: Tensor, interval: float) -> tuple[Tensor, Tensor]:

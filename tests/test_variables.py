@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from tests.registry import FLOWS, POSTERIORS
+from tests.registry import FLOWS, POSTERIORS, SURJECTIONS
 
 pytestmark = [
     pytest.mark.once,
@@ -41,7 +41,9 @@ def assert_none_is_int32(variables):
     assert not [v.name for v in variables if v.dtype == "int32"]
 
 
-@pytest.mark.parametrize("registry", [FLOWS, POSTERIORS], ids=["flows", "posteriors"])
+@pytest.mark.parametrize(
+    "registry", [FLOWS, POSTERIORS, SURJECTIONS], ids=["flows", "posteriors", "surjections"]
+)
 def test_of_every_flow_and_posterior(made, registry):
     for make in registry.values():
         make().build((None, 4))
@@ -154,7 +156,8 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     known = {
         kind
         for key, kind in keras.saving.get_custom_objects().items()
-        if key.startswith("tfp_ibnn>") and not issubclass(kind, (ibnn.Flow, ibnn.Posterior))
+        if key.startswith("tfp_ibnn>")
+        and not issubclass(kind, (ibnn.Flow, ibnn.Posterior, ibnn.flows.Surjection))
     }
     owners = (
         keras.layers.Layer,

@@ -23,5 +23,10 @@ from tfp_ibnn.flows.spline import Spline as Spline
 from tfp_ibnn.flows.spline import SplineBijector as SplineBijector
 from tfp_ibnn.flows.spline import SplineCoupling as SplineCoupling
 from tfp_ibnn.flows.spline import SplineCouplingBijector as SplineCouplingBijector
+from tfp_ibnn.flows.surjection import AbsoluteValue as AbsoluteValue
+from tfp_ibnn.flows.surjection import Argmax as Argmax
+from tfp_ibnn.flows.surjection import Dequantize as Dequantize
+from tfp_ibnn.flows.surjection import Slice as Slice
+from tfp_ibnn.flows.surjection import Surjection as Surjection
 from tfp_ibnn.flows.sylvester import Sylvester as Sylvester
 from tfp_ibnn.flows.sylvester import SylvesterBijector as SylvesterBijector

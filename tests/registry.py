@@ -89,6 +89,13 @@ def perturb(layer, seed, size=1.0):
         weight.assign(new.astype(old.dtype))
 
 
+# Name -> a function that makes the flow of discrete data.
+DISCRETE = {
+    "integer": partial(flows.IntegerAdditive, 3, hidden=8),
+    "modulo": partial(flows.ModuloAffine, 4, hidden=8),
+    "modulo-prime-reverse": partial(flows.ModuloAffine, 5, hidden=8, reverse=True),
+}
+
 # Name -> a function that makes the surjection.
 SURJECTIONS = {
     "dequantize": partial(flows.Dequantize, 4),

@@ -10,6 +10,9 @@ from tfp_ibnn.flows.conv1x1 import Conv1x1Bijector as Conv1x1Bijector
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1 as InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AffineCoupling as AffineCoupling
 from tfp_ibnn.flows.coupling import CouplingBijector as CouplingBijector
+from tfp_ibnn.flows.discrete import DiscreteFlow as DiscreteFlow
+from tfp_ibnn.flows.discrete import IntegerAdditive as IntegerAdditive
+from tfp_ibnn.flows.discrete import ModuloAffine as ModuloAffine
 from tfp_ibnn.flows.flow import Flow as Flow
 from tfp_ibnn.flows.flow import FlowBijector as FlowBijector
 from tfp_ibnn.flows.glow import GlowStep as GlowStep

@@ -11,15 +11,16 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks, constraints, files
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows import Flow
+from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn.flows import Flow, Surjection
+from tfp_ibnn.flows.flow import copied, through
 from tfp_ibnn.noise import counter
 from tfp_ibnn.posteriors import base as gaussians
-from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.features import check_finite
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class FlowDensity(keras.Model):
+class FlowDensity(SavesRandomState, keras.Model):
     """A density by flows, trained by maximum likelihood: x = loc + scale * NF(eps).
 
         log p(x) = log p(eps) - sum_i log|det J_i| - sum_c log scale_c
@@ -27,13 +28,18 @@ class FlowDensity(keras.Model):
     `fit(x)` trains by the mean of -log p(x) in nats, weighted by `sample_weight` if there is one,
     and reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
     and deviation of the data; before `fit` on a dataset, call `adapt(x)` with some of it. Called,
-    or by `predict(x)`, the model gives log p(x), one number per row.
+    or by `predict(x)`, the model gives log p(x), one number per row. A row is a vector or, for
+    images, any array (..., channels), with loc and scale by channel.
+
+    With a surjection, such as `Dequantize(256)` for images of whole numbers, log p(x) is its bound,
+    with new noise in each training step and the same noise in each evaluation.
 
     Training maps data to noise: `SplineCoupling`, `AffineCoupling`, `MaskedAutoregressive` and
     `Inverse(Planar())` do it in one pass, `InverseAutoregressive` in one for each channel.
 
     Args:
-        flows: flows, applied in order from noise to data; they are copied.
+        flows: flows, applied in order from noise to data; the last may be a surjection. They are
+            copied.
         base: number of Gaussians of eps; above 1 their means and scales are learned.
         condition: None, or the size of a condition, for p(x | condition): data are then pairs, as
             in `fit((x, condition))`. Or a Keras model that turns a condition into a vector.
@@ -65,19 +71,28 @@ class FlowDensity(keras.Model):
             size = condition.output_shape[-1]
         elif condition is not None:
             size = checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
-        self.flows = copied(flows, self.dtype, condition_size=size)
+        self.surjection, self.event = None, ()
+        if isinstance(flows, Sequence) and flows and isinstance(flows[-1], Surjection):
+            *flows, last = flows
+            own = {"condition_size": size, "dtype": self.dtype, "name": "surjection"}
+            self.surjection = type(last).from_config({**last.get_config(), **own})
+            self.seeds = backend.SeedGenerator()
+        self.flows = copied(flows, self.dtype, condition_size=size, ndims=3)
         self.bits = keras.metrics.Mean("bits_per_dimension")
-        self.size: int | None = None
 
     def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape if self.condition is None else input_shape[0])
-        if len(shape) != 2 or shape[-1] is None:
-            raise ValueError(f"`x` must have the shape (examples, size); got {shape}.")
-        self.size = shape[-1]
+        if len(shape) < 2 or None in shape[1:]:
+            raise ValueError(f"`x` must have the shape (examples, ..., size); got {shape}.")
+        self.event = shape[1:]
+        if self.surjection is not None:
+            self.surjection.build(shape)
+            shape = (*shape[:-1], self.surjection.latent_channels)
+        self.latent, self.size = shape[1:], math.prod(shape[1:])
         for flow in self.flows:
             flow.build(shape)
-        self.loc = self.add_weight((self.size,), "zeros", trainable=False, name="loc")
-        self.scale = self.add_weight((self.size,), "ones", trainable=False, name="scale")
+        self.loc = self.add_weight(shape[-1:], "zeros", trainable=False, name="loc")
+        self.scale = self.add_weight(shape[-1:], "ones", trainable=False, name="scale")
         self.adapted = self.add_weight((), "zeros", trainable=False, name="adapted")
         if self.base > 1:  # of variance 1 in all
             shape, spread = (self.base, self.size), keras.initializers.RandomNormal(stddev=0.5)
@@ -88,14 +103,14 @@ class FlowDensity(keras.Model):
     def call(self, inputs: Any, training: bool = False) -> Tensor:
         """Return log p(x), (examples,), of x or of pairs (x, condition)."""
         x, condition = (inputs, None) if self.condition is None else inputs
-        if x.shape[1:] != (self.size,):  # one column would be taken for all
-            raise ValueError(f"`x` must have the shape (examples, {self.size}); got {x.shape}.")
+        self._check_shape(x, self.event)  # one column would be taken for all
         condition = self._features(condition, training)
-        eps = (ops.cast(x, self.dtype) - self.loc) / self.scale
-        log_det = -ops.sum(ops.log(self.scale))
-        for flow in reversed(self.flows):
-            eps, change = flow.inverse_and_log_det(eps, condition)
-            log_det = log_det + change
+        z, log_det = self._latents(x, condition, training)
+        eps = (z - self.loc) / self.scale
+        eps, change = through(self.flows, eps, condition, "inverse", len(self.event))
+        positions = self.size // self.latent[-1]
+        log_det = log_det + change - positions * ops.sum(ops.log(self.scale))
+        eps = ops.reshape(eps, (-1, self.size))
         if self.base == 1:
             return gaussians.log_normal(eps) + log_det
         loc, scale = ops.cast(self.base_loc, self.dtype), constraints.scale(self.base_raw_scale)
@@ -109,23 +124,27 @@ class FlowDensity(keras.Model):
         return self.predict(self._checked(x, condition), batch_size=batch_size, verbose=0)
 
     def sample(self, number: int, seed: int = 0, condition: Any = None) -> np.ndarray:
-        """Return draws (number, size); with a condition, one for each of its `number` rows."""
+        """Return draws (number, ...); with a condition, one for each of its `number` rows."""
         if not self.built:
             raise ValueError("The density is not built yet: call `fit` first.")
         number = checks.positive_integer("number", number)
-        self._checked(np.zeros((number, self.size)), condition)
+        self._checked(np.zeros((number, *self.event)), condition)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
         return ops.convert_to_numpy(self._draw(number, key, condition))
 
     def adapt(self, x: Any) -> None:
-        """Set loc and scale to the mean and the deviation of x (examples, size)."""
-        x = self._rows(x).astype("float64")
+        """Set loc and scale to the mean and the deviation of x (examples, ...), by channel."""
+        x = self._rows(x)
+        if not self.built:
+            self.build(x.shape if self.condition is None else (x.shape, None))
+        if self.surjection is not None:
+            size = self.surjection.condition_size
+            x = self._latents(x[:10_000], size and ops.zeros((*(1,) * (x.ndim - 1), size)))[0]
+        x = ops.convert_to_numpy(x).reshape(-1, self.latent[-1]).astype("float64")
         deviation = x.std(axis=0)
         if not deviation.all():
             constant = np.flatnonzero(deviation == 0).tolist()
             raise ValueError(f"`x` must vary in every column; columns {constant} do not.")
-        if not self.built:
-            self.build(x.shape if self.condition is None else (x.shape, None))
         self.loc.assign(x.mean(axis=0))
         self.scale.assign(deviation)
         self.adapted.assign(1.0)
@@ -138,8 +157,8 @@ class FlowDensity(keras.Model):
         if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
             x = self._checked(*x) if isinstance(x, (tuple, list)) else self._checked(x, None)
             values = x if self.condition is None else x[0]
-            if np.array_equal(values, np.round(values)):
-                raise ValueError("`x` is whole numbers only: give x + rng.uniform(size=x.shape).")
+            if not getattr(self.surjection, "levels", None) and not (values % 1).any():
+                raise ValueError("`x` is whole numbers only: end `flows` with Dequantize(levels).")
             if not (self.built and float(self.adapted)):
                 self.adapt(values)
         if self.condition is not None and isinstance(held_out, tuple) and len(held_out) == 2:
@@ -166,7 +185,7 @@ class FlowDensity(keras.Model):
         return loss / backend.replica_count()
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        self.bits.update_state(-y_pred / (self.size * math.log(2)), sample_weight)
+        self.bits.update_state(-y_pred / (math.prod(self.event) * math.log(2)), sample_weight)
         return self.get_metrics_result()
 
     def export(self, path: str | os.PathLike) -> None:
@@ -177,7 +196,7 @@ class FlowDensity(keras.Model):
         def draw(number: Tensor, seed: Tensor) -> dict[str, Tensor]:
             return {"x": self._draw(number, ops.stack([seed, ops.zeros_like(seed)]), None)}
 
-        x, count = ((None, self.size), self.dtype), ((), "int32")
+        x, count = ((None, *self.event), self.dtype), ((), "int32")
         functions = {
             "log_prob": (lambda x: {"log_prob": self.call(x)}, {"x": x}),
             "sample": (draw, {"number": count, "seed": count}),
@@ -186,7 +205,8 @@ class FlowDensity(keras.Model):
             backend.save_functions(str(folder), functions, [])
 
     def get_config(self) -> dict[str, Any]:
-        own = {"flows": self.flows, "base": self.base, "condition": self.condition}
+        flows = self.flows if self.surjection is None else [*self.flows, self.surjection]
+        own = {"flows": flows, "base": self.base, "condition": self.condition}
         return {**super().get_config(), **keras.saving.serialize_keras_object(own)}
 
     @classmethod
@@ -194,30 +214,50 @@ class FlowDensity(keras.Model):
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
 
     def _features(self, condition: Any, training: bool = False) -> Any:
-        is_model = isinstance(self.condition, keras.Model)
-        return self.condition(condition, training=training) if is_model else condition
+        if isinstance(self.condition, keras.Model):
+            condition = self.condition(condition, training=training)
+        if condition is None or len(self.event) == 1:
+            return condition
+        return ops.reshape(condition, (-1, *(1,) * (len(self.event) - 1), condition.shape[-1]))
+
+    def _latents(self, x: Any, condition: Any, training: bool = False) -> tuple[Tensor, Any]:
+        if self.surjection is None:
+            return ops.cast(x, self.dtype), 0.0
+        shape = (*ops.shape(x)[:-1], self.surjection.noise_channels)
+        key = self.seeds if training else ops.convert_to_tensor(counter.key_from_seed(0))
+        noise = backend.normal(shape, self.dtype, key)
+        z, change = self.surjection.inference_and_contribution(x, noise, condition)
+        return z, ops.sum(change, axis=tuple(range(1, len(self.event))))
 
     def _draw(self, number: Any, key: Tensor, condition: Any) -> Tensor:
-        x = backend.normal((number, self.size + 1), self.dtype, key)
-        x, extra = x[:, : self.size], x[:, self.size]
+        shape = (*self.event[:-1], getattr(self.surjection, "noise_channels", 0))
+        x = backend.normal((number, self.size + 1 + math.prod(shape)), self.dtype, key)
+        x, extra, noise = x[:, : self.size], x[:, self.size], x[:, self.size + 1 :]
         if self.base > 1:  # the number left over chooses the Gaussian
             chosen = ops.floor(self.base * 0.5 * (1 + ops.erf(extra / math.sqrt(2))))
             parts = self.base_loc, constraints.scale(self.base_raw_scale)
             loc, scale = gaussians.of_component(ops.minimum(chosen, self.base - 1), *parts)
             x = loc + scale * x
-        condition = self._features(condition)
-        for flow in self.flows:
-            x = flow.forward_and_log_det(x, condition)[0]
-        return self.loc + self.scale * x
+        condition, ndims = self._features(condition), len(self.event)
+        x = ops.reshape(x, (-1, *self.latent))
+        x = self.loc + self.scale * through(self.flows, x, condition, "forward", ndims)[0]
+        if self.surjection is None:
+            return x
+        return self.surjection.generate(x, ops.reshape(noise, (-1, *shape)), condition)
 
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
         x = np.asarray(x, dtype=self.dtype)
-        size = self.size or (x.shape or (1,))[-1]
-        if x.ndim != 2 or x.shape[-1] != size or not len(x):
-            raise ValueError(f"`x` must have the shape (examples, {size}); got {x.shape}.")
+        self._check_shape(x, self.event or x.shape[1:] or x.shape)
         check_finite(x, "values of `x`")
+        if self.surjection is not None:
+            self.surjection.check(x)
         return x
+
+    def _check_shape(self, x: Any, event: tuple[int, ...]) -> None:
+        if len(x.shape) < 2 or x.shape[0] == 0 or tuple(x.shape[1:]) != tuple(event):
+            wanted = ", ".join(map(str, ("examples", *event)))
+            raise ValueError(f"`x` must have the shape ({wanted}); got {tuple(x.shape)}.")
 
     def _checked(self, x: Any, condition: Any) -> Any:
         """Return data as the model takes them, or raise."""

@@ -29,7 +29,7 @@ def made(layers=(), seed=0, data=X, **options):
 
 def grid(density, edge=12.0, count=161):
     """Points around the data, and the area of each."""
-    loc, scale = numpy(density.loc), numpy(density.scale)
+    loc, scale = X.mean(0), X.std(0)
     ticks = np.linspace(-edge, edge, count)
     points = np.stack(np.meshgrid(ticks, ticks), -1).reshape(-1, 2)
     return loc + scale * points, np.prod(scale) * (ticks[1] - ticks[0]) ** 2
@@ -43,8 +43,9 @@ def grid(density, edge=12.0, count=161):
         ([flows.MaskedAutoregressive(hidden=8)], {"base": 3}),
         ([flows.Inverse(flows.Planar())], {"condition": 3}),
         ([], {"base": 2}),
+        ([flows.Slice(1, flows=[flows.Affine()])], {"base": 2}),
     ],
-    ids=["coupling", "spline", "mixture", "conditional", "base"],
+    ids=["coupling", "spline", "mixture", "conditional", "base", "slice"],
 )
 def test_density_integrates_to_one(float64, layers, options):
     density = made(layers, **options)
@@ -247,7 +248,7 @@ def constant():
             "values of `x` hold NaN .* in 1 of 60 rows; the first is number 7",
         ),
         (lambda d, c: d.fit(constant()), r"vary in every column; columns \[1\] do not"),
-        (lambda d, c: d.fit(np.round(X)), "whole numbers only: give x"),
+        (lambda d, c: d.fit(np.round(X)), "whole numbers only: end `flows` with"),
         (lambda d, c: d.fit(X, X), "no targets"),
         (lambda d, c: d.fit((X, C)), "has no `condition`"),
         (lambda d, c: d.fit(X[:, 0]), r"shape \(examples, 60\); got \(60,\)"),

@@ -1,0 +1,174 @@
+"""Densities of whole numbers, of images, and with other surjections."""
+
+import keras
+import numpy as np
+import pytest
+from scipy import stats
+
+import tfp_ibnn as ibnn
+from tests.layer_checklist import numpy
+from tests.registry import SURJECTIONS, perturb
+from tfp_ibnn import flows
+
+RNG = np.random.default_rng(0)
+LEVELS = 3
+X = RNG.binomial(LEVELS - 1, [0.3, 0.7], size=(300, 2))
+IMAGES = RNG.integers(0, 4, (24, 4, 4, 1))
+CELLS = np.stack(np.meshgrid(range(LEVELS), range(LEVELS), indexing="ij"), -1).reshape(-1, 2)
+
+
+def made(last, data=X, seed=0, **options):
+    density = ibnn.FlowDensity([flows.AffineCoupling(hidden=8), last], **options)
+    density.adapt(data)
+    perturb(density, seed, 0.5)
+    density.adapt(data)
+    density.compile("adam")
+    return density
+
+
+def cells(density, step=0.02, edge=12.0):
+    """The probabilities of all x by sums over a grid of z: the outer cells have the tails too."""
+    plain = ibnn.FlowDensity(density.flows)
+    plain.build((None, 2))
+    weights = [w for w in density.weights if "surjection" not in w.path]
+    for own, other in zip(plain.weights, weights, strict=False):
+        if own.shape == other.shape and own.name == other.name:
+            own.assign(other)
+    plain.loc.assign(density.loc)
+    plain.scale.assign(density.scale)
+    for own, other in zip(plain.flows[0].weights, density.flows[0].weights, strict=True):
+        own.assign(other)
+    ticks = np.arange(-edge, edge, step) + step / 2
+    points = np.stack(np.meshgrid(ticks, ticks, indexing="ij"), -1).reshape(-1, 2)
+    mass = np.exp(plain.log_prob(points, batch_size=10**6)) * step**2
+    places = np.floor(points)
+    inside = [mass[(places == cell).all(-1)].sum() for cell in CELLS]
+    clipped = np.clip(places, 0, LEVELS - 1)
+    return np.array(inside), np.array([mass[(clipped == cell).all(-1)].sum() for cell in CELLS])
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("variational", [False, True], ids=["uniform", "variational"])
+def test_whole_numbers_have_the_mass_of_their_cells(variational):
+    last = flows.Dequantize(LEVELS, [flows.Affine()] if variational else [])
+    density = made(last)
+    inside, clipped = cells(density)
+    assert clipped.sum() == pytest.approx(1, abs=2e-3)
+    repeats = 4000
+    logs = numpy(density(np.repeat(CELLS, repeats, axis=0), training=True)).reshape(-1, repeats)
+    weights = np.exp(logs.astype("float64"))
+    error = weights.std(-1) / repeats**0.5
+    assert (np.abs(weights.mean(-1) - inside) < 4 * error + 1e-3 * inside).all()
+    assert (logs.mean(-1) < np.log(inside)).all()
+    draws = density.sample(20_000, seed=1)
+    found = np.array([(draws == cell).all(-1).mean() for cell in CELLS])
+    assert (np.abs(found - clipped) < 4 * np.sqrt(clipped / 20_000) + 1e-3).all()
+
+
+def test_bits_are_those_of_the_whole_numbers(eagerly):
+    density = made(flows.Dequantize(LEVELS))
+    logs = density.log_prob(X)
+    np.testing.assert_array_equal(logs, density.log_prob(X))  # the noise is fixed
+    loss, bits = density.evaluate(X, batch_size=1000, verbose=0)
+    assert loss == pytest.approx(-logs.mean(), rel=1e-4)
+    assert bits == pytest.approx(loss / (2 * np.log(2)), rel=1e-5)
+    first, second = (numpy(density(X, training=True)) for _ in range(2))
+    assert np.abs(first - second).max() > 1e-3
+    _, counts = np.unique(X, axis=0, return_counts=True)
+    entropy = stats.entropy(counts) / (2 * np.log(2))
+    assert bits > entropy
+
+
+@pytest.mark.parametrize(
+    "name", [x if x == "slice" else pytest.param(x, marks=pytest.mark.once) for x in SURJECTIONS]
+)
+def test_every_surjection_is_trained_saved_and_loaded(eagerly, name, tmp_path):
+    data = X if SURJECTIONS[name]().levels else np.abs(RNG.normal(size=(60, 2)))
+    c = RNG.normal(size=(len(data), 2)).astype("float32")
+    density = ibnn.FlowDensity([flows.Affine(), SURJECTIONS[name]()], condition=2, base=2)
+    density.compile("adam")
+    history = density.fit((data, c), batch_size=len(data), epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    density.save(tmp_path / "density.keras")
+    loaded = keras.models.load_model(tmp_path / "density.keras")
+    np.testing.assert_allclose(loaded.log_prob(data, c), density.log_prob(data, c), atol=1e-5)
+    draws = [each.sample(len(c), condition=c) for each in (density, loaded)]
+    np.testing.assert_allclose(*draws, atol=1e-5)
+    assert draws[0].shape == data.shape
+    density.surjection.check(draws[0])
+    one, other = (numpy(d((data, c), training=True)) for d in (density, loaded))
+    np.testing.assert_allclose(one, other, atol=1e-5)  # the state of the noise too
+
+
+def test_images_without_flows_are_gaussian_by_channel(float64):
+    x = RNG.normal(size=(50, 3, 2, 2)) * [2.0, 0.5] + [1.0, -1.0]
+    density = ibnn.FlowDensity([])
+    density.adapt(x)
+    flat = x.reshape(-1, 2)
+    expected = stats.norm.logpdf(x, flat.mean(0), flat.std(0)).sum((1, 2, 3))
+    np.testing.assert_allclose(numpy(density(x)), expected, rtol=1e-6)
+
+
+def test_images_of_whole_numbers_at_two_scales(tmp_path):
+    steps = flows.Glow(2, hidden=4, scales=2)
+    density = ibnn.FlowDensity([*steps, flows.Dequantize(4)], condition=2)
+    density.compile(keras.optimizers.Adam(1e-2))
+    c = RNG.normal(size=(24, 2)).astype("float32")
+    history = density.fit((IMAGES, c), batch_size=24, epochs=3, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    bits = np.array(history["bits_per_dimension"])
+    np.testing.assert_allclose(bits, np.array(history["loss"]) / (16 * np.log(2)), rtol=1e-4)
+    logs, draws = density.log_prob(IMAGES, c), density.sample(24, seed=1, condition=c)
+    assert (logs.shape, draws.shape) == ((24,), (24, 4, 4, 1))
+    assert np.isin(draws, range(4)).all()
+    density.save(tmp_path / "density.keras")
+    loaded = keras.models.load_model(tmp_path / "density.keras")
+    np.testing.assert_allclose(loaded.log_prob(IMAGES, c), logs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_leaves_it_in_float32(policy, name):
+    policy(name)
+    density = made(flows.Dequantize(LEVELS, [flows.Affine()]))
+    assert {v.dtype for v in density.trainable_weights} == {"float32"}
+    assert density.sample(5).dtype == numpy(density(X)).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda d: d.fit(IMAGES / 3), "whole numbers from 0 to 3, unscaled; got from 0.0 to 1.0"),
+        (lambda d: d.fit(IMAGES + 1), "got from 1.0 to 4.0"),
+        (lambda d: d.fit(np.zeros((5,))), r"shape \(examples, 5\); got \(5,\)"),
+        (lambda d: ibnn.FlowDensity([]).fit(IMAGES), "end `flows` with Dequantize"),
+        (lambda d: ibnn.FlowDensity([flows.Slice(1)]).fit(IMAGES), "end `flows` with Dequantize"),
+        (
+            lambda d: ibnn.FlowDensity([flows.Dequantize(), flows.Affine()]),
+            "`flows` must be a list of flows",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(ibnn.FlowDensity([flows.Dequantize(4)]))
+
+
+def test_other_shapes_are_refused_after_training():
+    density = made(flows.Dequantize(LEVELS))
+    for shape in ((4, 3), (4, 2, 2), (0, 2)):
+        with pytest.raises(ValueError, match=r"\(examples, 2\); got"):
+            density.log_prob(np.zeros(shape))
+
+
+@pytest.mark.once
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a SavedModel")
+def test_export(tmp_path):
+    import tensorflow as tf
+
+    density = made(flows.Dequantize(LEVELS))
+    density.export(tmp_path / "model")
+    signatures = tf.saved_model.load(str(tmp_path / "model")).signatures
+    found = signatures["log_prob"](x=tf.constant(X, "float32"))["log_prob"]
+    np.testing.assert_allclose(numpy(found), numpy(density(X)), rtol=1e-4, atol=1e-5)
+    draws = signatures["sample"](number=tf.constant(20), seed=tf.constant(1))["x"]
+    assert np.isin(numpy(draws), range(LEVELS)).all()

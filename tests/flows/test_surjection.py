@@ -43,7 +43,7 @@ def truth(name, x, surjection, condition):
     if name == "augment":
         return first.pdf(x[0])
     if name == "slice":
-        (flow,) = surjection.flows
+        (flow,) = surjection.built_flows
         maps = {v.path.split("/")[-1]: numpy(v) for v in flow.weights}
         given = x[:1] if condition is None else np.concatenate([x[:1], condition[0]])
         loc = maps["shift"] + given @ maps["shift_of_condition"]

@@ -14,7 +14,7 @@ from tfp_ibnn.flows.flow import times_matrix
 
 
 class DiscreteFlow(Conditional):
-    """A permutation of discrete data, y_i = move(x_i; network_i(y_<i)), so that p(y) = p(x).
+    """A permutation of discrete data, y_i = _move(x_i, network_i(y_<i)), so that p(y) = p(x).
 
     It starts as the identity. Gradients pass roundings and choices straight through. `inverse`,
     from data to noise, takes one pass of a masked network, `forward` one for each channel.
@@ -24,6 +24,10 @@ class DiscreteFlow(Conditional):
         hidden: units of the network's hidden layer.
         reverse: let each channel depend on those after it.
         **kwargs: those of a flow.
+
+    References:
+        Tran et al., Discrete Flows, arXiv 1905.10347; Hoogeboom et al., Integer Discrete Flows,
+        1905.07376.
     """
 
     width = unit = 1  # numbers per channel, and their size
@@ -36,11 +40,10 @@ class DiscreteFlow(Conditional):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         size = checks.channels_of(type(self).__name__, input_shape)
-        self.passes, rest = divmod(size, self.width)
-        if rest:
+        self.passes = size // self.width
+        if size % self.width:
             raise ValueError(f"`x` must have {self.width} numbers per channel; got {size} in all.")
-        order = np.repeat(np.arange(self.passes), self.width)
-        order = order[::-1] if self.reverse else order
+        order = np.repeat(np.arange(self.passes), self.width)[:: -1 if self.reverse else 1]
         degrees = np.arange(self.hidden) % max(1, self.passes - 1)  # as in InverseAutoregressive
         masks = (order[:, None] <= degrees, order > degrees[:, None])
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
@@ -49,31 +52,26 @@ class DiscreteFlow(Conditional):
 
     def forward(self, x: Tensor, condition: Any = None) -> Tensor:
         """Map noise (..., channels * width) to data."""
-        x, network = ops.cast(x, self.dtype), self.network.given(self.checked_condition(condition))
-        step = lambda _, y: self.move(x, *network(y / self.unit), back=False)  # noqa: E731
-        return ops.fori_loop(0, self.passes, step, x)
+        x = ops.cast(x, self.dtype)
+        return ops.fori_loop(0, self.passes, lambda _, y: self._mapped(x, y, condition, False), x)
 
     def inverse(self, y: Tensor, condition: Any = None) -> Tensor:
         """Map data (..., channels * width) to noise."""
-        y, network = ops.cast(y, self.dtype), self.network.given(self.checked_condition(condition))
-        return self.move(y, *network(y / self.unit), back=True)
+        y = ops.cast(y, self.dtype)
+        return self._mapped(y, y, condition, True)
 
-    def move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
-        """Permute x by the two outputs of the network for each of its numbers."""
-        raise NotImplementedError(f"{type(self).__name__} must define `move`.")
+    def _mapped(self, x: Tensor, y: Tensor, condition: Any, back: bool) -> Tensor:
+        network = self.network.given(self.checked_condition(condition))
+        return self._move(x, *network(y / self.unit), back)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class IntegerAdditive(DiscreteFlow):
-    """Whole numbers: y_i = x_i + round(levels * shift_i(y_<i / levels)).
-
-    References:
-        Hoogeboom et al., Integer Discrete Flows, arXiv 1905.07376.
-    """
+    """Whole numbers: y_i = x_i + round(levels * shift_i(y_<i / levels))."""
 
     unit = property(lambda self: self.levels)
 
-    def move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
+    def _move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
         shift = self.levels * first
         shift = shift + ops.stop_gradient(ops.round(shift) - shift)
         return x - shift if back else x + shift
@@ -85,15 +83,12 @@ class ModuloAffine(DiscreteFlow):
 
     Scale and shift are those with the largest outputs of the network. x and y are one-hot vectors,
     side by side, as in `Argmax`. Cost: O(levels^3) per channel.
-
-    References:
-        Tran et al., Discrete Flows, arXiv 1905.10347.
     """
 
     width = property(lambda self: self.levels)
     temperature = 0.1  # of the softmax whose gradient a choice has
 
-    def move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
+    def _move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
         places, split = np.arange(self.levels), (*ops.shape(x)[:-1], self.passes, self.levels)
         scales = [a for a in range(1, self.levels) if math.gcd(a, self.levels) == 1]
         scaled, matrices = np.outer(np.resize(scales, self.levels), places), []

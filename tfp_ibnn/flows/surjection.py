@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import keras
@@ -18,34 +17,29 @@ from tfp_ibnn.flows.flow import Flow, copied, like_rows, log_normal, through
 class Surjection(Conditional):
     """A map between data x (..., channels) and latents z of another size or kind.
 
-    With z, V = inference_and_contribution(x, noise), and standard normal noise,
-
-        log p(x) = log p(z) + V  if it `is_exact`, and log p(x) >= E[log p(z) + V] if not;
-
-    p(x) = E[p(z) exp(V)] in both cases. What one direction loses, `draw` gives by flows of noise:
-    for inference in a bound, for generation in an exact one.
-
-    Args:
-        flows: flows of the noise, such as `[Affine()]`, copied; their condition is what is kept.
-        **kwargs: those of a flow.
+    With z, V = inference_and_contribution(x, noise), and standard normal noise, it is a bound,
+    log p(x) >= E[log p(z) + V], or if it `is_exact` log p(x) = log p(z) + V, and p(x) = E[p(z) e^V]
+    in both cases. What one direction loses, flows of noise give, whose condition is the rest: such
+    as `[Affine()]`, of which each surjection has copies.
 
     References:
         Nielsen et al., SurVAE Flows, arXiv 2007.02731; Ho et al., Flow++, 1902.00275; Hoogeboom et
         al., Argmax Flows, 2102.05379; Huang et al., Augmented Normalizing Flows, 2002.07101.
     """
 
-    event_ndims, is_exact, levels, least = 1, False, None, -math.inf
+    is_exact, levels, least = False, None, -math.inf
 
     def __init__(self, flows: Sequence[Flow] = (), **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
-        # Hidden from Keras: only `build` knows the size of their condition.
-        self._copies = partial(copied, copied(flows, self.dtype), self.dtype)
+        # As configs: only `build` knows the size of their condition.
+        self.flows = keras.saving.serialize_keras_object(copied(flows, self.dtype))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.channels = checks.channels_of(type(self).__name__, input_shape)
         self.latent_channels, self.noise_channels, kept = self.sizes(self.channels)
-        self.flows = self._copies(condition_size=kept + (self.condition_size or 0))
-        for flow in self.flows:
+        size = kept + (self.condition_size or 0)
+        self.built_flows = copied(self.flows, self.dtype, condition_size=size)
+        for flow in self.built_flows:
             flow.build((*input_shape[:-1], self.noise_channels))
 
     def sizes(self, channels: int) -> tuple[int, int, int]:
@@ -63,37 +57,26 @@ class Surjection(Conditional):
     def draw(self, noise: Tensor, kept: Tensor, condition: Any, way: str = "forward") -> Any:
         """Return the noise mapped by the flows, and the log-density of what comes out."""
         noise = ops.cast(noise, self.dtype)
-        if (condition := self.checked_condition(condition)) is not None:
-            both = like_rows(kept, condition), like_rows(condition, kept)
-            kept = ops.concatenate(both, axis=-1)
-        u, log_det = through(self.flows, noise, kept, way)
+        if (c := self.checked_condition(condition)) is not None:
+            kept = ops.concatenate([like_rows(kept, c), like_rows(c, kept)], axis=-1)
+        u, log_det = through(self.built_flows, noise, kept, way)
         return u, log_normal(noise) - log_det if way == "forward" else log_normal(u) + log_det
 
     def check(self, x: np.ndarray) -> None:
         """Raise if x cannot be data of this map."""
-        most, kind = (self.levels - 1, "whole numbers") if self.levels else (math.inf, "numbers")
-        if x.min() < self.least or x.max() > most or (self.levels and (x % 1).any()):
-            got = f"from {x.min()} to {x.max()}"
-            raise ValueError(
-                f"`x` must be {kind} from {self.least} to {most}, unscaled; got {got}."
-            )
-
-    def get_config(self) -> dict[str, Any]:
-        flows = keras.saving.serialize_keras_object(self._copies.args[0])
-        return {**super().get_config(), "flows": flows}
+        most, kind = (self.levels - 1, "whole ") if self.levels else (math.inf, "")
+        if x.min() < self.least or x.max() > most or (kind and (x % 1).any()):
+            wanted = f"{kind}numbers from {self.least} to {most}, unscaled"
+            raise ValueError(f"`x` must be {wanted}; got from {x.min()} to {x.max()}.")
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Dequantize(Surjection):
-    """Whole numbers, such as the levels of an image, as reals: x = floor(z).
+    """Whole numbers 0 to levels - 1, such as those of an image, as reals: x = floor(z).
 
     z = x + Phi(u), V = log N(u) - log q(u | x), a bound. Without flows Phi(u) is uniform in [0, 1)
-    and V = 0. With flows, which start there too, the dequantization is variational.
-
-    Args:
-        levels: x is 0 to levels - 1.
-        flows: flows of the noise, whose condition is x, scaled to [-1, 1].
-        **kwargs: those of a flow.
+    and V = 0. With flows, which start there too, the dequantization is variational; their condition
+    is x, scaled to [-1, 1].
     """
 
     least = 0
@@ -117,8 +100,8 @@ class Argmax(Dequantize):
     """Categories as the largest of `levels` numbers each, side by side in z: x = argmax z.
 
     The one of category x is T = u_x; the others are moved below it, z_k = T - softplus(T - u_k).
-    V = sum_(k != x) log sigmoid(T - u_k) - log q(u | x), a bound. The arguments are those of
-    `Dequantize`; the condition of flows is x as one-hot vectors.
+    V = sum_(k != x) log sigmoid(T - u_k) - log q(u | x), a bound. The condition of the flows is x
+    as one-hot vectors.
     """
 
     def sizes(self, channels: int) -> tuple[int, int, int]:
@@ -141,15 +124,9 @@ class Argmax(Dequantize):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Slice(Surjection):
-    """Drop channels: z = x[..., :size], V = log p(dropped | z), exact. Or add some, a bound.
+    """Drop all but `size` channels: z = x[..., :size], V = log p(dropped | z), exact.
 
-    Added ones give flows more room: x = z[..., :channels], V = -log q(added | x).
-
-    Args:
-        size: how many channels are kept, or are added.
-        augment: add channels.
-        flows: flows of the noise, whose condition is what is not dropped or added.
-        **kwargs: those of a flow.
+    With `augment`, add `size` channels: x = z[..., :channels], V = -log q(added | x), a bound.
     """
 
     def __init__(self, size: int, augment: bool = False, flows: Any = (), **kwargs: Any) -> None:
@@ -160,7 +137,7 @@ class Slice(Surjection):
     def sizes(self, channels: int) -> tuple[int, int, int]:
         if self.augment:
             return channels + self.size, self.size, channels
-        if self.size >= channels:
+        if channels <= self.size:
             raise ValueError(f"`size` must be below the {channels} channels; got {self.size}.")
         return self.size, channels - self.size, self.size
 
@@ -188,7 +165,8 @@ class AbsoluteValue(Surjection):
     least = 0
 
     def inference_and_contribution(self, x: Tensor, noise: Any, condition: Any = None) -> Any:
-        z = ops.cast(x, self.dtype) * ops.where(noise < 0, -1.0, 1.0)
+        x = ops.cast(x, self.dtype)
+        z = ops.where(noise < 0, -x, x)
         return z, ops.full_like(z[..., 0], self.channels * math.log(2))
 
     def generate(self, z: Tensor, noise: Any = None, condition: Any = None) -> Tensor:

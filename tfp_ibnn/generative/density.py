@@ -28,18 +28,15 @@ class FlowDensity(SavesRandomState, keras.Model):
     `fit(x)` trains by the mean of -log p(x) in nats, weighted by `sample_weight` if there is one,
     and reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
     and deviation of the data; before `fit` on a dataset, call `adapt(x)` with some of it. Called,
-    or by `predict(x)`, the model gives log p(x), one number per row. A row is a vector or, for
-    images, any array (..., channels), with loc and scale by channel.
-
-    With a surjection, such as `Dequantize(256)` for images of whole numbers, log p(x) is its bound,
-    with new noise in each training step and the same noise in each evaluation.
+    or by `predict(x)`, the model gives log p(x), one number per row, or per image. With a
+    surjection that is its bound, with new noise in each training step and the same in evaluations.
 
     Training maps data to noise: `SplineCoupling`, `AffineCoupling`, `MaskedAutoregressive` and
     `Inverse(Planar())` do it in one pass, `InverseAutoregressive` in one for each channel.
 
     Args:
-        flows: flows, applied in order from noise to data; the last may be a surjection. They are
-            copied.
+        flows: flows, applied in order from noise to data, and copied. The last may be a surjection,
+            such as `Dequantize(256)` for images (..., channels) of whole numbers.
         base: number of Gaussians of eps; above 1 their means and scales are learned.
         condition: None, or the size of a condition, for p(x | condition): data are then pairs, as
             in `fit((x, condition))`. Or a Keras model that turns a condition into a vector.
@@ -103,14 +100,13 @@ class FlowDensity(SavesRandomState, keras.Model):
     def call(self, inputs: Any, training: bool = False) -> Tensor:
         """Return log p(x), (examples,), of x or of pairs (x, condition)."""
         x, condition = (inputs, None) if self.condition is None else inputs
-        self._check_shape(x, self.event)  # one column would be taken for all
+        _check_shape(x, self.event)  # one column would be taken for all
         condition = self._features(condition, training)
-        z, log_det = self._latents(x, condition, training)
+        z, change = self._latents(x, condition, training)
         eps = (z - self.loc) / self.scale
-        eps, change = through(self.flows, eps, condition, "inverse", len(self.event))
-        positions = self.size // self.latent[-1]
-        log_det = log_det + change - positions * ops.sum(ops.log(self.scale))
+        eps, log_det = through(self.flows, eps, condition, "inverse", len(self.event))
         eps = ops.reshape(eps, (-1, self.size))
+        log_det += change - self.size / self.latent[-1] * ops.sum(ops.log(self.scale))
         if self.base == 1:
             return gaussians.log_normal(eps) + log_det
         loc, scale = ops.cast(self.base_loc, self.dtype), constraints.scale(self.base_raw_scale)
@@ -248,16 +244,11 @@ class FlowDensity(SavesRandomState, keras.Model):
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
         x = np.asarray(x, dtype=self.dtype)
-        self._check_shape(x, self.event or x.shape[1:] or x.shape)
+        _check_shape(x, self.event or x.shape[1:] or x.shape)
         check_finite(x, "values of `x`")
         if self.surjection is not None:
             self.surjection.check(x)
         return x
-
-    def _check_shape(self, x: Any, event: tuple[int, ...]) -> None:
-        if len(x.shape) < 2 or x.shape[0] == 0 or tuple(x.shape[1:]) != tuple(event):
-            wanted = ", ".join(map(str, ("examples", *event)))
-            raise ValueError(f"`x` must have the shape ({wanted}); got {tuple(x.shape)}.")
 
     def _checked(self, x: Any, condition: Any) -> Any:
         """Return data as the model takes them, or raise."""
@@ -273,3 +264,9 @@ class FlowDensity(SavesRandomState, keras.Model):
                 wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
                 raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
         return x, condition
+
+
+def _check_shape(x: Any, event: tuple[int, ...]) -> None:
+    if len(x.shape) < 2 or x.shape[0] == 0 or tuple(x.shape[1:]) != tuple(event):
+        wanted = ", ".join(map(str, ("examples", *event)))
+        raise ValueError(f"`x` must have the shape ({wanted}); got {tuple(x.shape)}.")

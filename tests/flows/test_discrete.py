@@ -52,7 +52,7 @@ def decoded(flow, x):
 @every_flow
 @pytest.mark.parametrize(
     "condition",
-    [None, pytest.param(np.array([[0.5, -1.0]]), marks=pytest.mark.once)],
+    [None, pytest.param(np.array([[0.5, -1.0]]), marks=pytest.mark.slow)],
     ids=["plain", "condition"],
 )
 def test_it_is_a_permutation(float64, name, condition):
@@ -113,7 +113,8 @@ def test_start_is_the_identity(name):
     np.testing.assert_array_equal(numpy(flow.forward(space(flow))), space(flow))
 
 
-@pytest.mark.parametrize("name", ["modulo", pytest.param("integer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["modulo", "integer"])
 def test_compiled_equals_eager(name):
     flow = made(name)
     x = ops.convert_to_tensor(space(flow)[::7].reshape(-1, 1, CHANNELS * flow.width), "float32")

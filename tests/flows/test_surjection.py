@@ -63,7 +63,7 @@ def quadrature(surjection, x, condition):
     """E[p(z) exp(V)] and E[log p(z) + V] over the noise, of one row."""
     size = 1 if surjection.is_exact else surjection.noise_channels
     # z is to be wider than p(z); as u grows, argmax's z nears its limit slowly.
-    ticks = np.linspace(*{1: (-30, 30, 8001), 3: (-12, 38, 51)}[size])
+    ticks = np.linspace(*{1: (-30, 30, 8001), 3: (-10, 32, 41)}[size])
     noise = np.array(list(itertools.product(ticks, repeat=size)))
     log_weight = stats.norm.logpdf(noise).sum(-1) + size * np.log(ticks[1] - ticks[0])
     rows = np.tile(x, (len(noise), 1))
@@ -74,8 +74,19 @@ def quadrature(surjection, x, condition):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("condition", [None, CONDITION], ids=["plain", "condition"])
-@every_surjection
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        pytest.param(
+            name,
+            condition,
+            id=f"{name}-{end}",
+            marks=pytest.mark.slow if (name, end) == ("argmax", "condition") else [],
+        )
+        for name in SURJECTIONS
+        for end, condition in (("plain", None), ("condition", CONDITION))
+    ],
+)
 def test_contribution_gives_the_probability_and_a_bound(float64, name, condition):
     size = None if condition is None else 2
     surjection = make_surjection(name, 2 if name == "slice" else 1, seed=4, condition_size=size)
@@ -84,7 +95,7 @@ def test_contribution_gives_the_probability_and_a_bound(float64, name, condition
         expected = truth(name, x, surjection, condition)
         mean, bound = quadrature(surjection, x, condition)
         # The grid has an error where a sign jumps, and in three dimensions.
-        tolerance = {"absolute": 1e-3, "argmax": 1e-3}.get(name, 1e-5)
+        tolerance = {"absolute": 1e-3, "argmax": 3e-3}.get(name, 1e-5)
         assert mean == pytest.approx(expected, rel=tolerance)
         if surjection.is_exact:
             assert bound == pytest.approx(np.log(expected), rel=1e-9)
@@ -144,13 +155,8 @@ def test_the_highest_of_many_levels_is_not_rounded_up():
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("argmax", "slice") else pytest.mark.once)
-        for name in SURJECTIONS
-    ],
-)
+@pytest.mark.slow
+@every_surjection
 def test_compiled_equals_eager_on_images(name):
     surjection = make_surjection(name, seed=4, condition_size=2)
     x = data(name, 12).reshape(2, 3, 2, 2).astype("float32")

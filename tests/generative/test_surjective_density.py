@@ -13,7 +13,7 @@ from tfp_ibnn import flows
 RNG = np.random.default_rng(0)
 LEVELS = 3
 X = RNG.binomial(LEVELS - 1, [0.3, 0.7], size=(300, 2))
-IMAGES = RNG.integers(0, 4, (24, 4, 4, 1))
+IMAGES = RNG.integers(0, 4, (24, 4, 4, 2))
 CELLS = np.stack(np.meshgrid(range(LEVELS), range(LEVELS), indexing="ij"), -1).reshape(-1, 2)
 
 
@@ -26,7 +26,7 @@ def made(last, data=X, seed=0, **options):
     return density
 
 
-def cells(density, step=0.02, edge=12.0):
+def cells(density, step=0.05, edge=12.0):
     """The probabilities of all x by sums over a grid of z: the outer cells have the tails too."""
     plain = ibnn.FlowDensity(density.flows)
     plain.build((None, 2))
@@ -43,7 +43,13 @@ def cells(density, step=0.02, edge=12.0):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("variational", [False, True], ids=["uniform", "variational"])
+@pytest.mark.parametrize(
+    "variational",
+    [
+        pytest.param(False, id="uniform", marks=pytest.mark.slow),
+        pytest.param(True, id="variational"),
+    ],
+)
 def test_whole_numbers_have_the_mass_of_their_cells(variational):
     last = flows.Dequantize(LEVELS, [flows.Affine()] if variational else [])
     density = made(last)
@@ -78,7 +84,11 @@ def test_bits_are_those_of_the_whole_numbers(eagerly):
 
 
 @pytest.mark.parametrize(
-    "name", [x if x == "slice" else pytest.param(x, marks=pytest.mark.once) for x in SURJECTIONS]
+    "name",
+    [
+        name if name == "dequantize-variational" else pytest.param(name, marks=pytest.mark.slow)
+        for name in SURJECTIONS
+    ],
 )
 def test_every_surjection_is_trained_saved_and_loaded(eagerly, name, tmp_path):
     data = X if SURJECTIONS[name]().levels else np.abs(RNG.normal(size=(60, 2)))
@@ -107,24 +117,21 @@ def test_images_without_flows_are_gaussian_by_channel(float64):
     np.testing.assert_allclose(numpy(density(x)), expected, rtol=1e-6)
 
 
-def test_images_of_whole_numbers_at_two_scales(tmp_path):
-    steps = flows.Glow(2, hidden=4, scales=2)
-    density = ibnn.FlowDensity([*steps, flows.Dequantize(4)], condition=2)
+def test_images_of_whole_numbers(eagerly):
+    couplings = [flows.InvertibleConv1x1(), flows.AffineCoupling(hidden=4)]
+    density = ibnn.FlowDensity([*couplings, flows.Dequantize(4)], condition=2)
     density.compile(keras.optimizers.Adam(1e-2))
     c = RNG.normal(size=(24, 2)).astype("float32")
-    history = density.fit((IMAGES, c), batch_size=24, epochs=3, verbose=0).history
-    assert history["loss"][-1] < history["loss"][0]
+    history = density.fit((IMAGES, c), batch_size=24, epochs=2, verbose=0).history
     bits = np.array(history["bits_per_dimension"])
-    np.testing.assert_allclose(bits, np.array(history["loss"]) / (16 * np.log(2)), rtol=1e-4)
+    np.testing.assert_allclose(bits, np.array(history["loss"]) / (32 * np.log(2)), rtol=1e-4)
     logs, draws = density.log_prob(IMAGES, c), density.sample(24, seed=1, condition=c)
-    assert (logs.shape, draws.shape) == ((24,), (24, 4, 4, 1))
+    assert (logs.shape, draws.shape) == ((24,), IMAGES.shape)
     assert np.isin(draws, range(4)).all()
-    density.save(tmp_path / "density.keras")
-    loaded = keras.models.load_model(tmp_path / "density.keras")
-    np.testing.assert_allclose(loaded.log_prob(IMAGES, c), logs, rtol=1e-5)
+    assert np.abs(logs - density.log_prob(IMAGES, -c)).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("name", ["mixed_bfloat16"])
 def test_mixed_precision_leaves_it_in_float32(policy, name):
     policy(name)
     density = made(flows.Dequantize(LEVELS, [flows.Affine()]))
@@ -159,6 +166,7 @@ def test_other_shapes_are_refused_after_training():
 
 
 @pytest.mark.once
+@pytest.mark.slow
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a SavedModel")
 def test_export(tmp_path):
     import tensorflow as tf

@@ -17,20 +17,15 @@ class DiscreteFlow(Conditional):
     """A permutation of discrete data, y_i = _move(x_i, network_i(y_<i)), so that p(y) = p(x).
 
     It starts as the identity. Gradients pass roundings and choices straight through. `inverse`,
-    from data to noise, takes one pass of a masked network, `forward` one for each channel.
-
-    Args:
-        levels: number of categories, or the scale of whole numbers.
-        hidden: units of the network's hidden layer.
-        reverse: let each channel depend on those after it.
-        **kwargs: those of a flow.
+    from data to noise, takes one pass of a masked network with `hidden` units, `forward` one for
+    each channel. With `reverse` each depends on those after it. `levels` is the number of
+    categories, or the scale of whole numbers.
 
     References:
-        Tran et al., Discrete Flows, arXiv 1905.10347; Hoogeboom et al., Integer Discrete Flows,
-        1905.07376.
+        Tran et al., arXiv 1905.10347. Hoogeboom et al., arXiv 1905.07376.
     """
 
-    width = unit = 1  # numbers per channel, and their size
+    width = 1  # numbers per channel
 
     def __init__(self, levels: int, hidden: int = 32, reverse: bool = False, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
@@ -57,19 +52,16 @@ class DiscreteFlow(Conditional):
 
     def inverse(self, y: Tensor, condition: Any = None) -> Tensor:
         """Map data (..., channels * width) to noise."""
-        y = ops.cast(y, self.dtype)
-        return self._mapped(y, y, condition, True)
+        return self._mapped(ops.cast(y, self.dtype), y, condition, True)
 
     def _mapped(self, x: Tensor, y: Tensor, condition: Any, back: bool) -> Tensor:
         network = self.network.given(self.checked_condition(condition))
-        return self._move(x, *network(y / self.unit), back)
+        return self._move(x, *network(ops.cast(y, self.dtype) * (self.width / self.levels)), back)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class IntegerAdditive(DiscreteFlow):
     """Whole numbers: y_i = x_i + round(levels * shift_i(y_<i / levels))."""
-
-    unit = property(lambda self: self.levels)
 
     def _move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
         shift = self.levels * first
@@ -86,16 +78,14 @@ class ModuloAffine(DiscreteFlow):
     """
 
     width = property(lambda self: self.levels)
-    temperature = 0.1  # of the softmax whose gradient a choice has
 
     def _move(self, x: Tensor, first: Tensor, second: Tensor, back: bool) -> Tensor:
         places, split = np.arange(self.levels), (*ops.shape(x)[:-1], self.passes, self.levels)
         scales = [a for a in range(1, self.levels) if math.gcd(a, self.levels) == 1]
         scaled, matrices = np.outer(np.resize(scales, self.levels), places), []
         for raw, targets in ((second, scaled), (first, places[:, None] + places)):
-            logits = ops.reshape(raw, split) / self.temperature
-            soft = ops.softmax(logits)
-            hard = ops.one_hot(ops.argmax(logits, axis=-1), self.levels, dtype=self.dtype)
+            soft = ops.softmax(10 * ops.reshape(raw, split))  # has the gradient of the choice
+            hard = ops.one_hot(ops.argmax(soft, axis=-1), self.levels, dtype=self.dtype)
             table = ops.cast(np.eye(self.levels)[targets % self.levels], self.dtype)
             matrices.append(ops.tensordot(hard + (soft - ops.stop_gradient(soft)), table, 1))
         y = ops.reshape(x, split)

@@ -184,10 +184,9 @@ def copied(
     copies = []
     for position, flow in enumerate(flows):
         if flow.condition_size not in (None, condition_size) or flow.event_ndims > ndims:
-            wanted = f"condition_size={condition_size} and event_ndims={ndims}"
+            wanted = f"must have condition_size={condition_size} and event_ndims={ndims}"
             got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
-            name = type(flow).__name__
-            raise ValueError(f"`{argument}` must have {wanted}; got {name} with {got}.")
+            raise ValueError(f"`{argument}` {wanted}; got {type(flow).__name__} with {got}.")
         name = f"{type(flow).__name__.lower()}_{position}"
         config = {**flow.get_config(), "dtype": dtype, "name": name}
         config["condition_size"] = condition_size
@@ -198,10 +197,7 @@ def copied(
 def through(
     flows: Sequence[Flow], x: Tensor, condition: Tensor | None, way: str, ndims: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return x mapped "forward" by flows, or by their "inverse" from the last to the first.
-
-    The log-determinants are those of events of `ndims` axes: sums over the positions of an image.
-    """
+    """Return x mapped "forward" or by the "inverse", and log-determinants by `ndims` last axes."""
     log_det = ops.zeros_like(x[(..., *(0,) * ndims)])
     for flow in flows if way == "forward" else reversed(flows):
         x, change = getattr(flow, f"{way}_and_log_det")(x, condition)

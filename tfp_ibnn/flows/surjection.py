@@ -1,7 +1,6 @@
 """Maps from latents to data that are not invertible, and what they add to the log-likelihood."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +10,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditional import Conditional
-from tfp_ibnn.flows.flow import Flow, copied, like_rows, log_normal, through
+from tfp_ibnn.flows.flow import copied, like_rows, log_normal, through
 
 
 class Surjection(Conditional):
@@ -23,13 +22,12 @@ class Surjection(Conditional):
     as `[Affine()]`, of which each surjection has copies.
 
     References:
-        Nielsen et al., SurVAE Flows, arXiv 2007.02731; Ho et al., Flow++, 1902.00275; Hoogeboom et
-        al., Argmax Flows, 2102.05379; Huang et al., Augmented Normalizing Flows, 2002.07101.
+        Nielsen et al., arXiv 2007.02731. Ho et al., 1902.00275. Hoogeboom et al., 2102.05379.
     """
 
-    is_exact, levels, least = False, None, -math.inf
+    is_exact, levels, least = False, None, 0  # the range of x
 
-    def __init__(self, flows: Sequence[Flow] = (), **kwargs: Any) -> None:
+    def __init__(self, flows: Any = (), **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
         # As configs: only `build` knows the size of their condition.
         self.flows = keras.saving.serialize_keras_object(copied(flows, self.dtype))
@@ -79,9 +77,7 @@ class Dequantize(Surjection):
     is x, scaled to [-1, 1].
     """
 
-    least = 0
-
-    def __init__(self, levels: int = 256, flows: Sequence[Flow] = (), **kwargs: Any) -> None:
+    def __init__(self, levels: int = 256, flows: Any = (), **kwargs: Any) -> None:
         super().__init__(flows, **kwargs)
         self.levels = checks.positive_integer("levels", levels, 2**16, least=2)
 
@@ -113,9 +109,9 @@ class Argmax(Dequantize):
         u, log_q = self.draw(noise, ops.reshape(chosen, flat), condition)
         u = ops.reshape(u, ops.shape(chosen))
         gap = ops.sum(chosen * u, axis=-1, keepdims=True) - u
-        log_slope = ops.sum((1 - chosen) * ops.log_sigmoid(gap), axis=(-2, -1))
         z = u + (1 - chosen) * (gap - ops.softplus(gap))
-        return ops.reshape(z, flat), log_slope - log_q
+        log_det = ops.sum((1 - chosen) * ops.log_sigmoid(gap), axis=(-2, -1))
+        return ops.reshape(z, flat), log_det - log_q
 
     def generate(self, z: Tensor, noise: Any = None, condition: Any = None) -> Tensor:
         z = ops.reshape(z, (*ops.shape(z)[:-1], self.channels, self.levels))
@@ -132,14 +128,13 @@ class Slice(Surjection):
     def __init__(self, size: int, augment: bool = False, flows: Any = (), **kwargs: Any) -> None:
         super().__init__(flows, **kwargs)
         self.size = checks.positive_integer("size", size, checks.LARGEST_SIZE)
-        self.augment, self.is_exact = bool(augment), not augment
+        self.augment, self.is_exact, self.least = bool(augment), not augment, -math.inf
 
     def sizes(self, channels: int) -> tuple[int, int, int]:
-        if self.augment:
-            return channels + self.size, self.size, channels
-        if channels <= self.size:
+        if channels <= self.size and not self.augment:
             raise ValueError(f"`size` must be below the {channels} channels; got {self.size}.")
-        return self.size, channels - self.size, self.size
+        sizes = self.size, channels - self.size, self.size
+        return (channels + self.size, self.size, channels) if self.augment else sizes
 
     def inference_and_contribution(self, x: Tensor, noise: Any, condition: Any = None) -> Any:
         x = ops.cast(x, self.dtype)
@@ -162,12 +157,9 @@ class AbsoluteValue(Surjection):
     V = channels * log 2, a bound, and exact where p(z) is the same for all signs.
     """
 
-    least = 0
-
     def inference_and_contribution(self, x: Tensor, noise: Any, condition: Any = None) -> Any:
         x = ops.cast(x, self.dtype)
-        z = ops.where(noise < 0, -x, x)
-        return z, ops.full_like(z[..., 0], self.channels * math.log(2))
+        return ops.where(noise < 0, -x, x), ops.full_like(x[..., 0], self.channels * math.log(2))
 
     def generate(self, z: Tensor, noise: Any = None, condition: Any = None) -> Tensor:
         return ops.abs(z)

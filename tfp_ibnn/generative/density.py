@@ -220,8 +220,7 @@ class FlowDensity(SavesRandomState, keras.Model):
         if self.surjection is None:
             return ops.cast(x, self.dtype), 0.0
         shape = (*ops.shape(x)[:-1], self.surjection.noise_channels)
-        key = self.seeds if training else ops.convert_to_tensor(counter.key_from_seed(0))
-        noise = backend.normal(shape, self.dtype, key)
+        noise = backend.normal(shape, self.dtype, self.seeds if training else (0, 0))
         z, change = self.surjection.inference_and_contribution(x, noise, condition)
         return z, ops.sum(change, axis=tuple(range(1, len(self.event))))
 
@@ -234,12 +233,10 @@ class FlowDensity(SavesRandomState, keras.Model):
             parts = self.base_loc, constraints.scale(self.base_raw_scale)
             loc, scale = gaussians.of_component(ops.minimum(chosen, self.base - 1), *parts)
             x = loc + scale * x
-        condition, ndims = self._features(condition), len(self.event)
-        x = ops.reshape(x, (-1, *self.latent))
-        x = self.loc + self.scale * through(self.flows, x, condition, "forward", ndims)[0]
-        if self.surjection is None:
-            return x
-        return self.surjection.generate(x, ops.reshape(noise, (-1, *shape)), condition)
+        x, condition = ops.reshape(x, (-1, *self.latent)), self._features(condition)
+        x = through(self.flows, x, condition, "forward", len(self.event))[0]
+        x, noise = self.loc + self.scale * x, ops.reshape(noise, (-1, *shape))
+        return x if self.surjection is None else self.surjection.generate(x, noise, condition)
 
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""

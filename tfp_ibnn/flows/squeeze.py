@@ -41,9 +41,8 @@ class Squeeze(Flow):
     """Flows of 2 x 2 blocks: images (..., height, width, channels) become half as wide and high.
 
     Their 4 * channels pass `flows`, and the blocks go back to their places. The last half of the
-    channels passes `coarser` before that, and the first half is noise till then: with another
-    `Squeeze` there, this is the multi-scale architecture. The log-determinants are those of whole
-    images. Invertible as the flows are, of which it has copies.
+    channels passes `coarser` first, and the other half is noise till then: with another `Squeeze`
+    there, this is the multi-scale architecture. Log-determinants are those of whole images.
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
@@ -76,14 +75,12 @@ class Squeeze(Flow):
 
 def _blocks(x: Tensor, back: bool = False) -> Tensor:
     """Return images with blocks of 2 x 2 pixels as channels, or undo it."""
-    *lead, height, width, channels = ops.shape(x)
+    *lead, height, width, size = ops.shape(x)
+    split = (height, width, 2, 2, size // 4) if back else (height // 2, 2, width // 2, 2, size)
+    x = ops.transpose(ops.reshape(x, (-1, *split)), (0, 1, 3, 2, 4, 5))
     if back:
-        x = ops.reshape(x, (-1, height, width, 2, 2, channels // 4))
-        shape = (*lead, 2 * height, 2 * width, channels // 4)
-    else:
-        x = ops.reshape(x, (-1, height // 2, 2, width // 2, 2, channels))
-        shape = (*lead, height // 2, width // 2, 4 * channels)
-    return ops.reshape(ops.transpose(x, (0, 1, 3, 2, 4, 5)), shape)
+        return ops.reshape(x, (*lead, 2 * height, 2 * width, size // 4))
+    return ops.reshape(x, (*lead, height // 2, width // 2, 4 * size))
 
 
 def RealNVP(steps: int = 8, hidden: int = 64, scales: int = 0) -> list[Flow]:  # noqa: N802

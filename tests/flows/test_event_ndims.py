@@ -115,5 +115,7 @@ def test_an_input_with_too_few_axes_is_refused():
 
 
 def test_posteriors_refuse_flows_of_larger_events():
-    with pytest.raises(ValueError, match="`flows` must have .* event_ndims=1; got Rows .* event_ndims=2"):
+    with pytest.raises(
+        ValueError, match="`flows` must have .* event_ndims=1; got Rows .* event_ndims=2"
+    ):
         ibnn.FlowPosterior([Rows()])

@@ -29,7 +29,7 @@ def made(layers=(), seed=0, data=X, **options):
 
 def grid(density, edge=12.0, count=161):
     """Points around the data, and the area of each."""
-    loc, scale = X.mean(0), X.std(0)
+    loc, scale = numpy(density.loc), numpy(density.scale)
     ticks = np.linspace(-edge, edge, count)
     points = np.stack(np.meshgrid(ticks, ticks), -1).reshape(-1, 2)
     return loc + scale * points, np.prod(scale) * (ticks[1] - ticks[0]) ** 2
@@ -43,9 +43,8 @@ def grid(density, edge=12.0, count=161):
         ([flows.MaskedAutoregressive(hidden=8)], {"base": 3}),
         ([flows.Inverse(flows.Planar())], {"condition": 3}),
         ([], {"base": 2}),
-        ([flows.Slice(1, flows=[flows.Affine()])], {"base": 2}),
     ],
-    ids=["coupling", "spline", "mixture", "conditional", "base", "slice"],
+    ids=["coupling", "spline", "mixture", "conditional", "base"],
 )
 def test_density_integrates_to_one(float64, layers, options):
     density = made(layers, **options)

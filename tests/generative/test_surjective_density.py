@@ -108,6 +108,22 @@ def test_every_surjection_is_trained_saved_and_loaded(eagerly, name, tmp_path):
     np.testing.assert_allclose(one, other, atol=1e-5)  # the state of the noise too
 
 
+def test_density_of_slices_integrates_to_one_and_has_its_draws(float64):
+    density = ibnn.FlowDensity([flows.Affine(), flows.Slice(1, flows=[flows.Affine()])], base=2)
+    density.adapt(RNG.normal(size=(60, 2)))
+    perturb(density.surjection, 0, 0.5)
+    ticks = np.linspace(-12, 12, 241)
+    points = np.stack(np.meshgrid(ticks, ticks), -1).reshape(-1, 2)
+    mass = np.exp(numpy(density(points))) * 0.1**2
+    assert mass.sum() == pytest.approx(1, abs=1e-4)
+    draws, mean = density.sample(4000, seed=1), mass @ points
+    deviation = np.sqrt(mass @ (points - mean) ** 2)
+    assert np.abs((draws.mean(0) - mean) / deviation).max() < 4 / 4000**0.5
+    np.testing.assert_allclose(draws.std(0), deviation, rtol=0.06)
+    moment = mass @ points.prod(-1) - mean.prod()
+    assert np.cov(draws.T)[0, 1] == pytest.approx(moment, abs=0.1 * deviation.prod())
+
+
 def test_images_without_flows_are_gaussian_by_channel(float64):
     x = RNG.normal(size=(50, 3, 2, 2)) * [2.0, 0.5] + [1.0, -1.0]
     density = ibnn.FlowDensity([])

@@ -72,6 +72,7 @@ def test_any_leading_axes_and_compiled(name):
         close(numpy(again), numpy(other), 1e-5)
 
 
+@pytest.mark.once
 @every_flow
 def test_config_round_trip(name):
     flow, x = made(name, condition_size=3), draws((2, *SHAPE), dtype="float32")
@@ -84,6 +85,7 @@ def test_config_round_trip(name):
     np.testing.assert_array_equal(forward(twin, x, condition), forward(flow, x, condition))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("recipe", "kind"), [(flows.RealNVP, flows.AffineCoupling), (flows.Glow, flows.GlowStep)]
 )

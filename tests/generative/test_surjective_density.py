@@ -6,6 +6,8 @@ import pytest
 from scipy import stats
 
 import tfp_ibnn as ibnn
+from tests.flows.test_event_ndims import Rows
+from tests.flows.tools import inverse, log_det
 from tests.layer_checklist import numpy
 from tests.registry import SURJECTIONS, perturb
 from tfp_ibnn import flows
@@ -108,6 +110,7 @@ def test_every_surjection_is_trained_saved_and_loaded(eagerly, name, tmp_path):
     np.testing.assert_allclose(one, other, atol=1e-5)  # the state of the noise too
 
 
+@pytest.mark.once
 def test_density_of_slices_integrates_to_one_and_has_its_draws(float64):
     density = ibnn.FlowDensity([flows.Affine(), flows.Slice(1, flows=[flows.Affine()])], base=2)
     density.adapt(RNG.normal(size=(60, 2)))
@@ -131,6 +134,20 @@ def test_images_without_flows_are_gaussian_by_channel(float64):
     flat = x.reshape(-1, 2)
     expected = stats.norm.logpdf(x, flat.mean(0), flat.std(0)).sum((1, 2, 3))
     np.testing.assert_allclose(numpy(density(x)), expected, rtol=1e-6)
+
+
+def test_flows_of_matrices_and_of_vectors_add_up(float64):
+    """A flow of whole matrices (event_ndims=2), then one of each of their rows."""
+    x = RNG.normal(size=(5, 3, 2))
+    density = ibnn.FlowDensity([Rows(), flows.Affine()])
+    density.build((None, 3, 2))
+    perturb(density.flows[0], 0)
+    perturb(density.flows[1], 1)
+    rows, affine = density.flows
+    middle = inverse(affine, x)
+    expected = stats.norm.logpdf(inverse(rows, middle)).sum((1, 2))
+    expected += log_det(rows, middle, "inverse") + log_det(affine, x, "inverse").sum(1)
+    np.testing.assert_allclose(numpy(density(x)), expected, rtol=1e-9)
 
 
 def test_images_of_whole_numbers(eagerly):

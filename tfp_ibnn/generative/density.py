@@ -235,7 +235,7 @@ class FlowDensity(SavesRandomState, keras.Model):
             x = loc + scale * x
         x, condition = ops.reshape(x, (-1, *self.latent)), self._features(condition)
         x = through(self.flows, x, condition, "forward", len(self.event))[0]
-        x, noise = self.loc + self.scale * x, ops.reshape(noise, (-1, *shape))
+        x, noise = self.loc + self.scale * x, ops.reshape(noise, (number, *shape))
         return x if self.surjection is None else self.surjection.generate(x, noise, condition)
 
     def _rows(self, x: Any) -> np.ndarray:

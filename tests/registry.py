@@ -106,6 +106,33 @@ def perturb(layer, seed, size=1.0):
         weight.assign(new.astype(old.dtype))
 
 
+# Name -> a function that makes the flow of discrete data.
+DISCRETE = {
+    "integer": partial(flows.IntegerAdditive, 3, hidden=8),
+    "modulo": partial(flows.ModuloAffine, 4, hidden=8),
+    "modulo-prime-reverse": partial(flows.ModuloAffine, 5, hidden=8, reverse=True),
+}
+
+# Name -> a function that makes the surjection.
+SURJECTIONS = {
+    "dequantize": partial(flows.Dequantize, 4),
+    "dequantize-variational": lambda **kwargs: flows.Dequantize(4, [flows.Affine()], **kwargs),
+    "argmax": lambda **kwargs: flows.Argmax(3, [flows.Affine()], **kwargs),
+    "slice": lambda **kwargs: flows.Slice(1, flows=[flows.Affine()], **kwargs),
+    "augment": lambda **kwargs: flows.Slice(1, augment=True, flows=[flows.Affine()], **kwargs),
+    "absolute": flows.AbsoluteValue,
+}
+
+
+def make_surjection(name, channels=2, seed=None, size=0.5, **kwargs):
+    """A surjection of the registry, built; with a seed, at parameters of order `size`."""
+    surjection = SURJECTIONS[name](**kwargs)
+    surjection.build((None, channels))
+    if seed is not None:
+        perturb(surjection, seed, size)
+    return surjection
+
+
 # The ELBO, and a posterior that starts at its prior: KL 0.
 ELBO = {"prior_scale": 0.5, "beta": 1.0}
 AT_PRIOR = {**ELBO, "initial_scale": None}

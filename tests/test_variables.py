@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from tests.registry import FLOWS, POSTERIORS
+from tests.registry import DISCRETE, FLOWS, POSTERIORS, SURJECTIONS
 
 pytestmark = [
     pytest.mark.once,
@@ -41,10 +41,15 @@ def assert_none_is_int32(variables):
     assert not [v.name for v in variables if v.dtype == "int32"]
 
 
-@pytest.mark.parametrize("registry", [FLOWS, POSTERIORS], ids=["flows", "posteriors"])
+@pytest.mark.parametrize(
+    "registry",
+    [FLOWS, POSTERIORS, SURJECTIONS, DISCRETE],
+    ids=["flows", "posteriors", "surjections", "discrete"],
+)
 def test_of_every_flow_and_posterior(made, registry):
     for make in registry.values():
-        make().build((None, 4))
+        layer = make()
+        layer.build((None, 4 * getattr(layer, "width", 1)))
     assert_none_is_int32(made)
 
 
@@ -155,10 +160,11 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     seen |= {
         type(part) for part in (*metrics, *callbacks, *samples, optimizer, *chains, *mc.metrics)
     }
+    bases = (ibnn.Flow, ibnn.Posterior, ibnn.flows.Surjection, ibnn.flows.DiscreteFlow)
     known = {
         kind
         for key, kind in keras.saving.get_custom_objects().items()
-        if key.startswith("tfp_ibnn>") and not issubclass(kind, (ibnn.Flow, ibnn.Posterior))
+        if key.startswith("tfp_ibnn>") and not issubclass(kind, bases)
     }
     owners = (
         keras.layers.Layer,

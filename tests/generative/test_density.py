@@ -268,7 +268,7 @@ def constant():
             "values of `x` hold NaN .* in 1 of 60 rows; the first is number 7",
         ),
         (lambda d, c: d.fit(constant()), r"vary in every column; columns \[1\] do not"),
-        (lambda d, c: d.fit(np.round(X)), "whole numbers only: give x"),
+        (lambda d, c: d.fit(np.round(X)), "whole numbers only: end `flows` with"),
         (lambda d, c: d.fit(X, X), "no targets"),
         (lambda d, c: d.fit((X, C)), "has no `condition`"),
         (lambda d, c: d.fit(X[:, 0]), r"shape \(examples, 60\); got \(60,\)"),

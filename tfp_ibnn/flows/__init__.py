@@ -12,6 +12,9 @@ from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1 as InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AdditiveCoupling as AdditiveCoupling
 from tfp_ibnn.flows.coupling import AffineCoupling as AffineCoupling
 from tfp_ibnn.flows.coupling import CouplingBijector as CouplingBijector
+from tfp_ibnn.flows.discrete import DiscreteFlow as DiscreteFlow
+from tfp_ibnn.flows.discrete import IntegerAdditive as IntegerAdditive
+from tfp_ibnn.flows.discrete import ModuloAffine as ModuloAffine
 from tfp_ibnn.flows.flow import Flow as Flow
 from tfp_ibnn.flows.flow import FlowBijector as FlowBijector
 from tfp_ibnn.flows.glow import GlowStep as GlowStep
@@ -27,5 +30,10 @@ from tfp_ibnn.flows.spline import SplineAutoregressive as SplineAutoregressive
 from tfp_ibnn.flows.spline import SplineBijector as SplineBijector
 from tfp_ibnn.flows.spline import SplineCoupling as SplineCoupling
 from tfp_ibnn.flows.spline import SplineCouplingBijector as SplineCouplingBijector
+from tfp_ibnn.flows.surjection import AbsoluteValue as AbsoluteValue
+from tfp_ibnn.flows.surjection import Argmax as Argmax
+from tfp_ibnn.flows.surjection import Dequantize as Dequantize
+from tfp_ibnn.flows.surjection import Slice as Slice
+from tfp_ibnn.flows.surjection import Surjection as Surjection
 from tfp_ibnn.flows.sylvester import Sylvester as Sylvester
 from tfp_ibnn.flows.sylvester import SylvesterBijector as SylvesterBijector

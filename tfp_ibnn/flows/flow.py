@@ -4,6 +4,8 @@ Below are products with parameters that are the same for all rows of x, or diffe
 """
 
 import itertools
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -178,6 +180,45 @@ def _mapped(bijector: tfb.Bijector, x: Tensor, ndims: int, way: str) -> tuple[Te
     if isinstance(bijector, FlowBijector) and bijector.event_ndims == ndims:
         return getattr(bijector, f"{way}_and_log_det")(x)
     return getattr(bijector, way)(x), getattr(bijector, f"{way}_log_det_jacobian")(x, ndims)
+
+
+def copied(
+    flows: Any, dtype: str, argument: str = "flows", condition_size: Any = None, ndims: int = 1
+) -> list[Flow]:
+    """Return copies, with a condition of another size, of flows that have none; or raise."""
+    if isinstance(flows, Sequence):
+        make = keras.saving.deserialize_keras_object
+        flows = [make(flow) if isinstance(flow, dict) else flow for flow in flows]
+    if not isinstance(flows, list) or not all(isinstance(flow, Flow) for flow in flows):
+        raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
+    copies = []
+    for position, flow in enumerate(flows):
+        if flow.condition_size not in (None, condition_size) or flow.event_ndims > ndims:
+            wanted = f"must have condition_size={condition_size} and event_ndims={ndims}"
+            got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
+            raise ValueError(f"`{argument}` {wanted}; got {type(flow).__name__} with {got}.")
+        name = f"{type(flow).__name__.lower()}_{position}"
+        config = {**flow.get_config(), "dtype": dtype, "name": name}
+        config["condition_size"] = condition_size
+        copies.append(type(flow).from_config(config))
+    return copies
+
+
+def through(
+    flows: Sequence[Flow], x: Tensor, condition: Tensor | None, way: str, ndims: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return x mapped "forward" or by the "inverse", and log-determinants by `ndims` last axes."""
+    log_det = ops.zeros_like(x[(..., *(0,) * ndims)])
+    for flow in flows if way == "forward" else reversed(flows):
+        x, change = getattr(flow, f"{way}_and_log_det")(x, condition)
+        change = change + ops.zeros_like(x[(..., *(0,) * flow.event_ndims)])  # may be constant
+        log_det = log_det + ops.sum(change, axis=tuple(range(flow.event_ndims - ndims, 0)))
+    return x, log_det
+
+
+def log_normal(x: Tensor) -> Tensor:
+    """Return the log-density (...,) of standard normal noise (..., channels)."""
+    return -0.5 * (ops.sum(x * x, axis=-1) + x.shape[-1] * math.log(2 * math.pi))
 
 
 def column(numbers: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks, constraints, files
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows import BatchNorm, Flow
+from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn.flows import BatchNorm, Flow, Surjection
+from tfp_ibnn.flows.flow import copied, through
 from tfp_ibnn.noise import counter
 from tfp_ibnn.posteriors import base as gaussians
-from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.features import check_finite
 
 
@@ -56,7 +57,7 @@ class Unsupervised(keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class FlowDensity(Unsupervised):
+class FlowDensity(SavesRandomState, Unsupervised):
     """A density by flows, trained by maximum likelihood: x = loc + scale * NF(eps).
 
         log p(x) = log p(eps) - sum_i log|det J_i| - sum_c log scale_c
@@ -64,13 +65,15 @@ class FlowDensity(Unsupervised):
     `fit(x)` trains by the mean of -log p(x) in nats, times `sample_weight` if there is one, and
     reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
     and deviation of the data; before `fit` on a dataset, call `adapt(x)` with some of it. Called,
-    or by `predict(x)`, the model gives log p(x), one number per row.
+    or by `predict(x)`, the model gives log p(x), one number per row, or per image. With a
+    surjection that is its bound, with new noise in each training step and the same in evaluations.
 
     Training maps data to noise: `SplineCoupling`, `AffineCoupling`, `MaskedAutoregressive` and
     `Inverse(Planar())` do it in one pass, `InverseAutoregressive` in one for each channel.
 
     Args:
-        flows: flows, applied in order from noise to data; copied, with new weights.
+        flows: flows, applied in order from noise to data; copied, with new weights. The last may be
+            a surjection, such as `Dequantize(256)` for images (..., channels) of whole numbers.
         base: number of Gaussians of eps; above 1 their means and scales are learned.
         condition: None, or the size of a condition, for p(x | condition): data are then pairs, as
             in `fit((x, condition))`. Or a Keras model that turns a condition into a vector.
@@ -106,19 +109,28 @@ class FlowDensity(Unsupervised):
             raise ValueError(
                 "`flows` must not have BatchNorm, whose statistics stay: take ActNorm."
             )
-        self.flows = copied(flows, self.dtype, condition_size=size)
+        self.surjection, self.event = None, ()
+        if isinstance(flows, Sequence) and flows and isinstance(flows[-1], Surjection):
+            *flows, last = flows
+            own = {"condition_size": size, "dtype": self.dtype, "name": "surjection"}
+            self.surjection = type(last).from_config({**last.get_config(), **own})
+            self.seeds = backend.SeedGenerator()
+        self.flows = copied(flows, self.dtype, condition_size=size, ndims=3)
         self.bits = keras.metrics.Mean("bits_per_dimension")
-        self.size: int | None = None
 
     def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape if self.condition is None else input_shape[0])
-        if len(shape) != 2 or shape[-1] is None:
-            raise ValueError(f"`x` must have the shape (examples, size); got {shape}.")
-        self.size = shape[-1]
+        if len(shape) < 2 or None in shape[1:]:
+            raise ValueError(f"`x` must have the shape (examples, ..., size); got {shape}.")
+        self.event = shape[1:]
+        if self.surjection is not None:
+            self.surjection.build(shape)
+            shape = (*shape[:-1], self.surjection.latent_channels)
+        self.latent, self.size = shape[1:], math.prod(shape[1:])
         for flow in self.flows:
             flow.build(shape)
-        self.loc = self.add_weight((self.size,), "zeros", trainable=False, name="loc")
-        self.scale = self.add_weight((self.size,), "ones", trainable=False, name="scale")
+        self.loc = self.add_weight(shape[-1:], "zeros", trainable=False, name="loc")
+        self.scale = self.add_weight(shape[-1:], "ones", trainable=False, name="scale")
         self.adapted = self.add_weight((), "zeros", trainable=False, name="adapted")
         if self.base > 1:  # of variance 1 in all
             shape, spread = (self.base, self.size), keras.initializers.RandomNormal(stddev=0.5)
@@ -129,14 +141,13 @@ class FlowDensity(Unsupervised):
     def call(self, inputs: Any, training: bool = False) -> Tensor:
         """Return log p(x), (examples,), of x or of pairs (x, condition)."""
         x, condition = (inputs, None) if self.condition is None else inputs
-        if x.shape[1:] != (self.size,):  # one column would be taken for all
-            raise ValueError(f"`x` must have the shape (examples, {self.size}); got {x.shape}.")
+        _check_shape(x, self.event)  # one column would be taken for all
         condition = self._features(condition, training)
-        eps = (ops.cast(x, self.dtype) - self.loc) / self.scale
-        log_det = -ops.sum(ops.log(self.scale))
-        for flow in reversed(self.flows):
-            eps, change = flow.inverse_and_log_det(eps, condition)
-            log_det = log_det + change
+        z, change = self._latents(x, condition, training)
+        eps = (z - self.loc) / self.scale
+        eps, log_det = through(self.flows, eps, condition, "inverse", len(self.event))
+        eps = ops.reshape(eps, (-1, self.size))
+        log_det += change - self.size / self.latent[-1] * ops.sum(ops.log(self.scale))
         if self.base == 1:
             return gaussians.log_normal(eps) + log_det
         loc, scale = ops.cast(self.base_loc, self.dtype), constraints.scale(self.base_raw_scale)
@@ -150,23 +161,27 @@ class FlowDensity(Unsupervised):
         return self.predict(self._checked(x, condition), batch_size=batch_size, verbose=0)
 
     def sample(self, number: int, seed: int = 0, condition: Any = None) -> np.ndarray:
-        """Return draws (number, size); with a condition, one for each of its `number` rows."""
+        """Return draws (number, ...); with a condition, one for each of its `number` rows."""
         if not self.built:
             raise ValueError("The density is not built yet: call `fit` first.")
         number = checks.positive_integer("number", number)
-        self._checked(np.zeros((number, self.size)), condition)
+        self._checked(np.zeros((number, *self.event)), condition)
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
         return ops.convert_to_numpy(self._draw(number, key, condition))
 
     def adapt(self, x: Any) -> None:
-        """Set loc and scale to the mean and the deviation of x (examples, size)."""
-        x = self._rows(x).astype("float64")
+        """Set loc and scale to the mean and the deviation of x (examples, ...), by channel."""
+        x = self._rows(x)
+        if not self.built:
+            self.build(x.shape if self.condition is None else (x.shape, None))
+        if self.surjection is not None:
+            size = self.surjection.condition_size
+            x = self._latents(x[:10_000], size and ops.zeros((*(1,) * (x.ndim - 1), size)))[0]
+        x = ops.convert_to_numpy(x).reshape(-1, self.latent[-1]).astype("float64")
         deviation = x.std(axis=0)
         constant = np.flatnonzero(deviation <= 1e-12 * np.abs(x).max(axis=0)).tolist()
         if constant:
             raise ValueError(f"`x` must vary in every column; columns {constant} do not.")
-        if not self.built:
-            self.build(x.shape if self.condition is None else (x.shape, None))
         self.loc.assign(x.mean(axis=0))
         self.scale.assign(deviation)
         self.adapted.assign(1.0)
@@ -177,8 +192,8 @@ class FlowDensity(Unsupervised):
         if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
             x = self._checked(*x) if isinstance(x, (tuple, list)) else self._checked(x, None)
             values = x if self.condition is None else x[0]
-            if np.array_equal(values, np.round(values)):
-                raise ValueError("`x` is whole numbers only: give x + rng.uniform(size=x.shape).")
+            if not getattr(self.surjection, "levels", None) and not (values % 1).any():
+                raise ValueError("`x` is whole numbers only: end `flows` with Dequantize(levels).")
             if not (self.built and float(self.adapted)):
                 self.adapt(values)
         is_pair = isinstance(held_out, (tuple, list)) and len(held_out) == 2
@@ -187,7 +202,7 @@ class FlowDensity(Unsupervised):
         return super().fit(x, y, validation_data=held_out, **kwargs)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        self.bits.update_state(-y_pred / (self.size * math.log(2)), sample_weight)
+        self.bits.update_state(-y_pred / (math.prod(self.event) * math.log(2)), sample_weight)
         return self.get_metrics_result()
 
     def export(self, path: str | os.PathLike) -> None:
@@ -198,7 +213,7 @@ class FlowDensity(Unsupervised):
         def draw(number: Tensor, seed: Tensor) -> dict[str, Tensor]:
             return {"x": self._draw(number, ops.stack([seed, ops.zeros_like(seed)]), None)}
 
-        x, count = ((None, self.size), self.dtype), ((), "int32")
+        x, count = ((None, *self.event), self.dtype), ((), "int32")
         functions = {
             "log_prob": (lambda x: {"log_prob": self.call(x)}, {"x": x}),
             "sample": (draw, {"number": count, "seed": count}),
@@ -207,33 +222,46 @@ class FlowDensity(Unsupervised):
             backend.save_functions(str(folder), functions, [])
 
     def get_config(self) -> dict[str, Any]:
-        own = {"flows": self.flows, "base": self.base, "condition": self.condition}
+        flows = self.flows if self.surjection is None else [*self.flows, self.surjection]
+        own = {"flows": flows, "base": self.base, "condition": self.condition}
         return {**super().get_config(), **keras.saving.serialize_keras_object(own)}
 
     def _features(self, condition: Any, training: bool = False) -> Any:
-        is_model = isinstance(self.condition, keras.Model)
-        return self.condition(condition, training=training) if is_model else condition
+        if isinstance(self.condition, keras.Model):
+            condition = self.condition(condition, training=training)
+        if condition is None or len(self.event) == 1:
+            return condition
+        return ops.reshape(condition, (-1, *(1,) * (len(self.event) - 1), condition.shape[-1]))
+
+    def _latents(self, x: Any, condition: Any, training: bool = False) -> tuple[Tensor, Any]:
+        if self.surjection is None:
+            return ops.cast(x, self.dtype), 0.0
+        shape = (*ops.shape(x)[:-1], self.surjection.noise_channels)
+        noise = backend.normal(shape, self.dtype, self.seeds if training else (0, 0))
+        z, change = self.surjection.inference_and_contribution(x, noise, condition)
+        return z, ops.sum(change, axis=tuple(range(1, len(self.event))))
 
     def _draw(self, number: Any, key: Tensor, condition: Any) -> Tensor:
-        x = backend.normal((number, self.size + 1), self.dtype, key)
-        x, extra = x[:, : self.size], x[:, self.size]
+        shape = (*self.event[:-1], getattr(self.surjection, "noise_channels", 0))
+        x = backend.normal((number, self.size + 1 + math.prod(shape)), self.dtype, key)
+        x, extra, noise = x[:, : self.size], x[:, self.size], x[:, self.size + 1 :]
         if self.base > 1:  # the number left over chooses the Gaussian
             chosen = ops.floor(self.base * 0.5 * (1 + ops.erf(extra / math.sqrt(2))))
             parts = self.base_loc, constraints.scale(self.base_raw_scale)
             loc, scale = gaussians.of_component(ops.minimum(chosen, self.base - 1), *parts)
             x = loc + scale * x
-        condition = self._features(condition)
-        for flow in self.flows:
-            x = flow.forward_and_log_det(x, condition)[0]
-        return self.loc + self.scale * x
+        x, condition = ops.reshape(x, (-1, *self.latent)), self._features(condition)
+        x = through(self.flows, x, condition, "forward", len(self.event))[0]
+        x, noise = self.loc + self.scale * x, ops.reshape(noise, (number, *shape))
+        return x if self.surjection is None else self.surjection.generate(x, noise, condition)
 
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
         x = np.asarray(x, dtype=self.dtype)
-        size = self.size or (x.shape or (1,))[-1]
-        if x.ndim != 2 or x.shape[-1] != size or not len(x):
-            raise ValueError(f"`x` must have the shape (examples, {size}); got {x.shape}.")
+        _check_shape(x, self.event or x.shape[1:] or x.shape)
         check_finite(x, "values of `x`")
+        if self.surjection is not None:
+            self.surjection.check(x)
         return x
 
     def _checked(self, x: Any, condition: Any = None) -> Any:
@@ -252,3 +280,9 @@ class FlowDensity(Unsupervised):
                 raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
             check_finite(np.asarray(part), "values of `condition`")
         return x, condition
+
+
+def _check_shape(x: Any, event: tuple[int, ...]) -> None:
+    if len(x.shape) < 2 or x.shape[0] == 0 or tuple(x.shape[1:]) != tuple(event):
+        wanted = ", ".join(map(str, ("examples", *event)))
+        raise ValueError(f"`x` must have the shape ({wanted}); got {tuple(x.shape)}.")

@@ -11,6 +11,7 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
+from tfp_ibnn.flows.flow import log_normal as log_normal
 from tfp_ibnn.layers.adapter import StochasticAdapter, has_adapter
 from tfp_ibnn.layers.base import CELLS
 from tfp_ibnn.layers.multiplicative import Stochastic
@@ -336,11 +337,6 @@ class Posterior(Template):
 def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:
     """Return a diagonal Gaussian over the last axis."""
     return tfd.Independent(tfd.Normal(loc, scale), reinterpreted_batch_ndims=1)
-
-
-def log_normal(x: Tensor) -> Tensor:
-    """Return the log-density (...,) of standard normal noise (..., channels)."""
-    return -0.5 * (ops.sum(x * x, axis=-1) + x.shape[-1] * _LOG_2_PI)
 
 
 def equal_mixture(loc: Tensor, scale: Tensor) -> tfd.MixtureSameFamily:

@@ -11,6 +11,7 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
+from tfp_ibnn.flows.flow import copied as copied
 from tfp_ibnn.posteriors import base
 from tfp_ibnn.posteriors.base import Component
 
@@ -171,22 +172,3 @@ class FlowPosterior(base.Posterior):
         z = loc + scale * noise
         q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
         return z, q.log_prob(z)
-
-
-def copied(
-    flows: Sequence[Flow], dtype: str, argument: str = "flows", condition_size: int | None = None
-) -> list[Flow]:
-    """Return copies, with a condition of another size, of flows that have none; or raise."""
-    if not isinstance(flows, Sequence) or not all(isinstance(flow, Flow) for flow in flows):
-        raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
-    copies = []
-    for position, flow in enumerate(flows):
-        if flow.condition_size not in (None, condition_size) or flow.event_ndims != 1:
-            wanted = f"`{argument}` must have condition_size={condition_size} and event_ndims=1"
-            got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
-            raise ValueError(f"{wanted}; got {type(flow).__name__} with {got}.")
-        name = f"{type(flow).__name__.lower()}_{position}"
-        config = {**flow.get_config(), "dtype": dtype, "name": name}
-        config["condition_size"] = condition_size
-        copies.append(type(flow).from_config(config))
-    return copies

@@ -145,3 +145,16 @@ def test_network_of_another_size_is_refused(kind, right):
     message = rf"`network` must map the shape \(None, 2\) to \(None, {right}\); got \(None, 7\)"
     with pytest.raises(ValueError, match=message):
         kind(network=deep(7)).build((None, 5))
+
+
+def test_a_given_network_runs_as_in_inference():
+    hidden = [layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.5)]
+    network = keras.Sequential([*hidden, layers.Dense(2)])
+    density = ibnn.FlowDensity([ibnn.flows.AffineCoupling(network=network)])
+    x = draws((64, 2), dtype="float32") + 3
+    density.compile("adam")
+    density.fit(x, epochs=1, verbose=0)
+    moving = {v.path.split("/")[-1]: v for v in density.non_trainable_variables}
+    np.testing.assert_array_equal(moving["moving_mean"], np.zeros(8))
+    first, second = (density.evaluate(x, verbose=0) for _ in range(2))
+    assert first == second

@@ -106,6 +106,14 @@ def perturb(layer, seed, size=1.0):
         weight.assign(new.astype(old.dtype))
 
 
+# Name -> a function that makes the flow of images.
+IMAGE_FLOWS = {
+    "squeeze": lambda **kwargs: flows.Squeeze([flows.AffineCoupling(hidden=4)], **kwargs),
+    "multi-scale": lambda **kwargs: flows.Squeeze(
+        [flows.Affine()], [flows.Squeeze([flows.AffineCoupling(hidden=4)])], **kwargs
+    ),
+}
+
 # Name -> a function that makes the flow of discrete data.
 DISCRETE = {
     "integer": partial(flows.IntegerAdditive, 3, hidden=8),

@@ -12,6 +12,7 @@ from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import (
     FLOW_NAMES,
     FLOWS,
+    IMAGE_FLOWS,
     START_AS_ROTATION,
     VARIANTS,
     VOLUME_PRESERVING,
@@ -48,7 +49,7 @@ every_size = pytest.mark.parametrize(
 def test_registry_holds_every_flow():
     public = {member for member in vars(flows).values() if isinstance(member, type)}
     layers = {member for member in public if issubclass(member, flows.Flow)}
-    assert {type(make()) for make in FLOWS.values()} == layers - {flows.Flow}
+    assert {type(make()) for make in (FLOWS | IMAGE_FLOWS).values()} == layers - {flows.Flow}
 
 
 @every_size

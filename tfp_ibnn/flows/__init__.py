@@ -30,6 +30,10 @@ from tfp_ibnn.flows.spline import SplineAutoregressive as SplineAutoregressive
 from tfp_ibnn.flows.spline import SplineBijector as SplineBijector
 from tfp_ibnn.flows.spline import SplineCoupling as SplineCoupling
 from tfp_ibnn.flows.spline import SplineCouplingBijector as SplineCouplingBijector
+from tfp_ibnn.flows.squeeze import Glow as Glow
+from tfp_ibnn.flows.squeeze import RealNVP as RealNVP
+from tfp_ibnn.flows.squeeze import Squeeze as Squeeze
+from tfp_ibnn.flows.squeeze import SqueezeBijector as SqueezeBijector
 from tfp_ibnn.flows.surjection import AbsoluteValue as AbsoluteValue
 from tfp_ibnn.flows.surjection import Argmax as Argmax
 from tfp_ibnn.flows.surjection import Dequantize as Dequantize

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -106,12 +107,21 @@ def perturb(layer, seed, size=1.0):
         weight.assign(new.astype(old.dtype))
 
 
+def sees_images():
+    network = keras.layers.Conv2D(3, 3, padding="same", activation="tanh")
+    return {"network": network, "event_ndims": 3}
+
+
 # Name -> a function that makes the flow of images.
 IMAGE_FLOWS = {
     "squeeze": lambda **kwargs: flows.Squeeze([flows.AffineCoupling(hidden=4)], **kwargs),
     "multi-scale": lambda **kwargs: flows.Squeeze(
         [flows.Affine()], [flows.Squeeze([flows.AffineCoupling(hidden=4)])], **kwargs
     ),
+    "splines": lambda **kwargs: flows.Squeeze(
+        [flows.SplineCoupling(bins=2, **sees_images())], **kwargs
+    ),
+    "glow": lambda **kwargs: flows.Squeeze([flows.GlowStep(**sees_images())], **kwargs),
 }
 
 # Name -> a function that makes the flow of discrete data.

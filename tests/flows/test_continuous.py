@@ -28,6 +28,7 @@ def linear(matrix, speed, **options):
     flow = Continuous(network=network, dtype="float64", **options)
     flow.build((None, size))
     flow.network.network.kernel.assign(np.concatenate([matrix, speed[None]]))
+    flow.output_kernel.assign(size**0.5 * np.eye(size))
     return flow
 
 
@@ -106,18 +107,19 @@ def test_random_state_is_saved_with_the_flow(tmp_path):
 
 @pytest.mark.parametrize("trace", ["exact", "hutchinson"])
 def test_density_with_a_network_is_trained_and_saved(eagerly, trace, tmp_path):
-    network = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(2)])
+    network = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(3)])
     flow = Continuous(network=network, trace=trace, steps=1)
     density = ibnn.FlowDensity([flow], condition=1)
     density.compile(keras.optimizers.SGD(0.1))
     x, condition = draws((16, 2), dtype="float32"), draws((16, 1), dtype="float32")
     density.adapt(x)
+    perturb(density.flows[0], 2)
     before = density.get_weights()
     states = [numpy(g.state) for g in (density.flows[0].seed_generator,) if g is not None]
     density.fit((x, condition), epochs=1, verbose=0)
-    assert [w.shape for w in density.flows[0].weights] == [(4, 4), (4,), (4, 2), (2,)]
+    assert [w.shape for w in density.flows[0].weights] == [(3, 2), (4, 4), (4,), (4, 3), (3,)]
     changed = [np.any(old != new) for old, new in zip(before, density.get_weights(), strict=True)]
-    assert sum(changed) == 4
+    assert sum(changed) == 5
     for state in states:  # or each step would have the same noise
         assert np.any(numpy(density.flows[0].seed_generator.state) != state)
     density.save(tmp_path / "density.keras")
@@ -137,7 +139,22 @@ def test_density_is_trained_under_a_compiler(network):
     assert losses[-1] < losses[0] - 0.1
 
 
-def test_network_of_another_size_is_refused():
-    flow = Continuous(network=layers.Dense(4))
-    with pytest.raises(ValueError, match=r"map the shape \(None, 4\) to \(None, 3\); got .*4"):
-        flow.build((None, 3))
+def test_images_need_a_random_trace():
+    with pytest.raises(ValueError, match="`trace` must be 'hutchinson'"):
+        Continuous(network=layers.Conv2D(4, 3, padding="same"), event_ndims=3)
+
+
+def test_estimate_for_images_has_no_bias():
+    """The network sees 2 x 2 pixels at once."""
+    network = layers.Conv2D(4, 3, padding="same", activation="tanh", dtype="float64")
+    options = {"dtype": "float64", "steps": 2, "trace": "hutchinson"}
+    flow = Continuous(network=network, event_ndims=3, **options)
+    flow.build((None, 2, 2, 1))
+    perturb(flow, 2)
+    x = draws((1, 2, 2, 1))
+    jacobian = autodiff.whole_jacobian(lambda v: flow.forward_and_log_det(v)[0], x)
+    expected = np.linalg.slogdet(jacobian.reshape(4, 4))[1]
+    found = solve(flow, np.repeat(x, 4000, axis=0))[1]
+    assert found.std() > 0.01
+    # The Runge-Kutta method errs by some 1e-4.
+    assert abs(found.mean() - expected) < 3 * found.std() / len(found) ** 0.5 + 1e-3

@@ -84,24 +84,32 @@ class Conditioner(Conditional):
     """
 
     parts = 2  # numbers per output; 1 leaves the log-scales out
-    inner: "GivenNetwork | None" = None  # gives these numbers instead
 
     def __init__(
-        self, outputs: int, hidden: int, limit: float, masks: Sequence[np.ndarray] = (), **kw: Any
+        self,
+        outputs: int,
+        hidden: int,
+        limit: float,
+        masks: Sequence[np.ndarray] = (),
+        given: "GivenNetwork | None" = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kw)
+        super().__init__(**kwargs)
         self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
+        self.inner = given
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        if self.inner is not None:
-            return self.inner.build(input_shape)
-        inputs, hidden, outputs = input_shape[-1], self.hidden, self.outputs
         normal, fixed = keras.initializers.RandomNormal(stddev=1.0), {"conditional": False}
-        self.kernel = self.add_parameter("kernel", (inputs, hidden), normal, **fixed)
-        self.bias = self.add_parameter("bias", (hidden,), "zeros")
-        shape = (self.parts, hidden, outputs)
+        if self.inner is None:
+            shape = (input_shape[-1], self.hidden)
+            self.kernel = self.add_parameter("kernel", shape, normal, **fixed)
+            self.bias = self.add_parameter("bias", (self.hidden,), "zeros")
+        else:
+            self.inner.build(input_shape)
+            self.hidden = self.inner.features
+        shape = (self.parts, self.hidden, self.outputs)
         self.output_kernel = self.add_parameter("output_kernel", shape, "zeros", **fixed)
-        self.output_bias = self.add_parameter("output_bias", (self.parts, outputs), "zeros")
+        self.output_bias = self.add_parameter("output_bias", shape[::2], "zeros")
 
     def given(self, condition: Tensor | None) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Return the network as a function of its inputs alone."""
@@ -109,56 +117,57 @@ class Conditioner(Conditional):
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the shifts and the log-scales for `inputs` of shape (..., inputs)."""
-        shift, *raw = self.numbers(inputs, condition)
-        return shift, constraints.bounded(raw[0], self.limit) if raw else ops.zeros_like(shift)
-
-    def numbers(self, inputs: Tensor, condition: Tensor | None) -> list[Tensor]:
-        """Return `parts` tensors (..., outputs)."""
-        if self.inner is not None:
-            return ops.split(self.inner(inputs, condition), self.parts, axis=-1)
         hidden, kernel, bias = self.last_layer(inputs, condition)
-        return [matmul(hidden, kernel[i]) + bias[..., i, :] for i in range(self.parts)]
+        shift, *raw = (matmul(hidden, kernel[i]) + bias[..., i, :] for i in range(self.parts))
+        return shift, constraints.bounded(raw[0], self.limit) if raw else ops.zeros_like(shift)
 
     def last_layer(self, inputs: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the hidden units, and the kernel and bias of the layer after them."""
-        kernel, last_kernel = map(ops.convert_to_tensor, (self.kernel, self.output_kernel))
+        last_kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
+        last_bias = self.parameter(self.output_bias, condition)
+        if self.inner is not None:
+            return self.inner(inputs, condition), last_kernel, last_bias
+        kernel = ops.convert_to_tensor(self.kernel)
         if self.masks:
             sees, serves = (ops.cast(mask, kernel.dtype) for mask in self.masks)
             kernel, last_kernel = kernel * sees, last_kernel * serves
-        bias, last_bias = (self.parameter(b, condition) for b in (self.bias, self.output_bias))
+        bias = self.parameter(self.bias, condition)
         hidden = ops.relu(matmul(inputs, kernel / kernel.shape[0] ** 0.5) + bias)
-        return hidden, last_kernel / self.hidden**0.5, last_bias
+        return hidden, last_kernel, last_bias
 
 
 class GivenNetwork(Conditional):
-    """A copy, with new weights, of the network whose config `json_of` gave.
+    """A copy, with new weights, of the network whose config `json_of` gave, as in inference.
 
-    It sees the inputs, followed by the condition if there is one, as one vector per row.
+    It sees the last `ndims` axes of the inputs, with the condition, if any, as further channels.
     """
 
-    def __init__(self, network: str, outputs: int, **kwargs: Any) -> None:
+    def __init__(self, network: str, ndims: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.network = keras.saving.deserialize_keras_object(json.loads(network))
-        self.outputs = outputs
+        self.ndims = ndims
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        shape = (None, input_shape[-1] + (self.condition_size or 0))
+        *axes, channels = input_shape[-self.ndims :]
+        shape = (None, *axes, channels + (self.condition_size or 0))
         found = tuple(self.network(keras.KerasTensor(shape, self.dtype)).shape)
-        if found != (None, self.outputs):
-            wanted = f"must map the shape {shape} to {(None, self.outputs)}"
-            raise ValueError(f"`network` {wanted}; got {found}: change its last layer.")
+        if found[:-1] != shape[:-1]:
+            wanted = f"must map the shape {shape} to {(*shape[:-1], 'features')}"
+            raise ValueError(f"`network` {wanted}; got {found}.")
+        self.features = found[-1]
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         if condition is not None:
             rows = ops.zeros_like(inputs[..., :1] + condition[..., :1])
             inputs = ops.concatenate([inputs + rows, condition + rows], axis=-1)
-        found = self.network(ops.reshape(inputs, (-1, inputs.shape[-1])), training=False)
-        return ops.cast(ops.reshape(found, (*ops.shape(inputs)[:-1], self.outputs)), self.dtype)
+        shape = ops.shape(inputs)
+        found = self.network(ops.reshape(inputs, (-1, *shape[-self.ndims :])), training=False)
+        return ops.cast(ops.reshape(found, (*shape[:-1], self.features)), self.dtype)
 
 
-def json_of(network: Any) -> str:
-    """Return the config of a Keras network that the user gives, or "null" for None."""
+def json_of(network: Any) -> str | None:
+    """Return the config of a Keras network that the user gives, if any."""
     if not isinstance(network, (dict, keras.layers.Layer, type(None))):
         wanted = "must be a Keras model or layer, such as keras.Sequential([...])"
         raise ValueError(f"`network` {wanted}; got {network!r}.")
-    return json.dumps(keras.saving.serialize_keras_object(network))
+    return network and json.dumps(keras.saving.serialize_keras_object(network))

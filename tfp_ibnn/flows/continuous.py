@@ -1,6 +1,5 @@
 """Continuous flow: a neural ordinary differential equation."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks
 from tfp_ibnn._core.backend import Tensor, fori_loop, matmul, pullback, tanh
-from tfp_ibnn.flows._conditional import GivenNetwork, json_of
-from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
+from tfp_ibnn.flows.flow import FlowBijector, NetworkFlow, like_rows
 
 
 class ContinuousBijector(FlowBijector):
@@ -57,11 +55,11 @@ class ContinuousBijector(FlowBijector):
         else:
             solver = backend.tfp.math.ode.DormandPrince(rtol=self.tolerance, atol=self.tolerance)
             state = solver.solve(rate, 0.0, state, solution_times=[1.0]).states[0]
-        return state[..., :size], state[..., size]
+        return state[..., :size], ops.sum(state[..., size], tuple(range(1 - self.event_ndims, 0)))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Continuous(Flow):
+class Continuous(NetworkFlow):
     """Continuous flow (neural ODE, FFJORD): dx/dt = W tanh(V x + a t + b), for t from 0 to 1.
 
     Log-determinant: the integral of the trace of the Jacobian, which has a closed form. Always
@@ -76,8 +74,11 @@ class Continuous(Flow):
             (`flow.tolerance = 1e-6`); JAX has no gradient of it.
         trace: "exact", which takes a product with the Jacobian per channel for a given network; or
             "hutchinson", which takes one, for an unbiased random log-determinant.
-        network: a Keras model or layer in place of the built-in one; the flow has a copy with new
-            weights. It maps x, t and the condition, concatenated, to dx/dt.
+        network: a Keras model or layer in place of tanh(V x + a t + b), which turns x, t and the
+            condition, concatenated, into any number of features. The flow has a copy with new
+            weights, which runs as in inference.
+        event_ndims: how many of the last axes the network sees at once: 3 for convolutions of
+            images (..., height, width, channels), whose trace must be "hutchinson".
 
     References:
         Grathwohl et al., FFJORD, arXiv 1810.01367.
@@ -89,7 +90,6 @@ class Continuous(Flow):
         steps: int = 8,
         tolerance: float | None = None,
         trace: str = "exact",
-        network: keras.layers.Layer | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -99,40 +99,41 @@ class Continuous(Flow):
         self.trace = checks.one_of("trace", trace, ("exact", "hutchinson"))
         self.exact_log_det = trace == "exact"
         self.seed_generator = None if self.exact_log_det else backend.SeedGenerator()
-        self._given = json_of(network)
+        if self.event_ndims > 1 and self.exact_log_det:
+            raise ValueError("`trace` must be 'hutchinson' for networks of several axes.")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        shape, fixed = (self.channels + 1, self.hidden), {"conditional": False}
-        if self._given != "null":
-            options = {"condition_size": self.condition_size, "dtype": self.dtype}
-            self.network = GivenNetwork(self._given, self.channels, name="network", **options)
-            return self.network.build((None, shape[0]))
-        spread, last = keras.initializers.RandomNormal(stddev=1.0), (self.hidden, self.channels)
-        self.kernel = self.add_parameter("kernel", shape, spread, **fixed)
-        self.bias = self.add_parameter("bias", (self.hidden,), "zeros")
-        self.output_kernel = self.add_parameter("output_kernel", last, "zeros", **fixed)
+        features, fixed = self.hidden, {"conditional": False}
+        self.network, shape = self.own_network(), (*input_shape[:-1], self.channels + 1)
+        if self.network is None:
+            spread = keras.initializers.RandomNormal(stddev=1.0)
+            self.kernel = self.add_parameter("kernel", (shape[-1], features), spread, **fixed)
+            self.bias = self.add_parameter("bias", (features,), "zeros")
+        else:
+            self.network.build(shape)
+            features = self.network.features
+        shape = (features, self.channels)
+        self.output_kernel = self.add_parameter("output_kernel", shape, "zeros", **fixed)
 
     def bijector(self, condition: Tensor | None = None) -> ContinuousBijector:
         condition = self.checked_condition(condition)
         options = {"steps": self.steps, "tolerance": self.tolerance, "key": self.key()}
-        options |= {"condition": condition, "dtype": self.dtype}
+        options |= {"condition": condition, "event_ndims": self.event_ndims, "dtype": self.dtype}
         return ContinuousBijector(velocity=self._velocity(condition), **options)
 
     def _velocity(self, condition: Tensor | None) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        if is_built_in := self._given == "null":
-            weights, bias = (self.kernel, self.output_kernel), self.parameter(self.bias, condition)
-            kernel, last_kernel = (ops.cast(w, w.dtype) / w.shape[0] ** 0.5 for w in weights)
+        last_kernel = ops.cast(self.output_kernel, self.dtype) / self.output_kernel.shape[0] ** 0.5
+        if self.network is None:
+            kernel = ops.cast(self.kernel, self.dtype) / self.kernel.shape[0] ** 0.5
+            bias = self.parameter(self.bias, condition)
             products = ops.sum(kernel[:-1] * ops.transpose(last_kernel), axis=0)
 
         def velocity(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
             x = ops.concatenate([x, t + ops.zeros_like(x[..., :1])], axis=-1)
-            if not is_built_in:
-                return self.network(x, condition), None
+            if self.network is not None:
+                return matmul(self.network(x, condition), last_kernel), None
             hidden = tanh(matmul(x, kernel) + bias)
             return matmul(hidden, last_kernel), matmul(1 - hidden * hidden, products)
 
         return velocity
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "network": json.loads(self._given)}

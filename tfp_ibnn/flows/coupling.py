@@ -1,6 +1,5 @@
 """Couplings: one part of the channels steers a map of the other; the affine one."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,8 +9,8 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._conditional import Conditioner, GivenNetwork, json_of
-from tfp_ibnn.flows.flow import Flow, FlowBijector, like_rows
+from tfp_ibnn.flows._conditional import Conditioner
+from tfp_ibnn.flows.flow import FlowBijector, NetworkFlow, like_rows
 
 
 class MovesBijector(FlowBijector):
@@ -42,6 +41,7 @@ class CouplingBijector(MovesBijector):
         swap: keep the last part instead of the first.
         order: (channels,), to which the channels are sorted for the split; None leaves them.
         condition: (..., condition_size), if the network has one; x is broadcast to its rows.
+        event_ndims: number of last axes that the network sees at once.
         dtype: of the tensors it will see.
     """
 
@@ -55,12 +55,15 @@ class CouplingBijector(MovesBijector):
         parameters = self.network(kept)
         moved = self.move_back(moved, parameters)
         log_slope = self.move(moved, parameters)[1]
-        return self._join(kept, moved), -ops.sum(log_slope, axis=-1)
+        return self._join(kept, moved), -self._total(log_slope)
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(x)
         moved, log_slope = self.move(moved, self.network(kept))
-        return self._join(kept, moved), ops.sum(log_slope, axis=-1)
+        return self._join(kept, moved), self._total(log_slope)
+
+    def _total(self, log_slope: Tensor) -> Tensor:
+        return ops.sum(log_slope, axis=tuple(range(-self.event_ndims, 0)))
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
@@ -74,7 +77,7 @@ class CouplingBijector(MovesBijector):
         return x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
 
 
-class Coupling(Flow):
+class Coupling(NetworkFlow):
     """Base of coupling flows: which channels are kept, and the network that sees them.
 
     A subclass has `make_network`, and `make_bijector`, which maps the moved channels.
@@ -88,11 +91,9 @@ class Coupling(Flow):
         swap: bool = False,
         limit: float = 2.0,
         mask: str | Sequence[bool] = "halves",
-        network: keras.layers.Layer | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self._given = json_of(network)
         self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.swap = bool(swap)
         self.limit = checks.positive("limit", limit)
@@ -114,11 +115,8 @@ class Coupling(Flow):
         kept = int(self._kept().sum())
         moved = self.channels - kept
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
-        self.network = self.make_network(moved, **options)
-        if self._given != "null":
-            size = self.network.parts * moved
-            self.network.inner = GivenNetwork(self._given, size, **options)
-        self.network.build((None, kept))
+        self.network = self.make_network(moved, given=self.own_network(), **options)
+        self.network.build((*input_shape[:-1], kept))
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
         """Return the network, unbuilt, for so many moved channels."""
@@ -137,11 +135,9 @@ class Coupling(Flow):
             swap=self.swap and halves,
             order=None if halves else np.argsort(~self._kept(), kind="stable"),
             condition=condition,
+            event_ndims=self.event_ndims,
             dtype=self.dtype,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "network": json.loads(self._given)}
 
     def _kept(self) -> np.ndarray:
         places = np.arange(self.channels)
@@ -163,9 +159,11 @@ class AffineCoupling(Coupling):
         limit: bound of |log scale|.
         mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
             true where it is kept.
-        network: a Keras model or layer in place of the built-in one; the flow has a copy with new
-            weights. It maps the kept channels, followed by the condition if there is one, to the
-            shifts, followed by the log-scales. The flow need not start as the identity then.
+        network: a Keras model or layer in place of the hidden layer, which turns the kept channels,
+            followed by the condition if there is one, into any number of features. The flow has a
+            copy with new weights, which runs as in inference.
+        event_ndims: how many of the last axes the network sees at once: 3 for convolutions of
+            images (..., height, width, channels).
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
@@ -176,7 +174,7 @@ class AffineCoupling(Coupling):
 class AdditiveCoupling(Coupling):
     """Additive coupling flow (NICE): y_moved = x_moved + shift(x_kept); log-determinant 0.
 
-    The arguments are those of `AffineCoupling`; `limit` has no effect, a `network` gives shifts.
+    The arguments are those of `AffineCoupling`; `limit` has no effect.
 
     References:
         Dinh et al., NICE: Non-linear Independent Components Estimation, arXiv 1410.8516.

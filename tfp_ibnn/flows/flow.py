@@ -4,6 +4,7 @@ Below are products with parameters that are the same for all rows of x, or diffe
 """
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,9 +14,9 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, matmul, tfb, tfp
-from tfp_ibnn._core.checks import channels_of, full_precision
+from tfp_ibnn._core.checks import channels_of, full_precision, positive_integer
 from tfp_ibnn._core.serialization import SavesRandomState
-from tfp_ibnn.flows._conditional import Conditional
+from tfp_ibnn.flows._conditional import Conditional, GivenNetwork, json_of
 
 _serial_numbers = itertools.count()
 
@@ -171,6 +172,25 @@ class Flow(SavesRandomState, Conditional):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
+
+
+class NetworkFlow(Flow):
+    """Base of flows that take a Keras network in place of their hidden layer."""
+
+    def __init__(
+        self, *, network: keras.layers.Layer | None = None, event_ndims: int = 1, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._network = json_of(network)
+        self.event_ndims = positive_integer("event_ndims", event_ndims)
+
+    def own_network(self) -> GivenNetwork | None:
+        """Return a copy of the network, unbuilt."""
+        options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "given"}
+        return self._network and GivenNetwork(self._network, self.event_ndims, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "network": self._network and json.loads(self._network)}
 
 
 def _mapped(bijector: tfb.Bijector, x: Tensor, ndims: int, way: str) -> tuple[Tensor, Tensor]:

@@ -69,10 +69,10 @@ class _KnotNetwork(Conditioner):
         self.parts = parts
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
-        if self.inner is not None:
-            return constraints.bounded(ops.stack(self.numbers(inputs, condition), -2), self.limit)
         hidden, kernel, bias = self.last_layer(inputs, condition)
-        knots = matmul(hidden[..., None, None, :], kernel)[..., 0, :] + bias
+        kernel = ops.reshape(ops.swapaxes(kernel, 0, 1), (self.hidden, -1))
+        shape = (*ops.shape(hidden)[:-1], self.parts, self.outputs)
+        knots = ops.reshape(matmul(hidden, kernel), shape) + bias
         return constraints.bounded(knots, self.limit)
 
 
@@ -126,8 +126,7 @@ class SplineCoupling(_Splines, Coupling):
     """Coupling flow whose moved channels go through monotone rational-quadratic splines.
 
     The network's last layer starts at 0, so the flow starts as the identity. `bins`, `interval` and
-    `limit` are those of `Spline`; `hidden`, `swap` and `mask` those of `AffineCoupling`. A
-    `network` gives 3 * bins - 1 numbers per moved channel, those of the first knot first.
+    `limit` are those of `Spline`, the others those of `AffineCoupling`.
     """
 
     bijector_kind = SplineCouplingBijector

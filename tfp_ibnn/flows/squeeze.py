@@ -1,5 +1,6 @@
 """Flows of images at several scales."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,17 +84,28 @@ def _blocks(x: Tensor, back: bool = False) -> Tensor:
     return ops.reshape(x, (*lead, height // 2, width // 2, 4 * size))
 
 
-def RealNVP(steps: int = 8, hidden: int = 64, scales: int = 0) -> list[Flow]:  # noqa: N802
-    """Return affine couplings that move either half in turn; of images at `scales` scales."""
-    return _levels(AffineCoupling, steps, hidden, scales)
+def RealNVP(  # noqa: N802
+    steps: int = 8, hidden: int = 64, scales: int = 0, network: keras.layers.Layer | None = None
+) -> list[Flow]:
+    """Return affine couplings that move either half in turn; of images at `scales` scales.
+
+    For images the `network` of `AffineCoupling` is by default two convolutions of `hidden` filters.
+    """
+    return _levels(AffineCoupling, steps, hidden, scales, network)
 
 
-def Glow(steps: int = 8, hidden: int = 64, scales: int = 0) -> list[Flow]:  # noqa: N802
-    """Return steps of Glow that move either half in turn; of images at `scales` scales."""
-    return _levels(GlowStep, steps, hidden, scales)
+def Glow(  # noqa: N802
+    steps: int = 8, hidden: int = 64, scales: int = 0, network: keras.layers.Layer | None = None
+) -> list[Flow]:
+    """Return steps of Glow that move either half in turn; the arguments are those of `RealNVP`."""
+    return _levels(GlowStep, steps, hidden, scales, network)
 
 
-def _levels(kind: type, steps: int, hidden: int, scales: int) -> list[Flow]:
-    flows = [kind(hidden, swap=step % 2 == 1) for step in range(steps)]
-    coarser = _levels(kind, steps, hidden, scales - 1) if scales > 1 else ()
+def _levels(kind: type, steps: int, hidden: int, scales: int, network: Any) -> list[Flow]:
+    if scales and network is None:
+        convolve = functools.partial(keras.layers.Conv2D, hidden, padding="same", activation="relu")
+        network = keras.Sequential([convolve(kernel_size=3), convolve(kernel_size=3)])
+    options = {"hidden": hidden, "network": network, "event_ndims": 3 if scales else 1}
+    flows = [kind(swap=step % 2 == 1, **options) for step in range(steps)]
+    coarser = _levels(kind, steps, hidden, scales - 1, network) if scales > 1 else ()
     return [Squeeze(flows, coarser)] if scales else flows

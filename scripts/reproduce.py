@@ -15,6 +15,7 @@ r"""Run the original report's experiments, with seeds, and write their tables an
     rotation the MNIST part of lenet5, with rotated digits; its results are there
     novelty  classes never seen, and OOD inputs; it takes a GPU, and study_novelty.py's options
     density  densities in the plane by every flow; study_density.py's options
+    mnist_density bits per dimension of MNIST by flows; it takes a GPU; study_images.py's options
     cifar5   CIFAR-10 with five of ten classes, as in the paper of multiplicative normalizing flows
     all      toy2d, frozen and lenet, which need none
 
@@ -55,8 +56,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    if name := next((x for x in argv if x in ("novelty", "density")), None):
-        study = importlib.import_module(f"study_{name}")
+    studies = {"novelty": "novelty", "density": "density", "mnist_density": "images"}
+    if name := next((x for x in argv if x in studies), None):
+        study = importlib.import_module(f"study_{studies[name]}")
         return study.main([x for x in argv if x != name])
     options = parse(argv)
     # Before Keras is imported, here and in the processes that this one starts.

@@ -129,7 +129,7 @@ METHODS = {  # of images or vectors; flows; what a quick run has instead; batch 
     "continuous": (True, scales, {"level": continuous}, 128, 1e-3),
     "residual": (False, stacked, {"make": residual, "count": 8, "hidden": 512}, 128, 1e-3),
 }
-QUICK = {"count": 2, "hidden": 8, "steps": 2, "filters": 4}
+QUICK = {"count": 1, "hidden": 8, "steps": 2, "filters": 4}
 
 
 def load(seed, data_dir=None, quick=False):

@@ -108,7 +108,7 @@ def perturb(layer, seed, size=1.0):
 
 
 def sees_images():
-    network = keras.layers.Conv2D(3, 3, padding="same", activation="tanh")
+    network = keras.layers.Conv2D(3, 3, padding="same", activation="sigmoid")
     return {"network": network, "event_ndims": 3}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import Tensor, set_diagonal, tanh
+from tfp_ibnn._core.backend import Tensor, matmul, set_diagonal, tanh
 from tfp_ibnn.flows.flow import Flow, FlowBijector, column, times_matrix, total
 from tfp_ibnn.flows.planar import solve_monotone
 
@@ -99,15 +99,16 @@ class Sylvester(Flow):
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:
-    """Return the first `units` columns of the product of reflections by (..., units, channels)."""
-    units, channels = vectors.shape[-2:]
-    q = ops.cast(np.eye(channels, units), vectors.dtype)
-    for i in reversed(range(units)):
-        v = vectors[..., i, :]
-        # A vector too short to have a direction stands for no reflection.
-        square = total(v * v)
-        long_enough = square > 1e-24
-        factor = column(ops.rsqrt(ops.where(long_enough, square, 1)))
-        unit = ops.where(column(long_enough), v * factor, 0)
-        q = q - 2 * unit[..., :, None] * times_matrix(unit, q)[..., None, :]
-    return q
+    """Return the first `units` columns of the product of reflections by (..., units, channels).
+
+    It is I - V' T^-1 V for unit rows V, where T has 1/2 on its diagonal and V V' above it.
+    """
+    # A vector too short to have a direction stands for no reflection.
+    square = total(vectors * vectors)
+    long_enough = square > 1e-24
+    factor = column(ops.rsqrt(ops.where(long_enough, square, 1)))
+    rows = ops.where(column(long_enough), vectors * factor, 0)
+    units, eye = rows.shape[-2], ops.cast(np.eye(rows.shape[-1]), rows.dtype)
+    columns = ops.swapaxes(rows, -1, -2)
+    triangle = ops.triu(matmul(rows, columns), 1) + 0.5 * eye[:units, :units]
+    return eye[:, :units] - matmul(columns, ops.solve_triangular(triangle, rows[..., :units]))

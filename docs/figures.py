@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 from PIL import Image
-from study_figures import elephant, novelty, places, when_flows_pay
+from study_figures import elephant, novelty, places, vae_flows, when_flows_pay
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.plots import COLORS
@@ -31,7 +31,7 @@ def main() -> None:
     """Draw all figures, or those that are named."""
     plt.rcParams.update({"font.size": 10, "mathtext.fontset": "cm", "axes.titlesize": 10})
     figures = (reliability, layer, change_of_variables, flows, affine_order, uncertainty)
-    figures += (novelty, elephant, places, when_flows_pay, densities)
+    figures += (novelty, elephant, places, when_flows_pay, densities, vae_flows)
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()

@@ -230,3 +230,28 @@ def _agreement(ax: Axes) -> None:
     )
     ax.set_yticks(range(len(names)), names)
     ax.set(title="ResNet-20 on CIFAR-10", xlabel="agreement with HMC")
+
+
+def vae_flows() -> Figure:
+    """Draw the bound of binarised MNIST by the number of planar flows, beside the published."""
+    from experiments.vae_tables import PUBLISHED
+
+    methods, found = list(PUBLISHED["mlp"]), {}
+    for run in (run for run in stored("vae") if run["pair"] == "mlp"):
+        found.setdefault(run["group"], []).append(run["scores"])
+    places = {name: place for place, name in enumerate(methods) if name in found}
+    figure, ax = plt.subplots(figsize=(5.6, 3.4), layout="constrained")
+    published = [PUBLISHED["mlp"][name][0] for name in methods]
+    ax.plot(published, "s--", color="0.55", label="-ELBO, published")
+    for score, color in (("-ELBO", BLUE), ("NLL", ORANGE)):
+        means = [np.mean([s[score] for s in found[name]]) for name in places]
+        ax.plot(list(places.values()), means, "o-", color=color, label=f"{score}, here")
+    ax.set_xticks(
+        range(len(methods)), [name.split()[0].replace("Gaussian", "0") for name in methods]
+    )
+    ax.set(xlabel="planar flows", ylabel="nats per image", title="Binarised MNIST, z of 40")
+    ax.grid(color="0.92", axis="y")
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return figure

@@ -16,6 +16,7 @@ r"""Run the original report's experiments, with seeds, and write their tables an
     novelty  classes never seen, and OOD inputs; it takes a GPU, and study_novelty.py's options
     density  densities in the plane by every flow; study_density.py's options
     mnist_density bits per dimension of MNIST by flows; it takes a GPU; study_images.py's options
+    vae      VAEs with flow posteriors on binarised MNIST; study_vae.py's options
     cifar5   CIFAR-10 with five of ten classes, as in the paper of multiplicative normalizing flows
     all      toy2d, frozen and lenet, which need none
 
@@ -56,7 +57,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    studies = {"novelty": "novelty", "density": "density", "mnist_density": "images"}
+    studies = {"novelty": "novelty", "density": "density", "mnist_density": "images", "vae": "vae"}
     if name := next((x for x in argv if x in studies), None):
         study = importlib.import_module(f"study_{studies[name]}")
         return study.main([x for x in argv if x != name])

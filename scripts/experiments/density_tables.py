@@ -11,9 +11,10 @@ from experiments.density_study import FLOWS, PAIRS
 from experiments.tables import markdown_table
 
 
-def _spread(values, digits=3):
-    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{spread}"
+def spread(values, digits=3):
+    """Return the mean of values and their deviation, if they are several."""
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def toys(records):
@@ -26,7 +27,7 @@ def toys(records):
         line = {"flow": flow}
         for pair, (title,) in PAIRS.items():
             own = [row["log-likelihood"] for row in found.get((flow, pair), ())]
-            line[title] = _spread(own) if own else "-"
+            line[title] = spread(own) if own else "-"
         every = [row for pair in PAIRS for row in found.get((flow, pair), ())]
         line["parameters"] = f"{max(row['parameters'] for row in every):,}"
         line["seconds"] = f"{np.median([row['seconds'] for row in every]):.0f}"
@@ -36,7 +37,7 @@ def toys(records):
     truth = {"flow": "the true density"}
     for pair, (title,) in PAIRS.items():
         own = [x["scores"]["true"] for x in records if x["pair"] == pair and x["scores"]["true"]]
-        truth[title] = _spread(sorted(set(own))) if own else "not known"
+        truth[title] = spread(sorted(set(own))) if own else "not known"
     lines.append(truth | {"parameters": "-", "seconds": "-"})
     return markdown_table(pd.DataFrame(lines))
 

@@ -7,7 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks, constraints
-from tfp_ibnn._core.backend import Tensor, set_diagonal, tanh
+from tfp_ibnn._core.backend import Tensor, matmul, set_diagonal, tanh
 from tfp_ibnn.flows.flow import Flow, FlowBijector, column, times_matrix, total
 from tfp_ibnn.flows.planar import solve_monotone
 
@@ -99,15 +99,20 @@ class Sylvester(Flow):
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:
-    """Return the first `units` columns of the product of reflections by (..., units, channels)."""
-    units, channels = vectors.shape[-2:]
-    q = ops.cast(np.eye(channels, units), vectors.dtype)
-    for i in reversed(range(units)):
-        v = vectors[..., i, :]
-        # A vector too short to have a direction stands for no reflection.
-        square = total(v * v)
-        long_enough = square > 1e-24
-        factor = column(ops.rsqrt(ops.where(long_enough, square, 1)))
-        unit = ops.where(column(long_enough), v * factor, 0)
-        q = q - 2 * unit[..., :, None] * times_matrix(unit, q)[..., None, :]
-    return q
+    """Return the first `units` columns of the product of reflections by (..., units, channels).
+
+    It is I - V' T V for unit rows V, where T^-1 has 1/2 on its diagonal and V V' above it. T grows
+    by blocks, since that of two products A and B is T_A, -T_A V_A V_B' T_B above T_B.
+    """
+    # A vector too short to have a direction stands for no reflection.
+    square = total(vectors * vectors)
+    long_enough = square > 1e-24
+    factor = column(ops.rsqrt(ops.where(long_enough, square, 1)))
+    rows = ops.where(column(long_enough), vectors * factor, 0)
+    columns, block = ops.swapaxes(rows, -1, -2), np.arange(rows.shape[-2])
+    products, eye = matmul(rows, columns), ops.cast(np.eye(rows.shape[-1]), rows.dtype)
+    t = 2 * eye[: len(block), : len(block)]
+    while block[-1]:
+        joined = (block[:, None] // 2 == block // 2) & (block[:, None] < block)
+        t, block = t - matmul(t, matmul(ops.where(joined, products, 0), t)), block // 2
+    return eye[:, : t.shape[-1]] - matmul(columns, matmul(t, rows[..., : t.shape[-1]]))

@@ -110,13 +110,13 @@ def residual(_, hidden):
 SPLINES = {"level": glow, "kind": flows.SplineCoupling, "interval": 4.0}
 AUTOREGRESSIVE = {"make": masked_splines, "count": 1, "hidden": 512}
 METHODS = {  # whether of images or of vectors; flows; their options; learning rate
-    "MADE": (False, stacked, {"make": masked, "count": 1, "hidden": 1024}, 5e-3),
-    "MAF": (False, stacked, {"make": masked, "count": 5, "hidden": 1024}, 3e-3),
-    "RealNVP": (True, scales, {"level": realnvp}, 2e-3),
-    "Glow": (True, scales, {"level": glow}, 2e-3),
-    "splines": (True, scales, SPLINES, 2e-3),
+    "MADE": (False, stacked, {"make": masked, "count": 1, "hidden": 1024}, 1e-3),
+    "MAF": (False, stacked, {"make": masked, "count": 5, "hidden": 1024}, 1e-3),
+    "RealNVP": (True, scales, {"level": realnvp}, 1e-3),
+    "Glow": (True, scales, {"level": glow}, 1e-3),
+    "splines": (True, scales, SPLINES, 1e-3),
     "autoregressive splines": (False, stacked, AUTOREGRESSIVE, 3e-3),
-    "continuous": (True, scales, {"level": continuous}, 2e-3),
+    "continuous": (True, scales, {"level": continuous}, 1e-3),
     "residual": (False, stacked, {"make": residual, "count": 8, "hidden": 512}, 3e-3),
 }
 BATCH, QUICK = 128, {"count": 1, "hidden": 8, "steps": 2, "filters": 4}

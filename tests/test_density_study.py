@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import compare_density
 import study_density
 from experiments import calibrate_study, density_tables, files
 from experiments import density_study as study
@@ -56,9 +57,34 @@ def test_tables():
     assert density_tables.tables([])["toys"] == "Not run yet."
 
 
+def test_the_table_of_peers():
+    def row(seed, ours, peer):
+        both = {"ours": ours, "peer": peer}
+        both = {key: {"log-likelihood": nats, **speed} for key, nats in both.items()}
+        return {"pair": "rings", "seed": seed, "group": "8 affine couplings", **both}
+
+    speed = {"parameters": 1045, "milliseconds": 1.234, "seconds": 8.0}
+    found = density_tables.tables([], [row(0, -2.6, -2.7), row(1, -2.8, -2.7)])["peers"]
+    assert "| ours | - | -2.700 ± 0.141 | - | - | 1,045 | 1.23 | 8 |" in found
+    assert "| FlowJAX | - | -2.700 ± 0.000 | - | - | 1,045 | 1.23 | 8 |" in found
+    assert density_tables.tables([])["peers"] == "Not run yet."
+
+
+def test_flowjax_has_the_flows_that_are_compared():
+    text = compare_density.PEER.read_text()
+    assert all(f'"{flow}"' in text for flow in compare_density.FLOWS)
+    assert set(compare_density.FLOWS) <= study.FLOWS.keys()
+
+
+def test_the_first_epoch_does_not_count():
+    assert study.milliseconds([9.0, 0.02, 0.03, 0.02], 10_000) == 1.0
+
+
 @pytest.mark.parametrize("page", study_density.PAGES)
 def test_pages_show_the_stored_runs(page):
-    tables = density_tables.tables(calibrate_study.read(ROOT / study_density.RESULTS))
+    folder = ROOT / study_density.RESULTS
+    rows = density_tables.read_peers(folder / "peers.jsonl")
+    tables = density_tables.tables(calibrate_study.read(folder), rows)
     text = (ROOT / page).read_text()
     blank = re.sub("(<!-- density: .* -->\n)[^<]*", r"\1old\n", text)
     assert blank != text

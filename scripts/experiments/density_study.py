@@ -23,6 +23,7 @@ PAIRS = {  # titles
     "checkerboard": ("checkerboard",),
 }
 TRAIN, TEST, BATCH, STEPS, RATE = 10_000, 10_000, 500, 3000, 5e-3
+QUICK = 2  # steps
 NOISE = {"moons": 0.1, "rings": 0.08}
 RADII = (0.5, 1.0, 1.5, 2.0)
 
@@ -39,6 +40,14 @@ FLOWS = {
     "8 Glow steps": lambda: turns(flows.GlowStep, 8),
     "6 spline couplings": lambda: turns(flows.SplineCoupling, 6, interval=4.0),
     "8 autoregressive (MAF)": lambda: turns(flows.MaskedAutoregressive, 8, "reverse"),
+    "4 autoregressive splines": lambda: [
+        flows.Inverse(flow)
+        for flow in turns(flows.SplineAutoregressive, 4, "reverse", interval=4.0)
+    ],
+    "16 radial": lambda: [flows.Inverse(flows.Radial()) for _ in range(16)],
+    "8 Sylvester": lambda: [flows.Inverse(flows.Sylvester()) for _ in range(8)],
+    "1 continuous": lambda: [flows.Continuous(hidden=64)],
+    "8 residual": lambda: [flows.Inverse(flows.Residual()) for _ in range(8)],
 }
 
 
@@ -90,16 +99,42 @@ def _moon(angle, upper):
     return np.where(upper, x, np.array([1.0, 0.5]) - x)
 
 
+class Seconds(keras.callbacks.Callback):
+    """The seconds of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(time.perf_counter() - self.begun)
+
+
+def milliseconds(epochs, examples):
+    """Return the median milliseconds of a step, by the seconds of epochs; the first compiles."""
+    median = np.median(epochs[1:] or epochs)
+    return round(1000 * float(median) / max(1, examples // BATCH), 3)
+
+
+def points(pair, seed, quick=False):
+    """Return training and test points of a task."""
+    rng = np.random.default_rng(seed)
+    return [draw(pair, 200 if quick else n, rng).astype("float32") for n in (TRAIN, TEST)]
+
+
 def run(pair, seed, flow, quick=False):
     """Run one task; return the record. Quick runs only show that it works."""
-    begun, rng = time.perf_counter(), np.random.default_rng(seed)
-    train, test = (draw(pair, 200 if quick else n, rng).astype("float32") for n in (TRAIN, TEST))
+    begun, clock = time.perf_counter(), Seconds()
+    train, test = points(pair, seed, quick)
     keras.utils.set_random_seed(seed)
-    steps = 2 if quick else STEPS
+    steps = QUICK if quick else STEPS
     density = ibnn.FlowDensity(FLOWS[flow]())
     density.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(RATE, steps)))
     epochs = max(1, steps * BATCH // len(train))
-    density.fit(train, batch_size=BATCH, epochs=epochs, verbose=0)
+    density.fit(train, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[clock])
     seconds = time.perf_counter() - begun
     found, truth = density.log_prob(test).astype("float64"), log_density(pair, test)
     scores = {
@@ -108,6 +143,7 @@ def run(pair, seed, flow, quick=False):
         "gap": None if truth is None else float(np.mean(truth - found)),
         "parameters": density.count_params(),
         "seconds": round(seconds, 1),
+        "milliseconds": milliseconds(clock.epochs, len(train)),
     }
     about = {"pair": pair, "seed": seed, "group": flow, **provenance({"quick": quick})}
     return {**about, "scores": scores}

@@ -1,5 +1,6 @@
 """The tables of the study of densities."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,14 +43,40 @@ def toys(records):
     return markdown_table(pd.DataFrame(lines))
 
 
-def tables(records):
+def peers(rows):
+    """Return a Markdown table of ours beside FlowJAX's: nats, and milliseconds of a step."""
+    lines = []
+    for flow in dict.fromkeys(row["group"] for row in rows):
+        for name, key in (("ours", "ours"), ("FlowJAX", "peer")):
+            own = [row for row in rows if row["group"] == flow]
+            line = {"flow": flow, "library": name}
+            for pair, (title,) in PAIRS.items():
+                found = [row[key]["log-likelihood"] for row in own if row["pair"] == pair]
+                line[title] = _spread(found) if found else "-"
+            line["parameters"] = f"{own[0][key]['parameters']:,}"
+            for score, digits in (("milliseconds", 2), ("seconds", 0)):
+                line[score] = f"{np.median([row[key][score] for row in own]):.{digits}f}"
+            lines.append(line)
+    if not lines:
+        return "Not run yet."
+    names = {"milliseconds": "ms per step", "seconds": "seconds in all"}
+    return markdown_table(pd.DataFrame(lines).rename(columns=names))
+
+
+def tables(records, rows=()):
     """Return the Markdown of all tables, by name."""
-    return {"toys": toys(records)}
+    return {"toys": toys(records), "peers": peers(rows)}
+
+
+def read_peers(path):
+    """Return the lines of `peers.jsonl`, if it is there."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    return [json.loads(line) for line in lines]
 
 
 def write_tables(folder, *pages):
     """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
+    found = tables(read(folder), read_peers(Path(folder) / "peers.jsonl"))
     parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
     files.write_text(Path(folder) / "table.md", "\n".join(parts))
     files.fill_tables(pages, "density", found)

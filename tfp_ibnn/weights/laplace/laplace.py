@@ -323,20 +323,19 @@ class Laplace(FlatPosterior):
         if data is None:
             raise ValueError("`validation_data` is missing: give (x, y) or a dataset.")
         x, y = data if isinstance(data, (tuple, list)) else (data, None)
+        parts = list(batches(x, y, batch_size))
+        x, y = keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        likelihood, losses = self.logit_network.likelihood, []
+        y = likelihood.targets(y, self.logit_network.width)
         options = {name: self._options[name] for name in ("head", "from_logits")}
         averaged = MonteCarlo(self, samples=32, seed=0, **options)
-        likelihood, losses = self.logit_network.likelihood, []
         for prior in GRID:
             self.prior_precision.assign(prior)
-            total, count = 0.0, 0
-            for inputs, labels in batches(x, y, batch_size):
-                labels = likelihood.targets(labels, self.logit_network.width)
-                found = averaged.predict_on_batch(inputs)
-                if likelihood.free_scale:
-                    variance = found["total_variance"] + float(self.noise_scale) ** 2
-                    loss = np.mean(gaussian_nll(labels, found["mean"], variance))
-                else:
-                    loss = averaged.compute_loss(y=labels, y_pred=found)
-                total, count = total + float(loss) * len(labels), count + len(labels)
-            losses.append(total / count)
+            found = averaged.predict(x, batch_size=batch_size, verbose=0)
+            if likelihood.free_scale:
+                variance = found["total_variance"] + float(self.noise_scale) ** 2
+                loss = gaussian_nll(y, found["mean"], variance)
+            else:
+                loss = averaged.compute_loss(y=y, y_pred=found)
+            losses.append(float(ops.mean(loss)))
         return losses

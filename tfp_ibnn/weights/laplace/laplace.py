@@ -216,9 +216,7 @@ class Laplace(FlatPosterior):
                 losses = self._validation_losses(validation_data, batch_size)
             finally:
                 self.prior_precision.assign(prior)
-            if not np.isfinite(losses).any():
-                raise ValueError("The predictions for `validation_data` are not finite.")
-            self.prior_precision.assign(GRID[np.nanargmin(losses)])
+            self.prior_precision.assign(GRID[np.argmin(losses)])
         return float(self.prior_precision)
 
     def _maximize_evidence(self, prior: float | None) -> float:

@@ -93,7 +93,8 @@ def collect(
             sums = _added(sums, recent, network.model.name)
         return Fit(count, float(sums[0]), *sums[1:])
 
-    return structure.fit(one_pass)
+    found, values = structure.fit(one_pass)
+    return Fit(*found[:3], values)
 
 
 def _added(sums: Any, found: Any, name: str) -> Any:

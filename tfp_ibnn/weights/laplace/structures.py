@@ -54,10 +54,10 @@ class Structure:
         """Return what all columns (C, N, K) add, if that is less work than the steps."""
         return None
 
-    def fit(self, one_pass: Callable[..., Any]) -> Any:
-        """Return what one pass over the data finds, with what the variables hold as `values`."""
+    def fit(self, one_pass: Callable[..., Any]) -> tuple[Any, list[np.ndarray]]:
+        """Return what the last pass over the data found, and the values of the variables."""
         found = one_pass()
-        return found._replace(values=self.finish(found.values, found.examples))
+        return found, self.finish(found.values, found.examples)
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         """Return the values of the variables."""
@@ -135,7 +135,7 @@ class _LowRank(_Full):
         Structure.__init__(self, blocks)
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
 
-    def fit(self, one_pass: Callable[..., Any]) -> Any:
+    def fit(self, one_pass: Callable[..., Any]) -> tuple[Any, list[np.ndarray]]:
         moved, old = np.random.default_rng(0).normal(size=(self.size, self._wide)), np.inf
         for _ in range(self.passes):
             basis = np.linalg.qr(moved)[0]
@@ -150,7 +150,7 @@ class _LowRank(_Full):
             warnings.warn(
                 f"{problem}: they are close together. Give a larger `rank`.", stacklevel=4
             )
-        return found._replace(values=[basis @ vectors, values])
+        return found, [basis @ vectors, values]
 
     def eigenvalues(self) -> np.ndarray:
         return np.concatenate([super().eigenvalues(), np.zeros(self.size - self._rank)])

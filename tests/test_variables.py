@@ -63,11 +63,8 @@ def test_of_training_prediction_and_loading(made, tmp_path):
     """And of each class that Keras knows of the package: a new one must be made here too."""
     model = network()
     kinds = (
-        ibnn.AdaptiveCalibrationError,
         ibnn.BrierScore,
-        ibnn.ClasswiseCalibrationError,
         ibnn.ExpectedCalibrationError,
-        ibnn.MaximumCalibrationError,
         ibnn.NegativeLogLikelihood,
     )
     metrics = [kind(from_logits=True) for kind in kinds]

@@ -95,9 +95,6 @@ class Campaign:
         self.place = place
         metrics = [
             ibnn.ExpectedCalibrationError(),
-            ibnn.MaximumCalibrationError(),
-            ibnn.ClasswiseCalibrationError(),
-            ibnn.AdaptiveCalibrationError(),
             ibnn.BrierScore(),
             ibnn.NegativeLogLikelihood(),
         ]

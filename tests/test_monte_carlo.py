@@ -1292,40 +1292,6 @@ def test_targets_of_another_shape_are_refused(shape):
         evaluate(mc, data(3, 4), np.zeros(shape, "float32"))
 
 
-def two_inputs():
-    inputs = {name: keras.Input((4,), name=name) for name in ("left", "right")}
-    return keras.Model(inputs, dense(3, "softmax")(layers.Add()([*inputs.values()])))
-
-
-# Name -> (model, two examples, options).
-EMPTY = {
-    "shared": (shallow, data(2, 4), {}),
-    "independent": (shallow, data(2, 4), {"independent": True, "standard_error": True}),
-    "kept": (shallow, data(2, 4), {"return_samples": True, "interval": 0.5, "chunk_size": 3}),
-    "paired": (shallow, data(2, 4), {"standard_error": True, "sampling": "antithetic"}),
-    "gaussian": (lambda: network((4,), 4, GaussianHead), data(2, 4), {"interval": 0.9}),
-    "two inputs": (two_inputs, {"left": data(2, 4), "right": data(2, 4)}, {}),
-}
-
-
-def forms(prediction):
-    return {key: (value.shape[1:], value.dtype) for key, value in prediction.items()}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "kept" else pytest.param(name, marks=pytest.mark.once) for name in EMPTY],
-)
-def test_of_no_example_each_entry_is_empty(name):
-    make, x, options = EMPTY[name]
-    mc = averaged(make(), 4, seed=0, **options)
-    none = keras.tree.map_structure(lambda part: part[:0], x)
-    expected = statistics(mc, x)
-    for found in (predict(mc, none), mc.predict_on_batch(none)):
-        assert forms(found) == forms(expected)
-        assert {len(value) for value in found.values()} == {0}
-
-
 @pytest.mark.once
 def test_an_empty_batch_can_be_called(of_three_classes):
     """As by a replica that has no example."""
@@ -1334,9 +1300,12 @@ def test_an_empty_batch_can_be_called(of_three_classes):
     assert numpy(empty["entropy"]).shape == (0,)
 
 
-def test_no_example_has_no_score(of_three_classes):
+def test_no_example_has_no_prediction_and_no_score(of_three_classes):
     with pytest.raises(ValueError, match="`x` holds no example"):
         evaluate(of_three_classes, data(0, 4), np.zeros(0, int))
+    for predict in (of_three_classes.predict, of_three_classes.predict_on_batch):
+        with pytest.raises(ValueError, match="`x` holds no example"):
+            predict(data(0, 4))
 
 
 # -------------------------------------------------------------------------- in a process of its own

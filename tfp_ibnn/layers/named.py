@@ -2,7 +2,7 @@
 
 `DenseFlipout` and the like take the arguments of the Keras layer, those of `ibnn.MeanField`, and
 `train_size`. Their names end in the estimator: Reparameterization is "shared", Flipout "flipout",
-LocalReparameterization "local". TFP's arguments that have another form here are refused.
+LocalReparameterization "local". What TFP's other arguments become: docs/from_tfp.md.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,6 @@ from tfp_ibnn.layers.multiplicative import Stochastic
 
 _OF_STOCHASTIC = ("posterior", "train_size", "noise", "kl_reduction", "seed", "name", "trainable")
 _OF_MEAN_FIELD = ("prior", "prior_scale", "initial_scale", "moped", "bias", "beta", "gamma", "seed")
-_INSTEAD = {
-    "posterior_fn": "`initial_scale=`, the scale of the kernel at the start",
-    "posterior_tensor_fn": "nothing: each call draws the weights",
-    "prior_fn": "`prior=`, such as ibnn.priors.Normal(0.1)",
-    "divergence_fn": "`train_size=`, by which the KL is divided, and `beta=`, a factor of it",
-}
 
 
 class _StochasticPlain(Stochastic):
@@ -73,19 +67,6 @@ class StochasticConv2D(_StochasticPlain):
     layer_class = keras.layers.Conv2D
 
 
-def _refuse_tfp(owner: str, given: dict[str, Any]) -> None:
-    """Raise if there is an argument that only TFP's layer takes."""
-    for argument in given:
-        part, _, name = argument.partition("_")
-        if part not in ("kernel", "bias") or name not in _INSTEAD:
-            continue
-        instead = _INSTEAD[name]
-        if argument == "bias_posterior_fn":
-            instead = '`bias="stochastic"`, or `use_bias=False` for none'
-        other = f"{owner} has no `{argument}`, which TensorFlow Probability's layer has"
-        raise TypeError(f"{other}. Write {instead}. See docs/from_tfp.md.")
-
-
 def _named(
     name: str, layer_class: type[keras.layers.Layer], estimator: str
 ) -> Callable[..., MeanFieldLayer]:
@@ -93,7 +74,6 @@ def _named(
     sizes = 1 if layer_class is layers.Dense else 2  # beyond these TFP and Keras differ in order
 
     def make(*args: Any, train_size: int | None = None, **kwargs: Any) -> MeanFieldLayer:
-        _refuse_tfp(name, kwargs)
         if len(args) > sizes:
             raise TypeError(f"{name} takes {sizes} positional arguments; give others by name.")
         own = {key: kwargs.pop(key) for key in _OF_MEAN_FIELD if key in kwargs}

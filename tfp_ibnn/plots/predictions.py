@@ -167,20 +167,19 @@ def regression_bands(
     *,
     data: tuple[Any, Any] | None = None,
     truth: Any = None,
-    multiples: Sequence[float] = (2.0,),
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the predicted mean of a function of one input, with epistemic and total bands.
 
     The inner band is what the model does not know of the function: narrow among the data, wide away
-    from them. The outer, hatched one has the noise added: 95 % of the points lie within ± 2.
+    from them. The outer, hatched one has the noise added. Both are two standard deviations wide to
+    either side: 95 % of the points lie in the outer one.
 
     Args:
         x: (N,) or (N, 1) inputs, in any order.
         prediction: "mean", and the variances "aleatoric" and "epistemic"; each (N,) or (N, 1).
         data: inputs and targets of the training points, each (M,) or (M, 1).
         truth: (N,) or (N, 1) true function at `x`.
-        multiples: half widths of the bands, in standard deviations; the widest is the palest.
         ax: where to draw; a new figure by default.
 
     Example:
@@ -198,9 +197,6 @@ def regression_bands(
     for key, part in zip(keys[1:], parts[1:], strict=True):
         if (low := part.min()) < 0:
             raise ValueError(f"`prediction[{key!r}]` must be a variance, 0 or above; got {low}.")
-    if np.ndim(multiples) != 1 or len(multiples) == 0:
-        raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
-    multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
     if data is not None:
         if not isinstance(data, Sequence) or len(data) != 2:
             got = type(data).__name__
@@ -216,14 +212,11 @@ def regression_bands(
         ("total", aleatoric + epistemic, COLORS[4], 0.75, "....", "--", 1.5),
         ("epistemic", epistemic, COLORS[0], 0.55, None, "-", 2),
     ):
-        for position, multiple in enumerate(multiples, start=1):
-            width = multiple * np.sqrt(variance)
-            fill = pale(color, 1 - position / len(multiples) * (1 - whiteness))
-            look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
-            label = f"± {multiple:g} {name}"
-            ax.fill_between(x, mean - width, mean + width, label=label, zorder=order, **look)
-            for edge in (mean - width, mean + width):
-                ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
+        edges = mean - 2 * np.sqrt(variance), mean + 2 * np.sqrt(variance)
+        look = {"facecolor": pale(color, whiteness), "edgecolor": pale(color, 0.35), "lw": 0}
+        ax.fill_between(x, *edges, label=f"± 2 {name}", zorder=order, hatch=hatch, **look)
+        for edge in edges:
+            ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
     if truth is not None:
         ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
     if data is not None:

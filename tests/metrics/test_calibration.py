@@ -9,7 +9,6 @@ from tfp_ibnn.metrics import (
     adaptive_calibration_error,
     classwise_calibration_error,
     expected_calibration_error,
-    maximum_calibration_error,
     reliability,
 )
 
@@ -55,7 +54,7 @@ def test_errors_are_those_of_a_loop_over_the_bins(predictions, bins, weighted):
     options = {"bins": bins, "sample_weight": weights}
     found = expected_calibration_error(probabilities, labels, **options)
     assert found == pytest.approx(np.sum(share * gap), abs=1e-12)
-    found = maximum_calibration_error(probabilities, labels, **options)
+    found = reliability(probabilities, labels, **options).mce
     assert found == pytest.approx(np.max(gap), abs=1e-12)
     each = [gaps(probabilities[:, k], labels == k, bins, weights) for k in range(5)]
     found = classwise_calibration_error(probabilities, labels, **options)

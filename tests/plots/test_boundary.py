@@ -180,7 +180,6 @@ X = np.zeros((3, 2))
         ({"resolution": 1, "limits": LIMITS}, "`resolution` must be at least 2; got 1"),
         ({"resolution": 0, "limits": LIMITS}, "`resolution` must be a whole number"),
         ({"maximum": 0, "limits": LIMITS}, "`maximum` must be above 0; got 0"),
-        ({"predict": 3, "limits": LIMITS}, "`predict` must be a function"),
         ({"predict": lambda p: {"entropy": p[:, 0]}, "limits": LIMITS}, "the key 'mean'"),
         ({"predict": lambda p: np.nan * p, "limits": LIMITS}, "must be finite"),
         ({"predict": lambda p: 3 + p[:, :1], "limits": LIMITS}, "must be probabilities"),

@@ -67,7 +67,6 @@ def test_it_draws_where_it_is_told():
         ({"prediction": {"mean": X}}, r"`prediction` must be a mapping .*got \['mean'\]"),
         ({"prediction": {**PREDICTION, "mean": [1.0]}}, r"`prediction\['mean'\]` must have"),
         ({"prediction": {**PREDICTION, "epistemic": -X}}, "must be a variance, 0 or above"),
-        ({"data": X}, "`data` must be a pair of inputs and targets; got ndarray"),
         ({"data": (X, X[:2])}, r"`data\[1\]` must have the shape \(3,\)"),
         ({"truth": X[:2]}, r"`truth` must have the shape \(3,\)"),
     ],

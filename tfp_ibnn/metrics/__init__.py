@@ -5,7 +5,6 @@ from tfp_ibnn.metrics.calibration import Reliability as Reliability
 from tfp_ibnn.metrics.calibration import adaptive_calibration_error as adaptive_calibration_error
 from tfp_ibnn.metrics.calibration import classwise_calibration_error as classwise_calibration_error
 from tfp_ibnn.metrics.calibration import expected_calibration_error as expected_calibration_error
-from tfp_ibnn.metrics.calibration import maximum_calibration_error as maximum_calibration_error
 from tfp_ibnn.metrics.calibration import reliability as reliability
 from tfp_ibnn.metrics.detection import RiskCoverage as RiskCoverage
 from tfp_ibnn.metrics.detection import aupr as aupr

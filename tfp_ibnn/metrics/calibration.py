@@ -78,13 +78,6 @@ def expected_calibration_error(
     return reliability(probabilities, labels, bins, **options).ece
 
 
-def maximum_calibration_error(
-    probabilities: Any, labels: Any, bins: int = 15, **options: Any
-) -> float:
-    """Return the largest error of a filled bin; the arguments are those of `reliability`."""
-    return reliability(probabilities, labels, bins, **options).mce
-
-
 def adaptive_calibration_error(
     probabilities: Any, labels: Any, bins: int = 15, **options: Any
 ) -> float:

@@ -89,10 +89,6 @@ def entropy_histograms(
     """
     known, unknown = _inputs.vector("known", known), _inputs.vector("unknown", unknown)
     bins = checks.positive_integer("bins", bins)
-    if auroc is not None and not 0 <= checks.finite("auroc", auroc) <= 1:
-        raise ValueError(f"`auroc` must lie between 0 and 1; got {checks.shown(auroc)}.")
-    if isinstance(names, str) or len(names) != 2:
-        raise ValueError(f"`names` must be two names, known first; got {names!r}.")
     ax = new_axes(ax, (4.6, 3.2))
     both = np.concatenate([known, unknown])
     edges = np.linspace(min(0.0, both.min()), both.max() if both.any() else 1.0, bins + 1)

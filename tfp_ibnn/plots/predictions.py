@@ -1,6 +1,6 @@
 """Predictions over the inputs: boundaries in the plane, and bands along a line."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -126,8 +126,6 @@ def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
 
 def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities (M, classes) and uncertainty (M,)."""
-    if not callable(predict):
-        raise ValueError(f"`predict` must be a function of points (M, 2); got {predict!r:.80}.")
     given = predict(grid)
     parts = given if isinstance(given, Mapping) else {"mean": given}
     checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
@@ -198,9 +196,6 @@ def regression_bands(
         if (low := part.min()) < 0:
             raise ValueError(f"`prediction[{key!r}]` must be a variance, 0 or above; got {low}.")
     if data is not None:
-        if not isinstance(data, Sequence) or len(data) != 2:
-            got = type(data).__name__
-            raise ValueError(f"`data` must be a pair of inputs and targets; got {got}.")
         inputs = _inputs.vector("data[0]", data[0], "points")
         targets = _inputs.vector("data[1]", data[1], len(inputs))
     truth = None if truth is None else _inputs.vector("truth", truth, len(x))

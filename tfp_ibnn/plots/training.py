@@ -91,8 +91,6 @@ def _checked_keys(histories: Any, keys: Sequence[str] | None) -> list[str]:
     logged = sorted(set().union(*runs))
     if keys is None:
         keys = [k for k in _USUAL if any(phase + k in logged for phase in _PHASES)] or _USUAL
-    if isinstance(keys, str) or len(keys) == 0:
-        raise ValueError(f"`keys` must be a list such as ['loss', 'kl']; got {keys!r}.")
     for key in keys:
         if not any(phase + key in logged for phase in _PHASES):
             raise ValueError(f"No run has logged {key!r}; choose from {', '.join(logged)}.")

@@ -186,8 +186,4 @@ def checked(prior: Any) -> Prior:
     dtype = getattr(prior, "dtype", None)
     if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
         raise ValueError(f"`prior` must be over real numbers; got {prior!r}.")
-    for name, value in (getattr(prior, "parameters", None) or {}).items():
-        if isinstance(value, (float, np.ndarray, np.generic)) or ops.is_tensor(value):
-            if np.isnan(ops.convert_to_numpy(value)).any():
-                raise ValueError(f"`prior` must not have NaN in it; got {name}={value}.")
     return Given(prior)

@@ -70,7 +70,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             memory grows with `samples`, as it does for the intervals.
         interval: probability of a central interval, such as 0.9; returns `lower` and `upper`, its
             bounds (N, K): of the draws, or, with a `GaussianHead`, of new observations.
-        standard_error: return `standard_error` (N, K), that of the Monte Carlo mean.
+        standard_error: return `standard_error` (N, K), that of the mean of iid draws.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -110,12 +110,11 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             seed = checks.whole("seed", seed)
         if interval is not None:
             checks.probability("interval", interval)
-        if standard_error and sampling == "qmc":
-            raise ValueError("Quasi-random draws have no `standard_error`: use 'antithetic' ones.")
-        paired = sampling == "antithetic"
-        if standard_error and (samples < (4 if paired else 2) or (paired and samples % 2)):
-            needed = "4 `samples` at least, and an even number" if paired else "2 `samples`"
-            raise ValueError(f"A `standard_error` needs {needed}; got {samples}.")
+        if standard_error and (sampling != "iid" or samples < 2):
+            got = f"{samples} with sampling={sampling!r}"
+            raise ValueError(
+                f"A `standard_error` needs 2 or more independent `samples`; got {got}."
+            )
         predictive = predictive_of(network, head, from_logits)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})

@@ -177,7 +177,10 @@ X = np.zeros((3, 2))
         ({"labels": [0], "limits": LIMITS}, "`labels` go with `x`"),
         ({"style": "colour", "limits": LIMITS}, "`style` must be one of 'size', 'shade'"),
         ({"uncertainty": "epistemic", "limits": LIMITS}, "`uncertainty` must be one of 'entropy'"),
-        ({"resolution": 1, "limits": LIMITS}, "`resolution` must be at least 2; got 1"),
+        (
+            {"resolution": 1, "limits": LIMITS},
+            "`resolution` must .* at least 2; got 1",
+        ),
         ({"resolution": 0, "limits": LIMITS}, "`resolution` must be a whole number"),
         ({"maximum": 0, "limits": LIMITS}, "`maximum` must be above 0; got 0"),
         ({"predict": lambda p: {"entropy": p[:, 0]}, "limits": LIMITS}, "the key 'mean'"),

@@ -210,13 +210,10 @@ def extreme_images(
         >>> import numpy as np, tfp_ibnn.plots as plots
         >>> figure = plots.extreme_images(np.eye(8)[None].repeat(20, 0), np.arange(20), count=4)
     """
-    pictures = _inputs.images("images", images, "images", "height", "width")
+    pictures = _inputs.images(images)
     total = len(pictures)
     doubt = _inputs.vector("uncertainty", uncertainty, total)
-    count = checks.positive_integer("count", count)
-    if 2 * count > total:
-        most = f"{total // 2}, half of the {total} images"
-        raise ValueError(f"`count` must be at most {most}; got {count}.")
+    count = checks.positive_integer("count", count, most=total // 2)
     given = {"predictions": predictions, "labels": labels}
     found = [_inputs.classes(key, x, total) for key, x in given.items() if x is not None]
     known = 1 if class_names is None else len(class_names)

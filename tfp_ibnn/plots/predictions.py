@@ -62,8 +62,7 @@ def decision_boundary(
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
     resolution = _STYLES[style][0] if resolution is None else resolution
-    if (count := checks.positive_integer("resolution", resolution)) < 2:
-        raise ValueError(f"`resolution` must be at least 2; got {checks.shown(resolution)}.")
+    count = checks.positive_integer("resolution", resolution, least=2)
     across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
     grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
     mean, doubt = _evaluate(predict, grid.astype("float32"), uncertainty)

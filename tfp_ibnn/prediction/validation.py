@@ -30,7 +30,7 @@ def check_input(x: Any, y: Any = None) -> None:
                 where = f"{bad.sum()} of {len(part)} examples; the first is number {bad.argmax()}"
                 raise ValueError(f"`x` holds NaN or infinity, or is beyond {floatx}, in {where}.")
     if all(tuple(getattr(part, "shape", ()))[:1] == (0,) for part in parts):
-        raise ValueError("`x` holds no example.")
+        raise ValueError("`x` holds no examples.")
 
 
 def checked_scores(name: str, scores: Any) -> Any:

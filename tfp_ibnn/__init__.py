@@ -33,11 +33,8 @@ from tfp_ibnn.layers import noise_off as noise_off
 from tfp_ibnn.layers import set_noise as set_noise
 from tfp_ibnn.layers import stochastic_layers as stochastic_layers
 from tfp_ibnn.layers import unfreeze as unfreeze
-from tfp_ibnn.metrics import AdaptiveCalibrationError as AdaptiveCalibrationError
 from tfp_ibnn.metrics import BrierScore as BrierScore
-from tfp_ibnn.metrics import ClasswiseCalibrationError as ClasswiseCalibrationError
 from tfp_ibnn.metrics import ExpectedCalibrationError as ExpectedCalibrationError
-from tfp_ibnn.metrics import MaximumCalibrationError as MaximumCalibrationError
 from tfp_ibnn.metrics import NegativeLogLikelihood as NegativeLogLikelihood
 from tfp_ibnn.posteriors import MNF as MNF
 from tfp_ibnn.posteriors import FlowPosterior as FlowPosterior

@@ -14,13 +14,18 @@ from experiments.report import history
 from experiments.scoring import Scorer, read_model
 from experiments.store import METHODS, evaluated, is_shown, predictions, stored
 from tfp_ibnn import plots
-from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
+from tfp_ibnn.plots.style import COLORS, MARKERS, dots, epochs_below, line, tidy
 
 # What methods are called, in the order in which they stand in figures.
 NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
 _TITLES, AXES, UNCERTAINTIES = (METHODS[name] for name in ("datasets", "axes", "uncertainties"))
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _DRAWN, _POSTERIORS = METHODS["drawn"], METHODS["posteriors"]
+
+
+def marked(position):
+    """Return the look of one of several curves through few points."""
+    return {**line(position), **dots(position), "ms": 4, "lw": 1.3}
 
 
 def look(method):

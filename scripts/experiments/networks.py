@@ -1,7 +1,7 @@
 """The networks of the experiments, which give logits, and the original report's posteriors."""
 
 import keras
-from keras import layers
+from keras import layers, ops
 
 import tfp_ibnn as ibnn
 from experiments import checks
@@ -101,6 +101,32 @@ def wide_resnet(
     return keras.Model(inputs, layers.Dense(num_classes, name="fc")(x), name="wide_resnet")
 
 
+@keras.saving.register_keras_serializable(package="experiments")
+class FilterResponseNorm(layers.Layer):
+    """Divide each channel of each example by its root mean square over positions, in float32.
+
+        y = max(gamma * x / sqrt(mean(x^2) + 1e-6) + beta, tau)
+
+    gamma, beta, tau: a number per channel, from 1, 0, 0. It has no statistics of batches. Singh and
+    Krishnan, arXiv 1911.09737.
+    """
+
+    def build(self, input_shape):
+        if len(input_shape) < 3:
+            wanted = "positions between examples and channels"
+            raise ValueError(f"FilterResponseNorm needs {wanted}; got the shape {input_shape}.")
+        for name, start in {"gamma": "ones", "beta": "zeros", "tau": "zeros"}.items():
+            weight = self.add_weight(input_shape[-1:], start, name=name, autocast=False)
+            setattr(self, name, weight)
+
+    def call(self, inputs):
+        x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        square = ops.mean(ops.square(x), axis=tuple(range(1, len(x.shape) - 1)), keepdims=True)
+        gamma, beta, tau = (ops.cast(v, x.dtype) for v in (self.gamma, self.beta, self.tau))
+        y = ops.maximum(gamma * x * ops.rsqrt(square + 1e-6) + beta, tau)
+        return ops.cast(y, self.compute_dtype)
+
+
 def resnet20(input_shape=(32, 32, 3), num_classes=10):
     """Return a ResNet-20 with filter response normalization and swish: no statistics of batches.
 
@@ -112,7 +138,7 @@ def resnet20(input_shape=(32, 32, 3), num_classes=10):
 
     def normalized(x, *sizes, name):
         x = _convolution(x, *sizes, name, use_bias=True)
-        return ibnn.layers.FilterResponseNorm(name=f"{name}_norm")(x)
+        return FilterResponseNorm(name=f"{name}_norm")(x)
 
     x = layers.Activation("silu", name="silu0")(normalized(x, 16, 3, 1, name="conv0"))
     for group in (1, 2, 3):

@@ -97,13 +97,7 @@ def panel(rng):
 def violins(rng):
     samples = rng.dirichlet([6, 3, 1, 0.5], size=200)
     names = ["aeroplane", "bird", "cat", "ship"]
-    image = rng.random((8, 8))
-    return plots.class_distributions(samples, class_names=names, label=1, image=image)
-
-
-def histograms(rng):
-    samples = rng.dirichlet([6, 3, 1, 0.5], size=200)
-    return plots.class_distributions(samples, kind="histogram", label=0)
+    return plots.class_distributions(samples, class_names=names, label=1)
 
 
 def extremes(rng):
@@ -139,15 +133,14 @@ def bands(rng):
         "epistemic": 0.02 * np.maximum(np.abs(x) - 1, 0.3) ** 2,
     }
     noisy = np.sin(2 * data) + 0.2 * rng.normal(size=25)
-    return plots.regression_bands(
-        x, prediction, data=(data, noisy), truth=np.sin(2 * x), multiples=(1, 2)
-    )
+    return plots.regression_bands(x, prediction, data=(data, noisy), truth=np.sin(2 * x))
 
 
 def selective(rng):
     uncertainty = rng.random(200)
     loss = (rng.random(200) < uncertainty**2).astype(float)
-    return plots.risk_coverage({"flow": (uncertainty, loss), "chance": (rng.random(200), loss)})
+    both = {"flow": uncertainty, "chance": rng.random(200)}
+    return plots.risk_coverage({k: ibnn.metrics.risk_coverage(x, loss) for k, x in both.items()})
 
 
 def novelty(rng):
@@ -161,7 +154,6 @@ FIGURES = (
     boundary_shade,
     panel,
     violins,
-    histograms,
     extremes,
     marginals,
     pairs,

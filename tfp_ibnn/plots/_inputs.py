@@ -52,14 +52,14 @@ def classes(name: str, value: Any, size: int, count: int | None = None) -> np.nd
     return found.astype(int)
 
 
-def images(name: str, value: Any, *axes: str) -> np.ndarray:
+def images(value: Any) -> np.ndarray:
     """Return grey images, or colour ones with a last axis of 3, scaled to [0, 1], or raise."""
     shape = np.shape(value)
-    is_deep = len(shape) == len(axes) + 1
-    if is_deep and shape[-1] not in (1, 3):
-        raise ValueError(f"`{name}` must have a last axis of 1 or 3, or no channels; got {shape}.")
-    found = array(name, value, (*axes, "channels") if is_deep else axes)
-    found = found[..., 0] if is_deep and shape[-1] == 1 else found
+    channels = shape[3:]
+    if channels not in ((), (1,), (3,)):
+        raise ValueError(f"`images` must have a last axis of 1 or 3, or none; got {shape}.")
+    found = array("images", value, ("images", "height", "width", *channels))
+    found = found[..., 0] if channels == (1,) else found
     return (found - found.min()) / (np.ptp(found) or 1)
 
 

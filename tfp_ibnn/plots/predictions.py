@@ -1,6 +1,6 @@
 """Predictions over the inputs: boundaries in the plane, and bands along a line."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,7 @@ def decision_boundary(
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
     resolution = _STYLES[style][0] if resolution is None else resolution
-    if (count := checks.positive_integer("resolution", resolution)) < 2:
-        raise ValueError(f"`resolution` must be at least 2; got {checks.shown(resolution)}.")
+    count = checks.positive_integer("resolution", resolution, least=2)
     across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
     grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
     mean, doubt = _evaluate(predict, grid.astype("float32"), uncertainty)
@@ -126,8 +125,6 @@ def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
 
 def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities (M, classes) and uncertainty (M,)."""
-    if not callable(predict):
-        raise ValueError(f"`predict` must be a function of points (M, 2); got {predict!r:.80}.")
     given = predict(grid)
     parts = given if isinstance(given, Mapping) else {"mean": given}
     checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
@@ -167,20 +164,19 @@ def regression_bands(
     *,
     data: tuple[Any, Any] | None = None,
     truth: Any = None,
-    multiples: Sequence[float] = (2.0,),
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the predicted mean of a function of one input, with epistemic and total bands.
 
     The inner band is what the model does not know of the function: narrow among the data, wide away
-    from them. The outer, hatched one has the noise added: 95 % of the points lie within ± 2.
+    from them. The outer, hatched one has the noise added. Both are two standard deviations wide to
+    either side: 95 % of the points lie in the outer one.
 
     Args:
         x: (N,) or (N, 1) inputs, in any order.
         prediction: "mean", and the variances "aleatoric" and "epistemic"; each (N,) or (N, 1).
         data: inputs and targets of the training points, each (M,) or (M, 1).
         truth: (N,) or (N, 1) true function at `x`.
-        multiples: half widths of the bands, in standard deviations; the widest is the palest.
         ax: where to draw; a new figure by default.
 
     Example:
@@ -198,13 +194,7 @@ def regression_bands(
     for key, part in zip(keys[1:], parts[1:], strict=True):
         if (low := part.min()) < 0:
             raise ValueError(f"`prediction[{key!r}]` must be a variance, 0 or above; got {low}.")
-    if np.ndim(multiples) != 1 or len(multiples) == 0:
-        raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
-    multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
     if data is not None:
-        if not isinstance(data, Sequence) or len(data) != 2:
-            got = type(data).__name__
-            raise ValueError(f"`data` must be a pair of inputs and targets; got {got}.")
         inputs = _inputs.vector("data[0]", data[0], "points")
         targets = _inputs.vector("data[1]", data[1], len(inputs))
     truth = None if truth is None else _inputs.vector("truth", truth, len(x))
@@ -216,14 +206,11 @@ def regression_bands(
         ("total", aleatoric + epistemic, COLORS[4], 0.75, "....", "--", 1.5),
         ("epistemic", epistemic, COLORS[0], 0.55, None, "-", 2),
     ):
-        for position, multiple in enumerate(multiples, start=1):
-            width = multiple * np.sqrt(variance)
-            fill = pale(color, 1 - position / len(multiples) * (1 - whiteness))
-            look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
-            label = f"± {multiple:g} {name}"
-            ax.fill_between(x, mean - width, mean + width, label=label, zorder=order, **look)
-            for edge in (mean - width, mean + width):
-                ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
+        edges = mean - 2 * np.sqrt(variance), mean + 2 * np.sqrt(variance)
+        look = {"facecolor": pale(color, whiteness), "edgecolor": pale(color, 0.35), "lw": 0}
+        ax.fill_between(x, *edges, label=f"± 2 {name}", zorder=order, hatch=hatch, **look)
+        for edge in edges:
+            ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
     if truth is not None:
         ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
     if data is not None:

@@ -28,11 +28,6 @@ def line(position: int) -> dict[str, Any]:
     return {"color": COLORS[position % len(COLORS)], "ls": LINES[position % len(LINES)]}
 
 
-def marked(position: int) -> dict[str, Any]:
-    """Return the look of one of several curves through few points."""
-    return {**line(position), **dots(position), "ms": 4, "lw": 1.3}
-
-
 def pale(color: Any, whiteness: Any) -> np.ndarray:
     """Return a colour mixed with white; `whiteness` (...) gives (..., 3)."""
     share = np.asarray(whiteness)[..., None]

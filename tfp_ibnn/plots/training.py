@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tfp_ibnn._core import checks
 from tfp_ibnn.plots.style import LEGEND, dots, epochs_below, tidy
 
 Histories = Mapping[str, Mapping[str, Sequence[float]]]  # run name to `History.history`
@@ -17,9 +16,7 @@ _LABELS = {"loss": "negative ELBO", "nll": "log-likelihood", "kl": "KL (nats)", 
 _PHASES = {"": ("training", "-"), "val_": ("validation", "--"), "val_mc_": ("validation, MC", ":")}
 
 
-def training_panel(
-    histories: Histories, keys: Sequence[str] | None = None, *, mc_every: int | None = None
-) -> Figure:
+def training_panel(histories: Histories, keys: Sequence[str] | None = None) -> Figure:
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
     Colours and markers distinguish runs; line styles training, validation, and its mean over draws.
@@ -28,7 +25,6 @@ def training_panel(
         histories: run name to `History.history`.
         keys: quantities, without "val_"; by default those logged of "loss" (the negative ELBO),
             "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece".
-        mc_every: epochs from one "val_mc_..." to the next; by default the fewest that can be.
 
     Example:
         >>> from tfp_ibnn import plots
@@ -36,7 +32,6 @@ def training_panel(
         >>> figure = plots.training_panel({"flow": run})
     """
     keys = _checked_keys(histories, keys)
-    mc_every = None if mc_every is None else checks.positive_integer("mc_every", mc_every)
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     size = (3.1 * columns + 0.3, 2.4 * rows + 0.6)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
@@ -47,7 +42,7 @@ def training_panel(
                 if phase + key not in history:
                     continue
                 logged.add(phase)
-                epochs, values = _curve(history, phase, key, mc_every)
+                epochs, values = _curve(history, phase, key)
                 # Few markers, at other epochs for each run, so that they do not hide one another.
                 apart = max(1, len(values) // 6)
                 marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
@@ -71,7 +66,7 @@ def training_panel(
     return figure
 
 
-def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np.ndarray, ...]:
+def _curve(history: Any, phase: str, key: str) -> tuple[np.ndarray, ...]:
     values = np.asarray(history[phase + key], dtype="float64")
     count, total = len(values), max(map(len, history.values()))
     if phase != "val_mc_":
@@ -80,7 +75,7 @@ def _curve(history: Any, phase: str, key: str, mc_every: int | None) -> tuple[np
     least = min(-(-total // count), (total - 1) // (count - 1)) if count > 1 else total
     # Entries between two logged ones may be NaN; elsewhere NaN is where a run diverged.
     kept = np.isfinite(values)
-    return (1 + (mc_every or least) * np.arange(count))[kept], values[kept]
+    return (1 + least * np.arange(count))[kept], values[kept]
 
 
 def _checked_keys(histories: Any, keys: Sequence[str] | None) -> list[str]:
@@ -96,8 +91,6 @@ def _checked_keys(histories: Any, keys: Sequence[str] | None) -> list[str]:
     logged = sorted(set().union(*runs))
     if keys is None:
         keys = [k for k in _USUAL if any(phase + k in logged for phase in _PHASES)] or _USUAL
-    if isinstance(keys, str) or len(keys) == 0:
-        raise ValueError(f"`keys` must be a list such as ['loss', 'kl']; got {keys!r}.")
     for key in keys:
         if not any(phase + key in logged for phase in _PHASES):
             raise ValueError(f"No run has logged {key!r}; choose from {', '.join(logged)}.")

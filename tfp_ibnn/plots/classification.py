@@ -1,12 +1,10 @@
-"""A classifier's predictions: calibration, OOD detection, abstaining, and single examples."""
+"""A classifier's predictions: calibration, OOD detection and abstaining."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from tfp_ibnn import metrics
@@ -138,106 +136,3 @@ def risk_coverage(
     # Above the axis: curves of risk may pass anywhere inside.
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), **LEGEND)
     return tidy(ax, "both")
-
-
-def class_distributions(
-    samples: Any,
-    *,
-    class_names: Sequence[str] | None = None,
-    label: int | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw how the probability of each class varies between draws of the posterior.
-
-    The line across is the mean, the prediction. A narrow shape between 0 and 1 is noise in the data
-    (aleatoric); a wide or split one, draws that disagree (epistemic). The true class is hatched.
-
-    Args:
-        samples: (draws, classes) probabilities of one example.
-        class_names: one per class; their numbers by default.
-        label: the true class.
-        ax: where to draw; a new figure by default.
-
-    Example:
-        >>> from tfp_ibnn import plots
-        >>> ax = plots.class_distributions([[0.7, 0.3], [0.8, 0.2]], class_names=["cat", "dog"])
-    """
-    samples = _inputs.probabilities("samples", samples, "draws")
-    classes = samples.shape[1]
-    names = _inputs.names("class_names", class_names, classes)
-    if label is not None and label not in range(classes):
-        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {label}.")
-    ax = new_axes(ax, (min(max(0.5 * classes + 1, 3.6), 9), 2.9))
-    shapes = {"widths": 0.8, "showextrema": False, "points": 200}
-    for k, body in enumerate(ax.violinplot(samples, range(classes), **shapes)["bodies"]):
-        color, hatch = (COLORS[1], "////") if k == label else (COLORS[0], None)
-        body.set(alpha=1, facecolor=pale(color, 0.55), edgecolor=color, lw=0.9, hatch=hatch)
-    places = np.arange(classes)
-    ax.hlines(samples.mean(axis=0), places - 0.4, places + 0.4, color="black", lw=1.6)
-    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(places, names, **(slanted if max(map(len, names)) > 4 else {}))
-    if label is not None:
-        ax.get_xticklabels()[label].set_fontweight("bold")
-    ax.set(xlim=(-0.6, classes - 0.4), ylim=(-0.02, 1.02), ylabel="probability")
-    return tidy(ax, "y")
-
-
-def extreme_images(
-    images: Any,
-    uncertainty: Any,
-    *,
-    count: int = 8,
-    labels: Any = None,
-    predictions: Any = None,
-    class_names: Sequence[str] | None = None,
-    name: str = "entropy",
-) -> Figure:
-    """Draw the images of least and of greatest uncertainty, in two rows.
-
-    Good uncertainty puts plain images above and odd, mislabelled or ambiguous ones below. A wrong
-    prediction has a frame, and its caption gives the true class after it.
-
-    Args:
-        images: (examples, height, width), or that with a last axis of 1 or 3; on any scale.
-        uncertainty: (examples,).
-        count: images in a row, at most half of all.
-        labels: (examples,) true classes, or one-hot.
-        predictions: (examples,) predicted classes, or (examples, classes) probabilities.
-        class_names: one per class; their numbers by default.
-        name: of the uncertainty.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn.plots as plots
-        >>> figure = plots.extreme_images(np.eye(8)[None].repeat(20, 0), np.arange(20), count=4)
-    """
-    pictures = _inputs.images(images)
-    total = len(pictures)
-    doubt = _inputs.vector("uncertainty", uncertainty, total)
-    count = checks.positive_integer("count", count, most=total // 2)
-    given = {"predictions": predictions, "labels": labels}
-    found = [_inputs.classes(key, x, total) for key, x in given.items() if x is not None]
-    known = 1 if class_names is None else len(class_names)
-    classes = max(known, *(1 + int(value.max()) for value in found), 1)
-    words = _inputs.names("class_names", class_names, classes)
-    order = np.argsort(doubt, kind="stable")
-    rows = {"most certain": order[:count], "least certain": order[::-1][:count]}
-    # Wide enough for "not NAME" in bold.
-    side = max(0.95, 0.085 * (max(map(len, words)) + 4))
-    size = (max(side * count + 0.3, 3.0), 2 * side + 0.9 + 0.2 * len(found))
-    figure, grid = plt.subplots(2, count, figsize=size, layout="constrained", squeeze=False)
-    for axes, (row, chosen) in zip(grid, rows.items(), strict=True):
-        axes[0].set_ylabel(row, fontsize=10)
-        for ax, i in zip(axes, chosen, strict=True):
-            ax.imshow(pictures[i], cmap="gray", vmin=0, vmax=1)
-            ax.set(xticks=[], yticks=[])
-            ax.set_title(f"{doubt[i]:.2f}", fontsize=9, pad=3)
-            own = dict.fromkeys(value[i] for value in found)
-            ax.set_xlabel("\nnot ".join(words[k] for k in own), fontsize=9)
-            ax.spines[:].set_visible(len(own) > 1)
-            if len(own) > 1:
-                ax.spines[:].set(color=COLORS[1], linewidth=2.5)
-                ax.xaxis.label.set(color=COLORS[1], fontweight="bold")
-    below = "predicted class" if predictions is not None else "true class"
-    below += " (not: true class)" if len(found) == 2 else ""
-    figure.supxlabel(f"above: {name}" + (f"\nbelow: {below}" if found else ""), fontsize=8)
-    return figure

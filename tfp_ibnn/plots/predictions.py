@@ -133,7 +133,7 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
     mean = np.asarray(parts["mean"])
     if mean.ndim == 2 and mean.shape[1] == 1:
         mean = np.concatenate([1 - mean, mean], axis=1)
-    mean = _inputs.probabilities("predict(points)", mean, "points")
+    mean = _inputs.probabilities("predict(points)", mean)
     if len(mean) != len(grid):
         raise ValueError(f"`predict` must return one row per point, {len(grid)}; got {mean.shape}.")
     if uncertainty not in parts:

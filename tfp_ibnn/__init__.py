@@ -12,7 +12,6 @@ from tfp_ibnn import diagnostics as diagnostics
 from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
 from tfp_ibnn import metrics as metrics
-from tfp_ibnn import models as models
 from tfp_ibnn import noise as noise
 from tfp_ibnn._core.backend import tfd as tfd
 from tfp_ibnn.calibration import calibrate as calibrate

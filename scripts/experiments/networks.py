@@ -5,7 +5,6 @@ from keras import layers, ops
 
 import tfp_ibnn as ibnn
 from experiments import checks
-from tfp_ibnn.models import mlp
 
 __all__ = ["POSTERIORS", "lenet", "mlp", "posterior_map", "resnet20", "vgg16", "wide_resnet"]
 POSTERIORS = ("gaussian", "flow", "mixture")
@@ -22,12 +21,42 @@ _FLOWS = {
 }
 
 
+def mlp(
+    input_shape,
+    num_classes=10,
+    *,
+    hidden=(256, 128),
+    activation="relu",
+    preprocessing=(),
+    dropout=0.0,
+):
+    """Return a perceptron with layers `fc1`, `fc2`, ...; images are flattened.
+
+    Args:
+        input_shape: of one example.
+        num_classes: number of logits.
+        hidden: units of the hidden layers.
+        activation: of the hidden layers.
+        preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
+        dropout: rate of dropout on the input of each layer but the first.
+    """
+    inputs = keras.Input(input_shape, name="image" if len(input_shape) == 3 else "input")
+    x = _preprocessed(inputs, preprocessing)
+    if len(x.shape) > 2:
+        x = layers.Flatten(name="flatten")(x)
+    for position, units in enumerate(hidden, start=1):
+        x = layers.Dense(units, activation, name=f"fc{position}")(x)
+        x = _dropped(x, dropout, f"fc{position + 1}")
+    outputs = layers.Dense(num_classes, name=f"fc{len(hidden) + 1}")(x)
+    return keras.Model(inputs, outputs, name="mlp")
+
+
 def lenet(input_shape=(32, 32, 3), num_classes=10, *, preprocessing=(), dropout=0.0):
     """Return a LeNet with layers `conv1`, `conv2`, `fc1`, `fc2` and `fc3`.
 
     Two 5x5 convolutions without padding, of 6 and 16 channels; max-pooling after the first,
     average-pooling to 4x4 after the second; 120 and 84 hidden units, ReLU throughout. Images have
-    at least 16 pixels each way. The arguments are those of `ibnn.models.mlp`.
+    at least 16 pixels each way. The arguments are those of `mlp`.
     """
     inputs = _image(input_shape, "lenet", 16)
     x = _preprocessed(inputs, preprocessing)
@@ -75,7 +104,7 @@ def wide_resnet(
     Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
     `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.
     `depth` is 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40. Dropout is between the
-    convolutions of a block. Other arguments are those of `ibnn.models.mlp`.
+    convolutions of a block. Other arguments are those of `mlp`.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"`depth` must be 6n + 4: 10, 16, 22, 28, ...; got {depth!r}.")

@@ -35,8 +35,9 @@ class DeepEnsemble(WeightSets):
         **kwargs: those of `keras.layers.Layer`.
 
     Example:
-        >>> import tfp_ibnn as ibnn
-        >>> ensemble = ibnn.DeepEnsemble([ibnn.models.mlp((3,), 2) for _ in range(4)])
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layers = [[keras.Input([3]), keras.layers.Dense(2)] for _ in range(4)]
+        >>> ensemble = ibnn.DeepEnsemble([keras.Sequential(each) for each in layers])
         >>> ibnn.MonteCarlo(ensemble, head="softmax", from_logits=True).samples
         4
     """

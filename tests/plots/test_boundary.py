@@ -171,8 +171,10 @@ X = np.zeros((3, 2))
         ({"x": np.zeros((3, 4))}, r"`x` must have the shape \(points, 2\).*got \(3, 4\)"),
         ({"x": np.full((3, 2), np.nan)}, "`x` must be finite; got nan"),
         ({"x": np.zeros((0, 2))}, "not be empty"),
-        ({"x": X, "labels": [0, 1]}, r"`labels` must have the shape \(3,\)"),
-        ({"x": X, "labels": [0, 1, 2]}, "`labels` must lie between 0 and 1"),
+        ({"x": "abc"}, "`x` must be an array of numbers"),
+        ({"x": X, "labels": np.eye(3)}, r"`labels` must have the shape \(3, 2\)"),
+        ({"x": X, "labels": [0, 1]}, "`labels` must hold 3 numbers"),
+        ({"x": X, "labels": [0, 1, 2]}, "`labels` must be whole numbers from 0 to 1"),
         ({"x": X, "labels": [0, 0.5, 1]}, "`labels` must be whole numbers"),
         ({"labels": [0], "limits": LIMITS}, "`labels` go with `x`"),
         ({"style": "colour", "limits": LIMITS}, "`style` must be one of 'size', 'shade'"),
@@ -186,7 +188,7 @@ X = np.zeros((3, 2))
         ({"predict": lambda p: {"entropy": p[:, 0]}, "limits": LIMITS}, "the key 'mean'"),
         ({"predict": lambda p: np.nan * p, "limits": LIMITS}, "must be finite"),
         ({"predict": lambda p: 3 + p[:, :1], "limits": LIMITS}, "must be probabilities"),
-        ({"predict": lambda p: sigmoid(p)[:5], "limits": LIMITS}, "one row per point"),
+        ({"predict": lambda p: sigmoid(p)[:5], "limits": LIMITS}, r"must have the shape \(1296, "),
     ],
 )
 def test_bad_input_is_refused(arguments, words):

@@ -48,9 +48,7 @@ def test_it_draws_where_it_is_told():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"known": []}, "`known` .* not be empty"),
-        ({"known": "abc"}, "`known` must be an array of numbers"),
-        ({"unknown": np.zeros((2, 2))}, r"`unknown` must have the shape \(examples,\)"),
+        ({"known": []}, "`known` must hold at least one number"),
         ({"known": [float("inf")]}, "`known` must be finite; got inf"),
         ({"bins": 0}, "`bins` must be a whole number"),
     ],

@@ -60,15 +60,15 @@ def test_it_draws_where_it_is_told():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"x": np.zeros((3, 2))}, r"`x` must have the shape \(examples,\).*got \(3, 2\)"),
-        ({"x": []}, "`x` .* not be empty"),
+        ({"x": np.zeros((3, 2))}, r"`prediction\['mean'\]` must hold 6 numbers"),
+        ({"x": []}, "`x` must hold at least one number"),
         ({"x": X * np.nan}, "`x` must be finite"),
         ({"prediction": PREDICTION["mean"]}, "`prediction` must be a mapping with the keys"),
         ({"prediction": {"mean": X}}, r"`prediction` must be a mapping .*got \['mean'\]"),
-        ({"prediction": {**PREDICTION, "mean": [1.0]}}, r"`prediction\['mean'\]` must have"),
+        ({"prediction": {**PREDICTION, "mean": [1.0]}}, r"`prediction\['mean'\]` must hold 3"),
         ({"prediction": {**PREDICTION, "epistemic": -X}}, "must be a variance, 0 or above"),
-        ({"data": (X, X[:2])}, r"`data\[1\]` must have the shape \(3,\)"),
-        ({"truth": X[:2]}, r"`truth` must have the shape \(3,\)"),
+        ({"data": (X, X[:2])}, r"`data\[1\]` must hold 3 numbers"),
+        ({"truth": X[:2]}, "`truth` must hold 3 numbers"),
     ],
 )
 def test_bad_input_is_refused(arguments, words):

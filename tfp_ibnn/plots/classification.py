@@ -9,7 +9,7 @@ from matplotlib.patheffects import withStroke
 
 from tfp_ibnn import metrics
 from tfp_ibnn._core import checks
-from tfp_ibnn.plots import _inputs
+from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.plots.style import COLORS, LEGEND, line, new_axes, pale, tidy
 
 
@@ -85,7 +85,7 @@ def entropy_histograms(
         >>> from tfp_ibnn import plots
         >>> ax = plots.entropy_histograms([0.1, 0.2, 0.4], [0.3, 0.9], auroc=0.83)
     """
-    known, unknown = _inputs.vector("known", known), _inputs.vector("unknown", unknown)
+    known, unknown = finite_vector("known", known), finite_vector("unknown", unknown)
     bins = checks.positive_integer("bins", bins)
     ax = new_axes(ax, (4.6, 3.2))
     both = np.concatenate([known, unknown])

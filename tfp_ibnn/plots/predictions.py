@@ -11,7 +11,7 @@ from scipy.ndimage import zoom
 from scipy.special import entr
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.plots import _inputs
+from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
 # Grid points along each axis; size, or shade, at the least and the largest uncertainty.
@@ -58,7 +58,7 @@ def decision_boundary(
         >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
     """
     checks.one_of("style", style, tuple(_STYLES))
-    x = None if x is None else _inputs.array("x", x, ("points", 2))
+    x = None if x is None else _array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
     resolution = _STYLES[style][0] if resolution is None else resolution
@@ -68,7 +68,12 @@ def decision_boundary(
     mean, doubt = _evaluate(predict, grid.astype("float32"), uncertainty)
     classes = mean.shape[1]
     if labels is not None:
-        labels = _inputs.classes("labels", labels, len(x), classes)
+        if np.ndim(labels) == 2 and np.shape(labels)[1] > 1:
+            labels = _array("labels", labels, (len(x), classes)).argmax(axis=-1)
+        labels = finite_vector("labels", labels, len(x))
+        if not np.isin(labels, range(classes)).all():
+            wanted = f"whole numbers from 0 to {classes - 1}, or one-hot"
+            raise ValueError(f"`labels` must be {wanted}; got {np.unique(labels)}.")
     if maximum is None:
         # A model that is certain everywhere has nothing to scale by.
         maximum = np.log(classes) if uncertainty == "entropy" else doubt.max() or 1.0
@@ -99,7 +104,7 @@ def decision_boundary(
     edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
     if labels is not None:
         for k in np.unique(labels):
-            ax.scatter(*x[labels == k].T, **looks[k], **edge)
+            ax.scatter(*x[labels == k].T, **looks[int(k)], **edge)
     elif x is not None:
         ax.scatter(*x.T, color="white", marker="o", **edge)
     ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title, xlabel="$x_1$", ylabel="$x_2$")
@@ -108,11 +113,29 @@ def decision_boundary(
     return ax
 
 
+def _array(name: str, value: Any, shape: tuple[int | str, ...]) -> np.ndarray:
+    """Return `value` as a finite float array, or raise; a word in `shape` is any size of 1 on."""
+    try:
+        x = np.asarray(value, dtype="float64")
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must be an array of numbers; got {value!r:.80}.") from None
+    pairs = zip(x.shape, shape, strict=False)
+    fits = all(size > 0 if isinstance(wanted, str) else size == wanted for size, wanted in pairs)
+    if not fits or x.ndim != len(shape):
+        words = f"({', '.join(map(str, shape))})"
+        raise ValueError(f"`{name}` must have the shape {words}, and not be empty; got {x.shape}.")
+    bad = np.argwhere(~np.isfinite(x)).tolist()
+    if bad:
+        first = x[tuple(bad[0])]
+        raise ValueError(f"`{name}` must be finite; got {first} at {bad[0]}, one of {len(bad)}.")
+    return x
+
+
 def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
     """Return [[left, right], [bottom, top]], those of the points `x` unless given."""
     wanted = "((left, right), (bottom, top)), such as ((-3, 3), (-2, 2))"
     if limits is not None:
-        found = _inputs.array("limits", limits, (2, 2))
+        found = _array("limits", limits, (2, 2))
         if np.any(found[:, 0] >= found[:, 1]):
             raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
         return found
@@ -133,12 +156,14 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
     mean = np.asarray(parts["mean"])
     if mean.ndim == 2 and mean.shape[1] == 1:
         mean = np.concatenate([1 - mean, mean], axis=1)
-    mean = _inputs.probabilities("predict(points)", mean)
-    if len(mean) != len(grid):
-        raise ValueError(f"`predict` must return one row per point, {len(grid)}; got {mean.shape}.")
+    mean = _array("predict(points)", mean, (len(grid), "classes"))
+    bad = (np.abs(mean.sum(axis=-1) - 1) > 1e-3) | (mean.min(axis=-1) < 0)
+    if bad.any():
+        wanted = "probabilities (apply softmax to logits)"
+        raise ValueError(f"`predict(points)` must be {wanted}; got {mean[bad][0]}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
-    return mean, _inputs.vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))
+    return mean, finite_vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))
 
 
 def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
@@ -185,19 +210,19 @@ def regression_bands(
         >>> prediction = {"mean": x**2, "aleatoric": 0.01 + 0 * x, "epistemic": 0.1 * x**2}
         >>> ax = plots.regression_bands(x, prediction, data=([0.0, 0.5], [0.1, 0.2]))
     """
-    x = _inputs.vector("x", x)
+    x = finite_vector("x", x)
     keys = ("mean", "aleatoric", "epistemic")
     if not isinstance(prediction, Mapping) or not set(keys) <= set(prediction):
         got = [*prediction] if isinstance(prediction, Mapping) else prediction
         raise ValueError(f"`prediction` must be a mapping with the keys {keys}; got {got!r}.")
-    parts = [_inputs.vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
+    parts = [finite_vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
     for key, part in zip(keys[1:], parts[1:], strict=True):
         if (low := part.min()) < 0:
             raise ValueError(f"`prediction[{key!r}]` must be a variance, 0 or above; got {low}.")
     if data is not None:
-        inputs = _inputs.vector("data[0]", data[0], "points")
-        targets = _inputs.vector("data[1]", data[1], len(inputs))
-    truth = None if truth is None else _inputs.vector("truth", truth, len(x))
+        inputs = finite_vector("data[0]", data[0])
+        targets = finite_vector("data[1]", data[1], len(inputs))
+    truth = None if truth is None else finite_vector("truth", truth, len(x))
     ax = new_axes(ax, (5.2, 3.4))
     sort = np.argsort(x, kind="stable")
     x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts))

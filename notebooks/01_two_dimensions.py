@@ -25,8 +25,10 @@
 
 # %%
 import os
+import sys
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+sys.path += ["scripts", "../scripts"]  # for the figures of this repository's experiments
 
 import keras
 import matplotlib.pyplot as plt
@@ -34,6 +36,7 @@ import numpy as np
 from scipy.special import softmax
 
 import tfp_ibnn as ibnn
+from experiments.panels import training_panel
 from tfp_ibnn import plots
 
 FAST = bool(os.environ.get("TFP_IBNN_FAST"))
@@ -196,7 +199,7 @@ for length in LENGTHS:
 # dark blue, starts more slowly.
 
 # %%
-plots.training_panel(histories, ["loss", "nll", "kl"])
+training_panel(histories, ["loss", "nll", "kl"])
 plt.show()
 
 # %% [markdown]

@@ -29,9 +29,11 @@
 
 # %%
 import os
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 FAST = bool(os.environ.get("TFP_IBNN_FAST"))  # short trainings, for tests
+sys.path += ["scripts", "../scripts"]  # for the figures of this repository's experiments
 
 import tempfile
 from pathlib import Path
@@ -43,6 +45,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tfp_ibnn as ibnn
+from experiments.panels import extreme_images
 from tfp_ibnn import metrics, plots
 
 keras.utils.set_random_seed(0)
@@ -163,7 +166,7 @@ for score in ("accuracy", "NLL", "Brier", "ECE"):
 # %%
 prediction = report.model.predict(x_test, verbose=0)
 print({name: value.shape for name, value in prediction.items()})
-figure = plots.extreme_images(
+figure = extreme_images(
     x_test,
     prediction["entropy"],
     labels=y_test,

@@ -39,6 +39,7 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from experiments import data
+from experiments.panels import class_distributions
 from tfp_ibnn import metrics, plots
 
 plt.rcParams["figure.dpi"] = 80
@@ -160,7 +161,7 @@ for line, (title, (images, found, number)) in enumerate(rows.items()):
             ax.set(ylim=(-0.02, 1.02), ylabel="probability")
             plots.style.tidy(ax, "y")
         else:
-            plots.class_distributions(prediction["samples"][number], ax=ax)
+            class_distributions(prediction["samples"][number], ax=ax)
             ax.set(ylabel="", yticklabels=[])
         ax.set_xticks(range(9), CLASSES if line == 2 else [""] * 9, rotation=90, ha="center")
         if line == 0:

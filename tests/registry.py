@@ -57,6 +57,9 @@ FLOW_NAMES = [
 # Flows start as the identity, except these, which start as a rotation.
 START_AS_ROTATION = {"conv1x1-orthogonal", "glow-orthogonal"}
 
+# They take the mean of their input to that of their output.
+LINEAR = (flows.ActNorm, flows.Affine, flows.BatchNorm, flows.InvertibleConv1x1)
+
 # Their log-determinant is 0.
 VOLUME_PRESERVING = {"coupling-additive"}
 

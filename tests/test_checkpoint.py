@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
+from experiments.networks import mlp
 from tests.layer_checklist import numpy
 from tfp_ibnn.training.checkpoint import CheckpointError
 
@@ -19,7 +20,7 @@ def network(seed, hidden=7, activation="tanh", compiled=True, posteriors=None):
     """A small network with every kind of random state, none of which depends on another's seed."""
     keras.utils.set_random_seed(seed)
     front = ibnn.data.preprocessing(IMAGES, augment=True, padding=2, seed=100 + seed)
-    det = ibnn.models.mlp(
+    det = mlp(
         (6, 6, 1), 3, hidden=(hidden,), activation=activation, preprocessing=front, dropout=0.3
     )
     posteriors = posteriors or {

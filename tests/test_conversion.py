@@ -753,11 +753,9 @@ def test_to_deterministic_of_plain_layers():
         (lambda: Scale(name="scale"), (4,)),
         (lambda: layers.LSTM(3), (5, 4)),
         (lambda: layers.GlobalAveragePooling2D(), (5, 5, 4)),
-        (lambda: layers.GlobalAveragePooling2D(data_format="channels_first"), (4, 5, 6)),
-        (lambda: layers.GlobalMaxPooling2D(data_format="channels_first"), (4, 4, 4)),
         (lambda: layers.BatchNormalization(), (4,)),
     ],
-    ids=["custom", "lstm", "pool", "channels-first", "channels-first-square", "batchnorm"],
+    ids=["custom", "lstm", "pool", "batchnorm"],
 )
 def test_to_deterministic_of_wrapped_layers(make, shape):
     inputs = keras.Input(shape)

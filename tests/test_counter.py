@@ -83,7 +83,10 @@ def test_past_the_last_sobol_dimension(monkeypatch):
     words = numpy(counter.sobol(key(), ops.arange(64), 1, 8)) / 2**32
     counter._directions.cache_clear()
     assert words.shape == (64, 8)
-    # In every round of the dimensions the points come in another order.
+    # The first two are Sobol points, one in each interval; the others are independent.
+    counts = [len(set(np.floor(64 * column).astype(int))) for column in words.T]
+    assert counts[:2] == [64, 64]
+    assert max(counts[2:]) < 60
     assert np.mean(np.abs(np.corrcoef(words.T) - np.eye(8))) < 0.1
 
 

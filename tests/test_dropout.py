@@ -23,12 +23,6 @@ LAYERS = {
     "dropout": (lambda: layers.Dropout(0.3), (6,), (6,)),
     "noise-shape": (lambda: layers.Dropout(0.3, noise_shape=(None, 1, 4)), (3, 4), (1, 4)),
     "gaussian": (lambda: layers.GaussianDropout(0.3), (6,), (6,)),
-    "alpha": (lambda: layers.AlphaDropout(0.3), (6,), (6,)),
-    "alpha-noise-shape": (
-        lambda: layers.AlphaDropout(0.3, noise_shape=(None, 3, 1)),
-        (3, 4),
-        (3, 1),
-    ),
     "spatial-1d": (lambda: layers.SpatialDropout1D(0.3), (3, 4), (1, 4)),
     "spatial-2d": (lambda: layers.SpatialDropout2D(0.3), IMAGE, (1, 1, 4)),
     "spatial-2d-first": (
@@ -86,7 +80,7 @@ def test_a_block_of_examples_shares_a_mask():
 
 def test_a_rate_of_zero_leaves_the_input_as_it_is():
     x = data(5, 3)
-    for kind in (layers.Dropout, layers.GaussianDropout, layers.AlphaDropout):
+    for kind in (layers.Dropout, layers.GaussianDropout):
         np.testing.assert_array_equal(dropped(kind(0.0), x), x)
 
 
@@ -242,6 +236,9 @@ def test_dropout_inside_of_recurrent_layers_is_announced_to_stay_off():
         [keras.Input((3, 4)), layers.LSTM(2, dropout=0.5), layers.Dropout(0.1)]
     )
     with pytest.warns(UserWarning, match="lstm.*stays off"):
+        ibnn.MonteCarlo(model, 2, head="point", dropout=True)
+    model = keras.Sequential([keras.Input((4,)), layers.AlphaDropout(0.1), layers.Dropout(0.1)])
+    with pytest.warns(UserWarning, match="alpha_dropout.*stays off.*not AlphaDropout"):
         ibnn.MonteCarlo(model, 2, head="point", dropout=True)
 
 

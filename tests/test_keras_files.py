@@ -177,15 +177,8 @@ def test_custom_posterior_loads_with_custom_objects(tmp_path):
 
 
 CALLBACKS = {
-    "annealing": lambda: ibnn.KLAnnealing(7, start=0.1, stop=2.0),
-    "log": ibnn.PosteriorLog,
-    "checkpoint": lambda: ibnn.Checkpoint("run.npz"),
     "snapshots": lambda: ibnn.Snapshots(2, 3, "step", "folder"),
     "swag": lambda: ibnn.SWAG(2, 3, "step", rank=7),
-    "finite": lambda: ibnn.TerminateOnNonFinite(every=3, raises=True),
-    "evaluation": lambda: ibnn.MonteCarloEvaluation(
-        (np.ones((2, 3)), np.array([0, 1])), samples=5, every=2, sampling="antithetic"
-    ),
 }
 
 
@@ -197,12 +190,6 @@ def test_callbacks_round_trip(name):
     assert type(copy) is type(callback)
     old, new = callback.get_config(), copy.get_config()
     keras.tree.map_structure(np.testing.assert_array_equal, old, new)
-
-
-def test_evaluation_of_a_dataset_has_no_config():
-    batches = ibnn.data.ShuffledBatches(np.ones((4, 3)), np.zeros(4), 2)
-    with pytest.raises(ValueError, match="not a dataset"):
-        ibnn.MonteCarloEvaluation(batches).get_config()
 
 
 @pytest.mark.parametrize("path", FILES[:1], ids=label)

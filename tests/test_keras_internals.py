@@ -506,9 +506,8 @@ def test_nodes_in_order_and_fill_in():
         assert nodes[1].input_tensors[0] is nodes[0].outputs[0]
         assert len(nodes[0].arguments.args) == 1
         assert not nodes[0].arguments.kwargs
-    with contract("fill_in", advice):
         values = {id(tensor): k for k, tensor in enumerate(nodes[2].input_tensors)}
-        args, kwargs = keras_internals.fill_in(nodes[2], values)
+        args, kwargs = nodes[2].arguments.fill_in(values)
         assert (tuple(args), kwargs) == (([0, 1],), {})
 
 

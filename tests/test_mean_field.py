@@ -31,8 +31,6 @@ LAYERS = {
     "transpose2d": (lambda: layers.Conv2DTranspose(2, (1, 2)), (2, 2, 2)),
     "transpose3d": (lambda: layers.Conv3DTranspose(1, 2), (2, 1, 1, 2)),
 }
-if keras.backend.backend() == "jax":  # TensorFlow has it on GPUs only
-    LAYERS["conv2d_first"] = (lambda: layers.Conv2D(3, 2, data_format="channels_first"), (2, 3, 3))
 
 
 def wrapped(layer, input_shape, **options):

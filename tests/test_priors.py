@@ -21,6 +21,10 @@ PRIORS = {
         lambda w: np.log(0.3 * stats.norm(0, 1).pdf(w) + 0.7 * stats.norm(0, 0.1).pdf(w)),
     ),
     "given": (priors.checked(tfd.Laplace(-0.2, 0.3)), stats.laplace(-0.2, 0.3).logpdf),
+    "nested": (
+        priors.checked(tfd.Independent(tfd.Laplace(ops.full((), -0.2), np.float32(0.3)), 0)),
+        stats.laplace(-0.2, 0.3).logpdf,
+    ),
 }
 
 

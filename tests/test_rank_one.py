@@ -27,9 +27,7 @@ def made(kind, posterior=None, **options):
 def test_factors_are_on_both_sides_of_the_kernel(kind):
     """The output is z_out * (layer(z_in * x) - bias) + bias, by Keras's own layer."""
     layer, shape = made(kind)
-    first = kind == "conv2d_first"
-    output_shape = layer.layer.compute_output_shape((4, *shape))
-    sizes = (shape[0], output_shape[1]) if first else (shape[-1], output_shape[-1])
+    sizes = shape[-1], layer.layer.compute_output_shape((4, *shape))[-1]
     assert layer.posterior.channels == sum(sizes)
     x = RNG.normal(size=(4, *shape)).astype("float32")
     z = RNG.normal(size=(4, sum(sizes))).astype("float32")
@@ -37,12 +35,10 @@ def test_factors_are_on_both_sides_of_the_kernel(kind):
         got = numpy(layer(x))
 
     def spread(factors, rank):
-        ones = (1,) * (rank - 2)
-        return factors.reshape((4, -1, *ones) if first else (4, *ones, factors.shape[1]))
+        return factors.reshape((4, *(1,) * (rank - 2), factors.shape[1]))
 
     plain = numpy(layer.layer(x * spread(z[:, : sizes[0]], x.ndim)))
     bias = numpy(layer.layer.bias)
-    bias = bias[:, None, None] if first else bias
     expected = (plain - bias) * spread(z[:, sizes[0] :], got.ndim) + bias
     np.testing.assert_allclose(got, expected, atol=1e-5)
 

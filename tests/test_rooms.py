@@ -28,7 +28,6 @@ ROOMS = (
     "generative",
     "calibration",
     "data",
-    "models",
 )
 """Each may import those before it, and none after it."""
 

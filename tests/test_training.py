@@ -341,12 +341,11 @@ def test_bad_stochastic_rate(value):
 @pytest.mark.parametrize(
     "value",
     [
-        "fast",
         keras.optimizers.SGD,
         keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
         ibnn.two_speed(keras.optimizers.SGD(0.1), 0.02),
     ],
-    ids=["name", "class", "loss-scale", "two-speed"],
+    ids=["class", "loss-scale", "two-speed"],
 )
 def test_bad_optimizer(value):
     with pytest.raises(ValueError, match="`optimizer` must be"):

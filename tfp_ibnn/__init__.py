@@ -12,7 +12,6 @@ from tfp_ibnn import diagnostics as diagnostics
 from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
 from tfp_ibnn import metrics as metrics
-from tfp_ibnn import models as models
 from tfp_ibnn import noise as noise
 from tfp_ibnn._core.backend import tfd as tfd
 from tfp_ibnn.calibration import calibrate as calibrate
@@ -33,11 +32,8 @@ from tfp_ibnn.layers import noise_off as noise_off
 from tfp_ibnn.layers import set_noise as set_noise
 from tfp_ibnn.layers import stochastic_layers as stochastic_layers
 from tfp_ibnn.layers import unfreeze as unfreeze
-from tfp_ibnn.metrics import AdaptiveCalibrationError as AdaptiveCalibrationError
 from tfp_ibnn.metrics import BrierScore as BrierScore
-from tfp_ibnn.metrics import ClasswiseCalibrationError as ClasswiseCalibrationError
 from tfp_ibnn.metrics import ExpectedCalibrationError as ExpectedCalibrationError
-from tfp_ibnn.metrics import MaximumCalibrationError as MaximumCalibrationError
 from tfp_ibnn.metrics import NegativeLogLikelihood as NegativeLogLikelihood
 from tfp_ibnn.posteriors import MNF as MNF
 from tfp_ibnn.posteriors import FlowPosterior as FlowPosterior

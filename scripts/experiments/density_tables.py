@@ -52,7 +52,7 @@ def peers(rows):
             line = {"flow": flow, "library": name}
             for pair, (title,) in PAIRS.items():
                 found = [row[key]["log-likelihood"] for row in own if row["pair"] == pair]
-                line[title] = _spread(found) if found else "-"
+                line[title] = spread(found) if found else "-"
             line["parameters"] = f"{own[0][key]['parameters']:,}"
             for score, digits in (("milliseconds", 2), ("seconds", 0)):
                 line[score] = f"{np.median([row[key][score] for row in own]):.{digits}f}"

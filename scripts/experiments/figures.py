@@ -10,17 +10,23 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments import files, toy
 from experiments.folder import read_record
+from experiments.panels import epochs_below, training_panel
 from experiments.report import history
 from experiments.scoring import Scorer, read_model
 from experiments.store import METHODS, evaluated, is_shown, predictions, stored
 from tfp_ibnn import plots
-from tfp_ibnn.plots.style import COLORS, MARKERS, epochs_below, marked, tidy
+from tfp_ibnn.plots.style import COLORS, MARKERS, dots, line, tidy
 
 # What methods are called, in the order in which they stand in figures.
 NAMES = {method: name for method, (name, _) in METHODS["names"].items()}
 _TITLES, AXES, UNCERTAINTIES = (METHODS[name] for name in ("datasets", "axes", "uncertainties"))
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 _DRAWN, _POSTERIORS = METHODS["drawn"], METHODS["posteriors"]
+
+
+def marked(position):
+    """Return the look of one of several curves through few points."""
+    return {**line(position), **dots(position), "ms": 4, "lw": 1.3}
 
 
 def look(method):
@@ -364,7 +370,7 @@ def _toy_curves(rows, runs):
     logged = _logged(rows[rows["budget"] == "report"], runs)
     found = {method: log for (_, method), log in logged.items()}
     histories = {f"length {n}": found[method] for n, method in _by_length(rows).items()}
-    return plots.training_panel(histories, ("loss", "nll", "kl"))
+    return training_panel(histories, ("loss", "nll", "kl"))
 
 
 def _lengths(rows):

@@ -18,7 +18,7 @@ from sklearn import datasets
 import tfp_ibnn as ibnn
 from experiments import data, provenance, shifts
 from experiments.calibrate_study import images, packaged, read, run_tasks
-from experiments.networks import lenet, vgg16
+from experiments.networks import lenet, mlp, vgg16
 from experiments.scan import can_scan, scan
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
@@ -83,7 +83,7 @@ class Problem:
         shape = self.train[0].shape[1:]
         if len(shape) == 1:
             hidden = (64, 64) if self.name == "digits" else (64,)
-            return ibnn.models.mlp(shape, hidden=hidden, dropout=dropout)
+            return mlp(shape, hidden=hidden, dropout=dropout)
         return lenet(shape, dropout=dropout)
 
     def fit(self, model, epochs=None, rate=None, optimizer=None, callbacks=()):

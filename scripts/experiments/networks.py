@@ -1,11 +1,10 @@
 """The networks of the experiments, which give logits, and the original report's posteriors."""
 
 import keras
-from keras import layers
+from keras import layers, ops
 
 import tfp_ibnn as ibnn
 from experiments import checks
-from tfp_ibnn.models import mlp
 
 __all__ = ["POSTERIORS", "lenet", "mlp", "posterior_map", "resnet20", "vgg16", "wide_resnet"]
 POSTERIORS = ("gaussian", "flow", "mixture")
@@ -22,12 +21,42 @@ _FLOWS = {
 }
 
 
+def mlp(
+    input_shape,
+    num_classes=10,
+    *,
+    hidden=(256, 128),
+    activation="relu",
+    preprocessing=(),
+    dropout=0.0,
+):
+    """Return a perceptron with layers `fc1`, `fc2`, ...; images are flattened.
+
+    Args:
+        input_shape: of one example.
+        num_classes: number of logits.
+        hidden: units of the hidden layers.
+        activation: of the hidden layers.
+        preprocessing: layers to put in front, such as `ibnn.data.preprocessing(...)`.
+        dropout: rate of dropout on the input of each layer but the first.
+    """
+    inputs = keras.Input(input_shape, name="image" if len(input_shape) == 3 else "input")
+    x = _preprocessed(inputs, preprocessing)
+    if len(x.shape) > 2:
+        x = layers.Flatten(name="flatten")(x)
+    for position, units in enumerate(hidden, start=1):
+        x = layers.Dense(units, activation, name=f"fc{position}")(x)
+        x = _dropped(x, dropout, f"fc{position + 1}")
+    outputs = layers.Dense(num_classes, name=f"fc{len(hidden) + 1}")(x)
+    return keras.Model(inputs, outputs, name="mlp")
+
+
 def lenet(input_shape=(32, 32, 3), num_classes=10, *, preprocessing=(), dropout=0.0):
     """Return a LeNet with layers `conv1`, `conv2`, `fc1`, `fc2` and `fc3`.
 
     Two 5x5 convolutions without padding, of 6 and 16 channels; max-pooling after the first,
     average-pooling to 4x4 after the second; 120 and 84 hidden units, ReLU throughout. Images have
-    at least 16 pixels each way. The arguments are those of `ibnn.models.mlp`.
+    at least 16 pixels each way. The arguments are those of `mlp`.
     """
     inputs = _image(input_shape, "lenet", 16)
     x = _preprocessed(inputs, preprocessing)
@@ -75,7 +104,7 @@ def wide_resnet(
     Three groups of pre-activated blocks of 16, 32 and 64 times `width` channels. Layers: `conv0`,
     `group1_block1_conv1`, `..._conv2`, `..._shortcut` where the shape changes, and so on, and `fc`.
     `depth` is 6n + 4 for n blocks a group: 10, 16, 22, 28, 34, 40. Dropout is between the
-    convolutions of a block. Other arguments are those of `ibnn.models.mlp`.
+    convolutions of a block. Other arguments are those of `mlp`.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"`depth` must be 6n + 4: 10, 16, 22, 28, ...; got {depth!r}.")
@@ -101,6 +130,32 @@ def wide_resnet(
     return keras.Model(inputs, layers.Dense(num_classes, name="fc")(x), name="wide_resnet")
 
 
+@keras.saving.register_keras_serializable(package="experiments")
+class FilterResponseNorm(layers.Layer):
+    """Divide each channel of each example by its root mean square over positions, in float32.
+
+        y = max(gamma * x / sqrt(mean(x^2) + 1e-6) + beta, tau)
+
+    gamma, beta, tau: a number per channel, from 1, 0, 0. It has no statistics of batches. Singh and
+    Krishnan, arXiv 1911.09737.
+    """
+
+    def build(self, input_shape):
+        if len(input_shape) < 3:
+            wanted = "positions between examples and channels"
+            raise ValueError(f"FilterResponseNorm needs {wanted}; got the shape {input_shape}.")
+        for name, start in {"gamma": "ones", "beta": "zeros", "tau": "zeros"}.items():
+            weight = self.add_weight(input_shape[-1:], start, name=name, autocast=False)
+            setattr(self, name, weight)
+
+    def call(self, inputs):
+        x = ops.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        square = ops.mean(ops.square(x), axis=tuple(range(1, len(x.shape) - 1)), keepdims=True)
+        gamma, beta, tau = (ops.cast(v, x.dtype) for v in (self.gamma, self.beta, self.tau))
+        y = ops.maximum(gamma * x * ops.rsqrt(square + 1e-6) + beta, tau)
+        return ops.cast(y, self.compute_dtype)
+
+
 def resnet20(input_shape=(32, 32, 3), num_classes=10):
     """Return a ResNet-20 with filter response normalization and swish: no statistics of batches.
 
@@ -112,7 +167,7 @@ def resnet20(input_shape=(32, 32, 3), num_classes=10):
 
     def normalized(x, *sizes, name):
         x = _convolution(x, *sizes, name, use_bias=True)
-        return ibnn.layers.FilterResponseNorm(name=f"{name}_norm")(x)
+        return FilterResponseNorm(name=f"{name}_norm")(x)
 
     x = layers.Activation("silu", name="silu0")(normalized(x, 16, 3, 1, name="conv0"))
     for group in (1, 2, 3):

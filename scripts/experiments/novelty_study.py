@@ -14,7 +14,7 @@ import tfp_ibnn as ibnn
 from experiments import data, provenance, shifts
 from experiments.calibrate_study import read, run_tasks
 from experiments.method_study import CORRUPTIONS, Problem, nll
-from experiments.networks import lenet, posterior_map, vgg16
+from experiments.networks import lenet, mlp, posterior_map, vgg16
 
 CIFAR, HELD_OUT = ("cifar_vgg16", "cifar_lenet"), (3, 8)  # cats and ships
 PAIRS = {  # the data set, left-out classes, epochs, batch size, validation images, precision
@@ -58,7 +58,7 @@ class Novelty(Problem):
         keras.utils.set_random_seed(seed)
         shape, options = self.train[0].shape[1:], {"dropout": dropout}
         if self.name == "digits":
-            return ibnn.models.mlp(shape, self.classes, hidden=(64, 64), **options)
+            return mlp(shape, self.classes, hidden=(64, 64), **options)
         if self.pair != "cifar_vgg16":
             return lenet(shape, self.classes, **options)
         options["preprocessing"] = [ibnn.data.RandomShift(4), ibnn.data.RandomMirror()]

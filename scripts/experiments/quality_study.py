@@ -17,7 +17,7 @@ from sklearn import datasets
 import tfp_ibnn as ibnn
 from experiments import provenance
 from experiments.calibrate_study import images, read, run_tasks
-from experiments.networks import vgg16
+from experiments.networks import mlp, vgg16
 
 layers, flows, diagnostics = keras.layers, ibnn.flows, ibnn.diagnostics
 PAIRS = {  # titles, and examples of the last layer
@@ -221,7 +221,7 @@ class Noise:
         self.train, self.test = (x[:count], y[:count]), (x[count:], y[count:])
         keras.utils.set_random_seed(seed)
         kind = "relu" if classes > 1 else "tanh"
-        self.model = ibnn.models.mlp(x.shape[1:], classes, hidden=hidden, activation=kind)
+        self.model = mlp(x.shape[1:], classes, hidden=hidden, activation=kind)
         self.model.compile(keras.optimizers.Adam(5e-3), self.loss)
         epochs = 1 if quick else 100 if classes > 1 else 1000
         self.model.fit(*self.train, epochs=epochs, batch_size=32, verbose=0)

@@ -12,16 +12,17 @@ def write_report(folder, metrics, scores, test):
     """Write `reliability.png`, `training.png`, `images.png` and `MODEL_CARD.md`."""
     # Only now: pyplot takes a while to import, and a run's first errors should not wait for it.
     from experiments.figures import save
+    from experiments.panels import extreme_images, training_panel
     from tfp_ibnn import plots
 
     (images, labels), method = test, metrics["method"]
     reliability = plots.reliability_diagram(scores.mean, labels, title=method)
     figures = {"reliability.png": reliability.figure}
-    figures["training.png"] = plots.training_panel({method: history(folder)})
+    figures["training.png"] = training_panel({method: history(folder)})
     if (number := min(8, len(images) // 2)) and images.ndim > 2:
         known = {"labels": labels, "predictions": scores.mean}
         known["class_names"] = _classes(metrics["options"])
-        figures["images.png"] = plots.extreme_images(images, scores.entropy, count=number, **known)
+        figures["images.png"] = extreme_images(images, scores.entropy, count=number, **known)
     save(figures, folder)
     files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from scipy.stats import betabinom, binom
+from scipy.stats import beta, betabinom, binom
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.layers import GaussianHead
@@ -85,7 +85,9 @@ def test_sets_are_those_of_the_definition(method):
     covered = known[N:][np.arange(200 - N), Y[N:]]
     assert scores["coverage"] == pytest.approx(covered.mean())
     assert scores["size"] == pytest.approx(known[N:].sum(axis=1).mean())
-    assert scores["lower"] < scores["coverage"] < scores["upper"]
+    hits, misses = covered.sum(), (~covered).sum()  # Clopper and Pearson, by the beta distribution
+    assert scores["lower"] == pytest.approx(beta.ppf(0.025, hits, misses + 1))
+    assert scores["upper"] == pytest.approx(beta.ppf(0.975, hits + 1, misses))
 
 
 @pytest.mark.once

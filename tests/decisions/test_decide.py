@@ -1,12 +1,9 @@
-import itertools
-
 import numpy as np
 import pytest
-from scipy.stats import beta, binomtest
+from scipy.stats import beta
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.decisions import error_threshold
-from tfp_ibnn.decisions.cost import clopper_pearson
 
 pytestmark = pytest.mark.once
 
@@ -49,12 +46,6 @@ def test_without_costs_the_likeliest_class_is_taken_or_refused():
 def test_bad_input_of_decisions(arguments, message):
     with pytest.raises(ValueError, match=message):
         ibnn.decide(*arguments)
-
-
-def test_clopper_pearson_is_the_exact_interval():
-    for successes, confidence in itertools.product((0, 1, 7, 20), (0.9, 0.95)):
-        known = binomtest(successes, 20).proportion_ci(confidence, method="exact")
-        assert clopper_pearson(successes, 20, confidence) == pytest.approx(tuple(known))
 
 
 def made(confidence, seed):

@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal, norm
 
 import tfp_ibnn as ibnn
 from tfp_ibnn import diagnostics
-from tfp_ibnn.diagnostics.density import PosteriorDensity
+from tfp_ibnn.diagnostics.targets import PosteriorDensity
 from tfp_ibnn.weights.refinement import RefinedPosterior
 
 RNG = np.random.default_rng(0)

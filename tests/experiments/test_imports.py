@@ -63,7 +63,7 @@ def test_only_public_names_are_used(path):
         "from tfp_ibnn._core.backend import NAME",
         "import tfp_ibnn._core.files",
         "import tfp_ibnn as ibnn\nibnn.layers._hidden()",
-        "from tfp_ibnn.plots._inputs import images",
+        "from tfp_ibnn.metrics._base import checked",
         "from tfp_ibnn import plots\nplots._grid.grid",
     ],
 )

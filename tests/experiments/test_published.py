@@ -8,6 +8,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from experiments import Scorer, Settings, pruning, read_posteriors, robustness, store, tables
+from experiments.networks import mlp
 from experiments.plan import PLANS, label
 from experiments.scoring import HELD_OUT
 
@@ -73,7 +74,7 @@ def test_the_wide_lenet():
 
 def mean_field():
     keras.utils.set_random_seed(0)
-    det = ibnn.models.mlp((6,), 3, hidden=(8,))
+    det = mlp((6,), 3, hidden=(8,))
     sto = ibnn.to_stochastic(det, ibnn.MeanField(), train_size=100, seed=0)
     sto.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return sto
@@ -106,7 +107,7 @@ def test_pruning_removes_the_noisiest_weights_and_gives_them_back():
 def test_draws_of_the_shown_image_are_kept():
     images = np.random.default_rng(0).integers(0, 256, (30, 28, 28, 1), "uint8")
     labels = np.arange(30) % 10
-    model = ibnn.models.mlp((28, 28, 1), hidden=(4,), preprocessing=ibnn.data.preprocessing(images))
+    model = mlp((28, 28, 1), hidden=(4,), preprocessing=ibnn.data.preprocessing(images))
     model = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=100, seed=0)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     options = {"dataset": "mnist", "foreign": (), "shifts": ("clean", "rotations"), "shown": 3}

@@ -12,8 +12,9 @@ import pytest
 
 import tfp_ibnn as ibnn
 from experiments import RunError, Scorer, data, robustness, shifts
+from experiments.networks import mlp
 from experiments.robustness import table
-from tfp_ibnn import metrics, models
+from tfp_ibnn import metrics
 from tfp_ibnn.data import preprocessing
 
 pytestmark = pytest.mark.once
@@ -39,7 +40,7 @@ def folder(tmp_path_factory):
     networks = {}
     for name, rate in {"plain": 0.0, "dropout": 0.2}.items():
         front = preprocessing(images)
-        model = models.mlp((8, 8, 1), 10, hidden=(16,), preprocessing=front, dropout=rate)
+        model = mlp((8, 8, 1), 10, hidden=(16,), preprocessing=front, dropout=rate)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(0.01), loss)
         model.fit(images, labels, epochs=3, verbose=0)
@@ -327,7 +328,7 @@ def test_script_says_in_one_line_what_is_wrong(evaluate, folder, tmp_path, capsy
 def test_classes_that_were_held_out_are_foreign(evaluate, folder, tmp_path):
     """A model of the first six digits: the images of the other four are what it does not know."""
     front = preprocessing(data.load("digits", folder)[0][0])
-    network = models.mlp((8, 8, 1), 6, hidden=(16,), preprocessing=front)
+    network = mlp((8, 8, 1), 6, hidden=(16,), preprocessing=front)
     (tmp_path / "run").mkdir()
     network.save(tmp_path / "run" / "model.keras")
     record = {"dataset": "digits", "classes": 6}
@@ -381,7 +382,7 @@ def test_coloured_images_of_32_pixels(tmp_path, monkeypatch):
         for name, shape in shapes.items()
     }
     monkeypatch.setattr(data, "load", lambda name, data_dir=None: (sets[name], sets[name]))
-    model = models.mlp((32, 32, 3), 10, hidden=(), preprocessing=[keras.layers.Rescaling(1 / 255)])
+    model = mlp((32, 32, 3), 10, hidden=(), preprocessing=[keras.layers.Rescaling(1 / 255)])
     model.save(tmp_path / "model.keras")
     settings = robustness.Settings(dataset="cifar10", severities=[3], degrees=[45], epsilons=[4])
     lines = []

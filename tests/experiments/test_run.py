@@ -19,6 +19,7 @@ import pytest
 import experiments
 import tfp_ibnn as ibnn
 from experiments import RunError, Settings, data
+from experiments.networks import mlp
 from experiments.run import _network
 from tests.layer_checklist import numpy
 
@@ -294,7 +295,7 @@ def test_a_bad_pretrained_network_is_named(run, tmp_path, full, kind):
     if kind == "text":
         path.write_text("no network")
     elif kind == "shape":
-        ibnn.models.mlp((4, 4, 1), hidden=(2,)).save(path)
+        mlp((4, 4, 1), hidden=(2,)).save(path)
     elif kind == "stochastic":
         path = full[0] / "model.keras"
     with pytest.raises(RunError, match=path.name) as caught:
@@ -470,7 +471,7 @@ def test_a_run_that_diverges_says_so_each_time(eagerly, run, tmp_path, options):
 @pytest.mark.once
 def test_a_frozen_network_stays_as_it_is(eagerly, run, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments.Scorer, "export", lambda *arguments, **options: None)
-    network = ibnn.models.mlp((8, 8, 1), hidden=(8,))
+    network = mlp((8, 8, 1), hidden=(8,))
     network.save(tmp_path / "network.keras")
     frozen = {"posterior": "gaussian", "freeze_network": True, "weight_decay": 0.1}
     chosen = Settings(**SMALL | frozen, pretrained=str(tmp_path / "network.keras"))

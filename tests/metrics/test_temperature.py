@@ -154,19 +154,12 @@ class Batches(keras.utils.PyDataset):
         return tuple(part[40 * index : 40 * index + 40] for part in self.arrays)
 
 
-def test_more_steps_than_batches_take_all():
-    all_of_them = scaled(x=Batches(), y=None)
-    assert float(scaled(x=Batches(), y=None, steps=9).temperature) == float(all_of_them.temperature)
-
-
 def test_datasets_bring_their_labels():
     expected = best(LOGITS, LABELS)
     for data in (Batches(), (Batches()[i] for i in range(3))):
         assert float(scaled(x=data, y=None).temperature) == pytest.approx(expected, rel=1e-5)
     model = scaled(x=Batches(WEIGHTS), y=None)
     assert float(model.temperature) == pytest.approx(best(LOGITS, LABELS, WEIGHTS), rel=1e-5)
-    model = scaled(x=Batches(), y=None, steps=2)
-    assert float(model.temperature) == pytest.approx(best(LOGITS[:80], LABELS[:80]), rel=1e-5)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.data")

@@ -70,50 +70,6 @@ def boundary_shade(rng):
     return plots.decision_boundary(predict, x, labels, style="shade", uncertainty="epistemic")
 
 
-def histories(rng):
-    epochs = np.arange(1, 31)
-
-    def falling(scale, level):
-        return scale * np.exp(-epochs / 6) + level + 0.02 * rng.normal(size=30)
-
-    return {
-        name: {
-            "loss": falling(2, 0.3 + shift),
-            "val_loss": falling(2, 0.5 + shift),
-            "nll": falling(1.5, 0.1 + shift),
-            "val_mc_nll": falling(1.5, shift)[::5],
-            "kl": falling(-40, 60 + 50 * shift),
-            "accuracy": falling(-0.5, 0.95 - shift),
-            "ece": falling(0.1, 0.05 + shift),
-        }
-        for name, shift in (("Gaussian posterior", 0.0), ("flow posterior", 0.2))
-    }
-
-
-def panel(rng):
-    return plots.training_panel(histories(rng))
-
-
-def violins(rng):
-    samples = rng.dirichlet([6, 3, 1, 0.5], size=200)
-    names = ["aeroplane", "bird", "cat", "ship"]
-    image = rng.random((8, 8))
-    return plots.class_distributions(samples, class_names=names, label=1, image=image)
-
-
-def histograms(rng):
-    samples = rng.dirichlet([6, 3, 1, 0.5], size=200)
-    return plots.class_distributions(samples, kind="histogram", label=0)
-
-
-def extremes(rng):
-    p, labels = probabilities(rng, size=30)
-    images = rng.random((30, 8, 8))
-    return plots.extreme_images(
-        images, 1 - p.max(axis=1), count=5, labels=labels, predictions=p, name="1 - confidence"
-    )
-
-
 def posterior(rng):
     built = ibnn.MixturePosterior(components=3, prior_scale=0.5)
     built.build((7,))
@@ -139,15 +95,14 @@ def bands(rng):
         "epistemic": 0.02 * np.maximum(np.abs(x) - 1, 0.3) ** 2,
     }
     noisy = np.sin(2 * data) + 0.2 * rng.normal(size=25)
-    return plots.regression_bands(
-        x, prediction, data=(data, noisy), truth=np.sin(2 * x), multiples=(1, 2)
-    )
+    return plots.regression_bands(x, prediction, data=(data, noisy), truth=np.sin(2 * x))
 
 
 def selective(rng):
     uncertainty = rng.random(200)
     loss = (rng.random(200) < uncertainty**2).astype(float)
-    return plots.risk_coverage({"flow": (uncertainty, loss), "chance": (rng.random(200), loss)})
+    both = {"flow": uncertainty, "chance": rng.random(200)}
+    return plots.risk_coverage({k: ibnn.metrics.risk_coverage(x, loss) for k, x in both.items()})
 
 
 def novelty(rng):
@@ -159,10 +114,6 @@ FIGURES = (
     reliability,
     boundary_size,
     boundary_shade,
-    panel,
-    violins,
-    histograms,
-    extremes,
     marginals,
     pairs,
     bands,

@@ -48,14 +48,9 @@ def test_it_draws_where_it_is_told():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"known": []}, "`known` .* not be empty"),
-        ({"unknown": np.zeros((2, 2))}, r"`unknown` must have the shape \(examples,\)"),
+        ({"known": []}, "`known` must hold at least one number"),
         ({"known": [float("inf")]}, "`known` must be finite; got inf"),
         ({"bins": 0}, "`bins` must be a whole number"),
-        ({"auroc": 1.2}, "`auroc` must lie between 0 and 1; got 1.2"),
-        ({"auroc": float("nan")}, "`auroc` must be a finite number"),
-        ({"names": "ab"}, "`names` must be two names"),
-        ({"names": ("a",)}, "`names` must be two names"),
     ],
 )
 def test_bad_input_is_refused(arguments, words):

@@ -134,7 +134,7 @@ def test_a_layer_stands_for_its_posterior():
         ({"channels": ()}, "`channels`"),
         ({"channels": (0.5, 1)}, "`channels`"),
         ({"channels": 3}, "`channels`"),
-        ({"draws": 99}, "`draws` must be at least 100 to show a density; got 99"),
+        ({"draws": 99}, "`draws` must be a whole number of at least 100; got 99"),
         ({"draws": 0.5}, "`draws`"),
         ({"count": 0}, "`count`"),
         ({"posterior": ibnn.NormalAffine}, "`posterior` must be a posterior such as"),

@@ -67,16 +67,6 @@ def use_loss(loss):
     finite(loss(X[:, :2], np.abs(X) + 1))
 
 
-def use_callback(callback):
-    """Train with a callback."""
-    inputs = keras.Input((4,))
-    outputs = ibnn.StochasticDense(3, activation="softmax", train_size=3)(inputs)
-    model = ibnn.StochasticModel(inputs, outputs)
-    model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
-    history = model.fit(X, Y, epochs=1, verbose=0, callbacks=[callback])
-    finite(list(history.history.values()))
-
-
 def use_model(model):
     """Predict by a model of models."""
     model.compile(run_eagerly=True)
@@ -95,9 +85,6 @@ class Campaign:
         self.place = place
         metrics = [
             ibnn.ExpectedCalibrationError(),
-            ibnn.MaximumCalibrationError(),
-            ibnn.ClasswiseCalibrationError(),
-            ibnn.AdaptiveCalibrationError(),
             ibnn.BrierScore(),
             ibnn.NegativeLogLikelihood(),
         ]
@@ -114,11 +101,6 @@ class Campaign:
             (use_loss, ibnn.layers.GaussianNLL()),
             (use_augmentation, ibnn.data.RandomShift(1)),
             (use_augmentation, ibnn.data.RandomMirror()),
-            (use_callback, ibnn.KLAnnealing(3)),
-            (use_callback, ibnn.PosteriorLog()),
-            (use_callback, ibnn.TerminateOnNonFinite(every=1)),
-            (use_callback, ibnn.Checkpoint(place.folder / "run.npz")),
-            (use_callback, ibnn.MonteCarloEvaluation((X.tolist(), Y.tolist()), samples=2)),
             (use_model, ibnn.MonteCarlo(inner, samples=4, head="softmax", from_logits=True)),
         ]
 

@@ -134,8 +134,6 @@ class Campaign:
             flat = np.asarray(x["x"] if plain == "same" else x)
             expected = flat.reshape(-1, 4) if flat.size and flat.size % 4 == 0 else None
         found = model.predict_on_batch(x) if on_batch else model.predict(x, verbose=0)
-        if name == "empty" and all(len(value) == 0 for value in found.values()):
-            return "right"
         if expected is not None:
             expected = model.predict(expected, verbose=0)
         self.check(found, expected, name)

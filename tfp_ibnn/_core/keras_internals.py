@@ -213,11 +213,6 @@ def nodes_in_order(model: keras.Model) -> Iterator[Any]:
         yield from (node for node in model._nodes_by_depth[depth] if not node.is_input)
 
 
-def fill_in(node: Any, values: dict[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a node's call; `values` has a tensor by the `id` of each input."""
-    return node.arguments.fill_in(values)
-
-
 def graph_inputs(model: keras.Model, inputs: Any) -> list[Any]:
     """Return the flat inputs of a Functional model as its graph takes them, or raise as it does."""
     model._assert_input_compatibility(inputs)

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.outputs import Output
+from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.weights.features import check_finite, dataset_batches
 
 FOLDS = 5
@@ -155,35 +157,26 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
     y = output.targets(y, name)
     if not all(len(x) == len(y) and np.all((x >= 0) & (x < np.inf)) for x in weight):
         raise ValueError(f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets.")
-    for part, tensor in _paired(x, model, name):
-        wanted, own = tuple(tensor.shape[1:]), part.shape[1:]
-        # Keras adds or removes a last axis of size 1 by itself.
-        forms = [own, (*own, 1)] + [own[:-1]] * (own[-1:] == (1,))
-        pairs = [zip(form, wanted, strict=True) for form in forms if len(form) == len(wanted)]
-        if not part.ndim or not any(all(size in (None, n) for n, size in x) for x in pairs):
-            shape = ", ".join(["N", *("any" if size is None else str(size) for size in wanted)])
-            got = f"The inputs of `{name}` have the shape {part.shape}"
-            raise ValueError(f"{got}; `model` takes ({shape}).")
-        if part.dtype.kind == "O" and tensor.dtype != "string":
+    for part in keras.tree.flatten(x):
+        if part.dtype.kind == "O" and all(tensor.dtype != "string" for tensor in model.inputs):
             raise ValueError(f"The inputs of `{name}` are objects: give x.astype('float32').")
-        if len(part) != len(y):
-            raise ValueError(f"`{name}` has {len(part)} inputs for {len(y)} targets.")
+        if part.shape[:1] != (len(y),):
+            raise ValueError(f"`{name}` has inputs {part.shape} for {len(y)} targets.")
         check_finite(part, f"inputs of `{name}`")
+    _check_inputs(keras.tree.map_structure(lambda part: part[:1], x), model, name)
     return Examples(x, y)
 
 
-def _paired(x: Any, model: keras.Model, name: str) -> list[tuple[np.ndarray, Any]]:
-    """Return each input with the symbolic one of the model that it belongs to."""
-    tensors = model.inputs
-    if isinstance(x, dict):
-        own = getattr(model, "input", None)
-        known = own if isinstance(own, dict) else {tensor.name: tensor for tensor in tensors}
-        if known.keys() <= x.keys():
-            return [(x[key], tensor) for key, tensor in known.items()]
-        found, wanted = ", ".join(map(str, x)), ", ".join(known)
-    else:
-        parts = keras.tree.flatten(x)
-        if len(parts) == len(tensors):
-            return list(zip(parts, tensors, strict=True))
-        found, wanted = f"{len(parts)} arrays", f"{len(tensors)}"
-    raise ValueError(f"The inputs of `{name}` are {found}; `model` takes {wanted}.")
+def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
+    """Raise for an example that Keras, or the sizes of the model's inputs, do not allow."""
+    graph = functional_graph(model)
+    try:
+        pairs = zip(keras_internals.graph_inputs(graph, x), graph.inputs, strict=True)
+    except Exception as error:  # its kinds differ
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"`model` cannot take the inputs of `{name}`: {reason}") from error
+    for part, tensor in pairs:
+        sizes = zip(part.shape[1:], tensor.shape[1:], strict=True)
+        if any(wanted not in (None, size) for size, wanted in sizes):
+            got = f"have the shape {tuple(part.shape)}; `model` takes {tuple(tensor.shape)}"
+            raise ValueError(f"The inputs of `{name}` {got}.")

@@ -11,7 +11,7 @@ from keras import layers
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.conversion.copying import copy_of, is_opened
-from tfp_ibnn.layers import FilterResponseNorm, stochastic_layers
+from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.adapter import has_adapter
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, check_train_size
 from tfp_ibnn.layers.control import some_stochastic_layers
@@ -23,7 +23,7 @@ from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 _SILENT = (
     *(layers.BatchNormalization, layers.GroupNormalization, layers.LayerNormalization),
     *(layers.Normalization, layers.RMSNormalization, layers.SpectralNormalization),
-    *(layers.Embedding, layers.PReLU, FilterResponseNorm),
+    *(layers.Embedding, layers.PReLU),
 )
 
 # The pattern of all layers that other patterns leave, which may be none.

@@ -34,7 +34,7 @@ class _Step(NamedTuple):
         """Add the results of the call to the values."""
         numbered = zip(self.node.input_tensors, self.sources, strict=True)
         known = {id(x): values[number] for x, number in numbered}
-        args, kwargs = keras_internals.fill_in(self.node, known)
+        args, kwargs = self.node.arguments.fill_in(known)
         outputs = keras.tree.flatten(call(self.node.operation, *args, **kwargs))
         values.update(zip(self.results, outputs, strict=True))
 

@@ -41,12 +41,9 @@ class ShuffledBatches(keras.utils.PyDataset):
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
-        if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+        index, count = self.shard = tuple(checks.whole("shard", part) for part in shard)
+        if index >= count:
             raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
-        count = checks.positive_integer("shard[1]", shard[1])
-        self.shard = checks.whole("shard[0]", shard[0]), count
-        if self.shard[0] >= count:
-            raise ValueError(f"The index of a `shard` must be below its count; got {shard!r}.")
         last = 0 if self.drop_remainder else len(x) % self.batch_size
         for size in (min(self.batch_size, len(x)), last):
             if size % count:

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+from scipy.stats import binomtest
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.decisions.cost import clopper_pearson
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
@@ -110,7 +110,8 @@ class Conformal(Fitted):
         else:
             covered = (answer[:, 0] <= y) & (y <= answer[:, 1])
             size = np.maximum(answer[:, 1] - answer[:, 0], 0)
-        found = (covered.mean(), *clopper_pearson(int(covered.sum()), len(y)), size.mean())
+        ends = binomtest(int(covered.sum()), len(y)).proportion_ci()
+        found = (covered.mean(), *ends, size.mean())
         return dict(zip(("coverage", "lower", "upper", "size"), map(float, found), strict=True))
 
     @property

@@ -70,18 +70,9 @@ def error_threshold(
     for threshold in _GRID:
         answered = top >= threshold
         if answered.sum() >= max(needed, min(3 * needed, len(top) // 2)):
-            count = int(answered.sum())
-            bound = 1 - clopper_pearson(int(right[answered].sum()), count, 2 * confidence - 1)[0]
+            count, errors = int(answered.sum()), int(answered.sum() - right[answered].sum())
+            bound = 1.0 if errors == count else bdtri(errors, count, 1 - confidence)
             if bound > error:
                 break
             found = {"threshold": threshold, "answered": count / len(top), "bound": bound}
     return {name: float(value) for name, value in found.items()}
-
-
-def clopper_pearson(successes: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact two-sided confidence interval of a share, of `successes` among `count`."""
-
-    def upper(number: int) -> float:
-        return 1.0 if number == count else float(bdtri(number, count, (1 - confidence) / 2))
-
-    return 1 - upper(count - successes), upper(successes)

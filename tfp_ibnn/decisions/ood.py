@@ -16,6 +16,7 @@ from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.prediction.predictive import Categorical
+from tfp_ibnn.prediction.validation import check_input
 from tfp_ibnn.weights.features import check_finite
 from tfp_ibnn.weights.likelihood import classes
 
@@ -88,9 +89,7 @@ class OODDetector(Fitted):
         if self._network is None:
             self.keep({"known": self.score(x, batch_size)})
             return self
-        with self.inner._checked(x) as has_examples:
-            if not has_examples:
-                raise ValueError("`x` holds no examples.")
+        check_input(x)
         network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
         self._network.set_weights(network.get_weights())
         f = self._network.predict(x, batch_size=batch_size, verbose=0)
@@ -106,8 +105,8 @@ class OODDetector(Fitted):
         options = {"batch_size": batch_size, "verbose": 0}
         if self._network is None:
             return ops.convert_to_numpy(self.call(x, self.inner.predict(x, **options)))
-        with self.inner._checked(x) as has_examples:
-            found = self.predict(x, **options) if has_examples else np.zeros(0, "float32")
+        with self.inner._checked(x):
+            found = self.predict(x, **options)
         check_finite(found, "features")
         return found
 

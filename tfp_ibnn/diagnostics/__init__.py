@@ -1,12 +1,12 @@
 """Is the posterior right? A reference by HMC, the evidence, scores, modes, calibration."""
 
-from tfp_ibnn.diagnostics.evidence import bridge as bridge
-from tfp_ibnn.diagnostics.evidence import smc as smc
 from tfp_ibnn.diagnostics.multimodal import Modes as Modes
 from tfp_ibnn.diagnostics.multimodal import canonical as canonical
 from tfp_ibnn.diagnostics.multimodal import modes as modes
 from tfp_ibnn.diagnostics.reference import Reference as Reference
+from tfp_ibnn.diagnostics.reference import bridge as bridge
 from tfp_ibnn.diagnostics.reference import hmc as hmc
+from tfp_ibnn.diagnostics.reference import smc as smc
 from tfp_ibnn.diagnostics.scores import Estimate as Estimate
 from tfp_ibnn.diagnostics.scores import Report as Report
 from tfp_ibnn.diagnostics.scores import agreement as agreement

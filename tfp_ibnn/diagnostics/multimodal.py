@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 
 from tfp_ibnn._core import checks
 from tfp_ibnn.conversion.graph import Graph
-from tfp_ibnn.diagnostics.density import PosteriorDensity
+from tfp_ibnn.diagnostics.targets import PosteriorDensity
 from tfp_ibnn.weights.features import check_network
 from tfp_ibnn.weights.likelihood import numbers
 

@@ -11,7 +11,7 @@ from scipy.stats import chisquare, gaussian_kde
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn.diagnostics.density import PosteriorDensity, rows_of
+from tfp_ibnn.diagnostics.targets import PosteriorDensity, rows_of
 
 
 class Estimate(NamedTuple):

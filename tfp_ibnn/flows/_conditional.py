@@ -136,6 +136,16 @@ class Conditioner(Conditional):
         return hidden, last_kernel, last_bias
 
 
+def masks_before(
+    channels: int, hidden: int, reverse: bool, width: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return masks of a `Conditioner` whose outputs depend on the channels before their own."""
+    order = np.repeat(np.arange(channels), width)[:: -1 if reverse else 1]
+    # A hidden unit of degree d sees the channels up to d and serves those after d.
+    degrees = np.arange(hidden) % max(1, channels - 1)
+    return order[:, None] <= degrees, order > degrees[:, None]
+
+
 class GivenNetwork(Conditional):
     """A copy, with new weights, of the network whose config `json_of` gave, as in inference.
 

@@ -28,8 +28,6 @@ class ActNorm(Flow):
         True
     """
 
-    is_linear = True
-
     def __init__(self, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.limit = checks.positive("limit", limit)

@@ -33,8 +33,6 @@ class AffineBijector(FlowBijector):
 class Affine(Flow):
     """Element-wise affine flow, y = shift + scale * x, with scale kept positive by a softplus."""
 
-    is_linear = True
-
     def __init__(
         self, initial_shift: float = 0.0, initial_scale: float = 1.0, **kwargs: Any
     ) -> None:

@@ -3,12 +3,11 @@
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, fori_loop
-from tfp_ibnn.flows._conditional import Conditioner
+from tfp_ibnn.flows._conditional import Conditioner, masks_before
 from tfp_ibnn.flows.coupling import MovesBijector
 from tfp_ibnn.flows.flow import Flow, like_rows
 
@@ -65,11 +64,7 @@ class InverseAutoregressive(Flow):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        order = np.arange(self.channels)
-        order = order[::-1] if self.reverse else order
-        # A hidden unit of degree d sees the channels up to d and serves those after d.
-        degrees = np.arange(self.hidden) % max(1, self.channels - 1)
-        masks = (order[:, None] <= degrees, order > degrees[:, None])
+        masks = masks_before(self.channels, self.hidden, self.reverse)
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
         self.network = self.make_network(self.channels, masks=masks, **options)
         self.network.build(input_shape)

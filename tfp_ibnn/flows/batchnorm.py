@@ -34,8 +34,6 @@ class BatchNorm(Flow):
         Papamakarios et al., Masked Autoregressive Flow for Density Estimation, arXiv 1705.07057.
     """
 
-    is_linear = True
-
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.momentum = checks.fraction("momentum", momentum)

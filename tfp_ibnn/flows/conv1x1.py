@@ -82,8 +82,6 @@ class InvertibleConv1x1(Flow):
         Kingma and Dhariwal, Glow, arXiv 1807.03039.
     """
 
-    is_linear = True
-
     def __init__(self, start: str = "orthogonal", limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.start = checks.one_of("start", start, ("orthogonal", "identity"))

@@ -9,7 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._conditional import Conditional, Conditioner
+from tfp_ibnn.flows._conditional import Conditional, Conditioner, masks_before
 from tfp_ibnn.flows.flow import times_matrix
 
 
@@ -38,9 +38,7 @@ class DiscreteFlow(Conditional):
         self.passes = size // self.width
         if size % self.width:
             raise ValueError(f"`x` must have {self.width} numbers per channel; got {size} in all.")
-        order = np.repeat(np.arange(self.passes), self.width)[:: -1 if self.reverse else 1]
-        degrees = np.arange(self.hidden) % max(1, self.passes - 1)  # as in InverseAutoregressive
-        masks = (order[:, None] <= degrees, order > degrees[:, None])
+        masks = masks_before(self.passes, self.hidden, self.reverse, self.width)
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
         self.network = Conditioner(size, self.hidden, 2.0, masks, **options)
         self.network.build(input_shape)

@@ -110,9 +110,6 @@ class Flow(SavesRandomState, Conditional):
     """How many of the last axes are one event, which has one log-determinant."""
 
     min_channels: ClassVar[int] = 1
-    is_linear: ClassVar[bool] = False
-    """Whether the map is affine, so that it takes the mean of its input to that of its output."""
-
     exact_log_det: ClassVar[bool] = True
     """Whether the log-determinant is exact, or else random and unbiased, by `seed_generator`."""
 

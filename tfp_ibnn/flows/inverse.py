@@ -36,8 +36,8 @@ class Inverse(Flow):
         flow = type(flow).from_config({**flow.get_config(), **given, "name": "flow"})
         super().__init__(**{**kwargs, "condition_size": flow.condition_size, "dtype": flow.dtype})
         self.flow = flow
-        self.is_linear, self.exact_log_det = flow.is_linear, flow.exact_log_det
         self.event_ndims, self.min_channels = flow.event_ndims, flow.min_channels
+        self.exact_log_det = flow.exact_log_det
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)

@@ -24,4 +24,3 @@ from tfp_ibnn.layers.named import DenseLocalReparameterization as DenseLocalRepa
 from tfp_ibnn.layers.named import DenseReparameterization as DenseReparameterization
 from tfp_ibnn.layers.named import StochasticConv2D as StochasticConv2D
 from tfp_ibnn.layers.named import StochasticDense as StochasticDense
-from tfp_ibnn.layers.normalization import FilterResponseNorm as FilterResponseNorm

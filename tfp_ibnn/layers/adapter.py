@@ -17,8 +17,7 @@ def has_adapter(layer: keras.layers.Layer) -> bool:
     if isinstance(layer, keras.layers.EinsumDense):  # the kernel's last axis is the output's
         inputs, kernel, outputs = layer.equation.replace("->", ",").split(",")
         plain = plain and kernel[-1] == outputs[-1] and kernel[-1] not in inputs
-    first = getattr(layer, "data_format", None) == "channels_first"
-    return plain and not first and bool(getattr(layer, "lora_enabled", False))
+    return plain and bool(getattr(layer, "lora_enabled", False))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

@@ -51,6 +51,8 @@ class StochasticLayer(keras.layers.Wrapper):
             raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
         if isinstance(layer, StochasticLayer):
             raise ValueError(f"`layer` is already stochastic: {layer.name!r}.")
+        if getattr(layer, "data_format", None) == "channels_first":
+            raise ValueError(f"`layer` must have its channels last; {layer.name!r} has them first.")
         kwargs.setdefault("dtype", layer.dtype_policy)
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):

@@ -264,12 +264,8 @@ def _sign_shapes(
     """Return the shapes of an example's signs, one for each row and column of the kernel."""
     if isinstance(layer, layers.EinsumDense):
         return _einsum_sign_shapes(layer, len(input_shape))
-    first = getattr(layer, "data_format", None) == "channels_first"
-    shapes = []
-    for shape in (input_shape, layer.compute_output_shape(input_shape)):
-        ones = (1,) * (len(shape) - 2)
-        shapes.append((shape[1], *ones) if first else (*ones, shape[-1]))
-    return tuple(shapes)
+    shapes = (input_shape, layer.compute_output_shape(input_shape))
+    return tuple((*(1,) * (len(shape) - 2), shape[-1]) for shape in shapes)
 
 
 def _einsum_sign_shapes(

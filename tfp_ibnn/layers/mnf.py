@@ -75,13 +75,8 @@ class MNFLayer(MeanFieldLayer):
     def _at_mean(self, inputs: Tensor, z: Tensor) -> Tensor:
         """Return the outputs for the means, with a z (examples, channels) for each example."""
         z, kernel, bias = ops.cast(z, inputs.dtype), self._means()[:1], self._bias()
+        z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
         if self.posterior.on_inputs:
-            z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
             return self._linear(inputs * z, kernel, bias)
-        ones = (1,) * (len(inputs.shape) - 2)
-        first = self.layer.data_format == "channels_first"
-        shape = (-1, z.shape[-1], *ones) if first else (-1, *ones, z.shape[-1])
-        outputs = self._linear(inputs, kernel) * ops.reshape(z, shape)
-        if bias is None:
-            return outputs
-        return outputs + ops.reshape(ops.cast(bias, outputs.dtype), (1, *shape[1:]))
+        outputs = self._linear(inputs, kernel) * z
+        return outputs if bias is None else outputs + ops.cast(bias, outputs.dtype)

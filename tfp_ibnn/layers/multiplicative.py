@@ -87,16 +87,12 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return self.noise == "channel"
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        last = input_shape
-        if isinstance(input_shape, (tuple, list)) and self._channel_axis(len(input_shape)) == 1:
-            last = input_shape[:2]
-        channels = checks.channels_of(self._owner, last)
+        self._channels = checks.channels_of(self._owner, input_shape)
         if len(input_shape) < 2:
             raise self._wrong_shape(input_shape)
         self._input_shape = tuple(input_shape)
         if not self.layer.built:
             self.layer.build(input_shape)
-        self._channels = channels
         self.posterior.build((None, self._latent_channels(input_shape)))
         super().build(input_shape)
 
@@ -104,8 +100,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return how many channels the posterior has."""
         if not self._both:
             return self._channels
-        shape = self.layer.compute_output_shape(input_shape)
-        outputs = shape[self._channel_axis(len(shape))]
+        outputs = self.layer.compute_output_shape(input_shape)[-1]
         self._output_factors(np.ones(outputs))
         return self._channels + outputs
 
@@ -169,12 +164,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Whether many z on the same inputs had better go by `separate_channels`."""
         # That takes memory as for one draw more for each channel of the input, so it is left to
         # small networks, of which the first convolution is a large part.
-        if not (
-            self.draws_ahead
-            and type(self).call is Stochastic.call
-            and self._convolves_image
-            and self._channel_axis(len(inputs.shape)) != 1
-        ):
+        is_plain = self.draws_ahead and type(self).call is Stochastic.call
+        if not is_plain or not self._convolves_image:
             return False
         outputs = self.compute_output_shape(inputs.shape)[1:]
         return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
@@ -199,9 +190,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return what the layer makes of what its kernel gave, by bias and activation."""
         layer = self.layer
         if layer.bias is not None:
-            bias, rank = ops.cast(layer.bias, outputs.dtype), len(outputs.shape)
-            first = self._channel_axis(rank) == 1 and rank > 2
-            outputs += ops.reshape(bias, (-1, *(1,) * (rank - 2))) if first else bias
+            outputs += ops.cast(layer.bias, outputs.dtype)
         return outputs if layer.activation is None else layer.activation(outputs)
 
     def _output_factors(self, scale: np.ndarray) -> tuple[int, np.ndarray]:
@@ -236,12 +225,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:
         """Return z (groups, [positions,] channels) with the axes of an input of that rank."""
-        channels_first = self._channel_axis(rank) == 1
         if len(z.shape) == rank:
-            return ops.moveaxis(z, -1, 1) if channels_first else z
-        gap = (1,) * (rank - len(z.shape))
-        order = (-1, z.shape[-1], *gap) if channels_first else (-1, *gap, z.shape[-1])
-        return ops.reshape(z, order)
+            return z
+        return ops.reshape(z, (-1, *(1,) * (rank - len(z.shape)), z.shape[-1]))
 
     @property
     def _convolves_image(self) -> bool:
@@ -249,15 +235,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
             return False
         return self.layer.compute_dtype == self.compute_dtype
 
-    def _channel_axis(self, rank: int) -> int:
-        first = getattr(self.layer, "data_format", None) == "channels_first"
-        return 1 if first and rank > 2 else rank - 1
-
     def _positions(self, inputs: Tensor) -> tuple[int | Tensor, ...]:
         """Return the sizes of the axes between examples and channels."""
-        shape = ops.shape(inputs)
-        first = self._channel_axis(len(shape)) == 1
-        return tuple(shape[2:]) if first else tuple(shape[1:-1])
+        return tuple(ops.shape(inputs)[1:-1])
 
     def checked_inputs(self, inputs: Any) -> Any:
         if isinstance(inputs, (list, tuple, dict)):
@@ -274,8 +254,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if len(inputs.shape) < 2 and not isinstance(inputs, keras.KerasTensor):
             raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
         if self.built and len(inputs.shape) == len(self._input_shape):
-            channels = inputs.shape[self._channel_axis(len(inputs.shape))]
-            if channels not in (None, self._channels):
+            if inputs.shape[-1] not in (None, self._channels):
                 built = f"{self._owner} was built for {self._channels} channels"
                 raise ValueError(f"{built}; got an input of shape {tuple(inputs.shape)}.")
         return inputs

@@ -2,11 +2,11 @@
 
 `DenseFlipout` and the like take the arguments of the Keras layer, those of `ibnn.MeanField`, and
 `train_size`. Their names end in the estimator: Reparameterization is "shared", Flipout "flipout",
-LocalReparameterization "local". TFP's arguments that have another form here are refused.
+LocalReparameterization "local". What TFP's other arguments become: docs/from_tfp.md.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 from keras import layers
@@ -17,44 +17,10 @@ from tfp_ibnn.layers.multiplicative import Stochastic
 
 _OF_STOCHASTIC = ("posterior", "train_size", "noise", "kl_reduction", "seed", "name", "trainable")
 _OF_MEAN_FIELD = ("prior", "prior_scale", "initial_scale", "moped", "bias", "beta", "gamma", "seed")
-_INSTEAD = {
-    "posterior_fn": "`initial_scale=`, the scale of the kernel at the start",
-    "posterior_tensor_fn": "nothing: each call draws the weights",
-    "prior_fn": "`prior=`, such as ibnn.priors.Normal(0.1)",
-    "divergence_fn": "`train_size=`, by which the KL is divided, and `beta=`, a factor of it",
-}
 
 
-class _StochasticPlain(Stochastic):
-    """A stochastic layer that takes the arguments of a plain Keras layer and its own."""
-
-    layer_class: ClassVar[type[keras.layers.Layer]]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        own = {key: kwargs.pop(key) for key in _OF_STOCHASTIC if key in kwargs}
-        takers = (self.layer_class.__init__, Stochastic.__init__)
-        with checks.known_keywords(type(self).__name__, kwargs, takers, but=("self", "layer")):
-            layer = self.layer_class(*args, **kwargs)
-        super().__init__(layer, **own)
-
-    def get_config(self) -> dict[str, Any]:
-        config, inner = super().get_config(), self.layer.get_config()
-        del config["layer"]
-        own = {"dtype": inner["dtype"], "layer_trainable": inner["trainable"]}
-        return {**inner, **config, **own}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
-        config = dict(config)
-        trainable = config.pop("layer_trainable", True)
-        layer = super().from_config(config, custom_objects)
-        layer.layer.trainable = trainable
-        return layer
-
-
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class StochasticDense(_StochasticPlain):
-    """A Dense layer on noisy input: takes the arguments of `keras.layers.Dense` and `Stochastic`.
+def StochasticDense(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
+    """Return a `Stochastic` Dense layer, by the arguments of `keras.layers.Dense` and its own.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -62,28 +28,22 @@ class StochasticDense(_StochasticPlain):
         >>> layer(keras.ops.ones((5, 3))).shape[-1]
         8
     """
-
-    layer_class = keras.layers.Dense
-
-
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class StochasticConv2D(_StochasticPlain):
-    """A Conv2D layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
-
-    layer_class = keras.layers.Conv2D
+    return _stochastic("StochasticDense", layers.Dense, args, kwargs)
 
 
-def _refuse_tfp(owner: str, given: dict[str, Any]) -> None:
-    """Raise if there is an argument that only TFP's layer takes."""
-    for argument in given:
-        part, _, name = argument.partition("_")
-        if part not in ("kernel", "bias") or name not in _INSTEAD:
-            continue
-        instead = _INSTEAD[name]
-        if argument == "bias_posterior_fn":
-            instead = '`bias="stochastic"`, or `use_bias=False` for none'
-        other = f"{owner} has no `{argument}`, which TensorFlow Probability's layer has"
-        raise TypeError(f"{other}. Write {instead}. See docs/from_tfp.md.")
+def StochasticConv2D(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
+    """Return a `Stochastic` Conv2D layer, by the arguments of Keras's layer and its own."""
+    return _stochastic("StochasticConv2D", layers.Conv2D, args, kwargs)
+
+
+def _stochastic(
+    name: str, layer_class: type[keras.layers.Layer], args: Any, kwargs: dict[str, Any]
+) -> Stochastic:
+    own = {key: kwargs.pop(key) for key in _OF_STOCHASTIC if key in kwargs}
+    takers = (layer_class.__init__, Stochastic.__init__)
+    with checks.known_keywords(name, kwargs, takers, but=("self", "layer")):
+        layer = layer_class(*args, **kwargs)
+    return Stochastic(layer, **own)
 
 
 def _named(
@@ -93,7 +53,6 @@ def _named(
     sizes = 1 if layer_class is layers.Dense else 2  # beyond these TFP and Keras differ in order
 
     def make(*args: Any, train_size: int | None = None, **kwargs: Any) -> MeanFieldLayer:
-        _refuse_tfp(name, kwargs)
         if len(args) > sizes:
             raise TypeError(f"{name} takes {sizes} positional arguments; give others by name.")
         own = {key: kwargs.pop(key) for key in _OF_MEAN_FIELD if key in kwargs}

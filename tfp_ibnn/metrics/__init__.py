@@ -1,14 +1,10 @@
 """Calibration, proper scores, and out-of-distribution detection."""
 
-from tfp_ibnn.metrics.calibration import AdaptiveCalibrationError as AdaptiveCalibrationError
-from tfp_ibnn.metrics.calibration import ClasswiseCalibrationError as ClasswiseCalibrationError
 from tfp_ibnn.metrics.calibration import ExpectedCalibrationError as ExpectedCalibrationError
-from tfp_ibnn.metrics.calibration import MaximumCalibrationError as MaximumCalibrationError
 from tfp_ibnn.metrics.calibration import Reliability as Reliability
 from tfp_ibnn.metrics.calibration import adaptive_calibration_error as adaptive_calibration_error
 from tfp_ibnn.metrics.calibration import classwise_calibration_error as classwise_calibration_error
 from tfp_ibnn.metrics.calibration import expected_calibration_error as expected_calibration_error
-from tfp_ibnn.metrics.calibration import maximum_calibration_error as maximum_calibration_error
 from tfp_ibnn.metrics.calibration import reliability as reliability
 from tfp_ibnn.metrics.detection import RiskCoverage as RiskCoverage
 from tfp_ibnn.metrics.detection import aupr as aupr

@@ -50,7 +50,14 @@ def bits(key: Tensor, rows: Tensor, offset: int, size: Any) -> Tensor:
 
 
 def sobol(key: Tensor, rows: Tensor, offset: int, size: int) -> Tensor:
-    """Return the words (rows, size) of Sobol points under a digital shift that the key chooses."""
+    """Return the words (rows, size) of Sobol points under a digital shift that the key chooses.
+
+    Past the last dimension that there is they are independent.
+    """
+    if (known := max(0, _SOBOL_DIMENSIONS - offset)) < size:
+        rest = bits(key, rows, offset + known, size - known)
+        parts = [sobol(key, rows, offset, known), rest] if known else [rest]
+        return ops.concatenate(parts, axis=1)
     words = bits(key, ops.full(ops.shape(rows), _SHIFT_ROW, dtype="uint32"), offset, size)
     rows = ops.cast(rows, "uint32")[:, None]
     for position, direction in enumerate(_directions(offset, size)):
@@ -79,30 +86,18 @@ def _directions(offset: int, size: int) -> np.ndarray:
     """Return the direction numbers (SOBOL_BITS, size) of scrambled Sobol dimensions from `offset`.
 
     Scrambling acts on each dimension by itself, so layers that take their dimensions one after the
-    other get the same points as if they had drawn jointly. Past the last dimension there is, the
-    count starts again, with the points in another order.
+    other get the same points as if they had drawn jointly.
     """
     from scipy.stats import qmc
 
-    lap, start = divmod(offset, _SOBOL_DIMENSIONS)
-    width = min(size, _SOBOL_DIMENSIONS - start)
-    rng = np.random.default_rng(lap)
-    engine = qmc.Sobol(start + width, scramble=True, rng=rng)
-    points = [engine.random(1)[0, start:]]
+    engine = qmc.Sobol(offset + size, scramble=True, rng=np.random.default_rng(0))
+    points = [engine.random(1)[0, offset:]]
     for position in range(SOBOL_BITS):
         engine.fast_forward(2**position - engine.num_generated)
-        points.append(engine.random(1)[0, start:])
+        points.append(engine.random(1)[0, offset:])
     words = (np.stack(points) * 2.0**32).astype("uint32")
     # SciPy counts in Gray code: point 2^j is made of the directions j and j - 1.
-    directions = np.bitwise_xor.accumulate(words[1:] ^ words[0], axis=0)
-    if lap:
-        # Sums of directions go through each block of 2^j points in another order.
-        for position in range(SOBOL_BITS - 1, 0, -1):
-            chosen = directions[:position][rng.integers(2, size=position) == 1]
-            directions[position] ^= np.bitwise_xor.reduce(chosen, axis=0)
-    if width < size:
-        return np.concatenate([directions, _directions(offset + width, size - width)], axis=1)
-    return directions
+    return np.bitwise_xor.accumulate(words[1:] ^ words[0], axis=0)
 
 
 def _word(value: int) -> Tensor:

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor, checked, normal
+from tfp_ibnn._core.backend import Tensor, normal
 from tfp_ibnn.noise import counter
 
 SAMPLINGS = ("iid", "antithetic", "qmc")
@@ -154,9 +154,7 @@ def spread(values: Tensor, count: Size) -> Tensor:
     if count is examples or (known and count == examples):
         return values
     rows = count // (max(examples, 1) if known else ops.maximum(examples, 1))
-    if not known:
-        values = checked(values, rows * examples == count, _ROWS)
-    elif rows * examples != count:
+    if known and rows * examples != count:  # else the reshape below fails
         raise ValueError(f"{_ROWS} Here {count} rows follow {examples} examples.")
     return ops.reshape(ops.broadcast_to(values[:, None], (examples, rows, *rest)), (count, *rest))
 

@@ -6,9 +6,7 @@ Import it by name, `from tfp_ibnn import plots`: Matplotlib takes long to import
 from tfp_ibnn._core.extras import needs
 
 with needs("plots"):
-    from tfp_ibnn.plots.classification import class_distributions as class_distributions
     from tfp_ibnn.plots.classification import entropy_histograms as entropy_histograms
-    from tfp_ibnn.plots.classification import extreme_images as extreme_images
     from tfp_ibnn.plots.classification import reliability_diagram as reliability_diagram
     from tfp_ibnn.plots.classification import risk_coverage as risk_coverage
     from tfp_ibnn.plots.posterior import posterior_marginals as posterior_marginals
@@ -16,4 +14,3 @@ with needs("plots"):
     from tfp_ibnn.plots.predictions import decision_boundary as decision_boundary
     from tfp_ibnn.plots.predictions import regression_bands as regression_bands
     from tfp_ibnn.plots.style import COLORS as COLORS
-    from tfp_ibnn.plots.training import training_panel as training_panel

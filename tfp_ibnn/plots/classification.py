@@ -1,17 +1,15 @@
-"""A classifier's predictions: calibration, OOD detection, abstaining, and single examples."""
+"""A classifier's predictions: calibration, OOD detection and abstaining."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
 from tfp_ibnn import metrics
 from tfp_ibnn._core import checks
-from tfp_ibnn.plots import _inputs
+from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.plots.style import COLORS, LEGEND, line, new_axes, pale, tidy
 
 
@@ -87,12 +85,8 @@ def entropy_histograms(
         >>> from tfp_ibnn import plots
         >>> ax = plots.entropy_histograms([0.1, 0.2, 0.4], [0.3, 0.9], auroc=0.83)
     """
-    known, unknown = _inputs.vector("known", known), _inputs.vector("unknown", unknown)
+    known, unknown = finite_vector("known", known), finite_vector("unknown", unknown)
     bins = checks.positive_integer("bins", bins)
-    if auroc is not None and not 0 <= checks.finite("auroc", auroc) <= 1:
-        raise ValueError(f"`auroc` must lie between 0 and 1; got {checks.shown(auroc)}.")
-    if isinstance(names, str) or len(names) != 2:
-        raise ValueError(f"`names` must be two names, known first; got {names!r}.")
     ax = new_axes(ax, (4.6, 3.2))
     both = np.concatenate([known, unknown])
     edges = np.linspace(min(0.0, both.min()), both.max() if both.any() else 1.0, bins + 1)
@@ -120,164 +114,25 @@ def risk_coverage(
     The better the uncertainty, the lower the curve and the area under it (AURC, in the legend).
 
     Args:
-        curves: name to (uncertainty, loss), both (examples,), or to `metrics.risk_coverage(...)`.
+        curves: name to `metrics.risk_coverage(uncertainty, loss)`.
         label: of the vertical axis.
         ax: where to draw; a new figure by default.
 
     Example:
-        >>> from tfp_ibnn import plots
-        >>> ax = plots.risk_coverage({"flow": ([0.1, 0.2, 0.9, 0.3], [0, 0, 1, 0])})
+        >>> from tfp_ibnn import metrics, plots
+        >>> flow = metrics.risk_coverage([0.1, 0.2, 0.9, 0.3], [0, 0, 1, 0])
+        >>> ax = plots.risk_coverage({"flow": flow})
     """
-    if not isinstance(curves, Mapping) or not curves:
-        raise ValueError(f"`curves` must map at least one name to a pair; got {curves!r:.80}.")
-    found = {name: _curve(f"curves[{name!r}]", curve) for name, curve in curves.items()}
+    found = list(curves.values()) if isinstance(curves, Mapping) else []
+    if not found or not all(isinstance(curve, metrics.RiskCoverage) for curve in found):
+        wanted = "names to `metrics.risk_coverage(uncertainty, loss)`"
+        raise ValueError(f"`curves` must map {wanted}; got {curves!r:.80}.")
     ax = new_axes(ax, (4.6, 3.4))
-    for i, (name, (coverage, risk, area)) in enumerate(found.items()):
-        ax.plot(coverage, risk, lw=1.8, label=f"{name} (AURC {area:#.3g})", **line(i))
+    for i, (name, curve) in enumerate(curves.items()):
+        legend = f"{name} (AURC {curve.area:#.3g})"
+        ax.plot(curve.coverage, curve.risk, lw=1.8, label=legend, **line(i))
     ax.set(xlim=(0, 1), xlabel="coverage", ylabel=label)
     ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
     # Above the axis: curves of risk may pass anywhere inside.
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), **LEGEND)
     return tidy(ax, "both")
-
-
-def _curve(name: str, curve: Any) -> tuple[Any, Any, float]:
-    if not all(hasattr(curve, part) for part in ("coverage", "risk", "area")):
-        if not isinstance(curve, tuple | list) or len(curve) != 2:
-            raise ValueError(f"`{name}` must be a pair of uncertainty and loss; got {curve!r:.80}.")
-        uncertainty = _inputs.vector(f"{name}[0]", curve[0])
-        loss = _inputs.vector(f"{name}[1]", curve[1], len(uncertainty))
-        curve = metrics.risk_coverage(uncertainty, loss)
-    coverage = _inputs.vector(f"{name}.coverage", curve.coverage, "points")
-    return coverage, _inputs.vector(f"{name}.risk", curve.risk, len(coverage)), float(curve.area)
-
-
-def class_distributions(
-    samples: Any,
-    *,
-    class_names: Sequence[str] | None = None,
-    kind: str = "violin",
-    label: int | None = None,
-    image: Any = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw how the probability of each class varies between draws of the posterior.
-
-    The line across is the mean, the prediction. A narrow shape between 0 and 1 is noise in the data
-    (aleatoric); a wide or split one, draws that disagree (epistemic). The true class is hatched.
-
-    Args:
-        samples: (draws, classes) probabilities of one example.
-        class_names: one per class; their numbers by default.
-        kind: "violin", or "histogram" for bars that lie on their side.
-        label: the true class.
-        image: (height, width), or that with a last axis of 1 or 3; drawn right of the axis.
-        ax: where to draw; a new figure by default.
-
-    Example:
-        >>> from tfp_ibnn import plots
-        >>> ax = plots.class_distributions([[0.7, 0.3], [0.8, 0.2]], class_names=["cat", "dog"])
-    """
-    samples = _inputs.probabilities("samples", samples, "draws")
-    checks.one_of("kind", kind, ("violin", "histogram"))
-    classes = samples.shape[1]
-    names = _inputs.names("class_names", class_names, classes)
-    if label is not None and label not in range(classes):
-        raise ValueError(f"`label` must be a class from 0 to {classes - 1}; got {label}.")
-    picture = None if image is None else _inputs.images("image", image, "height", "width")
-    wide = 0.5 * classes + 1 + 1.4 * (image is not None)
-    ax = new_axes(ax, (min(max(wide, 3.6), 9), 2.9))
-
-    def look(k: int) -> dict[str, Any]:
-        color, hatch = (COLORS[1], "////") if k == label else (COLORS[0], None)
-        return {"facecolor": pale(color, 0.55), "edgecolor": color, "lw": 0.9, "hatch": hatch}
-
-    if kind == "violin":
-        shapes = {"widths": 0.8, "showextrema": False, "points": 200}
-        for k, body in enumerate(ax.violinplot(samples, range(classes), **shapes)["bodies"]):
-            body.set(alpha=1, **look(k))
-    else:
-        edges = np.linspace(0, 1, 21)
-        for k in range(classes):
-            count = np.histogram(np.clip(samples[:, k], 0, 1), edges)[0]
-            filled, length = count > 0, 0.8 * count / count.max()
-            bars = {"height": 0.05, "left": k - 0.4, "align": "edge", **look(k)}
-            ax.barh(edges[:-1][filled], length[filled], **bars)
-    places = np.arange(classes)
-    ax.hlines(samples.mean(axis=0), places - 0.4, places + 0.4, color="black", lw=1.6)
-    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(places, names, **(slanted if max(map(len, names)) > 4 else {}))
-    if label is not None:
-        ax.get_xticklabels()[label].set_fontweight("bold")
-    ax.set(xlim=(-0.6, classes - 0.4), ylim=(-0.02, 1.02), ylabel="probability")
-    if picture is not None:
-        inset = ax.inset_axes((1.02, 0.2, 1.6 / wide, 0.6))
-        inset.imshow(picture, cmap="gray", vmin=0, vmax=1)
-        inset.set(xticks=[], yticks=[], anchor="W")
-        if label is not None:
-            inset.set_title(names[label], fontsize=10, loc="left")
-    return tidy(ax, "y")
-
-
-def extreme_images(
-    images: Any,
-    uncertainty: Any,
-    *,
-    count: int = 8,
-    labels: Any = None,
-    predictions: Any = None,
-    class_names: Sequence[str] | None = None,
-    name: str = "entropy",
-) -> Figure:
-    """Draw the images of least and of greatest uncertainty, in two rows.
-
-    Good uncertainty puts plain images above and odd, mislabelled or ambiguous ones below. A wrong
-    prediction has a frame, and its caption gives the true class after it.
-
-    Args:
-        images: (examples, height, width), or that with a last axis of 1 or 3; on any scale.
-        uncertainty: (examples,).
-        count: images in a row, at most half of all.
-        labels: (examples,) true classes, or one-hot.
-        predictions: (examples,) predicted classes, or (examples, classes) probabilities.
-        class_names: one per class; their numbers by default.
-        name: of the uncertainty.
-
-    Example:
-        >>> import numpy as np, tfp_ibnn.plots as plots
-        >>> figure = plots.extreme_images(np.eye(8)[None].repeat(20, 0), np.arange(20), count=4)
-    """
-    pictures = _inputs.images("images", images, "images", "height", "width")
-    total = len(pictures)
-    doubt = _inputs.vector("uncertainty", uncertainty, total)
-    count = checks.positive_integer("count", count)
-    if 2 * count > total:
-        most = f"{total // 2}, half of the {total} images"
-        raise ValueError(f"`count` must be at most {most}; got {count}.")
-    given = {"predictions": predictions, "labels": labels}
-    found = [_inputs.classes(key, x, total) for key, x in given.items() if x is not None]
-    known = 1 if class_names is None else len(class_names)
-    classes = max(known, *(1 + int(value.max()) for value in found), 1)
-    words = _inputs.names("class_names", class_names, classes)
-    order = np.argsort(doubt, kind="stable")
-    rows = {"most certain": order[:count], "least certain": order[::-1][:count]}
-    # Wide enough for "not NAME" in bold.
-    side = max(0.95, 0.085 * (max(map(len, words)) + 4))
-    size = (max(side * count + 0.3, 3.0), 2 * side + 0.9 + 0.2 * len(found))
-    figure, grid = plt.subplots(2, count, figsize=size, layout="constrained", squeeze=False)
-    for axes, (row, chosen) in zip(grid, rows.items(), strict=True):
-        axes[0].set_ylabel(row, fontsize=10)
-        for ax, i in zip(axes, chosen, strict=True):
-            ax.imshow(pictures[i], cmap="gray", vmin=0, vmax=1)
-            ax.set(xticks=[], yticks=[])
-            ax.set_title(f"{doubt[i]:.2f}", fontsize=9, pad=3)
-            own = dict.fromkeys(value[i] for value in found)
-            ax.set_xlabel("\nnot ".join(words[k] for k in own), fontsize=9)
-            ax.spines[:].set_visible(len(own) > 1)
-            if len(own) > 1:
-                ax.spines[:].set(color=COLORS[1], linewidth=2.5)
-                ax.xaxis.label.set(color=COLORS[1], fontweight="bold")
-    below = "predicted class" if predictions is not None else "true class"
-    below += " (not: true class)" if len(found) == 2 else ""
-    figure.supxlabel(f"above: {name}" + (f"\nbelow: {below}" if found else ""), fontsize=8)
-    return figure

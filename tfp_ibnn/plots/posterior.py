@@ -130,8 +130,7 @@ def _draw(given: Any, channels: Any, count: int, draws: int, seed: int) -> list[
         raise ValueError(f"`posterior` must be {wanted}; got {given!r}.")
     if not posterior.built:
         raise ValueError(f"`posterior` must be built, by `build((channels,))` say; got {given!r}.")
-    if (draws := checks.positive_integer("draws", draws)) < 100:
-        raise ValueError(f"`draws` must be at least 100 to show a density; got {draws}.")
+    draws = checks.positive_integer("draws", draws, least=100)
     numbers, size = np.asarray(channels), posterior.channels
     known = numbers.ndim == 1 and np.isin(numbers, np.arange(size)).all()
     if channels is not None and not (known and 0 < len(numbers) == len(np.unique(numbers))):

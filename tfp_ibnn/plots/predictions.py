@@ -1,6 +1,6 @@
 """Predictions over the inputs: boundaries in the plane, and bands along a line."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from scipy.ndimage import zoom
 from scipy.special import entr
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.plots import _inputs
+from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.plots.style import COLORS, SIDE_LEGEND, dots, new_axes, pale, tidy
 
 # Grid points along each axis; size, or shade, at the least and the largest uncertainty.
@@ -58,18 +58,22 @@ def decision_boundary(
         >>> ax = plots.decision_boundary(predict, limits=((-4, 4), (-3, 3)), title="sigmoid")
     """
     checks.one_of("style", style, tuple(_STYLES))
-    x = None if x is None else _inputs.array("x", x, ("points", 2))
+    x = None if x is None else _array("x", x, ("points", 2))
     if labels is not None and x is None:
         raise ValueError("`labels` go with `x`; got labels only. Give the points (N, 2) as `x`.")
     resolution = _STYLES[style][0] if resolution is None else resolution
-    if (count := checks.positive_integer("resolution", resolution)) < 2:
-        raise ValueError(f"`resolution` must be at least 2; got {checks.shown(resolution)}.")
+    count = checks.positive_integer("resolution", resolution, least=2)
     across, up = (np.linspace(*ends, count) for ends in _limits(limits, x))
     grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
     mean, doubt = _evaluate(predict, grid.astype("float32"), uncertainty)
     classes = mean.shape[1]
     if labels is not None:
-        labels = _inputs.classes("labels", labels, len(x), classes)
+        if np.ndim(labels) == 2 and np.shape(labels)[1] > 1:
+            labels = _array("labels", labels, (len(x), classes)).argmax(axis=-1)
+        labels = finite_vector("labels", labels, len(x))
+        if not np.isin(labels, range(classes)).all():
+            wanted = f"whole numbers from 0 to {classes - 1}, or one-hot"
+            raise ValueError(f"`labels` must be {wanted}; got {np.unique(labels)}.")
     if maximum is None:
         # A model that is certain everywhere has nothing to scale by.
         maximum = np.log(classes) if uncertainty == "entropy" else doubt.max() or 1.0
@@ -100,7 +104,7 @@ def decision_boundary(
     edge = {"s": 24, "edgecolors": "black", "linewidths": 0.7, "zorder": 3}
     if labels is not None:
         for k in np.unique(labels):
-            ax.scatter(*x[labels == k].T, **looks[k], **edge)
+            ax.scatter(*x[labels == k].T, **looks[int(k)], **edge)
     elif x is not None:
         ax.scatter(*x.T, color="white", marker="o", **edge)
     ax.set(xlim=across[[0, -1]], ylim=up[[0, -1]], title=title, xlabel="$x_1$", ylabel="$x_2$")
@@ -109,11 +113,29 @@ def decision_boundary(
     return ax
 
 
+def _array(name: str, value: Any, shape: tuple[int | str, ...]) -> np.ndarray:
+    """Return `value` as a finite float array, or raise; a word in `shape` is any size of 1 on."""
+    try:
+        x = np.asarray(value, dtype="float64")
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must be an array of numbers; got {value!r:.80}.") from None
+    pairs = zip(x.shape, shape, strict=False)
+    fits = all(size > 0 if isinstance(wanted, str) else size == wanted for size, wanted in pairs)
+    if not fits or x.ndim != len(shape):
+        words = f"({', '.join(map(str, shape))})"
+        raise ValueError(f"`{name}` must have the shape {words}, and not be empty; got {x.shape}.")
+    bad = np.argwhere(~np.isfinite(x)).tolist()
+    if bad:
+        first = x[tuple(bad[0])]
+        raise ValueError(f"`{name}` must be finite; got {first} at {bad[0]}, one of {len(bad)}.")
+    return x
+
+
 def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
     """Return [[left, right], [bottom, top]], those of the points `x` unless given."""
     wanted = "((left, right), (bottom, top)), such as ((-3, 3), (-2, 2))"
     if limits is not None:
-        found = _inputs.array("limits", limits, (2, 2))
+        found = _array("limits", limits, (2, 2))
         if np.any(found[:, 0] >= found[:, 1]):
             raise ValueError(f"`limits` must be {wanted}; got {limits!r}.")
         return found
@@ -126,8 +148,6 @@ def _limits(limits: Any, x: np.ndarray | None) -> np.ndarray:
 
 def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndarray, np.ndarray]:
     """Return probabilities (M, classes) and uncertainty (M,)."""
-    if not callable(predict):
-        raise ValueError(f"`predict` must be a function of points (M, 2); got {predict!r:.80}.")
     given = predict(grid)
     parts = given if isinstance(given, Mapping) else {"mean": given}
     checks.one_of("uncertainty", uncertainty, sorted({"entropy", *parts} - {"mean"}))
@@ -136,12 +156,14 @@ def _evaluate(predict: Any, grid: np.ndarray, uncertainty: str) -> tuple[np.ndar
     mean = np.asarray(parts["mean"])
     if mean.ndim == 2 and mean.shape[1] == 1:
         mean = np.concatenate([1 - mean, mean], axis=1)
-    mean = _inputs.probabilities("predict(points)", mean, "points")
-    if len(mean) != len(grid):
-        raise ValueError(f"`predict` must return one row per point, {len(grid)}; got {mean.shape}.")
+    mean = _array("predict(points)", mean, (len(grid), "classes"))
+    bad = (np.abs(mean.sum(axis=-1) - 1) > 1e-3) | (mean.min(axis=-1) < 0)
+    if bad.any():
+        wanted = "probabilities (apply softmax to logits)"
+        raise ValueError(f"`predict(points)` must be {wanted}; got {mean[bad][0]}.")
     if uncertainty not in parts:
         return mean, entr(mean).sum(axis=-1)
-    return mean, _inputs.vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))
+    return mean, finite_vector(f"predict(points)[{uncertainty!r}]", parts[uncertainty], len(grid))
 
 
 def _draw_legend(ax: Axes, style: str, classes: int, uncertainty: str, maximum: float) -> None:
@@ -167,20 +189,19 @@ def regression_bands(
     *,
     data: tuple[Any, Any] | None = None,
     truth: Any = None,
-    multiples: Sequence[float] = (2.0,),
     ax: Axes | None = None,
 ) -> Axes:
     """Draw the predicted mean of a function of one input, with epistemic and total bands.
 
     The inner band is what the model does not know of the function: narrow among the data, wide away
-    from them. The outer, hatched one has the noise added: 95 % of the points lie within ± 2.
+    from them. The outer, hatched one has the noise added. Both are two standard deviations wide to
+    either side: 95 % of the points lie in the outer one.
 
     Args:
         x: (N,) or (N, 1) inputs, in any order.
         prediction: "mean", and the variances "aleatoric" and "epistemic"; each (N,) or (N, 1).
         data: inputs and targets of the training points, each (M,) or (M, 1).
         truth: (N,) or (N, 1) true function at `x`.
-        multiples: half widths of the bands, in standard deviations; the widest is the palest.
         ax: where to draw; a new figure by default.
 
     Example:
@@ -189,25 +210,19 @@ def regression_bands(
         >>> prediction = {"mean": x**2, "aleatoric": 0.01 + 0 * x, "epistemic": 0.1 * x**2}
         >>> ax = plots.regression_bands(x, prediction, data=([0.0, 0.5], [0.1, 0.2]))
     """
-    x = _inputs.vector("x", x)
+    x = finite_vector("x", x)
     keys = ("mean", "aleatoric", "epistemic")
     if not isinstance(prediction, Mapping) or not set(keys) <= set(prediction):
         got = [*prediction] if isinstance(prediction, Mapping) else prediction
         raise ValueError(f"`prediction` must be a mapping with the keys {keys}; got {got!r}.")
-    parts = [_inputs.vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
+    parts = [finite_vector(f"prediction[{key!r}]", prediction[key], len(x)) for key in keys]
     for key, part in zip(keys[1:], parts[1:], strict=True):
         if (low := part.min()) < 0:
             raise ValueError(f"`prediction[{key!r}]` must be a variance, 0 or above; got {low}.")
-    if np.ndim(multiples) != 1 or len(multiples) == 0:
-        raise ValueError(f"`multiples` must be a list of numbers such as (2,); got {multiples!r}.")
-    multiples = sorted((checks.positive("multiples", each) for each in multiples), reverse=True)
     if data is not None:
-        if not isinstance(data, Sequence) or len(data) != 2:
-            got = type(data).__name__
-            raise ValueError(f"`data` must be a pair of inputs and targets; got {got}.")
-        inputs = _inputs.vector("data[0]", data[0], "points")
-        targets = _inputs.vector("data[1]", data[1], len(inputs))
-    truth = None if truth is None else _inputs.vector("truth", truth, len(x))
+        inputs = finite_vector("data[0]", data[0])
+        targets = finite_vector("data[1]", data[1], len(inputs))
+    truth = None if truth is None else finite_vector("truth", truth, len(x))
     ax = new_axes(ax, (5.2, 3.4))
     sort = np.argsort(x, kind="stable")
     x, mean, aleatoric, epistemic = (part[sort] for part in (x, *parts))
@@ -216,14 +231,11 @@ def regression_bands(
         ("total", aleatoric + epistemic, COLORS[4], 0.75, "....", "--", 1.5),
         ("epistemic", epistemic, COLORS[0], 0.55, None, "-", 2),
     ):
-        for position, multiple in enumerate(multiples, start=1):
-            width = multiple * np.sqrt(variance)
-            fill = pale(color, 1 - position / len(multiples) * (1 - whiteness))
-            look = {"facecolor": fill, "edgecolor": pale(color, 0.35), "hatch": hatch, "lw": 0}
-            label = f"± {multiple:g} {name}"
-            ax.fill_between(x, mean - width, mean + width, label=label, zorder=order, **look)
-            for edge in (mean - width, mean + width):
-                ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
+        edges = mean - 2 * np.sqrt(variance), mean + 2 * np.sqrt(variance)
+        look = {"facecolor": pale(color, whiteness), "edgecolor": pale(color, 0.35), "lw": 0}
+        ax.fill_between(x, *edges, label=f"± 2 {name}", zorder=order, hatch=hatch, **look)
+        for edge in edges:
+            ax.plot(x, edge, color=color, ls=ls, lw=0.9, zorder=2.5)
     if truth is not None:
         ax.plot(x, truth[sort], color="black", ls=":", lw=1.8, label="truth", zorder=4)
     if data is not None:

@@ -6,7 +6,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.ticker import MaxNLocator
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The palette of Okabe and Ito."""
@@ -28,11 +27,6 @@ def line(position: int) -> dict[str, Any]:
     return {"color": COLORS[position % len(COLORS)], "ls": LINES[position % len(LINES)]}
 
 
-def marked(position: int) -> dict[str, Any]:
-    """Return the look of one of several curves through few points."""
-    return {**line(position), **dots(position), "ms": 4, "lw": 1.3}
-
-
 def pale(color: Any, whiteness: Any) -> np.ndarray:
     """Return a colour mixed with white; `whiteness` (...) gives (..., 3)."""
     share = np.asarray(whiteness)[..., None]
@@ -42,11 +36,6 @@ def pale(color: Any, whiteness: Any) -> np.ndarray:
 def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """Return the axis given, or that of a new figure of a size in inches."""
     return plt.subplots(figsize=size, layout="constrained")[1] if ax is None else ax
-
-
-def epochs_below(ax: Axes) -> None:
-    """Give an axis whole numbers of epochs along its lower side."""
-    ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def tidy(ax: Axes, grid: str | None = None) -> Axes:

@@ -99,20 +99,13 @@ class FlowPosterior(base.Posterior):
         return Draw(z, log_q - self._log_prior(z), -log_q)
 
     def mean(self) -> Tensor:
-        """Return the mean of z, (channels,): exact for linear flows, else over antithetic draws.
+        """Return the mean of z, (channels,), over antithetic draws.
 
-        The draws are always the same, so the mean is a function of the weights; a flow that is odd,
-        as all are at the start, has its exact mean.
+        The draws are always the same, so the mean is a function of the weights; it is exact for
+        linear flows, and for flows that are odd, as all are at the start.
         """
         if self._is_gaussian:
             return ops.convert_to_tensor(self.affine.shift)
-        if all(flow.is_linear for flow in self.flows):
-            center = ops.zeros((self.channels,), dtype=self.dtype)
-            if self.components > 1:
-                center = mean(ops.convert_to_tensor(self.base_loc), axis=0)
-            for flow in self._chain():
-                center = flow.bijector().forward(center)
-            return center
         noise = ops.convert_to_tensor(self._fixed_noise())
         if self.components == 1:
             return mean(self.transform(noise).z, axis=0)
@@ -125,8 +118,7 @@ class FlowPosterior(base.Posterior):
         # together; then there must be no others among them.
         joint = Flow.forward_and_log_det
         alone = not training or all(type(f).forward_and_log_det is joint for f in self.flows)
-        is_closed = all(flow.is_linear for flow in self.flows)
-        if is_closed or self.components > 1 or not (alone and self._is_plain):
+        if not self.flows or self.components > 1 or not (alone and self._is_plain):
             return None
         return self._fixed_noise()
 

@@ -160,36 +160,20 @@ class Given(Prior):
             raise ValueError(f"{wrong}. {remedy}: to_stochastic(model, {{pattern: posterior}}).")
 
     def get_config(self) -> dict[str, Any]:
-        return {"given": _encode(self.given)}
+        kind, given = type(self.given).__name__, {}
+        if getattr(tfd, kind, None) is not type(self.given):
+            remedy = "Use one of ibnn.priors, or a registered subclass of ibnn.priors.Prior"
+            raise ValueError(f"A prior made of {self.given!r} cannot be saved. {remedy}.")
+        for name, value in self.given.parameters.items():
+            value = ops.convert_to_numpy(value) if ops.is_tensor(value) else value
+            given[name] = Given(value) if isinstance(value, tfd.Distribution) else value
+        return keras.saving.serialize_keras_object({"distribution": kind, "parameters": given})
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Given":
-        return cls(_decode(config["given"]))
-
-
-def _encode(value: Any) -> Any:
-    """Return a distribution, or one of its parameters, in numbers and text."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, tfd.Distribution) and getattr(tfd, type(value).__name__, None):
-        parameters = {key: _encode(x) for key, x in value.parameters.items()}
-        return {"distribution": type(value).__name__, "parameters": parameters}
-    if isinstance(value, (np.ndarray, np.generic, list, tuple)) or ops.is_tensor(value):
-        array = ops.convert_to_numpy(value)
-        if array.dtype.kind in "fiub":
-            return {"array": array.tolist(), "dtype": str(array.dtype)}
-    remedy = "Use one of ibnn.priors, or a subclass of ibnn.priors.Prior that Keras has registered"
-    raise ValueError(f"A prior made of {value!r} cannot be saved. {remedy}.")
-
-
-def _decode(value: Any) -> Any:
-    """Return what `_encode` was given."""
-    if not isinstance(value, dict):
-        return value
-    if "array" in value:
-        return np.array(value["array"], dtype=value["dtype"])
-    parameters = {key: _decode(x) for key, x in value["parameters"].items()}
-    return getattr(tfd, value["distribution"])(**parameters)
+        given = keras.saving.deserialize_keras_object(config["parameters"])
+        parts = {name: x.given if isinstance(x, cls) else x for name, x in given.items()}
+        return cls(getattr(tfd, config["distribution"])(**parts))
 
 
 def checked(prior: Any) -> Prior:
@@ -202,8 +186,4 @@ def checked(prior: Any) -> Prior:
     dtype = getattr(prior, "dtype", None)
     if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
         raise ValueError(f"`prior` must be over real numbers; got {prior!r}.")
-    for name, value in (getattr(prior, "parameters", None) or {}).items():
-        if isinstance(value, (float, np.ndarray, np.generic)) or ops.is_tensor(value):
-            if np.isnan(ops.convert_to_numpy(value)).any():
-                raise ValueError(f"`prior` must not have NaN in it; got {name}={value}.")
     return Given(prior)

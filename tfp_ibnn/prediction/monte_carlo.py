@@ -70,7 +70,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             memory grows with `samples`, as it does for the intervals.
         interval: probability of a central interval, such as 0.9; returns `lower` and `upper`, its
             bounds (N, K): of the draws, or, with a `GaussianHead`, of new observations.
-        standard_error: return `standard_error` (N, K), that of the Monte Carlo mean.
+        standard_error: return `standard_error` (N, K), that of the mean of iid draws.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -110,12 +110,11 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             seed = checks.whole("seed", seed)
         if interval is not None:
             checks.probability("interval", interval)
-        if standard_error and sampling == "qmc":
-            raise ValueError("Quasi-random draws have no `standard_error`: use 'antithetic' ones.")
-        paired = sampling == "antithetic"
-        if standard_error and (samples < (4 if paired else 2) or (paired and samples % 2)):
-            needed = "4 `samples` at least, and an even number" if paired else "2 `samples`"
-            raise ValueError(f"A `standard_error` needs {needed}; got {samples}.")
+        if standard_error and (sampling != "iid" or samples < 2):
+            got = f"{samples} with sampling={sampling!r}"
+            raise ValueError(
+                f"A `standard_error` needs 2 or more independent `samples`; got {got}."
+            )
         predictive = predictive_of(network, head, from_logits)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
@@ -199,37 +198,26 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
 
     @contextlib.contextmanager
-    def _checked(self, x: Any, y: Any = None) -> Iterator[bool]:
-        """Check the input, and draw new networks; give whether there are examples."""
-        has_examples = validation.check_input(x, y)
+    def _checked(self, x: Any, y: Any = None) -> Iterator[None]:
+        """Check the input, and draw new networks."""
+        validation.check_input(x, y)
         self.resample()
         with keras_internals.values_kept(self.variables):
-            yield has_examples
+            yield
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes; the arguments are Keras's."""
-        with self._checked(x) as has_examples:
-            if not has_examples:  # of which Keras makes no batch
-                return self.predict_on_batch(x)
-            return validation.checked_prediction(
-                self.inner.name, super().predict(x, *args, **kwargs)
-            )
+        with self._checked(x):
+            found = super().predict(x, *args, **kwargs)
+            return validation.checked_prediction(self.inner.name, found)
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
-        with self._checked(x) as has_examples:
-            if has_examples:
-                return validation.checked_prediction(self.inner.name, super().predict_on_batch(x))
-            # Not every layer takes an empty batch; of a made-up example no row is returned.
-            prediction = super().predict_on_batch(
-                keras.tree.map_structure(validation.example_like, x)
-            )
-            return keras.tree.map_structure(lambda value: np.asarray(value)[:0], prediction)
+        with self._checked(x):
+            return validation.checked_prediction(self.inner.name, super().predict_on_batch(x))
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
         """Score the averaged prediction; `allow_nan` returns NaN scores instead of an error."""
-        with self._checked(x, args[0] if args else kwargs.get("y")) as has_examples:
-            if not has_examples:
-                raise ValueError("`x` holds no example, so there is nothing to score.")
+        with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().evaluate(x, *args, **kwargs)
             return scores if allow_nan else validation.checked_scores(self.inner.name, scores)
 
@@ -243,16 +231,9 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     train_on_batch = fit
 
-    def export(
-        self, filepath: Any, format: str = "tf_saved_model", verbose: Any = None, **options: Any
-    ) -> None:
-        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes too."""
-        if format != "tf_saved_model":
-            other = f"Without uncertainty: ibnn.to_deterministic(model).export(path, {format!r})."
-            raise ValueError(f"`format` must be 'tf_saved_model'; got {format!r}. {other}")
-        path = export(self, filepath, **options)
-        if verbose is None or verbose:
-            print(f"Saved the signatures serve, sample, deterministic at {path}.")
+    def export(self, filepath: Any, **options: Any) -> None:
+        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes."""
+        export(self, filepath, **options)
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None

@@ -72,8 +72,7 @@ class Predictive:
 
     def keeps_draws(self, options: Any) -> bool:
         """Whether a prediction needs all draws at once."""
-        wanted = options.return_samples or options.interval is not None
-        return wanted or (options.standard_error and options.sampling == "antithetic")
+        return options.return_samples or options.interval is not None
 
     def result(self, summary: Summary, options: Any, *kept: Tensor) -> dict[str, Tensor]:
         """Return the prediction from a summary, and from draws, `within` and outputs if kept."""
@@ -84,12 +83,8 @@ class Predictive:
         if options.interval is not None:
             result["lower"], result["upper"] = self.interval(draws, within, options.interval)
         if options.standard_error:
-            squares, count = summary.squares, samples
-            if options.sampling == "antithetic" and samples > 1:
-                pairs, count = (draws[::2] + draws[1::2]) / 2, samples // 2
-                squares = ops.sum(ops.square(pairs - summary.mean), axis=0)
             # One sample is all that a model without noise has; its squares are 0.
-            variance = squares / max(1, count * (count - 1))
+            variance = summary.squares / max(1, samples * (samples - 1))
             result["standard_error"] = self.public(ops.sqrt(variance))
         return result
 

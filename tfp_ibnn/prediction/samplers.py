@@ -22,7 +22,7 @@ _CHUNK_ELEMENTS = 2**22
 
 _each = keras.tree.map_structure
 _SPATIAL = (layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
-_DROPOUTS = (layers.AlphaDropout, layers.Dropout, layers.GaussianDropout, *_SPATIAL)
+_DROPOUTS = (layers.Dropout, layers.GaussianDropout, *_SPATIAL)
 
 
 class NoiseSampler(Sampler):
@@ -60,10 +60,11 @@ class NoiseSampler(Sampler):
             for layer in (nested(self._model) if dropout else [])
             if getattr(layer, "dropout", 0)
             or getattr(layer, "recurrent_dropout", 0)
+            or isinstance(layer, layers.AlphaDropout)
             or (isinstance(layer, _DROPOUTS) and id(layer) not in reached)
         ]
         if hidden:
-            message = "stays off: only dropout layers of the graph can be left on."
+            message = "stays off: only dropout layers of the graph, not AlphaDropout, can stay on."
             warnings.warn(f"The dropout inside {', '.join(hidden)} {message}", stacklevel=3)
         # What is scaled needs no noise, unless it was asked for.
         if self.samples < samples and (dropout or not isinstance(model, ScaledModel)):
@@ -255,12 +256,5 @@ def drop(layer: keras.layers.Layer, inputs: Tensor, forward_pass: noise.Pass) ->
     else:
         kept = forward_pass.source.uniform(count, shape, "float32") >= rate
         factor = ops.cast(kept, "float32") / (1 - rate)
-    if isinstance(layer, layers.AlphaDropout):
-        # What is dropped goes to the value SELU saturates at; an affine map then restores mean
-        # and variance (Klambauer et al., Self-Normalizing Neural Networks, arXiv 1706.02515).
-        floor = -1.0507009873554805 * 1.6732632423543772
-        scale = ((1 - rate) * (1 + rate * floor**2)) ** -0.5
-        dropped = scale * ops.where(kept[:, None], blocks, floor) - scale * floor * rate
-    else:
-        dropped = blocks * ops.cast(factor, inputs.dtype)[:, None]
+    dropped = blocks * ops.cast(factor, inputs.dtype)[:, None]
     return ops.reshape(dropped, sizes)

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import keyword
 import os
@@ -98,9 +97,12 @@ def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Calla
         names = sorted(numbered, key=numbered.get)
     else:
         names = [getattr(x, "name", None) or "inputs" for x in tensors]
-    names = _make_unique([_plain(name) for name in names])
-    if "seed" in names:
-        raise ValueError("The signature `sample` has an input named 'seed' already: rename yours.")
+    names = [_plain(name) for name in names]
+    numbered = [f"{name}_{names[:i].count(name)}" for i, name in enumerate(names)]
+    names = [y if names.count(x) > 1 else x for x, y in zip(names, numbered, strict=True)]
+    if "seed" in names or len(set(names)) < len(names):
+        problem = "must have different names in a file, and none the name 'seed' of its own input"
+        raise ValueError(f"The inputs {problem}; got {names}.")
     specs = {name: _spec(x) for name, x in zip(names, tensors, strict=True)}
     if isinstance(signature, Mapping) and len(signature) == 1:  # a name, not a key
         structure = tensors[0]
@@ -125,15 +127,3 @@ def _plain(name: str) -> str:
     name = re.sub(r"\W", "_", name, flags=re.ASCII)
     plain = name[:1].isalpha() and name != "self" and not keyword.iskeyword(name)
     return name if plain else f"inputs_{name}"
-
-
-def _make_unique(names: list[str]) -> list[str]:
-    """Number the names that occur more than once."""
-    found = [name for name in names if names.count(name) == 1]
-    result = []
-    for name in names:
-        if names.count(name) > 1:
-            name = next(x for i in itertools.count() if (x := f"{name}_{i}") not in found)
-            found.append(name)
-        result.append(name)
-    return result

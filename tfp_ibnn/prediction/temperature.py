@@ -1,7 +1,5 @@
 """Temperature scaling of a trained classifier."""
 
-import itertools
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +10,8 @@ from keras import ops
 from scipy.optimize import brentq
 from scipy.special import softmax
 
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked
 from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
@@ -92,17 +89,15 @@ class TemperatureScaling(ScaledModel, keras.Model):
         y: Any = None,
         sample_weight: Any = None,
         batch_size: int | None = None,
-        steps: int | None = None,
     ) -> "TemperatureScaling":
         """Find the one temperature of the least negative log-likelihood, and return the model.
 
         Args:
             x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
-                batches (x, y) or (x, y, sample_weight), finite or cut by `steps`.
+                batches (x, y) or (x, y, sample_weight) that ends.
             y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
             sample_weight: weights of arrays.
             batch_size: for arrays; as for `predict`.
-            steps: number of batches to take from a dataset; None takes all.
         """
         flat = keras.tree.flatten(x)
         if any(hasattr(part, "shape") for part in flat):
@@ -114,7 +109,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
         elif y is not None or sample_weight is not None:
             raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
         else:
-            outputs, y, sample_weight = self._predict_dataset(x, steps)
+            outputs, y, sample_weight = self._predict_dataset(x)
         outputs, from_logits = self._read(outputs)
         names = ("model(x)", "y", "sample_weight")
         examples = checked(outputs, y, sample_weight, from_logits, names)
@@ -132,18 +127,6 @@ class TemperatureScaling(ScaledModel, keras.Model):
             options = {"head": self._head, "independent": True}
             self._evaluate = MonteCarlo(self, samples=1, **options).evaluate
         return self._evaluate(*args, **kwargs)
-
-    def export(self, filepath: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
-        """Export as Keras does, where the model was never called, too."""
-
-        def spec(x: Any) -> keras.InputSpec:
-            name = keras_internals.origin(x)[0].name
-            return keras.InputSpec(shape=x.shape, dtype=x.dtype, name=name)
-
-        graph = functional_graph(innermost(self))
-        if len(args) < 3 and graph is not None:
-            kwargs.setdefault("input_signature", [keras.tree.map_structure(spec, graph.input)])
-        super().export(filepath, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "from_logits": self.from_logits}
@@ -177,14 +160,12 @@ class TemperatureScaling(ScaledModel, keras.Model):
             raise ValueError(f"{several}; temperature scaling is for one label, or for classes.")
         return outputs, from_logits
 
-    def _predict_dataset(self, dataset: Any, steps: int | None) -> tuple[Any, Any, Any]:
+    def _predict_dataset(self, dataset: Any) -> tuple[Any, Any, Any]:
         """Return outputs, labels and weights of a dataset: in one pass, as it may be shuffled."""
         if isinstance(dataset, keras.utils.PyDataset):
-            number = dataset.num_batches
-            numbers = itertools.count() if number is None else range(number)
-            dataset = map(dataset.__getitem__, numbers)
+            dataset = map(dataset.__getitem__, range(len(dataset)))
         parts = []
-        for batch in itertools.islice(dataset, steps):
+        for batch in dataset:
             inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
             if labels is None:
                 raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")

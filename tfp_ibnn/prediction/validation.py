@@ -9,15 +9,8 @@ from keras import ops
 _NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then give from_logits=True)"
 
 
-def example_like(part: Any) -> np.ndarray:
-    """Return an example of zeros, or empty strings, that could be among those of an array."""
-    part = np.asarray(part)
-    dtype = {"O": "U1", "f": keras.config.floatx()}.get(part.dtype.kind, part.dtype)
-    return np.zeros((1, *part.shape[1:]), dtype)
-
-
-def check_input(x: Any, y: Any = None) -> bool:
-    """Raise for NaN, which ReLU may turn into a number; return whether there are examples."""
+def check_input(x: Any, y: Any = None) -> None:
+    """Raise for NaN, which ReLU may turn into a number, and for no examples."""
     parts = keras.tree.flatten(x)
     if all(part is None for part in parts):
         raise ValueError("`x` is missing: give arrays, or a dataset.")
@@ -36,7 +29,8 @@ def check_input(x: Any, y: Any = None) -> bool:
             if bad.any():
                 where = f"{bad.sum()} of {len(part)} examples; the first is number {bad.argmax()}"
                 raise ValueError(f"`x` holds NaN or infinity, or is beyond {floatx}, in {where}.")
-    return any(tuple(getattr(part, "shape", ()))[:1] != (0,) for part in parts)
+    if all(tuple(getattr(part, "shape", ()))[:1] == (0,) for part in parts):
+        raise ValueError("`x` holds no examples.")
 
 
 def checked_scores(name: str, scores: Any) -> Any:

@@ -14,15 +14,13 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.serialization import Configured
 from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class KLAnnealing(Configured, keras.callbacks.Callback):
+class KLAnnealing(keras.callbacks.Callback):
     """Raise the weight of the KL, beta, linearly over the first epochs.
 
     Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs) in every layer.
@@ -56,8 +54,7 @@ class KLAnnealing(Configured, keras.callbacks.Callback):
             layer.posterior.beta.assign(self.beta(epoch, layer.posterior.initial_beta))
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class PosteriorLog(Configured, keras.callbacks.Callback):
+class PosteriorLog(keras.callbacks.Callback):
     """Log each layer's posterior at the end of every epoch, among Keras's own logs.
 
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`, the second layer of one
@@ -95,8 +92,7 @@ def random_state_kept() -> Iterator[None]:
         random.setstate(state)
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
+class MonteCarloEvaluation(keras.callbacks.Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
     The keys are those of `MonteCarlo.evaluate` behind `val_mc_` (`val_nll` and the like are of
@@ -130,14 +126,6 @@ class MonteCarloEvaluation(Configured, keras.callbacks.Callback):
             want = "(x, y), (x, y, sample_weight) or a dataset"
             raise ValueError(f"`data` must be {want}; got a {type(data).__name__} of {len(data)}.")
         self._data = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, the data included if it is arrays."""
-        data = list(self._data.values())
-        if len(data) == 1:
-            raise ValueError("The config of a MonteCarloEvaluation can hold arrays, not a dataset.")
-        own = {name: getattr(self, name) for name in ("samples", "every", "batch_size")}
-        return {"data": data, **own, **self.options}
 
     @random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -195,8 +183,7 @@ class NonFiniteError(ArithmeticError):
     """A training whose loss or weights are no longer finite."""
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TerminateOnNonFinite(Configured, keras.callbacks.Callback):
+class TerminateOnNonFinite(keras.callbacks.Callback):
     """Stop when the loss or a weight is NaN or infinite, report why, restore good weights.
 
     The message names the layer whose z or KL was the first to become NaN or infinite, or the loss

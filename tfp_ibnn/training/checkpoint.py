@@ -12,15 +12,14 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks, files
-from tfp_ibnn._core.serialization import Configured, fits, storable
+from tfp_ibnn._core.serialization import fits, storable
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read, or that belongs to another model."""
 
 
-@keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Checkpoint(Configured, keras.callbacks.Callback):
+class Checkpoint(keras.callbacks.Callback):
     """Save all that a run needs to resume, at the end of every epoch.
 
     That is: the weights, the optimizer, every random state (noise, dropout, augmentation), which
@@ -47,9 +46,6 @@ class Checkpoint(Configured, keras.callbacks.Callback):
         if self.path.suffix != ".npz":
             raise ValueError(f"`path` must end in .npz; got {str(path)!r}.")
         self.logs: list[dict[str, float]] = []  # of all epochs, over all parts of a run
-
-    def get_config(self) -> dict[str, Any]:
-        return {"path": str(self.path)}
 
     def restore(self, model: keras.Model) -> int:
         """Load the file, if it exists, into a compiled model; return how many epochs are done."""

@@ -1,6 +1,5 @@
 """Two learning rates: one for the posteriors, one for all other weights."""
 
-import contextlib
 from typing import Any
 
 import keras
@@ -117,9 +116,7 @@ def two_speed(
         >>> round(float(optimizer.stochastic.learning_rate), 3)
         0.02
     """
-    if isinstance(optimizer, str):
-        with contextlib.suppress(ValueError):  # below, for a name that Keras does not know
-            optimizer = keras.optimizers.get(optimizer)
+    optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
     many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
     if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
         want = "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, as 'adam'"

@@ -107,8 +107,6 @@ def sample_chains(
         found.append([ops.convert_to_numpy(x) for x in (states, *traced)])
         bar.update(number + 1, [("acceptance", float(found[-1][1].mean()))])
     white, accepted, diverged = (np.concatenate(x)[-draws:] for x in zip(*found, strict=True))
-    if not np.isfinite(white).all():
-        raise ValueError("A chain became NaN or infinite: give a smaller `prior_scale`.")
     sets = colored(white.astype("float64"), loc, factor)
     seen = {"acceptance": float(accepted.mean()), "divergences": int(diverged.sum())}
     seen |= {**agreement(ops.convert_to_tensor(sets)), "seconds": time.perf_counter() - begun}

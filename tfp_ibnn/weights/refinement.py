@@ -123,7 +123,6 @@ def refine(
     steps: int = 2000,
     draws: int = 16,
     learning_rate: float = 5e-3,
-    rotate: bool = True,
     path_gradients: bool = True,
     noise_scale: float | None = None,
     batch_size: int | None = None,
@@ -154,7 +153,6 @@ def refine(
         steps: at most so many.
         draws: per step, in mirrored pairs; with `samples`, how many of them.
         learning_rate: the first one of Adam.
-        rotate: turn the axes of a full covariance towards where posterior and target differ.
         path_gradients: leave out the part of the gradient that is 0 on average, so that the noise
             vanishes at the optimum (sticking the landing). It takes the inverses of the flows.
         noise_scale: of the targets of a plain regression; None takes that of the posterior, or the
@@ -209,7 +207,7 @@ def refine(
             raise ValueError("`x` and `y` must be given, or `samples`.")
         scales = prior_scale, noise_scale
         target = Target.of_posterior(posterior, x, y, *scales, verbose)
-        if rotate and matrix.ndim == 2:
+        if matrix.ndim == 2:
             refined.set_base(loc, _rotated(target, loc, matrix, rng))
         score = objective = _Elbo(refined, target, path_gradients)
 

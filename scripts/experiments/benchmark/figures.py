@@ -6,8 +6,8 @@ from PIL import Image
 
 from experiments.benchmark.networks import CASES
 from experiments.benchmark.record import verdict
-from experiments.figures import facets
-from tfp_ibnn.plots.style import COLORS, marked
+from experiments.figures import facets, marked
+from tfp_ibnn.plots.style import COLORS
 
 _TICKS = [0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 10, 20]
 _VERDICTS = {"": ("0.45", "s"), "met": (COLORS[0], "o"), "missed": (COLORS[1], "D")}

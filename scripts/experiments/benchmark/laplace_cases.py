@@ -15,8 +15,7 @@ from scipy.optimize import isotonic_regression
 import tfp_ibnn as ibnn
 from experiments.benchmark import timing
 from experiments.benchmark.record import row
-from experiments.figures import facets
-from tfp_ibnn.plots.style import marked
+from experiments.figures import facets, marked
 
 NAMES = {"last_layer full": "last layer, full", "last_layer kron": "last layer, Kronecker"}
 NAMES["all kron"] = "all layers, Kronecker"

@@ -27,11 +27,6 @@ fori_loop = keras.ops.fori_loop
 times = keras.ops.multiply
 
 
-def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
-    """Return x: JAX knows all sizes while it traces, when they are checked already."""
-    return x
-
-
 def compiled(function: Function, variables: Variables) -> Function:
     @jax.jit
     def jitted(values: list[Tensor], *arrays: Any) -> Any:

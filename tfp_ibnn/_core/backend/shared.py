@@ -14,7 +14,7 @@ REPLICA_STRIDE = 0x5851F42D
 """Distance between the seeds of two replicas: seeds that users and layers choose lie close."""
 
 NAMES = """
-    KEY_DTYPE SCANS_EPOCHS SeedGenerator checked compiled fori_loop gradient is_eager jit_pays jvp
+    KEY_DTYPE SCANS_EPOCHS SeedGenerator compiled fori_loop gradient is_eager jit_pays jvp
     matmul mean normal pullback replica_count replica_id save_functions set_diagonal
     tanh tfb tfd tfp times traced_once
 """.split()

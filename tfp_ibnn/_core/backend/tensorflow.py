@@ -34,12 +34,6 @@ def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
     return state
 
 
-def checked(x: Tensor, condition: Tensor, message: str) -> Tensor:
-    """Return x, or raise where a condition that is known at run time only does not hold."""
-    with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
-        return tf.identity(x)
-
-
 def compiled(function: Function, variables: Variables) -> Function:
     """Return a compiled function of arrays. It reads `variables`, and may lose what it assigns."""
     traced = tf.function(function, autograph=False)  # which finds the variables by itself

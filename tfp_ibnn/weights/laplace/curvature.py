@@ -1,7 +1,6 @@
 """One pass, or several, over the data: the sums of which a Hessian is made."""
 
 import functools
-import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -23,7 +22,7 @@ class Fit(NamedTuple):
     examples: int
     log_likelihood: float  # of a Gaussian with a free scale, at the scale 1
     gradient: np.ndarray  # (W,), of the log-likelihood
-    values: list[np.ndarray]  # of the structure's variables
+    values: list[np.ndarray]  # the structure's sums; in the end, those of its variables
 
 
 def linearized(network: LogitNetwork, blocks: list[Block], values: Any) -> tuple[Tensor, Taps, Any]:
@@ -54,10 +53,10 @@ def collect(
     """Go through the data and return what it says; the network stays as it is."""
     likelihood, blocks = network.likelihood, structure.blocks
 
-    def of_batch(inputs: Any, y: Tensor, mask: Tensor, extra: list[Tensor]) -> Any:
+    def of_batch(inputs: Any, y: Tensor, mask: Tensor, *basis: Tensor) -> Any:
         logits, taps, pull = linearized(network, blocks, network.prefix(inputs))
         mask = ops.cast(mask, logits.dtype)
-        extra = [ops.cast(part, logits.dtype) for part in extra]
+        basis = [ops.cast(part, logits.dtype) for part in basis]
 
         def total(logits: list[Tensor]) -> tuple[Tensor, None]:
             return ops.sum(mask * likelihood.log_prob(logits[0], y)), None
@@ -68,7 +67,7 @@ def collect(
         columns = ops.moveaxis(likelihood.factors(logits) * mask[:, None, None], -1, 0)
 
         def step(i: int | Tensor, sums: list[Tensor]) -> list[Tensor]:
-            found = structure.step(taps, pull(columns[i]), extra)
+            found = structure.step(taps, pull(columns[i]), *basis)
             return [old + new for old, new in zip(sums, found, strict=True)]
 
         start = [ops.zeros(shape, logits.dtype) for shape in structure.sums()]
@@ -76,8 +75,8 @@ def collect(
         return log_prob, ops.concatenate(gradient), [*structure.once(taps, mask), *sums]
 
     run = compiled(of_batch, network.model.weights)
-    sums, extra = None, structure.extra(None)
-    for _ in range(structure.passes):
+
+    def one_pass(*basis: np.ndarray) -> Fit:
         count, size, sums, recent = 0, 0, None, None
         for step, (inputs, labels) in enumerate(batches(x, y, batch_size, verbose), start=1):
             labels = likelihood.targets(labels, network.width)
@@ -85,21 +84,17 @@ def collect(
             # A batch that is not full is filled up, since another size would be compiled anew.
             rows, mask = np.arange(size) % number, (np.arange(size) < number).astype("float32")
             filled = keras.tree.map_structure(lambda x, i=rows: x[i], (inputs, labels))
-            found = run(*filled, mask, extra)
+            found = run(*filled, mask, *basis)
             recent = found if recent is None else keras.tree.map_structure(ops.add, recent, found)
             count += number
             if step % _ON_DEVICE == 0:
                 sums, recent = _added(sums, recent, network.model.name), None
         if recent is not None:
             sums = _added(sums, recent, network.model.name)
-        values = structure.finish(sums[2], count)
-        extra = structure.extra(sums[2])
-        if extra is None:
-            break
-    else:
-        found = f"The eigenvalues of 'lowrank' still change after {structure.passes} passes"
-        warnings.warn(f"{found}: they are close together. Give a larger `rank`.", stacklevel=3)
-    return Fit(count, float(sums[0]), sums[1], values)
+        return Fit(count, float(sums[0]), *sums[1:])
+
+    found, values = structure.fit(one_pass)
+    return Fit(*found[:3], values)
 
 
 def _added(sums: Any, found: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 So sampling, the evidence and a change of the prior need no further decomposition.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,9 +29,6 @@ class Structure:
     likelihood's factors; `finish` makes of the sums, arrays, what the variables hold.
     """
 
-    passes = 1
-    """How often all data is gone through, at most."""
-
     def __init__(self, blocks: list[Block], is_last_layer: bool = False, **_: Any) -> None:
         self.blocks, self.size = blocks, sum(block.size for block in blocks)
         self._is_last_layer = is_last_layer
@@ -48,17 +46,18 @@ class Structure:
         """Return what a batch adds whatever the column; the mask is 0 where it is filled up."""
         return []
 
-    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
-        """Return what one column adds."""
+    def step(self, taps: Taps, g: list[Tensor], *basis: Tensor) -> list[Tensor]:
+        """Return what one column adds; the arguments are those of the pass."""
         return [ops.concatenate([b.squares(x, part) for (b, x), part in zip(taps, g, strict=True)])]
 
     def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
         """Return what all columns (C, N, K) add, if that is less work than the steps."""
         return None
 
-    def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
-        """Return what the steps of the next pass take; None ends the passes."""
-        return [] if sums is None else None
+    def fit(self, one_pass: Callable[..., Any]) -> tuple[Any, list[np.ndarray]]:
+        """Return what the last pass over the data found, and the values of the variables."""
+        found = one_pass()
+        return found, self.finish(found.values, found.examples)
 
     def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
         """Return the values of the variables."""
@@ -97,9 +96,9 @@ class _Full(Structure):
     def sums(self) -> list[tuple[int, ...]]:
         return [(self.size, self._wide)]
 
-    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+    def step(self, taps: Taps, g: list[Tensor], *basis: Tensor) -> list[Tensor]:
         rows = all_rows(taps, g)
-        return [product(rows, ops.matmul(rows, extra[0]) if extra else rows)]
+        return [product(rows, ops.matmul(rows, *basis) if basis else rows)]
 
     def at_once(self, taps: Taps, columns: Tensor) -> list[Tensor] | None:
         if not self._is_last_layer:
@@ -136,23 +135,22 @@ class _LowRank(_Full):
         Structure.__init__(self, blocks)
         self._rank, self._wide = (min(n, self.size) for n in (rank, rank + 10))
 
-    def extra(self, sums: list[np.ndarray] | None) -> list[np.ndarray] | None:
-        if sums is None:
-            start = np.random.default_rng(0).normal(size=(self.size, self._wide))
-            self._found = np.full(self._rank, np.inf)
+    def fit(self, one_pass: Callable[..., Any]) -> tuple[Any, list[np.ndarray]]:
+        moved, old = np.random.default_rng(0).normal(size=(self.size, self._wide)), np.inf
+        for _ in range(self.passes):
+            basis = np.linalg.qr(moved)[0]
+            found = one_pass(basis)
+            (moved,) = found.values
+            vectors, values = (x[..., -self._rank :] for x in _eigen(basis.T @ moved))
+            if np.abs(values - old).max() <= 1e-4 * values.max():
+                break
+            old = values
         else:
-            start = sums[0]
-            found = np.linalg.eigvalsh(self._basis.T @ start)[::-1][: self._rank]
-            moved = np.abs(found - self._found) > 1e-4 * np.abs(found).max()
-            self._found = found
-            if not moved.any():
-                return None
-        self._basis = np.linalg.qr(start)[0]
-        return [self._basis]
-
-    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
-        vectors, values = _eigen(self._basis.T @ sums[0])
-        return [(self._basis @ vectors)[:, -self._rank :], values[-self._rank :]]
+            problem = f"The eigenvalues of 'lowrank' still change after {self.passes} passes"
+            warnings.warn(
+                f"{problem}: they are close together. Give a larger `rank`.", stacklevel=4
+            )
+        return found, [basis @ vectors, values]
 
     def eigenvalues(self) -> np.ndarray:
         return np.concatenate([super().eigenvalues(), np.zeros(self.size - self._rank)])
@@ -197,7 +195,7 @@ class _Kronecker(Structure):
     def once(self, taps: Taps, mask: Tensor) -> list[Tensor]:
         return [product(a * mask[:, None, None], a) / a.shape[1] for _, a in taps]
 
-    def step(self, taps: Taps, g: list[Tensor], extra: list[Tensor]) -> list[Tensor]:
+    def step(self, taps: Taps, g: list[Tensor], *basis: Tensor) -> list[Tensor]:
         outputs = [b.matrix_output(part) for (b, _), part in zip(taps, g, strict=True)]
         return [product(part, part) for part in outputs]
 

@@ -29,7 +29,7 @@ class AutoregressiveBijector(MovesBijector):
         y = like_rows(y, self.condition)
 
         def next_channel(_: Tensor, x: Tensor) -> Tensor:
-            return self.move_back(y, self.network(x))
+            return self.move_back(y, self.network(x))[0]
 
         return fori_loop(0, y.shape[-1], next_channel, ops.zeros_like(y))
 

@@ -23,10 +23,10 @@ class MovesBijector(FlowBijector):
         shift, log_scale = parameters
         return x * ops.exp(log_scale) + shift, log_scale
 
-    def move_back(self, y: Tensor, parameters: Any) -> Tensor:
-        """Undo `move`."""
+    def move_back(self, y: Tensor, parameters: Any) -> tuple[Tensor, Tensor]:
+        """Undo `move`; return its log-slopes too."""
         shift, log_scale = parameters
-        return (y - shift) * ops.exp(-log_scale)
+        return (y - shift) * ops.exp(-log_scale), log_scale
 
 
 class CouplingBijector(MovesBijector):
@@ -52,9 +52,7 @@ class CouplingBijector(MovesBijector):
 
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(y)
-        parameters = self.network(kept)
-        moved = self.move_back(moved, parameters)
-        log_slope = self.move(moved, parameters)[1]
+        moved, log_slope = self.move_back(moved, self.network(kept))
         return self._join(kept, moved), -self._total(log_slope)
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:

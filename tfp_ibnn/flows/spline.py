@@ -30,7 +30,11 @@ class SplineBijector(FlowBijector):
     parameter_ndims: ClassVar[dict[str, int]] = {"knots": 2}
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return _inverse_spline(y, self.knots, self.interval)
+        return self.inverse_and_log_det(y)[0]
+
+    def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, log_slope = _spline(y, self.knots, self.interval, back=True)
+        return x, -total(log_slope)
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, log_slope = _spline(x, self.knots, self.interval)
@@ -43,8 +47,8 @@ class _SplineMoves:
     def move(self, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
         return _spline(x, parameters, self.interval)
 
-    def move_back(self, y: Tensor, parameters: Tensor) -> Tensor:
-        return _inverse_spline(y, parameters, self.interval)
+    def move_back(self, y: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        return _spline(y, parameters, self.interval, back=True)
 
 
 class SplineCouplingBijector(_SplineMoves, CouplingBijector):
@@ -148,28 +152,27 @@ class SplineAutoregressive(_Splines, InverseAutoregressive):
     bijector_kind = SplineAutoregressiveBijector
 
 
-def _spline(x: Tensor, knots: Tensor, interval: float) -> tuple[Tensor, Tensor]:
-    """Return the values and the log-slopes of splines at x (..., channels)."""
-    near, (x0, y0, width, height, d0, d1) = _bin_of(x, knots, interval, 0)
-    t = ops.clip((near - x0) / width, 0.0, 1.0)
-    slope, both = height / width, t * (1 - t)
-    below = slope + (d0 + d1 - 2 * slope) * both
-    y = y0 + height * (slope * t * t + d0 * both) / below
+def _spline(
+    values: Tensor, knots: Tensor, interval: float, back: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return splines at values (..., channels), or where they take them, and log dy/dx there."""
+    near, (x0, y0, width, height, d0, d1) = _bin_of(values, knots, interval, int(back))
+    slope = height / width
+    bend = d0 + d1 - 2 * slope
+    if back:
+        # t solves a t^2 + b t + c = 0; this form of the root loses no digits near a = 0.
+        up = ops.clip(near - y0, 0.0, height)
+        a, b, c = height * (slope - d0) + up * bend, height * d0 - up * bend, -slope * up
+        t = -2 * c / (b + ops.sqrt(b * b - 4 * a * c))
+    else:
+        t = ops.clip((near - x0) / width, 0.0, 1.0)
+    both = t * (1 - t)
+    below = slope + bend * both
+    found = x0 + width * t if back else y0 + height * (slope * t * t + d0 * both) / below
     rise = d1 * t * t + 2 * slope * both + d0 * (1 - t) * (1 - t)
     log_slope = ops.log(rise * ops.square(slope / below))
-    inside = ops.abs(x) < interval
-    return ops.where(inside, y, x), ops.where(inside, log_slope, ops.zeros_like(log_slope))
-
-
-def _inverse_spline(y: Tensor, knots: Tensor, interval: float) -> Tensor:
-    """Return where splines take the values y (..., channels)."""
-    near, (x0, y0, width, height, d0, d1) = _bin_of(y, knots, interval, 1)
-    # The equation of t is a t^2 + b t + c = 0; this form of its root loses no digits near a = 0.
-    slope, up = height / width, ops.clip(near - y0, 0.0, height)
-    bent = up * (d0 + d1 - 2 * slope)
-    a, b, c = height * (slope - d0) + bent, height * d0 - bent, -slope * up
-    t = -2 * c / (b + ops.sqrt(b * b - 4 * a * c))
-    return ops.where(ops.abs(y) < interval, x0 + width * t, y)
+    inside = ops.abs(values) < interval
+    return ops.where(inside, found, values), ops.where(inside, log_slope, ops.zeros_like(log_slope))
 
 
 def _bin_of(x: Tensor, knots: Tensor, interval: float, axis: int) -> tuple[Tensor, list[Tensor]]:

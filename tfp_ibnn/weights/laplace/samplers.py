@@ -20,8 +20,7 @@ class LinearizedSampler(WeightSampler):
     """
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        size = min(self._chunk_size, self.samples)
-        values = self._posterior.logit_network.prefix(inputs)
+        values, size = self._prepared(inputs), min(self._chunk_size, self.samples)
 
         def run(first: int | Tensor) -> Tensor:
             return self._outputs(self._logits(values, key, first + ops.arange(size, dtype="int32")))
@@ -29,12 +28,11 @@ class LinearizedSampler(WeightSampler):
         return Chunks(run, size, -(-self.samples // size))
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        values = self._posterior.logit_network.prefix(inputs)
-        return self._outputs(self._logits(values, key, ops.reshape(number, (1,))))
+        return self._outputs(self._logits(self._prepared(inputs), key, ops.reshape(number, (1,))))
 
-    def _features(self, values: dict[int, Tensor]) -> Tensor:
-        """Return what the matrix of a last layer multiplies, (N, inputs)."""
-        return self._posterior.structure.blocks[0].tap(*values.values())[:, 0]
+    def _prepared(self, inputs: Any) -> Any:
+        """Return what all draws have in common."""
+        return self._posterior.logit_network.prefix(inputs)
 
     def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
         """Return the logits (S, N, K) of draws by their numbers (S,)."""
@@ -52,37 +50,50 @@ class LinearizedSampler(WeightSampler):
 
 
 class NetworkSampler(LinearizedSampler):
-    """Networks with sampled weights; those of a last layer are one matrix product."""
+    """Networks with sampled weights. The first layers of a few are one matrix product."""
+
+    def _prepared(self, inputs: Any) -> Any:
+        """Return the inputs of the first uncertain layer, and its tap if draws can share it."""
+        values, first = super()._prepared(inputs), self._posterior.structure.blocks[0]
+        is_usual = getattr(first.layer, "data_format", "channels_last") == "channels_last"
+        is_whole = len(first.variables) == len(first.layer.weights)
+        is_shared = first.is_linear and is_usual and is_whole and len(values) == 1
+        return values, first.tap(*values.values()) if is_shared else None
 
     def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
-        posterior, sets = self._posterior, self._posterior.draw(key, numbers)
-        if posterior.is_last_layer:
-            (block,), inputs = posterior.structure.blocks, self._features(values)
-            matrices = ops.reshape(sets, (-1, block.inputs, block.outputs))
-            shared = ops.tensordot(inputs, ops.cast(matrices, inputs.dtype), [[1], [1]])
-            return ops.moveaxis(shared, 1, 0)
+        (values, tap), first = values, self._posterior.structure.blocks[0]
+        sets = self._posterior.draw(key, numbers)
+        if tap is not None:
+            matrices = ops.reshape(sets[:, : first.size], (-1, first.inputs, first.outputs))
+            shared = ops.tensordot(tap, ops.cast(matrices, tap.dtype), [[2], [1]])
+            if self._posterior.is_last_layer:
+                return ops.moveaxis(shared[:, 0], 1, 0)
 
-        def of_one(weights: Tensor) -> Tensor:
-            with self._in_place(split(weights, posterior.sampled)):
-                return posterior.logit_network.logits(values)
+        def of_one(place: Tensor) -> Tensor:
+            def run(is_stripped: bool, x: Tensor, **_: Any) -> Tensor:
+                usual, after = first.run(is_stripped, x)  # for its shape
+                return after(ops.reshape(shared[:, :, place], (-1, *usual.shape[1:])))
 
-        return ops.map(of_one, sets)
+            others = {} if tap is None else {first.layer: run}
+            with self._in_place(split(sets[place], self._posterior.sampled)):
+                return self._posterior.logit_network.logits(values, others)
+
+        return ops.map(of_one, ops.arange(numbers.shape[0], dtype="int32"))
 
 
-class ProbitSampler(LinearizedSampler):
+class ProbitSampler(NetworkSampler):
     """One distribution instead of draws: the logits divided by sqrt(1 + pi / 8 * variance)."""
 
     def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
-        logits, variance = self._moments(values)
+        logits, variance = self._moments(*values)
         return (logits / ops.sqrt(1 + math.pi / 8 * variance))[None]
 
-    def _moments(self, values: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
+    def _moments(self, values: dict[int, Tensor], tap: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the mean and the variance (N, K) of the linearised logits."""
         posterior = self._posterior
         network, structure = posterior.logit_network, posterior.structure
         if posterior.is_last_layer:
-            variance = structure.variance(self._features(values), posterior.scale)
-            return network.logits(values), variance
+            return network.logits(values), structure.variance(tap[:, 0], posterior.scale)
         logits, taps, pull = linearized(network, structure.blocks, values)
 
         def of_logit(unit: Tensor) -> Tensor:

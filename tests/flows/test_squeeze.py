@@ -125,3 +125,28 @@ def test_a_density_of_images_of_whole_numbers_at_two_scales(eagerly, tmp_path):
     density.save(tmp_path / "density.keras")
     loaded = keras.models.load_model(tmp_path / "density.keras")
     np.testing.assert_allclose(loaded.log_prob(images, c), logs, rtol=1e-5)
+
+
+@pytest.mark.once
+def test_images_without_channels_are_refused():
+    """Their examples would be taken for rows of pixels."""
+    density = ibnn.FlowDensity([*flows.RealNVP(2, 4, scales=1), flows.Dequantize(256)])
+    with pytest.raises(ValueError, match=r"\(examples, height, width, channels\); got \(8, 4, 4\)"):
+        density.fit(np.random.default_rng(0).integers(0, 256, (8, 4, 4)), verbose=0)
+
+
+@pytest.mark.once
+def test_log_det_around_a_random_one_is_random():
+    random = flows.Continuous(trace="hutchinson", steps=1)
+    assert flows.Squeeze([flows.Affine()]).exact_log_det
+    assert not flows.Squeeze([flows.Affine()], [random]).exact_log_det
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "bad", [{"steps": 0}, {"steps": 1.5}, {"scales": -1}, {"scales": "2"}], ids=str
+)
+def test_recipes_name_bad_arguments(bad):
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"`{name}` must be"):
+        flows.Glow(**bad)

@@ -182,8 +182,9 @@ def test_nan_in_a_condition_and_batch_norm_are_refused():
     c[3] = np.nan
     with pytest.raises(ValueError, match="`condition` hold NaN"):
         density.log_prob(X, c)
-    with pytest.raises(ValueError, match="BatchNorm"):
-        ibnn.FlowDensity([ibnn.flows.BatchNorm()])
+    for flow in (ibnn.flows.BatchNorm(), ibnn.flows.Inverse(ibnn.flows.BatchNorm())):
+        with pytest.raises(ValueError, match="BatchNorm"):
+            ibnn.FlowDensity([flow])
 
 
 def encoder():

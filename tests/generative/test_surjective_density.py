@@ -211,3 +211,13 @@ def test_export(tmp_path):
     np.testing.assert_allclose(numpy(found), numpy(density(X)), rtol=1e-4, atol=1e-5)
     draws = signatures["sample"](number=tf.constant(20), seed=tf.constant(1))["x"]
     assert np.isin(numpy(draws), range(LEVELS)).all()
+
+
+@pytest.mark.once
+def test_evaluate_checks_pairs(eagerly):
+    density = made(flows.Dequantize(LEVELS), condition=1)
+    c = np.ones((len(X), 1))
+    assert np.isfinite(density.evaluate((X, c), verbose=0)).all()
+    for bad in (X / LEVELS, X + 1):
+        with pytest.raises(ValueError, match="whole numbers from 0 to 2"):
+            density.evaluate((bad, c), verbose=0)

@@ -352,6 +352,7 @@ def images(*more):
         (lambda: remade(posterior="flow"), "`posterior` must be one of"),
         (lambda: remade(prior="normal"), "`prior`"),
         (lambda: remade(prior=ibnn.FlowDensity([], condition=2)), "without a condition"),
+        (lambda: remade(prior=ibnn.FlowDensity([ibnn.flows.Dequantize(4)])), "or a surjection"),
         (lambda: remade(beta=-1), "`beta`"),
         (lambda: remade(free_bits=-1), "`free_bits`"),
         (lambda: remade(flows=["planar"]), "`flows` must be a list of flows"),

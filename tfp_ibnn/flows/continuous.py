@@ -9,7 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks
 from tfp_ibnn._core.backend import Tensor, fori_loop, matmul, pullback, tanh
-from tfp_ibnn.flows.flow import FlowBijector, NetworkFlow, like_rows
+from tfp_ibnn.flows.flow import FlowBijector, NetworkFlow, like_rows, total
 
 
 class ContinuousBijector(FlowBijector):
@@ -70,8 +70,8 @@ class Continuous(NetworkFlow):
         hidden: units of the hidden layer.
         steps: of the Runge-Kutta method of order 4.
         tolerance: relative and absolute, of an adaptive solver to be used instead: Dormand and
-            Prince's, of TensorFlow Probability. It is for evaluation, and can be set after training
-            (`flow.tolerance = 1e-6`); JAX has no gradient of it.
+            Prince's, of TensorFlow Probability. It is for evaluation, as JAX has no gradient of it:
+            set `density.flows[0].tolerance`, then `density.make_predict_function(force=True)`.
         trace: "exact", which takes a product with the Jacobian per channel for a given network; or
             "hutchinson", which takes one, for an unbiased random log-determinant.
         network: a Keras model or layer in place of tanh(V x + a t + b), which turns x, t and the
@@ -134,6 +134,6 @@ class Continuous(NetworkFlow):
             if self.network is not None:
                 return matmul(self.network(x, condition), last_kernel), None
             hidden = tanh(matmul(x, kernel) + bias)
-            return matmul(hidden, last_kernel), matmul(1 - hidden * hidden, products)
+            return matmul(hidden, last_kernel), total((1 - hidden * hidden) * products)
 
         return velocity

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows.coupling import AffineCoupling
 from tfp_ibnn.flows.flow import Flow, FlowBijector, copied, through
@@ -55,6 +56,7 @@ class Squeeze(Flow):
         super().__init__(**kw)
         self.flows = copied(flows, self.dtype, "flows", self.condition_size, 3)
         self.coarser = copied(coarser, self.dtype, "coarser", self.condition_size, 3)
+        self.exact_log_det = all(flow.exact_log_det for flow in (*self.flows, *self.coarser))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
@@ -102,10 +104,11 @@ def Glow(  # noqa: N802
 
 
 def _levels(kind: type, steps: int, hidden: int, scales: int, network: Any) -> list[Flow]:
-    if scales and network is None:
+    if checks.positive_integer("scales", scales, least=0) and network is None:
         convolve = functools.partial(keras.layers.Conv2D, hidden, padding="same", activation="relu")
         network = keras.Sequential([convolve(kernel_size=3), convolve(kernel_size=3)])
     options = {"hidden": hidden, "network": network, "event_ndims": 3 if scales else 1}
+    steps = checks.positive_integer("steps", steps, checks.LARGEST_SIZE)
     flows = [kind(swap=step % 2 == 1, **options) for step in range(steps)]
     coarser = _levels(kind, steps, hidden, scales - 1, network) if scales > 1 else ()
     return [Squeeze(flows, coarser)] if scales else flows

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import backend, checks, constraints, files
+from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows import BatchNorm, Flow, Surjection
@@ -26,17 +26,21 @@ class Unsupervised(keras.Model):
         """Train as Keras does, without targets; arrays are checked."""
         if y is not None:
             raise ValueError("There are no targets: call `fit(x)`, or `fit((x, condition))`.")
-        x = self._checked(x) if hasattr(x, "shape") else x
         # Keras drops the weights of data without targets.
         held_out = kwargs.get("validation_data")
         if isinstance(held_out, tuple) and len(held_out) == 3:
             kwargs["validation_data"] = (held_out[0], held_out[2], held_out[2])
-        return super().fit(x, kwargs.get("sample_weight"), **kwargs)
+        return super().fit(self._data(x), kwargs.get("sample_weight"), **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Score as Keras does, without targets; arrays are checked."""
-        x = self._checked(x) if hasattr(x, "shape") else x
-        return super().evaluate(x, kwargs.get("sample_weight"), **kwargs)
+        return super().evaluate(self._data(x), kwargs.get("sample_weight"), **kwargs)
+
+    def _data(self, x: Any) -> Any:
+        """Return checked arrays, or datasets as they are."""
+        if isinstance(x, (tuple, list)):
+            return self._checked(*x)
+        return self._checked(x) if hasattr(x, "shape") else x
 
     def example_losses(self, outputs: Any) -> Tensor:
         """Return the losses (examples,) from what `call` gives: log p(x), by default."""
@@ -105,10 +109,6 @@ class FlowDensity(SavesRandomState, Unsupervised):
             size = condition.output_shape[-1]
         elif condition is not None:
             size = checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
-        if any(isinstance(flow, BatchNorm) for flow in flows):
-            raise ValueError(
-                "`flows` must not have BatchNorm, whose statistics stay: take ActNorm."
-            )
         self.surjection, self.event = None, ()
         if isinstance(flows, Sequence) and flows and isinstance(flows[-1], Surjection):
             *flows, last = flows
@@ -116,12 +116,16 @@ class FlowDensity(SavesRandomState, Unsupervised):
             self.surjection = type(last).from_config({**last.get_config(), **own})
             self.seeds = backend.SeedGenerator()
         self.flows = copied(flows, self.dtype, condition_size=size, ndims=3)
+        if any(isinstance(layer, BatchNorm) for layer in keras_internals.nested_layers(self)):
+            raise ValueError("`flows` must not have BatchNorm, whose statistics stay: take ActNorm")
         self.bits = keras.metrics.Mean("bits_per_dimension")
 
     def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape if self.condition is None else input_shape[0])
-        if len(shape) < 2 or None in shape[1:]:
-            raise ValueError(f"`x` must have the shape (examples, ..., size); got {shape}.")
+        ndims = max((flow.event_ndims for flow in self.flows), default=1)
+        if len(shape) <= ndims or None in shape[1:]:
+            axes = "..., size" if ndims == 1 else "height, width, channels"
+            raise ValueError(f"`x` must have the shape (examples, {axes}); got {shape}.")
         self.event = shape[1:]
         if self.surjection is not None:
             self.surjection.build(shape)
@@ -190,7 +194,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
         """Train as Keras does; arrays are checked, and the first ones give loc and scale."""
         held_out = kwargs.pop("validation_data", None)
         if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
-            x = self._checked(*x) if isinstance(x, (tuple, list)) else self._checked(x, None)
+            x = self._data(x)
             values = x if self.condition is None else x[0]
             if not getattr(self.surjection, "levels", None) and not (values % 1).any():
                 raise ValueError("`x` is whole numbers only: end `flows` with Dequantize(levels).")

@@ -82,8 +82,8 @@ class VAE(SavesRandomState, Unsupervised):
             raise ValueError(f"{wanted}; their input and output shapes are {shapes}.")
         if not isinstance(prior, FlowDensity):
             prior = FlowDensity([], base=checks.positive_integer("prior", prior))
-        if prior.condition is not None:
-            raise ValueError("`prior` must be a density without a condition.")
+        if prior.condition is not None or prior.surjection is not None:
+            raise ValueError("`prior` must be a density without a condition or a surjection.")
         self.encoder, self.decoder, self.event_shape = encoder, decoder, x[1:]
         self.flows = copied(flows, self.dtype, condition_size=h[1])
         self.prior = FlowDensity.from_config({**prior.get_config(), "dtype": self.dtype})

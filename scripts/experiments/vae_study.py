@@ -130,7 +130,7 @@ def run(pair, seed, method, quick=False, data_dir=None, epochs=None, minutes=Non
     begun, parts = time.perf_counter(), load(data_dir)
     epochs = epochs or (2 if quick else EPOCHS)
     if quick:
-        parts, weights = [x[:200] for x in parts], min(weights, 20)
+        parts, weights = [x[:100] for x in parts], min(weights, 10)
     keras.utils.set_random_seed(seed)
     size, made = PAIRS[pair][1], POSTERIORS[pair][method]()
     name = f"{pair}_{method}_{seed}".replace(" ", "_")

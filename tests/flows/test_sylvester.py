@@ -27,6 +27,20 @@ def test_projection_is_orthonormal_for_any_reflections(dtype, size):
     close(q.T @ q, np.eye(3), 1e-5 if dtype == "float32" else 1e-12)
 
 
+@pytest.mark.parametrize("units", [1, 2, 5, 8, 13])
+@pytest.mark.parametrize("rows", [(), (3,)])
+def test_projection_is_the_product_of_reflections(float64, units, rows):
+    flow = Sylvester(units=units, condition_size=2 if rows else None)
+    flow.build((None, 13))
+    perturb(flow, 2)
+    condition = ops.convert_to_tensor(draws((*rows, 2))) if rows else None
+    expected = np.eye(13, units)
+    for vector in reversed(np.moveaxis(numpy(flow.parameter(flow.reflections, condition)), -2, 0)):
+        v = vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+        expected = expected - 2 * v[..., :, None] * (v[..., None, :] @ expected)
+    close(numpy(flow.bijector(condition).q), expected, 1e-12)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e3])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_constraint_holds_for_any_weights(dtype, size):

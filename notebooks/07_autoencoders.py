@@ -296,8 +296,8 @@ plt.show()
 # ## Clothes instead of digits
 #
 # The same networks, trained on 10,000 images of Fashion-MNIST. Kinds of clothes differ in size and outline, so two numbers
-# sort them better than digits: shoes, trousers and bags have regions of their own, in both maps. What pullovers, coats and
-# shirts have in common is no fault of the map.
+# sort them better than digits: shoes, trousers and bags have regions of their own, in both maps. Pullovers, coats and
+# shirts overlap, since their outlines are alike.
 
 # %%
 (x, y), (x_test, y_test) = black_and_white("fashion_mnist")

@@ -126,10 +126,10 @@ def eagerly():
 
 @pytest.fixture
 def few_steps(eagerly):
-    """End every training after five steps, for examples of which only that they run is shown."""
+    """End every training after two epochs of five steps, where it is only shown that it runs."""
     import keras
 
-    keras.config.set_max_epochs(1)
+    keras.config.set_max_epochs(2)
     keras.config.set_max_steps_per_epoch(5)
     yield
     keras.config.set_max_epochs(None)

@@ -19,9 +19,6 @@ class ContinuousBijector(FlowBijector):
     each unit vector, or v'Jv with random signs v if there is a `key`.
     """
 
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self._solve(y, -1)[0]
-
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         return self._solve(y, -1)
 

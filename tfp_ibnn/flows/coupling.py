@@ -47,9 +47,6 @@ class CouplingBijector(MovesBijector):
 
     order: np.ndarray | None = None
 
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self.inverse_and_log_det(y)[0]
-
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(y)
         moved, log_slope = self.move_back(moved, self.network(kept))

@@ -25,9 +25,10 @@ class FlowBijector(tfb.Bijector):
     """A bijector on the last `event_ndims` axes: a function of tensors, without state of its own.
 
     A subclass names its tensors and their ranks in `parameter_ndims`, takes them by keyword, and
-    defines `_inverse`, and `_forward` with `_forward_log_det_jacobian`, or `forward_and_log_det`
-    where these share work. A tensor with further leading axes, which broadcast against those of x,
-    differs by row. Other parameters, such as a network, become attributes too.
+    defines `_inverse`, and `_forward` with `_forward_log_det_jacobian`, or `inverse_and_log_det`
+    and `forward_and_log_det` where these share work. A tensor with further leading axes, which
+    broadcast against those of x, differs by row. Other parameters, such as a network, become
+    attributes too.
     """
 
     parameter_ndims: ClassVar[dict[str, int]] = {}
@@ -69,6 +70,9 @@ class FlowBijector(tfb.Bijector):
 
     def _forward(self, x: Tensor) -> Tensor:
         return self.forward_and_log_det(x)[0]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self.inverse_and_log_det(y)[0]
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return self.forward_and_log_det(x)[1]

@@ -29,9 +29,6 @@ class SplineBijector(FlowBijector):
 
     parameter_ndims: ClassVar[dict[str, int]] = {"knots": 2}
 
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self.inverse_and_log_det(y)[0]
-
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         x, log_slope = _spline(y, self.knots, self.interval, back=True)
         return x, -total(log_slope)

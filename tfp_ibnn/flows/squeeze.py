@@ -29,9 +29,6 @@ class SqueezeBijector(FlowBijector):
         y, change = self._half(y, "inverse")
         return _blocks(y, back=True), log_det + change
 
-    def _inverse(self, y: Tensor) -> Tensor:
-        return self.inverse_and_log_det(y)[0]
-
     def _half(self, x: Tensor, way: str) -> tuple[Tensor, Tensor]:
         first, last = ops.split(x, 2, axis=-1)
         last, log_det = through(self.coarser, last, self.condition, way, 3)

@@ -201,6 +201,8 @@ def _one_predictive(
             raise ValueError(
                 f"{contradiction} is for regression: give head='softmax' or 'sigmoid'."
             )
+        if head == "gaussian" and width is not None and width % 2:
+            raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return predictive.Gaussian() if head == "gaussian" else predictive.Point()
     if from_logits is None:
         from_logits = loss_logits

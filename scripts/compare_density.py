@@ -1,4 +1,4 @@
-r"""Compare densities in the plane with FlowJAX's: the same data, sizes and steps, in one run.
+r"""Compare densities in the plane with FlowJAX's: the same data, sizes, steps and trials.
 
 Affine couplings, spline couplings and masked autoregressive flows, on the data of study_density.py.
 Ours and FlowJAX's, in the environment of `make peers`, train in turns, each in a process of its
@@ -55,9 +55,9 @@ def main(argv=None):
 def compared(pair, seed, flow, options):
     """Return the scores of both on the same data."""
     ours = apart(density_study.run, pair, seed, flow, options.quick)
-    train, test = density_study.points(pair, seed, options.quick)
-    task = {"train": train, "test": test, "flow": flow, "seed": seed, "hidden": 32}
-    task |= {"batch": density_study.BATCH, "rate": density_study.RATE}
+    train, test, held_out = density_study.points(pair, seed, options.quick)
+    task = {"train": train, "test": test, "validation": held_out, "flow": flow, "seed": seed}
+    task |= {"hidden": 32, "batch": density_study.BATCH, "rates": density_study.RATES}
     with tempfile.TemporaryDirectory() as folder:
         steps = density_study.QUICK if options.quick else density_study.STEPS
         np.savez(Path(folder) / "task.npz", steps=steps, **task)

@@ -103,7 +103,8 @@ class Conditioner(Conditional):
         if self.inner is None:
             shape = (input_shape[-1], self.hidden)
             self.kernel = self.add_parameter("kernel", shape, normal, **fixed)
-            self.bias = self.add_parameter("bias", (self.hidden,), "zeros")
+            spread = keras.initializers.RandomUniform(-1.0, 1.0)  # or all kinks were at 0
+            self.bias = self.add_parameter("bias", (self.hidden,), spread)
         else:
             self.inner.build(input_shape)
             self.hidden = self.inner.features

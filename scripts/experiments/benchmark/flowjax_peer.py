@@ -34,9 +34,32 @@ FLOWS = {
 
 def main(folder):
     task = np.load(Path(folder) / "task.npz")
-    begun = time.perf_counter()
     mean, scale = task["train"].mean(axis=0), task["train"].std(axis=0)
-    train, test = (jnp.asarray((task[name] - mean) / scale) for name in ("train", "test"))
+    names = ("train", "test", "validation")
+    train, test, held_out = (jnp.asarray((task[name] - mean) / scale) for name in names)
+    trials = [trial(task, train, float(rate)) for rate in task["rates"]]
+    log_prob = eqx.filter_jit(lambda flow, x: flow.log_prob(x))
+    tried = [float(log_prob(flow, held_out).mean() - np.log(scale).sum()) for flow, *_ in trials]
+    tried = [value if np.isfinite(value) else None for value in tried]
+    best = int(np.argmax([-np.inf if value is None else value for value in tried]))
+    flow, parameters, seconds, epochs = trials[best]
+    found = np.asarray(log_prob(flow, test), "float64") - np.log(scale).sum()
+    versions = {name: importlib.metadata.version(name) for name in ("flowjax", "jax")}
+    record = {
+        "log-likelihood": float(found.mean()),
+        "validation": tried,
+        "rate": float(task["rates"][best]),
+        "parameters": parameters,
+        "seconds": round(seconds, 2),
+        "epochs": epochs,
+        "versions": versions,
+    }
+    (Path(folder) / "peer.json").write_text(json.dumps(record))
+
+
+def trial(task, train, rate):
+    """Return a flow that is trained at a rate, its size, and its seconds in all and by epoch."""
+    begun = time.perf_counter()
     key, first = jax.random.split(jax.random.key(int(task["seed"])))
     make, options = FLOWS[str(task["flow"])]
     base = StandardNormal((train.shape[1],))
@@ -45,7 +68,7 @@ def main(folder):
         flow, eqx.is_inexact_array, is_leaf=lambda leaf: isinstance(leaf, NonTrainable)
     )
     batch, steps = int(task["batch"]), int(task["steps"])
-    optimizer = optax.adam(optax.cosine_decay_schedule(float(task["rate"]), steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     loss_fn = MaximumLikelihoodLoss()  # one object: another would be compiled anew
     state, epochs = optimizer.init(params), []
     for _ in range(max(1, steps * batch // len(train))):
@@ -65,17 +88,8 @@ def main(folder):
         loss.block_until_ready()
         epochs.append(time.perf_counter() - started)
     seconds = time.perf_counter() - begun
-    flow = unwrap(eqx.combine(params, static))
-    found = np.asarray(eqx.filter_jit(flow.log_prob)(test), "float64") - np.log(scale).sum()
-    versions = {name: importlib.metadata.version(name) for name in ("flowjax", "jax")}
-    record = {
-        "log-likelihood": float(found.mean()),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
-        "seconds": round(seconds, 2),
-        "epochs": epochs,
-        "versions": versions,
-    }
-    (Path(folder) / "peer.json").write_text(json.dumps(record))
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return unwrap(eqx.combine(params, static)), size, seconds, epochs
 
 
 if __name__ == "__main__":

@@ -153,7 +153,7 @@ def _spline(
     values: Tensor, knots: Tensor, interval: float, back: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return splines at values (..., channels), or where they take them, and log dy/dx there."""
-    near, (x0, y0, width, height, d0, d1) = _bin_of(values, knots, interval, int(back))
+    near, x0, y0, width, height, d0, d1 = _bin_of(values, knots, interval, int(back))
     slope = height / width
     bend = d0 + d1 - 2 * slope
     if back:
@@ -172,27 +172,24 @@ def _spline(
     return ops.where(inside, found, values), ops.where(inside, log_slope, ops.zeros_like(log_slope))
 
 
-def _bin_of(x: Tensor, knots: Tensor, interval: float, axis: int) -> tuple[Tensor, list[Tensor]]:
+def _bin_of(x: Tensor, knots: Tensor, interval: float, axis: int) -> tuple[Tensor, ...]:
     """Return x, moved into the interval, and the bin that holds it.
 
     The bin is its corner x0, y0, its width and height, and the slopes at its ends; `axis` is 0 if x
     lies on the axis of the widths, and 1 if on that of the heights.
     """
-    bins, channels = (knots.shape[-2] + 1) // 3, knots.shape[-1]
-    both = (*ops.shape(knots)[:-2], 2, bins, channels)
-    sizes = ops.exp(ops.reshape(knots[..., : 2 * bins, :], both))
-    sizes = sizes * (2 * interval / ops.sum(sizes, axis=-2, keepdims=True))
-    ends = ops.cumsum(sizes, axis=-2) - interval
-    inner = ops.exp(knots[..., 2 * bins :, :])
-    one = ops.ones_like(inner[..., :1, :])
-    slopes = ops.concatenate([one, inner, one], axis=-2)
-    slopes = ops.stack([slopes[..., :-1, :], slopes[..., 1:, :]], axis=-3)
-    table = ops.concatenate([ends - sizes, sizes, slopes], axis=-3)
+    bins = (knots.shape[-2] + 1) // 3
+    sizes = (ops.exp(part) for part in (knots[..., :bins, :], knots[..., bins : 2 * bins, :]))
+    sizes = [part * (2 * interval / ops.sum(part, axis=-2, keepdims=True)) for part in sizes]
+    ends = ops.cumsum(sizes[axis][..., :-1, :], axis=-2) - interval
     near = ops.clip(x, -interval, interval)
-    passed = ops.cast(near[..., None, :] >= ends[..., axis, :-1, :], inner.dtype)
+    passed = ops.cast(near[..., None, :] >= ends, knots.dtype)
     one = ops.ones_like(passed[..., :1, :])
     passed = ops.concatenate([one, passed, 0 * one], axis=-2)
     # 1 at the bin, 0 elsewhere: a sum over all bins is quicker than to look one up.
-    chosen = passed[..., :-1, :] - passed[..., 1:, :]
-    found = ops.sum(chosen[..., None, :, :] * table, axis=-2)
-    return near, [found[..., number, :] for number in range(6)]
+    before, chosen = passed[..., 1:, :], passed[..., :-1, :] - passed[..., 1:, :]
+    corner = (ops.sum(before * part, axis=-2) - interval for part in sizes)
+    size = (ops.sum(chosen * part, axis=-2) for part in sizes)
+    logs, ends = knots[..., 2 * bins :, :], (chosen[..., 1:, :], chosen[..., :-1, :])
+    slopes = (ops.exp(ops.sum(end * logs, axis=-2)) for end in ends)
+    return near, *corner, *size, *slopes

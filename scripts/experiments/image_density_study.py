@@ -41,15 +41,20 @@ class Logit(flows.Flow):
         return LogitBijector(dtype=self.dtype)
 
 
-def convolutions(channels, filters, blocks=2):
-    """Return a residual network of images with so many channels."""
-    convolve = functools.partial(layers.Conv2D, filters, padding="same")
+def convolutions(channels, filters, blocks=2, dtype="mixed_bfloat16"):
+    """Return a residual network of images with so many channels.
+
+    A coupling is invertible, and its log-determinant exact, whatever its network computes in.
+    """
+    layer = {"dtype": dtype}
+    convolve = functools.partial(layers.Conv2D, filters, padding="same", **layer)
     inputs = keras.Input((None, None, channels))
     x = convolve(kernel_size=3)(inputs)
     for _ in range(blocks):
-        change = convolve(kernel_size=3, activation="elu")(layers.Activation("elu")(x))
-        x = layers.LayerNormalization()(layers.Add()([x, convolve(kernel_size=1)(change)]))
-    return keras.Model(inputs, layers.Activation("elu")(x))
+        change = convolve(kernel_size=3, activation="elu")(layers.Activation("elu", **layer)(x))
+        x = layers.Add(**layer)([x, convolve(kernel_size=1)(change)])
+        x = layers.LayerNormalization(**layer)(x)
+    return keras.Model(inputs, layers.Activation("elu", dtype="float32")(x))
 
 
 def masks(channels):
@@ -80,8 +85,9 @@ def glow(kind=flows.AffineCoupling, steps=8, filters=64, channels=4, **options):
 
 def continuous(steps=4, filters=64, channels=4):
     """Return a continuous flow of images."""
-    options = {"trace": "hutchinson", "event_ndims": 3}
-    return [flows.Continuous(steps=steps, network=convolutions(channels + 1, filters), **options)]
+    options = {"trace": "hutchinson", "event_ndims": 3, "steps": steps}
+    options["network"] = convolutions(channels + 1, filters, dtype="float32")
+    return [flows.Continuous(**options)]
 
 
 def scales(level, **options):
@@ -113,6 +119,7 @@ METHODS = {  # whether of images or of vectors; flows; their options; learning r
     "MADE": (False, stacked, {"make": masked, "count": 1, "hidden": 1024}, 1e-3),
     "MAF": (False, stacked, {"make": masked, "count": 5, "hidden": 1024}, 1e-3),
     "RealNVP": (True, scales, {"level": realnvp}, 2e-3),
+    "RealNVP, 128 filters": (True, scales, {"level": realnvp, "filters": 128}, 2e-3),
     "Glow": (True, scales, {"level": glow}, 2e-3),
     "splines": (True, scales, SPLINES, 2e-3),
     "autoregressive splines": (False, stacked, AUTOREGRESSIVE, 3e-3),

@@ -9,6 +9,7 @@ OF_A_DEVICE = (
     "decisions",
     "diagnostics",
     "flows",
+    "generative",
     "metrics/test_streaming.py",
     "metrics/test_temperature.py",
     "models",

@@ -6,7 +6,7 @@ LocalReparameterization "local". What TFP's other arguments become: docs/from_tf
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import layers
@@ -19,8 +19,36 @@ _OF_STOCHASTIC = ("posterior", "train_size", "noise", "kl_reduction", "seed", "n
 _OF_MEAN_FIELD = ("prior", "prior_scale", "initial_scale", "moped", "bias", "beta", "gamma", "seed")
 
 
-def StochasticDense(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
-    """Return a `Stochastic` Dense layer, by the arguments of `keras.layers.Dense` and its own.
+class _StochasticPlain(Stochastic):
+    """A stochastic layer that takes the arguments of a plain Keras layer and its own."""
+
+    layer_class: ClassVar[type[keras.layers.Layer]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        own = {key: kwargs.pop(key) for key in _OF_STOCHASTIC if key in kwargs}
+        takers = (self.layer_class.__init__, Stochastic.__init__)
+        with checks.known_keywords(type(self).__name__, kwargs, takers, but=("self", "layer")):
+            layer = self.layer_class(*args, **kwargs)
+        super().__init__(layer, **own)
+
+    def get_config(self) -> dict[str, Any]:
+        config, inner = super().get_config(), self.layer.get_config()
+        del config["layer"]
+        own = {"dtype": inner["dtype"], "layer_trainable": inner["trainable"]}
+        return {**inner, **config, **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
+        config = dict(config)
+        trainable = config.pop("layer_trainable", True)
+        layer = super().from_config(config, custom_objects)
+        layer.layer.trainable = trainable
+        return layer
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticDense(_StochasticPlain):
+    """A Dense layer on noisy input: takes the arguments of `keras.layers.Dense` and `Stochastic`.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -28,22 +56,15 @@ def StochasticDense(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
         >>> layer(keras.ops.ones((5, 3))).shape[-1]
         8
     """
-    return _stochastic("StochasticDense", layers.Dense, args, kwargs)
+
+    layer_class = layers.Dense
 
 
-def StochasticConv2D(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
-    """Return a `Stochastic` Conv2D layer, by the arguments of Keras's layer and its own."""
-    return _stochastic("StochasticConv2D", layers.Conv2D, args, kwargs)
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticConv2D(_StochasticPlain):
+    """A Conv2D layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
 
-
-def _stochastic(
-    name: str, layer_class: type[keras.layers.Layer], args: Any, kwargs: dict[str, Any]
-) -> Stochastic:
-    own = {key: kwargs.pop(key) for key in _OF_STOCHASTIC if key in kwargs}
-    takers = (layer_class.__init__, Stochastic.__init__)
-    with checks.known_keywords(name, kwargs, takers, but=("self", "layer")):
-        layer = layer_class(*args, **kwargs)
-    return Stochastic(layer, **own)
+    layer_class = layers.Conv2D
 
 
 def _named(

@@ -41,9 +41,7 @@ class Unsupervised(keras.Model):
         """Return checked arrays, or datasets as they are."""
         given = self.get_compile_config() or {}
         if any(given.get(name) for name in ("loss", "metrics", "weighted_metrics")):
-            raise ValueError(
-                "The loss and metrics are the model's own: write `compile(optimizer)`."
-            )
+            raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`")
         if isinstance(x, (tuple, list)):
             return self._checked(*x)
         return self._checked(x) if hasattr(x, "shape") else x

@@ -48,14 +48,7 @@ class _StochasticPlain(Stochastic):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class StochasticDense(_StochasticPlain):
-    """A Dense layer on noisy input: takes the arguments of `keras.layers.Dense` and `Stochastic`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> layer = ibnn.StochasticDense(8, activation="relu", train_size=100)
-        >>> layer(keras.ops.ones((5, 3))).shape[-1]
-        8
-    """
+    """A Dense layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
 
     layer_class = layers.Dense
 
@@ -67,11 +60,9 @@ class StochasticConv2D(_StochasticPlain):
     layer_class = layers.Conv2D
 
 
-def _named(
-    name: str, layer_class: type[keras.layers.Layer], estimator: str
-) -> Callable[..., MeanFieldLayer]:
+def _named(name: str, kind: type[layers.Layer], estimator: str) -> Callable[..., MeanFieldLayer]:
     """Return a function that makes mean-field layers of one kind."""
-    sizes = 1 if layer_class is layers.Dense else 2  # beyond these TFP and Keras differ in order
+    sizes = 1 if kind is layers.Dense else 2  # beyond these TFP and Keras differ in order
 
     def make(*args: Any, train_size: int | None = None, **kwargs: Any) -> MeanFieldLayer:
         if len(args) > sizes:
@@ -81,13 +72,13 @@ def _named(
         # By its name: posteriors know their layers, and not the other way round.
         posterior = keras.saving.get_registered_object("tfp_ibnn>MeanField")
         template = posterior(estimator=estimator, **own)
-        takers = (layer_class.__init__, make, posterior.__init__)
+        takers = (kind.__init__, make, posterior.__init__)
         with checks.known_keywords(name, kwargs, takers, but=("self", "estimator")):
-            layer = layer_class(*args, **kwargs)
+            layer = kind(*args, **kwargs)
         return template.wrap(layer, train_size, **outer)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"Return `MeanField(estimator={estimator!r})` around `{layer_class.__name__}`."
+    make.__doc__ = f"Return `MeanField(estimator={estimator!r})` around `{kind.__name__}`."
     return make
 
 

@@ -141,9 +141,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
     """Return matrices (..., n, n) with another diagonal, (..., n)."""
-    if matrix.shape.is_fully_defined():
-        return tf.linalg.set_diag(matrix, diagonal)  # whose gradient keeps no matrix
-    # For batches of unknown sizes XLA lacks that gradient.
+    if matrix.shape.is_fully_defined():  # else XLA lacks its gradient, which keeps no matrix
+        return tf.linalg.set_diag(matrix, diagonal)
     return tf.where(tf.eye(matrix.shape[-1], dtype=bool), diagonal[..., None, :], matrix)
 
 

@@ -14,11 +14,13 @@ import tfp_ibnn as ibnn
 from tests import registry, saved_files
 
 BACKEND = keras.backend.backend()
+# Those of a version; and in "named" those of models of `StochasticDense` and `StochasticConv2D`:
+# "functions" was written when these returned a `Stochastic`, "classes" before that.
 FILES = sorted(saved_files.FOLDER.glob("*/*/*.keras"))
 # Each backend reads the other's files; on JAX a few are enough.
+ON_BOTH = [*saved_files.WRITTEN["jax"], "classes", "functions"]
 MARKED = [
-    path if path.stem in saved_files.WRITTEN["jax"] else pytest.param(path, marks=pytest.mark.once)
-    for path in FILES
+    path if path.stem in ON_BOTH else pytest.param(path, marks=pytest.mark.once) for path in FILES
 ]
 
 
@@ -58,9 +60,19 @@ def test_files_of_all_versions_load_and_mean_the_same(path):
         np.testing.assert_allclose(found[name], known[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["planar", "mixture"])
-def test_a_loaded_model_trains_on_with_the_noise_that_follows(eagerly, recipe):
-    path = saved_files.FOLDER / ibnn.__version__ / BACKEND / f"{recipe}.keras"
+def test_named_layers_of_files_keep_their_kinds_and_what_is_frozen():
+    path = saved_files.FOLDER / "named" / BACKEND / "classes.keras"
+    model = keras.saving.load_model(path)
+    conv, frozen, logits = ibnn.stochastic_layers(model)
+    assert type(conv) is ibnn.StochasticConv2D
+    assert type(frozen) is type(logits) is ibnn.StochasticDense
+    assert (conv.noise, frozen.layer.use_bias, logits.layer.units) == ("position", False, 3)
+    assert [layer.layer.trainable for layer in (conv, frozen, logits)] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["0.1.0/{}/planar", "0.1.0/{}/mixture", "named/{}/classes"])
+def test_a_loaded_model_trains_on_with_the_noise_that_follows(eagerly, name):
+    path = saved_files.FOLDER / f"{name.format(BACKEND)}.keras"
     losses = saved_files.next_losses(keras.saving.load_model(path))
     np.testing.assert_allclose(losses, expected(path)["next_losses"], rtol=1e-4)
 

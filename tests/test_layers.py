@@ -315,7 +315,7 @@ def test_stochastic_dense_takes_plain_arguments():
     again = type(layer).from_config(layer.get_config())
     for one in (layer, again):
         inner = one.layer
-        assert type(one) is ibnn.Stochastic
+        assert type(one) is ibnn.StochasticDense
         assert isinstance(inner, layers.Dense)
         assert (inner.units, inner.use_bias) == (3, False)
         assert inner.activation is keras.activations.relu

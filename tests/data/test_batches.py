@@ -193,6 +193,8 @@ def test_a_model_can_be_evaluated_on_the_batches_again_and_again():
         ({"seed": None}, "seed"),
         ({"seed": 0.5}, "seed"),
         ({"shard": (2, 2)}, "`shard` must be .index, count."),
+        ({"shard": 5}, "`shard` must be .index, count., such as .0, 2.; got 5"),
+        ({"shard": (0, 1, 2)}, "`shard` must be .index, count."),
         ({"shard": (-1, 2)}, "shard"),
         ({"shard": (0, 0)}, "shard"),
         ({"shard": (0, 3)}, "batch of 4 .* 3 shares"),

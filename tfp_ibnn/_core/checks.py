@@ -121,6 +121,12 @@ def channels_of(owner: str, input_shape: Any) -> int:
     return int(input_shape[-1])
 
 
+def missing_attribute(layer: keras.layers.Layer, name: str) -> Any:
+    """Raise as `__getattr__` should, with the usual cause: the layer is not built."""
+    remedy = "" if layer.__dict__.get("built") else " yet: call it on data first, to build it"
+    raise AttributeError(f"{type(layer).__name__} has no attribute {name!r}{remedy}.")
+
+
 def full_precision(dtype: Any = None) -> str:
     """Return float64 or float32, by a Keras policy: half precision is too little for a KL."""
     policy = keras.config.dtype_policy() if dtype is None else keras.dtype_policies.get(dtype)

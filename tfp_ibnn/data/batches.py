@@ -41,8 +41,9 @@ class ShuffledBatches(keras.utils.PyDataset):
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
-        index, count = self.shard = tuple(checks.whole("shard", part) for part in shard)
-        if index >= count:
+        wrong = not isinstance(shard, (tuple, list)) or len(shard) != 2
+        self.shard = (0, 0) if wrong else tuple(checks.whole("shard", part) for part in shard)
+        if self.shard[0] >= (count := self.shard[1]):
             raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
         last = 0 if self.drop_remainder else len(x) % self.batch_size
         for size in (min(self.batch_size, len(x)), last):

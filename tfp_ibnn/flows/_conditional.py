@@ -29,6 +29,8 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         self.condition_size = condition_size
         self._linear_maps: dict[str, keras.Variable] = {}
 
+    __getattr__ = checks.missing_attribute
+
     def add_parameter(
         self, name: str, shape: Sequence[int], initializer: Any, conditional: bool = True, **kw: Any
     ) -> keras.Variable:

@@ -33,9 +33,7 @@ class AffineBijector(FlowBijector):
 class Affine(Flow):
     """Element-wise affine flow, y = shift + scale * x, with scale kept positive by a softplus."""
 
-    def __init__(
-        self, initial_shift: float = 0.0, initial_scale: float = 1.0, **kwargs: Any
-    ) -> None:
+    def __init__(self, initial_shift: float = 0, initial_scale: float = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.initial_shift = checks.finite("initial_shift", initial_shift)
         self.initial_scale = checks.positive("initial_scale", initial_scale)

@@ -5,13 +5,20 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn._core import checks, constraints
+from tfp_ibnn._core import checks, constraints, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.backend import mean as mean_of
 from tfp_ibnn.flows.affine import AffineBijector
 from tfp_ibnn.flows.flow import Flow
 
 _MIN_VARIANCE = 1e-5
+
+
+def refuse_batch_norm(flows: list[Flow]) -> None:
+    """Raise if there is a BatchNorm, for users of flows who do not tell them of training."""
+    layers = [part for flow in flows for part in keras_internals.nested_layers(flow)]
+    if any(isinstance(layer, BatchNorm) for layer in layers):
+        raise ValueError("`flows` must not have BatchNorm, whose statistics stay: take ActNorm().")
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

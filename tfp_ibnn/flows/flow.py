@@ -149,9 +149,7 @@ class Flow(SavesRandomState, Conditional):
         x = ops.convert_to_tensor(x, dtype=self.dtype)
         return _mapped(self._bijector_for(condition), x, self.event_ndims, "forward")
 
-    def inverse_and_log_det(
-        self, y: Tensor, condition: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def inverse_and_log_det(self, y: Tensor, condition: Any = None) -> tuple[Tensor, Tensor]:
         """Map `y` of shape (..., channels) back; return the log-determinants of that map too."""
         y = ops.convert_to_tensor(y, dtype=self.dtype)
         return _mapped(self._bijector_for(condition), y, self.event_ndims, "inverse")

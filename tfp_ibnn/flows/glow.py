@@ -54,9 +54,7 @@ class GlowStep(NetworkFlow):
     ) -> tuple[Tensor, Tensor]:
         return self._through(x, condition, "forward")
 
-    def inverse_and_log_det(
-        self, y: Tensor, condition: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def inverse_and_log_det(self, y: Tensor, condition: Any = None) -> tuple[Tensor, Tensor]:
         return self._through(y, condition, "inverse")
 
     def _through(self, x: Tensor, condition: Tensor | None, way: str) -> tuple[Tensor, Tensor]:

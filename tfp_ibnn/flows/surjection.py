@@ -10,6 +10,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditional import Conditional
+from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.flow import copied, like_rows, log_normal, through
 
 
@@ -29,8 +30,9 @@ class Surjection(Conditional):
 
     def __init__(self, flows: Any = (), **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
+        refuse_batch_norm(flows := copied(flows, self.dtype))
         # As configs: only `build` knows the size of their condition.
-        self.flows = keras.saving.serialize_keras_object(copied(flows, self.dtype))
+        self.flows = keras.saving.serialize_keras_object(flows)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.channels = checks.channels_of(type(self).__name__, input_shape)

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
+from tfp_ibnn._core import backend, checks, constraints, files
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
-from tfp_ibnn.flows import BatchNorm, Flow, Surjection
+from tfp_ibnn.flows import Flow, Surjection
+from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.flow import copied, through
 from tfp_ibnn.noise import counter
 from tfp_ibnn.posteriors import base as gaussians
@@ -38,6 +39,9 @@ class Unsupervised(keras.Model):
 
     def _data(self, x: Any) -> Any:
         """Return checked arrays, or datasets as they are."""
+        given = self.get_compile_config() or {}
+        if any(given.get(name) for name in ("loss", "metrics", "weighted_metrics")):
+            raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`")
         if isinstance(x, (tuple, list)):
             return self._checked(*x)
         return self._checked(x) if hasattr(x, "shape") else x
@@ -106,6 +110,9 @@ class FlowDensity(SavesRandomState, Unsupervised):
         self.base = checks.positive_integer("base", base, checks.LARGEST_SIZE)
         self.condition = size = condition
         if isinstance(condition, keras.Model):
+            if not (condition.built and hasattr(condition, "output_shape")):
+                wanted = "of known shape, as keras.Sequential([keras.Input((3,)), ...]) is"
+                raise ValueError(f"`condition` must be a model {wanted}; got {condition.name!r}.")
             size = condition.output_shape[-1]
         elif condition is not None:
             size = checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
@@ -116,9 +123,10 @@ class FlowDensity(SavesRandomState, Unsupervised):
             self.surjection = type(last).from_config({**last.get_config(), **own})
             self.seeds = backend.SeedGenerator()
         self.flows = copied(flows, self.dtype, condition_size=size, ndims=3)
-        if any(isinstance(layer, BatchNorm) for layer in keras_internals.nested_layers(self)):
-            raise ValueError("`flows` must not have BatchNorm, whose statistics stay: take ActNorm")
+        refuse_batch_norm(self.flows)
         self.bits = keras.metrics.Mean("bits_per_dimension")
+
+    __getattr__ = checks.missing_attribute
 
     def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape if self.condition is None else input_shape[0])

@@ -39,7 +39,7 @@ class VAE(SavesRandomState, Unsupervised):
         prior: 1 is N(0, 1); a number of Gaussians, or a new copy of a `FlowDensity`, are trained.
         likelihood: "bernoulli" for x in [0, 1], "discretised_logistic" for x in [0, 1] rounded to
             k / 255, or "gaussian". The latter two learn one scale for all of x.
-        beta: weight of the KL, a variable (`vae.beta.assign` in a callback); 1 is the ELBO.
+        beta: weight of the KL, a variable (see `ibnn.KLAnnealing`); 1 is the ELBO.
         free_bits: KL in nats, in the mean of a batch, below which it is not penalised.
         seed: of the draws in `fit`, `evaluate` and `predict`.
         **kwargs: those of `keras.Model`.

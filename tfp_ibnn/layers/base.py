@@ -104,11 +104,9 @@ class StochasticLayer(keras.layers.Wrapper):
         """Raise if it is known ahead that a batch does not divide into a block for each draw."""
         batch = inputs.shape[0]
         if draws is not None and batch is not None and batch % draws:
-            raise ValueError(
-                f"{self._owner} has {draws} draws in this pass, which do not fit a batch of "
-                f"{batch}. A layer that is called twice must see the same batch size, and a batch "
-                "must divide into the `groups` of a noise scope."
-            )
+            got = f"{draws} draws in this pass, which do not fit a batch of {batch}"
+            want = "called twice it must see one batch size, which `groups` of a noise scope divide"
+            raise ValueError(f"{self._owner} has {got}: {want}.")
 
     @property
     def _owner(self) -> str:
@@ -141,9 +139,7 @@ class StochasticLayer(keras.layers.Wrapper):
             self.posterior.trainable = True
             self.posterior.trainable = False
 
-    def call(
-        self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
+    def call(self, inputs: Tensor, mask: Any = None, training: bool | None = None) -> Tensor:
         """Return the output for the latent of this pass, and add its KL to the loss."""
         inputs = self.checked_inputs(inputs)
         forward_pass = current()

@@ -18,6 +18,7 @@ from tfp_ibnn.noise import Pass, current
 
 ESTIMATORS = ("flipout", "shared", "local")
 
+_Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 _KERNELS = ("kernel", "depthwise_kernel", "pointwise_kernel")
 _LEAST_VARIANCE = 1e-16  # the square root has no derivative at 0, where an input is all zeros
 
@@ -91,9 +92,7 @@ class MeanFieldLayer(StochasticLayer):
     def draw_size(self) -> int:
         return sum(map(math.prod, self._shapes))
 
-    def call(
-        self, inputs: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> Tensor:
+    def call(self, inputs: Tensor, mask: Any = None, training: bool | None = None) -> Tensor:
         latent = current().recall(self)
         if isinstance(getattr(latent, "rest", latent), Local):  # the rest beside the z of MNF
             raise self._not_local("it is called twice in one pass")
@@ -186,9 +185,7 @@ class MeanFieldLayer(StochasticLayer):
         bias = self.layer.bias
         return None if bias is None else keras_internals.uncast(bias)
 
-    def _linear(
-        self, inputs: Tensor, kernels: Sequence[Tensor], bias: Tensor | None = None
-    ) -> Tensor:
+    def _linear(self, inputs: Tensor, kernels: Sequence[Tensor], bias: Any = None) -> Tensor:
         """Return what the wrapped layer computes before its activation, with other weights."""
         values = dict(zip(self._kernels, kernels, strict=True))
         values = {name: ops.cast(value, inputs.dtype) for name, value in values.items()}
@@ -217,11 +214,7 @@ class MeanFieldLayer(StochasticLayer):
         return ops.reshape(outputs, (size[0], *ops.shape(outputs)[2:]))
 
     def _in_terms(
-        self,
-        inputs: Tensor,
-        deviations: list[Tensor],
-        sign_in: float | Tensor = 1,
-        sign_out: float | Tensor = 1,
+        self, inputs: Tensor, deviations: list[Tensor], sign_in: Any = 1, sign_out: Any = 1
     ) -> Tensor:
         """Return the outputs for means + signs * deviations, as a sum of linear maps.
 
@@ -258,9 +251,7 @@ class MeanFieldLayer(StochasticLayer):
         )
 
 
-def _sign_shapes(
-    layer: keras.layers.Layer, input_shape: tuple[int | None, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _sign_shapes(layer: layers.Layer, input_shape: tuple[int | None, ...]) -> _Shapes:
     """Return the shapes of an example's signs, one for each row and column of the kernel."""
     if isinstance(layer, layers.EinsumDense):
         return _einsum_sign_shapes(layer, len(input_shape))
@@ -268,9 +259,7 @@ def _sign_shapes(
     return tuple((*(1,) * (len(shape) - 2), shape[-1]) for shape in shapes)
 
 
-def _einsum_sign_shapes(
-    layer: layers.EinsumDense, rank: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _einsum_sign_shapes(layer: layers.EinsumDense, rank: int) -> _Shapes:
     """Return the shapes of an example's signs: those of the axes that the kernel has too."""
     operands, target = layer.equation.replace(" ", "").split("->")
     source, kernel = operands.split(",")

@@ -6,7 +6,7 @@ LocalReparameterization "local". What TFP's other arguments become: docs/from_tf
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import layers
@@ -19,38 +19,50 @@ _OF_STOCHASTIC = ("posterior", "train_size", "noise", "kl_reduction", "seed", "n
 _OF_MEAN_FIELD = ("prior", "prior_scale", "initial_scale", "moped", "bias", "beta", "gamma", "seed")
 
 
-def StochasticDense(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
-    """Return a `Stochastic` Dense layer, by the arguments of `keras.layers.Dense` and its own.
+class _StochasticPlain(Stochastic):
+    """A stochastic layer that takes the arguments of a plain Keras layer and its own."""
 
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> layer = ibnn.StochasticDense(8, activation="relu", train_size=100)
-        >>> layer(keras.ops.ones((5, 3))).shape[-1]
-        8
-    """
-    return _stochastic("StochasticDense", layers.Dense, args, kwargs)
+    layer_class: ClassVar[type[keras.layers.Layer]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        own = {key: kwargs.pop(key) for key in _OF_STOCHASTIC if key in kwargs}
+        takers = (self.layer_class.__init__, Stochastic.__init__)
+        with checks.known_keywords(type(self).__name__, kwargs, takers, but=("self", "layer")):
+            layer = self.layer_class(*args, **kwargs)
+        super().__init__(layer, **own)
+
+    def get_config(self) -> dict[str, Any]:
+        config, inner = super().get_config(), self.layer.get_config()
+        del config["layer"]
+        own = {"dtype": inner["dtype"], "layer_trainable": inner["trainable"]}
+        return {**inner, **config, **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
+        config = dict(config)
+        trainable = config.pop("layer_trainable", True)
+        layer = super().from_config(config, custom_objects)
+        layer.layer.trainable = trainable
+        return layer
 
 
-def StochasticConv2D(*args: Any, **kwargs: Any) -> Stochastic:  # noqa: N802
-    """Return a `Stochastic` Conv2D layer, by the arguments of Keras's layer and its own."""
-    return _stochastic("StochasticConv2D", layers.Conv2D, args, kwargs)
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticDense(_StochasticPlain):
+    """A Dense layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
+
+    layer_class = layers.Dense
 
 
-def _stochastic(
-    name: str, layer_class: type[keras.layers.Layer], args: Any, kwargs: dict[str, Any]
-) -> Stochastic:
-    own = {key: kwargs.pop(key) for key in _OF_STOCHASTIC if key in kwargs}
-    takers = (layer_class.__init__, Stochastic.__init__)
-    with checks.known_keywords(name, kwargs, takers, but=("self", "layer")):
-        layer = layer_class(*args, **kwargs)
-    return Stochastic(layer, **own)
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class StochasticConv2D(_StochasticPlain):
+    """A Conv2D layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
+
+    layer_class = layers.Conv2D
 
 
-def _named(
-    name: str, layer_class: type[keras.layers.Layer], estimator: str
-) -> Callable[..., MeanFieldLayer]:
+def _named(name: str, kind: type[layers.Layer], estimator: str) -> Callable[..., MeanFieldLayer]:
     """Return a function that makes mean-field layers of one kind."""
-    sizes = 1 if layer_class is layers.Dense else 2  # beyond these TFP and Keras differ in order
+    sizes = 1 if kind is layers.Dense else 2  # beyond these TFP and Keras differ in order
 
     def make(*args: Any, train_size: int | None = None, **kwargs: Any) -> MeanFieldLayer:
         if len(args) > sizes:
@@ -60,13 +72,13 @@ def _named(
         # By its name: posteriors know their layers, and not the other way round.
         posterior = keras.saving.get_registered_object("tfp_ibnn>MeanField")
         template = posterior(estimator=estimator, **own)
-        takers = (layer_class.__init__, make, posterior.__init__)
+        takers = (kind.__init__, make, posterior.__init__)
         with checks.known_keywords(name, kwargs, takers, but=("self", "estimator")):
-            layer = layer_class(*args, **kwargs)
+            layer = kind(*args, **kwargs)
         return template.wrap(layer, train_size, **outer)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"Return `MeanField(estimator={estimator!r})` around `{layer_class.__name__}`."
+    make.__doc__ = f"Return `MeanField(estimator={estimator!r})` around `{kind.__name__}`."
     return make
 
 

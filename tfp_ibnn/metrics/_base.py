@@ -43,9 +43,7 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
     default_name: str
     sums: tuple[str, ...] = ()  # names of its scalar variables
 
-    def __init__(
-        self, from_logits: bool = False, name: str | None = None, dtype: Any = None
-    ) -> None:
+    def __init__(self, from_logits: bool = False, name: Any = None, dtype: Any = None) -> None:
         dtype = checks.full_precision(dtype or keras.config.floatx())
         super().__init__(name=name or self.default_name, dtype=dtype)
         self.from_logits = bool(from_logits)

@@ -64,9 +64,7 @@ class Pass:
         """Return the z that `layer` has in this pass, or None before its first call."""
         return self._draws.get(layer)
 
-    def remember(
-        self, layer: layers.Layer, z: Tensor, loss: Tensor | None = None, kl: Tensor | None = None
-    ) -> None:
+    def remember(self, layer: layers.Layer, z: Tensor, loss: Any = None, kl: Any = None) -> None:
         """Keep what `layer` has drawn for its further calls in this pass, and add up the KL."""
         self._draws[layer] = z
         if loss is not None:

@@ -305,9 +305,7 @@ class Posterior(Template):
     # These densities are written out: TFP's objects, from which the tests take the same numbers,
     # take four times as many operations, and most layers' operations are so small that it counts.
 
-    def _gaussian(
-        self, loc: Tensor, scale: Tensor, z: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _gaussian(self, loc: Tensor, scale: Tensor, z: Any = None) -> tuple[Tensor, Tensor]:
         """Return KL, at z if a prior was given, and entropy (...,) of Gaussians (..., channels)."""
         prior_scale, log_prior_scale = self._prior_scale()
         log_scale = ops.log(scale)

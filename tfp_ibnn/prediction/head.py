@@ -198,9 +198,7 @@ def _one_predictive(
         return predictive.Distribution(head)
     if head in ("gaussian", "point"):
         if from_logits is not None and given is None:
-            raise ValueError(
-                f"{contradiction} is for regression: give head='softmax' or 'sigmoid'."
-            )
+            raise ValueError(f"{contradiction} is for regression: take head='softmax' or 'sigmoid'")
         if head == "gaussian" and width is not None and width % 2:
             raise ValueError(f"A 'gaussian' `head` has an even size; {model.name!r} has {width}.")
         return predictive.Gaussian() if head == "gaussian" else predictive.Point()

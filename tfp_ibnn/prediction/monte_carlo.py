@@ -112,9 +112,7 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             checks.probability("interval", interval)
         if standard_error and (sampling != "iid" or samples < 2):
             got = f"{samples} with sampling={sampling!r}"
-            raise ValueError(
-                f"A `standard_error` needs 2 or more independent `samples`; got {got}."
-            )
+            raise ValueError(f"`standard_error` needs 2 or more independent `samples`; got {got}.")
         predictive = predictive_of(network, head, from_logits)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})

@@ -72,9 +72,7 @@ def write_saved_model(
 def _flat(prediction: dict[str, Any]) -> dict[str, Any]:
     """Return a prediction in one dict: of the output "digit", say, "digit_mean" and the like."""
     parts = {k: v if isinstance(v, dict) else {None: v} for k, v in prediction.items()}
-    named = [
-        (k if x is None else f"{k}_{x}", v) for k, part in parts.items() for x, v in part.items()
-    ]
+    named = [(f"{k}_{x}" if x else k, v) for k, part in parts.items() for x, v in part.items()]
     if len(dict(named)) < len(named):
         raise ValueError(f"Rename outputs: some of {[*prediction]} cannot be told apart in a file.")
     return dict(named)

@@ -84,11 +84,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
         return ops.softmax(log_probabilities / self.temperature)
 
     def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        batch_size: int | None = None,
+        self, x: Any, y: Any = None, sample_weight: Any = None, batch_size: int | None = None
     ) -> "TemperatureScaling":
         """Find the one temperature of the least negative log-likelihood, and return the model.
 

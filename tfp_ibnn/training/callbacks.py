@@ -23,13 +23,13 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 class KLAnnealing(keras.callbacks.Callback):
     """Raise the weight of the KL, beta, linearly over the first epochs.
 
-    Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs) in every layer.
-    The beta that is reached stays in the model and in its files: train for more than `epochs`.
+    Epoch e (from 0) trains with beta = start + (stop - start) * min(1, e / epochs), of every layer
+    or of a `VAE`. What beta reaches stays in the model and its files: train for more than `epochs`.
 
     Args:
         epochs: how many epochs beta takes from `start` to `stop`.
         start: beta in the first epoch.
-        stop: beta from epoch `epochs` on; None takes the `beta` that each posterior was made with.
+        stop: beta from epoch `epochs` on; None takes the `beta` that a posterior or VAE began with.
 
     Example:
         >>> import tfp_ibnn as ibnn
@@ -50,8 +50,11 @@ class KLAnnealing(keras.callbacks.Callback):
         return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        for layer in some_stochastic_layers(self.model):
-            layer.posterior.beta.assign(self.beta(epoch, layer.posterior.initial_beta))
+        owners = [self.model]  # a VAE
+        if not hasattr(self.model, "initial_beta"):
+            owners = [layer.posterior for layer in some_stochastic_layers(self.model)]
+        for owner in owners:
+            owner.beta.assign(self.beta(epoch, owner.initial_beta))
 
 
 class PosteriorLog(keras.callbacks.Callback):

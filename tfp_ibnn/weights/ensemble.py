@@ -84,7 +84,7 @@ class DeepEnsemble(WeightSets):
         start = time.monotonic()
         if side_by_side and backend.SCANS_EPOCHS:
             models = [_built(build, number) for number in seeds]
-            together = list(zip(models, _fit_together(models, x, y, options), strict=True))
+            together = list(zip(models, _fit_all(models, x, y, options), strict=True))
         for number in seeds:
             try:
                 if together:
@@ -128,9 +128,7 @@ def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks:
     return log.history.get("loss", [0.0])[-1]
 
 
-def _fit_together(
-    models: list[keras.Model], x: Any, y: Any, options: dict[str, Any]
-) -> list[float]:
+def _fit_all(models: list[keras.Model], x: Any, y: Any, options: dict[str, Any]) -> list[float]:
     """Let `fit` of the first model take each step of all models, on JAX; return their losses."""
     first = check_models(models)[0]
     configs = [{**model.optimizer.get_config(), "name": ""} for model in models]

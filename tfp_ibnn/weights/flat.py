@@ -46,9 +46,7 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     def mean(self) -> list[Tensor]:
         return split(self.center(), self.sampled)
 
-    def _standard_normal(
-        self, key: Tensor, number: int | Tensor, size: int | None = None
-    ) -> Tensor:
+    def _standard_normal(self, key: Tensor, number: Any, size: int | None = None) -> Tensor:
         number, size = ops.cast(number, "int32"), size or self.size
         source = noise.Source(seed=key, sample=ops.reshape(number, (-1,)))
         found = source.normal(math.prod(number.shape), (size,), self.variable_dtype, None)

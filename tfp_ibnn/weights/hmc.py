@@ -199,20 +199,14 @@ class LastLayerHMC(LastLayerPosterior):
         chains: number of independent chains, at least 2.
         draws: from each chain, after the warm-up.
         warmup: steps of each chain that are not kept.
-        **kwargs: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`,
+        **kw: `prior_scale` (1.0), `noise_scale`, `head` and `from_logits` as for `GaussianVI`,
             whose example shows the steps.
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        *,
-        chains: int = 4,
-        draws: int = 250,
-        warmup: int = 300,
-        **kwargs: Any,
+        self, model: keras.Model, *, chains: int = 4, draws: int = 250, warmup: int = 300, **kw: Any
     ) -> None:
-        super().__init__(model, **kwargs)
+        super().__init__(model, **kw)
         self.chains = checks.positive_integer("chains", chains, least=2)
         self.draws = checks.positive_integer("draws", draws, least=4)
         self.warmup = checks.positive_integer("warmup", warmup)

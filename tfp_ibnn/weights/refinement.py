@@ -207,8 +207,10 @@ def refine(
             raise ValueError("`x` and `y` must be given, or `samples`.")
         scales = prior_scale, noise_scale
         target = Target.of_posterior(posterior, x, y, *scales, verbose)
-        if matrix.ndim == 2:
-            refined.set_base(loc, _rotated(target, loc, matrix, rng))
+        if matrix.ndim == 2:  # rotated to where the gradients of log p - log q are largest
+            eps = mirrored(rng, int(np.clip(2 * size, 64, 512)), size)
+            gaps = target.gradients(loc + eps @ matrix.T) @ matrix + eps
+            refined.set_base(loc, matrix @ np.linalg.eigh(gaps.T @ gaps / len(eps))[1][:, ::-1])
         score = objective = _Elbo(refined, target, path_gradients)
 
         def batch(factor: int = 1) -> tuple[Any, ...]:
@@ -266,12 +268,3 @@ def _base(
     if samples is not None:
         return samples.mean(axis=0), np.linalg.cholesky(np.cov(samples.T).reshape(size, size))
     return array(found.mean()), np.linalg.cholesky(array(found.covariance()))
-
-
-def _rotated(
-    target: Target, loc: np.ndarray, matrix: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """Return the factor times a rotation to where the gradients of log p - log q are largest."""
-    eps = mirrored(rng, int(np.clip(2 * target.size, 64, 512)), target.size)
-    gaps = target.gradients(loc + eps @ matrix.T) @ matrix + eps
-    return matrix @ np.linalg.eigh(gaps.T @ gaps / len(eps))[1][:, ::-1]

@@ -18,7 +18,6 @@ tfb, tfd = tfp.bijectors, tfp.distributions
 
 mean = keras.ops.mean
 tanh = tf.tanh
-set_diagonal = tf.linalg.set_diag  # whose gradient keeps no matrix, as a mask does
 
 
 def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
@@ -131,10 +130,20 @@ def times(x: Tensor, z: Tensor) -> Tensor:
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
     """Like `keras.ops.matmul`, but in full precision on GPUs too: rotations stay exact."""
+    if len(y.shape) == 2 < len(x.shape):  # for unknown sizes Keras's way fails in XLA
+        *rows, size = keras.ops.shape(x)
+        return tf.reshape(matmul(tf.reshape(x, (-1, size)), y), (*rows, y.shape[-1]))
     if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
         return keras.ops.matmul(x, y)
     product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
     return tf.cast(product, tf.float32)
+
+
+def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
+    """Return matrices (..., n, n) with another diagonal, (..., n)."""
+    if matrix.shape.is_fully_defined():  # else XLA lacks its gradient, which keeps no matrix
+        return tf.linalg.set_diag(matrix, diagonal)
+    return tf.where(tf.eye(matrix.shape[-1], dtype=bool), diagonal[..., None, :], matrix)
 
 
 def traced_once(function: Function) -> Function:

@@ -147,9 +147,7 @@ class _LowRank(_Full):
             old = values
         else:
             problem = f"The eigenvalues of 'lowrank' still change after {self.passes} passes"
-            warnings.warn(
-                f"{problem}: they are close together. Give a larger `rank`.", stacklevel=4
-            )
+            warnings.warn(f"{problem}: they are close together. Take a larger `rank`", stacklevel=4)
         return found, [basis @ vectors, values]
 
     def eigenvalues(self) -> np.ndarray:

@@ -105,7 +105,8 @@ class Conditioner(Conditional):
         if self.inner is None:
             shape = (input_shape[-1], self.hidden)
             self.kernel = self.add_parameter("kernel", shape, normal, **fixed)
-            spread = keras.initializers.RandomUniform(-1.0, 1.0)  # or all kinks were at 0
+            end = shape[0] ** -0.5  # wider biases would decide alone which units are on
+            spread = keras.initializers.RandomUniform(-end, end)  # or all kinks were at 0
             self.bias = self.add_parameter("bias", (self.hidden,), spread)
         else:
             self.inner.build(input_shape)

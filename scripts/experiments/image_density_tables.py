@@ -14,6 +14,7 @@ PUBLISHED = {
     "MADE": "2.04",
     "MAF": "1.89",
     "RealNVP": "1.06",
+    "RealNVP, 128 filters": "1.06",
     "Glow": "1.05",
     "continuous": "0.99 (FFJORD)",
     "residual": "1.06 (i-ResNet), 0.970 (residual flow)",

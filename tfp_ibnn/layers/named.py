@@ -48,7 +48,14 @@ class _StochasticPlain(Stochastic):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class StochasticDense(_StochasticPlain):
-    """A Dense layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`."""
+    """A Dense layer on noisy input: takes the arguments of Keras's layer and of `Stochastic`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(8, activation="relu", train_size=100)
+        >>> layer(keras.ops.ones((5, 3))).shape[-1]
+        8
+    """
 
     layer_class = layers.Dense
 

@@ -54,3 +54,14 @@ def test_gradient_of_the_inverse_compiles(flow):
     x = draws((256, 2), dtype="float32") ** 3
     losses = density.fit(x, epochs=20, batch_size=64, verbose=0).history["loss"]
     assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize("channels", [2, 400])
+def test_hidden_biases_are_spread_within_the_root_of_the_fan_in(channels):
+    """All at 0 the kinks of all units would be at 0; far from it no input would cross them."""
+    flow = InverseAutoregressive(hidden=256)
+    flow.build((None, channels))
+    biases = np.asarray(flow.network.bias) * channels**0.5
+    assert biases.min() < -0.9
+    assert 0.9 < biases.max() <= 1.0
+    assert abs(biases.std() - 3**-0.5) < 0.08

@@ -58,6 +58,26 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         shift = matmul(condition, ops.convert_to_tensor(self._linear_maps[weight.name]))
         return value + ops.reshape(shift, (*ops.shape(condition)[:-1], *weight.shape))
 
+    def parameters(self, condition: Tensor | None, *others: "Conditional") -> dict[str, Tensor]:
+        """Return the values of all weights of `add_parameter` by name, as `parameter` does.
+
+        With others of the same weights, which need a condition, they have an axis of layers first.
+        """
+        layers = [{w.name: w for w in layer.weights} for layer in (self, *others)]
+        names = [name for name in layers[0] if not name.endswith("_of_condition")]
+        if not others:
+            return {name: self.parameter(layers[0][name], condition) for name in names}
+        condition, found = self.checked_condition(condition), {}
+        rows = ops.shape(condition)[:-1]
+        for name in names:
+            both = (name, f"{name}_of_condition")
+            value, maps = (ops.stack([weights[each] for weights in layers]) for each in both)
+            shape = (len(layers), *(1 for _ in rows), *value.shape[1:])
+            shift = matmul(ops.reshape(condition, (-1, self.condition_size)), maps)
+            shift = ops.reshape(shift, (len(layers), *rows, *value.shape[1:]))
+            found[name] = ops.reshape(value, shape) + shift
+        return found
+
     def checked_condition(self, condition: Tensor | None) -> Tensor | None:
         """Return the condition as a tensor of this layer's type, or raise if it does not fit."""
         if condition is not None:
@@ -141,12 +161,17 @@ class Conditioner(Conditional):
 
 
 def masks_before(
-    channels: int, hidden: int, reverse: bool, width: int = 1
+    channels: int, hidden: int, reverse: bool, width: int = 1, spread: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of a `Conditioner` whose outputs depend on the channels before their own."""
+    """Return masks of a `Conditioner` whose outputs depend on the channels before their own.
+
+    If hidden units are fewer than these, they are spread over them, or else serve the first ones.
+    """
     order = np.repeat(np.arange(channels), width)[:: -1 if reverse else 1]
     # A hidden unit of degree d sees the channels up to d and serves those after d.
     degrees = np.arange(hidden) % max(1, channels - 1)
+    if spread and hidden < channels - 1:
+        degrees = np.round(np.linspace(0, channels - 2, hidden))
     return order[:, None] <= degrees, order > degrees[:, None]
 
 

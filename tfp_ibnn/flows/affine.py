@@ -45,7 +45,5 @@ class Affine(Flow):
         self.shift = self.add_parameter("shift", shape, constant(self.initial_shift))
         self.raw_scale = self.add_parameter("raw_scale", shape, constant(raw))
 
-    def bijector(self, condition: Tensor | None = None) -> AffineBijector:
-        shift = self.parameter(self.shift, condition)
-        scale = constraints.scale(self.parameter(self.raw_scale, condition))
-        return AffineBijector(shift=shift, scale=scale)
+    def bijector_of(self, shift: Tensor, raw_scale: Tensor) -> AffineBijector:
+        return AffineBijector(shift=shift, scale=constraints.scale(raw_scale))

@@ -48,6 +48,8 @@ class InverseAutoregressive(Flow):
         hidden: units of the hidden layer.
         reverse: let each channel depend on those after it instead of those before it.
         limit: bound of |log scale|.
+        spread: False is for files of earlier versions, in which hidden units fewer than channels
+            saw the first of these only.
 
     References:
         Kingma et al., Improving Variational Inference with Inverse Autoregressive Flow, arXiv
@@ -55,16 +57,25 @@ class InverseAutoregressive(Flow):
     """
 
     def __init__(
-        self, hidden: int = 32, reverse: bool = False, limit: float = 2.0, **kwargs: Any
+        self,
+        hidden: int = 32,
+        reverse: bool = False,
+        limit: float = 2.0,
+        spread: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.reverse = bool(reverse)
-        self.limit = checks.positive("limit", limit)
+        self.limit, self.spread = checks.positive("limit", limit), bool(spread)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "InverseAutoregressive":
+        return cls(**{"spread": False, **config})
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        masks = masks_before(self.channels, self.hidden, self.reverse)
+        masks = masks_before(self.channels, self.hidden, self.reverse, spread=self.spread)
         options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
         self.network = self.make_network(self.channels, masks=masks, **options)
         self.network.build(input_shape)

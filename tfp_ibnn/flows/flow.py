@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import keras
@@ -86,10 +87,11 @@ class FlowBijector(tfb.Bijector):
 class Flow(SavesRandomState, Conditional):
     """An invertible map of the last axis whose weights Keras owns.
 
-    A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector`,
-    which reads them by `parameter`. With a `condition_size`, each row of a condition has its own
-    parameters, weight + linear(condition), which start as those of the flow without one. Flows
-    compute in float32, or in float64 under a float64 policy, whatever network is around them.
+    A new flow is a subclass with `build`, which adds weights by `add_parameter`, and `bijector_of`,
+    a function of their values by name, or `bijector`, which reads them by `parameter`. With a
+    `condition_size`, each row of a condition has its own parameters, weight + linear(condition),
+    which start as those of the flow without one. Flows compute in float32, or in float64 under a
+    float64 policy, whatever network is around them.
 
     Args:
         condition_size: size of the last axis of conditions; None for a flow without a condition.
@@ -103,8 +105,7 @@ class Flow(SavesRandomState, Conditional):
         ...         super().build(input_shape)
         ...         self.shift = self.add_parameter("shift", (self.channels,), "zeros")
         ...
-        ...     def bijector(self, condition=None):
-        ...         shift = self.parameter(self.shift, condition)
+        ...     def bijector_of(self, shift):
         ...         return AffineBijector(shift=shift, scale=keras.ops.ones_like(shift))
         >>> Shift()(keras.ops.ones((2, 3))).shape[-1]
         3
@@ -139,7 +140,11 @@ class Flow(SavesRandomState, Conditional):
 
         A condition (..., condition_size) broadcasts against all axes of x but the last.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `bijector`.")
+        return self.bijector_of(**self.parameters(condition))
+
+    def bijector_of(self, **parameters: Tensor) -> FlowBijector:
+        """Return the bijector of values (..., *shape) of all weights of `add_parameter`."""
+        raise NotImplementedError(f"{type(self).__name__} must define `bijector_of`.")
 
     def forward_and_log_det(
         self, x: Tensor, condition: Tensor | None = None, training: bool = False
@@ -224,15 +229,40 @@ def copied(
 
 
 def through(
-    flows: Sequence[Flow], x: Tensor, condition: Tensor | None, way: str, ndims: int = 1
+    flows: Sequence[Flow], x: Tensor, condition: Any, way: str, ndims: int = 1, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Return x mapped "forward" or by the "inverse", and log-determinants by `ndims` last axes."""
     log_det = ops.zeros_like(x[(..., *(0,) * ndims)])
-    for flow in flows if way == "forward" else reversed(flows):
-        x, change = getattr(flow, f"{way}_and_log_det")(x, condition)
-        change = change + ops.zeros_like(x[(..., *(0,) * flow.event_ndims)])  # may be constant
-        log_det = log_det + ops.sum(change, axis=tuple(range(flow.event_ndims - ndims, 0)))
+    order = flows if way == "forward" else reversed(flows)
+    for _, group in itertools.groupby(order, partial(_kind, condition)):
+        first, *others = group
+        steps = [partial(getattr(first, f"{way}_and_log_det"), condition=condition, **options)]
+        if others:
+            maps = _bijectors([first, *others], condition)
+            steps = [partial(_mapped, each, ndims=first.event_ndims, way=way) for each in maps]
+        for step in steps:
+            x, change = step(x)
+            change = change + ops.zeros_like(x[(..., *(0,) * first.event_ndims)])  # if constant
+            log_det = log_det + ops.sum(change, axis=tuple(range(first.event_ndims - ndims, 0)))
     return x, log_det
+
+
+def _kind(condition: Any, flow: Flow) -> Any:
+    """Return what flows have in common if `_bijectors` can make theirs."""
+    if condition is None or type(flow).bijector is not Flow.bijector:
+        return id(flow)
+    return type(flow), tuple(weight.shape for weight in flow.weights)
+
+
+def _bijectors(flows: Sequence[Flow], condition: Tensor) -> list[FlowBijector]:
+    """Return the bijectors of flows of one kind, all at once: a GPU would wait for each piece."""
+    made = flows[0].bijector_of(**flows[0].parameters(condition, *flows[1:]))
+    # The gradient of a split is one concatenation, that of as many indices a sum of padded tensors.
+    split = {name: ops.split(getattr(made, name), len(flows)) for name in made.parameter_ndims}
+    return [
+        type(made)(**{name: ops.squeeze(split[name][i], 0) for name in split})
+        for i in range(len(flows))
+    ]
 
 
 def log_normal(x: Tensor) -> Tensor:

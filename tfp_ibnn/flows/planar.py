@@ -85,8 +85,7 @@ class Planar(Flow):
         self.w = self.add_parameter("w", (self.channels,), spread)
         self.b = self.add_parameter("b", (), "zeros")
 
-    def bijector(self, condition: Tensor | None = None) -> PlanarBijector:
-        u, w, b = (self.parameter(weight, condition) for weight in (self.u, self.w, self.b))
+    def bijector_of(self, u: Tensor, w: Tensor, b: Tensor) -> PlanarBijector:
         product = total(w * u)
         slope = constraints.above_minus_one(product)
         # The correction vanishes to second order with w; the addend only guards against 0 / 0.

@@ -79,8 +79,6 @@ class Radial(Flow):
         self.raw_alpha = self.add_parameter("raw_alpha", (), keras.initializers.Constant(reach))
         self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
 
-    def bijector(self, condition: Tensor | None = None) -> RadialBijector:
-        center = self.parameter(self.center, condition)
-        alpha = constraints.scale(self.parameter(self.raw_alpha, condition))
-        ratio = constraints.above_minus_one(self.parameter(self.raw_beta, condition))
+    def bijector_of(self, center: Tensor, raw_alpha: Tensor, raw_beta: Tensor) -> RadialBijector:
+        alpha, ratio = constraints.scale(raw_alpha), constraints.above_minus_one(raw_beta)
         return RadialBijector(center=center, alpha=alpha, beta=alpha * ratio)

@@ -89,13 +89,13 @@ class Sylvester(Flow):
         self.s = self.add_parameter("s", (units, units), small)
         self.b = self.add_parameter("b", (units,), "zeros")
 
-    def bijector(self, condition: Tensor | None = None) -> SylvesterBijector:
-        r, s, b = (self.parameter(weight, condition) for weight in (self.r, self.s, self.b))
+    def bijector_of(
+        self, reflections: Tensor, r: Tensor, s: Tensor, b: Tensor
+    ) -> SylvesterBijector:
         s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))
         r_diagonal = constraints.above_minus_one(_diagonal(r)) / s_diagonal
-        q = _orthogonal(self.parameter(self.reflections, condition))
         r, s = set_diagonal(ops.triu(r), r_diagonal), set_diagonal(ops.triu(s), s_diagonal)
-        return SylvesterBijector(q=q, r=r, s=s, b=b)
+        return SylvesterBijector(q=_orthogonal(reflections), r=r, s=s, b=b)
 
 
 def _orthogonal(vectors: Tensor) -> Tensor:

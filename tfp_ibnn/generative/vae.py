@@ -13,6 +13,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.conversion.graph import infer
 from tfp_ibnn.flows import Flow
+from tfp_ibnn.flows.flow import through
 from tfp_ibnn.generative.density import FlowDensity, Unsupervised
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
@@ -174,10 +175,8 @@ class VAE(SavesRandomState, Unsupervised):
         h = ops.cast(h, self.dtype)
         loc, raw = ops.split(self.head(h), 2, axis=-1)
         scale, z = constraints.scale(raw), eps if self.posterior == "gaussian" else 0 * eps
-        log_q = log_normal(eps) - ops.sum(ops.log(scale), axis=-1)
-        for flow in self.flows:
-            z, log_det = flow.forward_and_log_det(z, h, training=training)
-            log_q = log_q - log_det
+        z, log_det = through(self.flows, z, h, "forward", training=training)
+        log_q = log_normal(eps) - ops.sum(ops.log(scale), axis=-1) - log_det
         return loc + scale * z, log_q, loc, scale
 
     def _terms(

@@ -5,7 +5,7 @@ import pytest
 import tfp_ibnn as ibnn
 from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import make_flow
-from tfp_ibnn.flows import InverseAutoregressive, SplineAutoregressive
+from tfp_ibnn.flows import InverseAutoregressive, MaskedAutoregressive, SplineAutoregressive
 
 pytestmark = pytest.mark.once
 
@@ -36,6 +36,34 @@ def test_few_hidden_units_are_enough(float64, hidden):
     found = jacobian(flow, x)
     assert np.all(np.triu(found, 1) == 0)
     close(inverse(flow, forward(flow, x)), x, 1e-8)
+
+
+@pytest.mark.parametrize("hidden", [5, 6, 10, 40])
+def test_fewer_hidden_units_than_channels_serve_all_of_them(hidden):
+    flow = InverseAutoregressive(hidden=hidden)
+    flow.build((None, 12))
+    sees, serves = (mask.astype(int) for mask in flow.network.masks)
+    paths = (sees @ serves).T > 0
+    assert not np.any(np.triu(paths))
+    seen, before = np.sum(paths, axis=-1), np.arange(12)
+    assert seen[-1] == 11, "the last channel ignores one before it"
+    assert np.all(before - seen < max(11 / hidden, 1) + 0.5)
+
+
+KINDS = [InverseAutoregressive, MaskedAutoregressive, SplineAutoregressive]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flows_of_earlier_files_keep_their_masks(kind):
+    config = kind(hidden=4).get_config()
+    assert config.pop("spread")
+    last = []
+    for flow in (kind(hidden=4), kind.from_config(config), kind.from_config(kind(4).get_config())):
+        flow.build((None, 9))
+        last.append(int(np.sum(flow.network.masks[0])))
+    assert last == [1 + 3 + 6 + 8, 1 + 2 + 3 + 4, 1 + 3 + 6 + 8]
+    old = kind.from_config(config)
+    assert not kind.from_config(old.get_config()).spread
 
 
 def test_one_channel_is_shifted_and_scaled(float64):

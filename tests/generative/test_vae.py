@@ -307,7 +307,7 @@ def test_compiled_equals_eager():
 
 @pytest.mark.slow
 def test_a_step_of_flows_under_jit():
-    vae = made((2, 2), layers=[flows.Planar(), flows.AffineCoupling()], prior=2)
+    vae = made((2, 2), layers=[flows.Planar(), flows.Planar(), flows.AffineCoupling()], prior=2)
     vae.compile("adam", jit_compile=True)
     assert np.isfinite(vae.fit(GREY, verbose=0).history["loss"]).all()
 

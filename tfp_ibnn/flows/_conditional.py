@@ -68,14 +68,18 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         if not others:
             return {name: self.parameter(layers[0][name], condition) for name in names}
         condition, found = self.checked_condition(condition), {}
-        rows = ops.shape(condition)[:-1]
+        rows, flat = ops.shape(condition)[:-1], ops.reshape(condition, (-1, self.condition_size))
+
+        def stacked(name: str) -> Tensor:
+            return ops.stack([ops.cast(weights[name], weights[name].dtype) for weights in layers])
+
         for name in names:
-            both = (name, f"{name}_of_condition")
-            value, maps = (ops.stack([weights[each] for weights in layers]) for each in both)
-            shape = (len(layers), *(1 for _ in rows), *value.shape[1:])
-            shift = matmul(ops.reshape(condition, (-1, self.condition_size)), maps)
-            shift = ops.reshape(shift, (len(layers), *rows, *value.shape[1:]))
-            found[name] = ops.reshape(value, shape) + shift
+            value, linear = stacked(name), f"{name}_of_condition"
+            shape = value.shape[1:]
+            found[name] = ops.reshape(value, (len(layers), *(1 for _ in rows), *shape))
+            if linear in layers[0]:
+                shift = ops.reshape(matmul(flat, stacked(linear)), (len(layers), *rows, *shape))
+                found[name] = found[name] + shift
         return found
 
     def checked_condition(self, condition: Tensor | None) -> Tensor | None:

@@ -143,7 +143,10 @@ class Flow(SavesRandomState, Conditional):
         return self.bijector_of(**self.parameters(condition))
 
     def bijector_of(self, **parameters: Tensor) -> FlowBijector:
-        """Return the bijector of values (..., *shape) of all weights of `add_parameter`."""
+        """Return the bijector, all of whose parameters are tensors, of values of all weights.
+
+        Values (..., *weight.shape) may have any leading axes, which the tensors have then too.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `bijector_of`.")
 
     def forward_and_log_det(
@@ -251,7 +254,7 @@ def _kind(condition: Any, flow: Flow) -> Any:
     """Return what flows have in common if `_bijectors` can make theirs."""
     if condition is None or type(flow).bijector is not Flow.bijector:
         return id(flow)
-    return type(flow), tuple(weight.shape for weight in flow.weights)
+    return type(flow), repr({**flow.get_config(), "name": None})
 
 
 def _bijectors(flows: Sequence[Flow], condition: Tensor) -> list[FlowBijector]:

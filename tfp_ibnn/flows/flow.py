@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, matmul, tfb, tfp
-from tfp_ibnn._core.checks import channels_of, full_precision, positive_integer
+from tfp_ibnn._core.checks import channels_of, full_precision, missing_attribute, positive_integer
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows._conditional import Conditional, GivenNetwork, json_of
 
@@ -140,6 +140,8 @@ class Flow(SavesRandomState, Conditional):
 
         A condition (..., condition_size) broadcasts against all axes of x but the last.
         """
+        if not self.built:
+            missing_attribute(self, "bijector")
         return self.bijector_of(**self.parameters(condition))
 
     def bijector_of(self, **parameters: Tensor) -> FlowBijector:

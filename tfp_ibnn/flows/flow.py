@@ -153,13 +153,15 @@ class Flow(SavesRandomState, Conditional):
     ) -> tuple[Tensor, Tensor]:
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
-        x = ops.convert_to_tensor(x, dtype=self.dtype)
-        return _mapped(self._bijector_for(condition), x, self.event_ndims, "forward")
+        return self._through(x, condition, "forward")
 
     def inverse_and_log_det(self, y: Tensor, condition: Any = None) -> tuple[Tensor, Tensor]:
         """Map `y` of shape (..., channels) back; return the log-determinants of that map too."""
-        y = ops.convert_to_tensor(y, dtype=self.dtype)
-        return _mapped(self._bijector_for(condition), y, self.event_ndims, "inverse")
+        return self._through(y, condition, "inverse")
+
+    def _through(self, x: Tensor, condition: Tensor | None, way: str) -> tuple[Tensor, Tensor]:
+        x = ops.convert_to_tensor(x, dtype=self.dtype)
+        return _mapped(self._bijector_for(condition), x, self.event_ndims, way)
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""

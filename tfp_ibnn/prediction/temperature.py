@@ -50,9 +50,8 @@ class TemperatureScaling(ScaledModel, keras.Model):
         super().__init__(**kwargs)
         self.model = model
         self.from_logits = None if from_logits is None else bool(from_logits)
-        self.temperature = self.add_weight(
-            shape=(), initializer="ones", trainable=False, autocast=False, name="temperature"
-        )
+        fixed = {"trainable": False, "autocast": False}
+        self.temperature = self.add_weight((), "ones", name="temperature", **fixed)
         self._evaluate: Callable[..., Any] | None = None
         self._head: str | None = None
         self.built = model.built

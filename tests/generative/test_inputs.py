@@ -63,6 +63,9 @@ def test_batches_without_pairs_are_refused(eagerly, verb, adapted):
     model.compile("sgd")
     with pytest.raises(ValueError, match=r"must yield `\(\(x, c\),\)`"):
         getattr(model, verb)(batches(X[:20], C[:20]), verbose=0)
+    if adapted:  # it has its weights, and trains
+        assert np.isfinite(model.log_prob(X, C)).all()
+        assert np.isfinite(model.fit((X, C), verbose=0).history["loss"]).all()
 
 
 def test_batches_of_pairs_are_taken(eagerly):

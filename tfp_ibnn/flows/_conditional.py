@@ -102,10 +102,9 @@ class Conditioner(Conditional):
     Weights are of order 1 and are divided by the root of their fan-in when used, so that one step
     of an adaptive optimizer moves the outputs of a wide layer no more than those of a narrow one.
     A condition shifts both biases. `limit` is the bound of |log scale|. `masks` say which inputs
-    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs).
+    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs). There
+    are `parts` numbers per output; 1 leaves the log-scales out.
     """
-
-    parts = 2  # numbers per output; 1 leaves the log-scales out
 
     def __init__(
         self,
@@ -114,11 +113,12 @@ class Conditioner(Conditional):
         limit: float,
         masks: Sequence[np.ndarray] = (),
         given: "GivenNetwork | None" = None,
+        parts: int = 2,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
-        self.inner = given
+        self.inner, self.parts = given, parts
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         normal, fixed = keras.initializers.RandomNormal(stddev=1.0), {"conditional": False}

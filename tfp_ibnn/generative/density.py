@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import backend, checks, constraints, files
+from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows import Flow, Surjection
@@ -36,15 +36,21 @@ class Unsupervised(keras.Model):
             kwargs["validation_data"] = (values, held_weights, held_weights)
         if isinstance(x, (tuple, np.ndarray)):
             self._begin(x)
-        return super().fit(x, weights, **kwargs)
+        own = self.optimizer.variables if self.compiled else []
+        with keras_internals.values_kept([*self.variables, *own]):
+            return super().fit(x, weights, **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Score as Keras does, without targets; arrays are checked."""
-        return super().evaluate(self._data(x), self._targets(y, **kwargs), **kwargs)
+        x, weights = self._data(x), self._targets(y, **kwargs)
+        with keras_internals.values_kept(self.variables):
+            return super().evaluate(x, weights, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predict as Keras does; arrays are checked."""
-        return super().predict(self._data(x), *args, **kwargs)
+        x = self._data(x)
+        with keras_internals.values_kept(self.variables):
+            return super().predict(x, *args, **kwargs)
 
     def _targets(self, y: Any, sample_weight: Any = None, **_: Any) -> Any:
         """Return the weights: Keras drops those of data without targets."""

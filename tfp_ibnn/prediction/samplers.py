@@ -177,12 +177,9 @@ class WeightSampler(Sampler):
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         size = min(self._chunk_size or self.samples, self.samples)
 
-        def one(number: Tensor) -> Any:
-            return _each(lambda x: x[0], self.draw(inputs, key, number))
-
         def run(first: int | Tensor) -> Any:
             numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
-            return ops.map(one, numbers)
+            return ops.map(lambda i: _each(lambda x: x[0], self.draw(inputs, key, i)), numbers)
 
         return Chunks(run, size, -(-self.samples // size))
 

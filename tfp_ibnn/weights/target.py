@@ -56,12 +56,9 @@ class Density:
 
     def mode(self) -> np.ndarray:
         """Return where the log-density is highest, as far as L-BFGS climbs from `start`."""
-
-        def minus(w: np.ndarray) -> tuple[float, np.ndarray]:
-            return -self.values(w[None])[0], -self.gradients(w[None])[0]
-
-        start = self.start.astype("float64")
-        found = minimize(minus, start, jac=True, method="L-BFGS-B")
+        start, both = self.start.astype("float64"), (self.values, self.gradients)
+        options = {"jac": True, "method": "L-BFGS-B"}
+        found = minimize(lambda w: tuple(-f(w[None])[0] for f in both), start, **options)
         return found.x if np.isfinite(found.fun) else start
 
     def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray, data: Any) -> np.ndarray:

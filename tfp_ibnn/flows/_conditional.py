@@ -71,7 +71,7 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         rows = ops.shape(condition)[:-1]
         for name in names:
             both = (name, f"{name}_of_condition")
-            value, maps = (ops.stack([weights[each] for weights in layers]) for each in both)
+            value, maps = (ops.stack([weights[each].value for weights in layers]) for each in both)
             shape = (len(layers), *(1 for _ in rows), *value.shape[1:])
             shift = matmul(ops.reshape(condition, (-1, self.condition_size)), maps)
             shift = ops.reshape(shift, (len(layers), *rows, *value.shape[1:]))

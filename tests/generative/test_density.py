@@ -172,7 +172,9 @@ def test_validation_of_a_conditional_density_in_every_form(eagerly):
     density.fit((X, c), epochs=1, verbose=0)
     density.optimizer.learning_rate = 0.0
     expected = -np.mean(density.log_prob(X, c))
-    for held_out in ((X, c), [X, c], ((X, c), None), ((X, c), None, np.ones(len(X)))):
+    weights = np.ones(len(X))
+    forms = ((X, c), [X, c], ((X, c), None), ((X, c), None, weights), (X, c, weights))
+    for held_out in forms:
         history = density.fit((X, c), validation_data=held_out, verbose=0).history
         assert history["val_loss"][0] == pytest.approx(expected, rel=1e-4)
 
@@ -294,8 +296,8 @@ UNBUILT = keras.Sequential([keras.layers.Dense(2)], name="new")
         (lambda d, c: d.fit(constant()), r"vary in every column; columns \[1\] do not"),
         (lambda d, c: d.fit(np.round(X)), "whole numbers only: end `flows` with"),
         (lambda d, c: d.fit(X, X), "no targets"),
-        (lambda d, c: d.fit((X, C)), "has no `condition`"),
-        (lambda d, c: d.fit(X[:, 0]), r"shape \(examples, 60\); got \(60,\)"),
+        (lambda d, c: d.fit((X, C)), r"takes `x` alone, .* got 2 array\(s\)"),
+        (lambda d, c: d.fit(X[:, 0]), r"\(examples, size\); got \(60,\): use x\[:, None\]"),
         (lambda d, c: d.fit(X[:0]), r"got \(0, 2\)"),
         (lambda d, c: d.sample(3), "not built yet"),
         (lambda d, c: c.fit(X), "needs a `condition`"),
@@ -332,7 +334,7 @@ def test_losses_and_metrics_of_others_are_refused(given):
     ("call", "message"),
     [
         (lambda: ibnn.FlowDensity([]).loc, "FlowDensity has no attribute 'loc' yet: call it on"),
-        (lambda: flows.Planar().inverse_and_log_det(X), "Planar has no attribute 'u' yet"),
+        (lambda: flows.Planar().inverse_and_log_det(X), "Planar has no attribute 'bijector' yet"),
         (lambda: flows.Argmax(3).generate(X), "Argmax has no attribute 'channels' yet"),
         (lambda: made().foo, r"FlowDensity has no attribute 'foo'\.$"),
     ],

@@ -177,7 +177,7 @@ def test_mixed_precision_leaves_it_in_float32(policy, name):
     [
         (lambda d: d.fit(IMAGES / 3), "whole numbers from 0 to 3, unscaled; got from 0.0 to 1.0"),
         (lambda d: d.fit(IMAGES + 1), "got from 1.0 to 4.0"),
-        (lambda d: d.fit(np.zeros((5,))), r"shape \(examples, 5\); got \(5,\)"),
+        (lambda d: d.fit(np.zeros((5,))), r"shape \(examples, size\); got \(5,\)"),
         (lambda d: ibnn.FlowDensity([]).fit(IMAGES), "end `flows` with Dequantize"),
         (lambda d: ibnn.FlowDensity([flows.Slice(1)]).fit(IMAGES), "end `flows` with Dequantize"),
         (

@@ -119,12 +119,9 @@ def swap_sublayers(layer: keras.layers.Layer, swaps: Mapping[int, keras.layers.L
     layer._tracker.stored_ids["layers"] = {id(x) for x in store}
     if isinstance(layer, keras.Sequential) and layer._functional is not None:
         swap_sublayers(layer._functional, swaps)
-    if isinstance(layer, Functional):
-        _swap_in_graph(layer, swaps)
-
-
-def _swap_in_graph(graph: Functional, swaps: Mapping[int, keras.layers.Layer]) -> None:
-    for old in (x for x in graph.operations if id(x) in swaps):
+    if not isinstance(layer, Functional):
+        return
+    for old in (x for x in layer.operations if id(x) in swaps):
         new = swaps[id(old)]
         new._inbound_nodes, old._inbound_nodes = [*new._inbound_nodes, *old._inbound_nodes], []
         for node in new._inbound_nodes:
@@ -133,8 +130,8 @@ def _swap_in_graph(graph: Functional, swaps: Mapping[int, keras.layers.Layer]) -
                 node.arguments.kwargs.pop("mask", None)
             for x in node.outputs:
                 x._keras_history = x._keras_history._replace(operation=new)
-    mapped = map_graph(graph._inputs, graph._outputs)
-    graph._nodes, graph._nodes_by_depth, graph._operations, graph._operations_by_depth = mapped
+    mapped = map_graph(layer._inputs, layer._outputs)
+    layer._nodes, layer._nodes_by_depth, layer._operations, layer._operations_by_depth = mapped
 
 
 def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:

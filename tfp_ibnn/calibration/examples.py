@@ -163,15 +163,9 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
         if part.shape[:1] != (len(y),):
             raise ValueError(f"`{name}` has inputs {part.shape} for {len(y)} targets.")
         check_finite(part, f"inputs of `{name}`")
-    _check_inputs(keras.tree.map_structure(lambda part: part[:1], x), model, name)
-    return Examples(x, y)
-
-
-def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
-    """Raise for an example that Keras, or the sizes of the model's inputs, do not allow."""
-    graph = functional_graph(model)
+    first, graph = keras.tree.map_structure(lambda part: part[:1], x), functional_graph(model)
     try:
-        pairs = zip(keras_internals.graph_inputs(graph, x), graph.inputs, strict=True)
+        pairs = zip(keras_internals.graph_inputs(graph, first), graph.inputs, strict=True)
     except Exception as error:  # its kinds differ
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"`model` cannot take the inputs of `{name}`: {reason}") from error
@@ -180,3 +174,4 @@ def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
         if any(wanted not in (None, size) for size, wanted in sizes):
             got = f"have the shape {tuple(part.shape)}; `model` takes {tuple(tensor.shape)}"
             raise ValueError(f"The inputs of `{name}` {got}.")
+    return Examples(x, y)

@@ -143,7 +143,19 @@ class OODDetector(Fitted):
             return {"bank": (bank / np.maximum(length, 1e-12)).T}
         if self.kind in _OF_LOGITS:
             kernel, *bias = (w.astype("float64") for w in layer.get_weights())
-            return _virtual_logit(f, kernel, np.zeros(kernel.shape[1]) + sum(bias))
+            bias, width = np.zeros(kernel.shape[1]) + sum(bias), f.shape[1]
+            origin = -np.linalg.pinv(kernel.T) @ bias
+            _, vectors = np.linalg.eigh((f - origin).T @ (f - origin))  # the smallest values first
+            principal = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+            if len(f) <= principal:
+                got = f"more than {principal} examples; got {len(f)}"
+                raise ValueError(f"{width} features need {got}.")
+            outside = vectors[:, : width - principal]
+            # The residual is scaled to the mean of the largest logit.
+            length = np.linalg.norm((f - origin) @ outside, axis=1).mean()
+            alpha = (f @ kernel + bias).max(axis=1).mean() / length
+            found = {"kernel": kernel, "bias": bias, "origin": origin}
+            return {**found, "outside": outside, "alpha": alpha}
         if y is None and self.kind == "relative_mahalanobis":
             raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
         if np.ndim(y) == 2 and np.shape(y)[1] > 1:
@@ -184,21 +196,6 @@ class OODDetector(Fitted):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "score": self.kind}
-
-
-def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the last layer, and the subspace outside of the principal one with its scale."""
-    width = f.shape[1]
-    origin = -np.linalg.pinv(kernel.T) @ bias
-    _, vectors = np.linalg.eigh((f - origin).T @ (f - origin))  # the smallest eigenvalues first
-    principal = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-    if len(f) <= principal:
-        raise ValueError(f"{width} features need more than {principal} examples; got {len(f)}.")
-    outside = vectors[:, : width - principal]
-    # The residual is scaled to the mean of the largest logit.
-    length = np.linalg.norm((f - origin) @ outside, axis=1).mean()
-    alpha = (f @ kernel + bias).max(axis=1).mean() / length
-    return {"kernel": kernel, "bias": bias, "origin": origin, "outside": outside, "alpha": alpha}
 
 
 def _whitening(deviations: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         rows, flat = ops.shape(condition)[:-1], ops.reshape(condition, (-1, self.condition_size))
 
         def stacked(name: str) -> Tensor:
-            return ops.stack([ops.cast(weights[name], weights[name].dtype) for weights in layers])
+            return ops.stack([weights[name].value for weights in layers])
 
         for name in names:
             value, linear = stacked(name), f"{name}_of_condition"
@@ -106,10 +106,9 @@ class Conditioner(Conditional):
     Weights are of order 1 and are divided by the root of their fan-in when used, so that one step
     of an adaptive optimizer moves the outputs of a wide layer no more than those of a narrow one.
     A condition shifts both biases. `limit` is the bound of |log scale|. `masks` say which inputs
-    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs).
+    each hidden unit sees, (inputs, hidden), and which outputs it serves, (hidden, outputs). There
+    are `parts` numbers per output; 1 leaves the log-scales out.
     """
-
-    parts = 2  # numbers per output; 1 leaves the log-scales out
 
     def __init__(
         self,
@@ -118,11 +117,12 @@ class Conditioner(Conditional):
         limit: float,
         masks: Sequence[np.ndarray] = (),
         given: "GivenNetwork | None" = None,
+        parts: int = 2,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.outputs, self.hidden, self.limit, self.masks = outputs, hidden, limit, masks
-        self.inner = given
+        self.inner, self.parts = given, parts
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         normal, fixed = keras.initializers.RandomNormal(stddev=1.0), {"conditional": False}

@@ -27,11 +27,8 @@ class AutoregressiveBijector(MovesBijector):
 
     def _inverse(self, y: Tensor) -> Tensor:
         y = like_rows(y, self.condition)
-
-        def next_channel(_: Tensor, x: Tensor) -> Tensor:
-            return self.move_back(y, self.network(x))[0]
-
-        return fori_loop(0, y.shape[-1], next_channel, ops.zeros_like(y))
+        passes, start = y.shape[-1], ops.zeros_like(y)
+        return fori_loop(0, passes, lambda _, x: self.move_back(y, self.network(x))[0], start)
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, log_slope = self.move(x, self.network(x))

@@ -1,6 +1,5 @@
 """Continuous flow: a neural ordinary differential equation."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -115,11 +114,6 @@ class Continuous(NetworkFlow):
 
     def bijector(self, condition: Tensor | None = None) -> ContinuousBijector:
         condition = self.checked_condition(condition)
-        options = {"steps": self.steps, "tolerance": self.tolerance, "key": self.key()}
-        options |= {"condition": condition, "event_ndims": self.event_ndims, "dtype": self.dtype}
-        return ContinuousBijector(velocity=self._velocity(condition), **options)
-
-    def _velocity(self, condition: Tensor | None) -> Callable[..., tuple[Tensor, Tensor | None]]:
         last_kernel = ops.cast(self.output_kernel, self.dtype) / self.output_kernel.shape[0] ** 0.5
         if self.network is None:
             kernel = ops.cast(self.kernel, self.dtype) / self.kernel.shape[0] ** 0.5
@@ -133,4 +127,6 @@ class Continuous(NetworkFlow):
             hidden = tanh(matmul(x, kernel) + bias)
             return matmul(hidden, last_kernel), total((1 - hidden * hidden) * products)
 
-        return velocity
+        options = {"steps": self.steps, "tolerance": self.tolerance, "key": self.key()}
+        options |= {"condition": condition, "event_ndims": self.event_ndims, "dtype": self.dtype}
+        return ContinuousBijector(velocity=velocity, **options)

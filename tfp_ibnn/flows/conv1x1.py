@@ -90,8 +90,15 @@ class InvertibleConv1x1(Flow):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         size = self.channels
-        matrix = np.eye(size) if self.start == "identity" else _random_rotation(size)
+        matrix = np.eye(size)
+        if self.start == "orthogonal":  # repeatable after `keras.utils.set_random_seed`
+            normal = np.random.default_rng(random.getrandbits(63)).standard_normal((size, size))
+            q, r = np.linalg.qr(normal)
+            matrix = q * np.sign(np.diagonal(r))
         permuter, lower, upper = scipy.linalg.lu(matrix)
+        # Weights are larger than the triangles they hold: a step that moves every entry of a matrix
+        # alike moves its norm by `channels` times that, and wide layers would soon blow up.
+        self._spread = size**0.5
         packed = (np.tril(lower, -1) + np.triu(upper, 1)) * self._spread
         self.factors = self.add_parameter("factors", (size, size), _fixed(packed))
         order, start = _fixed(permuter.argmax(axis=1)), _fixed(np.diagonal(upper))
@@ -111,19 +118,6 @@ class InvertibleConv1x1(Flow):
             upper=set_diagonal(ops.triu(triangles), start * ops.exp(log_factor)),
             log_diagonal=ops.log(ops.abs(start)) + log_factor,
         )
-
-    @property
-    def _spread(self) -> float:
-        # Weights are larger than the triangles they hold: a step that moves every entry of a matrix
-        # alike moves its norm by `channels` times that, and wide layers would soon blow up.
-        return self.channels**0.5
-
-
-def _random_rotation(size: int) -> np.ndarray:
-    """Return an orthogonal matrix, repeatable after `keras.utils.set_random_seed`."""
-    normal = np.random.default_rng(random.getrandbits(63)).standard_normal((size, size))
-    q, r = np.linalg.qr(normal)
-    return q * np.sign(np.diagonal(r))
 
 
 def _fixed(value: np.ndarray) -> Any:

@@ -1,6 +1,6 @@
 """Couplings: one part of the channels steers a map of the other; the affine one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -48,28 +48,21 @@ class CouplingBijector(MovesBijector):
     order: np.ndarray | None = None
 
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        kept, moved = self._split(y)
-        moved, log_slope = self.move_back(moved, self.network(kept))
-        return self._join(kept, moved), -self._total(log_slope)
+        x, log_det = self._moved(y, self.move_back)
+        return x, -log_det
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        kept, moved = self._split(x)
-        moved, log_slope = self.move(moved, self.network(kept))
-        return self._join(kept, moved), self._total(log_slope)
+        return self._moved(x, self.move)
 
-    def _total(self, log_slope: Tensor) -> Tensor:
-        return ops.sum(log_slope, axis=tuple(range(-self.event_ndims, 0)))
-
-    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _moved(self, x: Tensor, move: Callable[..., Any]) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
-        if self.order is not None:
-            x = ops.take(x, self.order, axis=-1)
+        x = x if self.order is None else ops.take(x, self.order, axis=-1)
         first, last = x[..., : self.split_at], x[..., self.split_at :]
-        return (last, first) if self.swap else (first, last)
-
-    def _join(self, kept: Tensor, moved: Tensor) -> Tensor:
+        kept, moved = (last, first) if self.swap else (first, last)
+        moved, log_slope = move(moved, self.network(kept))
         x = ops.concatenate([moved, kept] if self.swap else [kept, moved], axis=-1)
-        return x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
+        x = x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
+        return x, ops.sum(log_slope, axis=tuple(range(-self.event_ndims, 0)))
 
 
 class Coupling(NetworkFlow):
@@ -176,6 +169,4 @@ class AdditiveCoupling(Coupling):
     """
 
     def make_network(self, moved: int, **options: Any) -> Conditioner:
-        network = super().make_network(moved, **options)
-        network.parts = 1
-        return network
+        return super().make_network(moved, parts=1, **options)

@@ -15,7 +15,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, matmul, tfb, tfp
-from tfp_ibnn._core.checks import channels_of, full_precision, positive_integer
+from tfp_ibnn._core.checks import channels_of, full_precision, missing_attribute, positive_integer
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows._conditional import Conditional, GivenNetwork, json_of
 
@@ -140,13 +140,12 @@ class Flow(SavesRandomState, Conditional):
 
         A condition (..., condition_size) broadcasts against all axes of x but the last.
         """
+        if not self.built:
+            missing_attribute(self, "bijector")
         return self.bijector_of(**self.parameters(condition))
 
     def bijector_of(self, **parameters: Tensor) -> FlowBijector:
-        """Return the bijector, all of whose parameters are tensors, of values of all weights.
-
-        Values (..., *weight.shape) may have any leading axes, which the tensors have then too.
-        """
+        """Return the bijector, of tensors alone, for values (..., *weight.shape) of all weights."""
         raise NotImplementedError(f"{type(self).__name__} must define `bijector_of`.")
 
     def forward_and_log_det(
@@ -154,13 +153,15 @@ class Flow(SavesRandomState, Conditional):
     ) -> tuple[Tensor, Tensor]:
         """Map draws `x` of shape (..., channels) forward; return them with the log-determinants."""
         del training
-        x = ops.convert_to_tensor(x, dtype=self.dtype)
-        return _mapped(self._bijector_for(condition), x, self.event_ndims, "forward")
+        return self._through(x, condition, "forward")
 
     def inverse_and_log_det(self, y: Tensor, condition: Any = None) -> tuple[Tensor, Tensor]:
         """Map `y` of shape (..., channels) back; return the log-determinants of that map too."""
-        y = ops.convert_to_tensor(y, dtype=self.dtype)
-        return _mapped(self._bijector_for(condition), y, self.event_ndims, "inverse")
+        return self._through(y, condition, "inverse")
+
+    def _through(self, x: Tensor, condition: Tensor | None, way: str) -> tuple[Tensor, Tensor]:
+        x = ops.convert_to_tensor(x, dtype=self.dtype)
+        return _mapped(self._bijector_for(condition), x, self.event_ndims, way)
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""

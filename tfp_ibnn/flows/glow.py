@@ -49,14 +49,6 @@ class GlowStep(NetworkFlow):
         parts = (self.coupling, self.conv, self.actnorm)
         return tfb.Chain([part.bijector(condition) for part in parts])
 
-    def forward_and_log_det(
-        self, x: Tensor, condition: Tensor | None = None, training: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return self._through(x, condition, "forward")
-
-    def inverse_and_log_det(self, y: Tensor, condition: Any = None) -> tuple[Tensor, Tensor]:
-        return self._through(y, condition, "inverse")
-
     def _through(self, x: Tensor, condition: Tensor | None, way: str) -> tuple[Tensor, Tensor]:
         parts = (self.actnorm, self.conv, self.coupling)
         return through(parts, ops.cast(x, self.dtype), condition, way, self.event_ndims)

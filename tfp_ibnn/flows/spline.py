@@ -65,10 +65,6 @@ class SplineAutoregressiveBijector(_SplineMoves, AutoregressiveBijector):
 class _KnotNetwork(Conditioner):
     """One hidden ReLU layer, then bounded knots (..., parts, outputs), which start at 0."""
 
-    def __init__(self, outputs: int, hidden: int, limit: float, parts: int, **kwargs: Any) -> None:
-        super().__init__(outputs, hidden, limit, **kwargs)
-        self.parts = parts
-
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         hidden, kernel, bias = self.last_layer(inputs, condition)
         kernel = ops.reshape(ops.swapaxes(kernel, 0, 1), (self.hidden, -1))
@@ -91,7 +87,8 @@ class _Splines(Flow):
             raise ValueError("`bins` must be 2 or more: a spline of 1 bin is the identity.")
 
     def make_network(self, outputs: int, **options: Any) -> Conditioner:
-        return _KnotNetwork(outputs, self.hidden, self.limit, 3 * self.bins - 1, **options)
+        options["parts"] = 3 * self.bins - 1
+        return _KnotNetwork(outputs, self.hidden, self.limit, **options)
 
     def make_bijector(self, **options: Any) -> MovesBijector:
         return self.bijector_kind(interval=self.interval, **options)

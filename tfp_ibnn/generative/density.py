@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import backend, checks, constraints, files
+from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows import Flow, Surjection
@@ -23,28 +23,58 @@ from tfp_ibnn.weights.features import check_finite
 class Unsupervised(keras.Model):
     """A Keras model of x alone, trained by a loss per example; its `_checked` checks arrays."""
 
+    condition = None
+
     def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
         """Train as Keras does, without targets; arrays are checked."""
-        if y is not None:
-            raise ValueError("There are no targets: call `fit(x)`, or `fit((x, condition))`.")
-        # Keras drops the weights of data without targets.
-        held_out = kwargs.get("validation_data")
-        if isinstance(held_out, tuple) and len(held_out) == 3:
-            kwargs["validation_data"] = (held_out[0], held_out[2], held_out[2])
-        return super().fit(self._data(x), kwargs.get("sample_weight"), **kwargs)
+        weights, x = self._targets(y, **kwargs), self._data(x)
+        held_out = _parts(kwargs.get("validation_data"))
+        if held_out and held_out[0] is not None and len(held_out) <= 3:
+            # (x, condition, weights), or as in Keras ((x, condition), None, weights)
+            values, condition, held_weights = (*held_out, None, None)[:3]
+            values = self._data(values if condition is None else (values, condition))
+            kwargs["validation_data"] = (values, held_weights, held_weights)
+        if isinstance(x, (tuple, np.ndarray)):
+            self._begin(x)
+        own = self.optimizer.variables if self.compiled else []
+        with keras_internals.values_kept([*self.variables, *own]):
+            return super().fit(x, weights, **kwargs)
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Score as Keras does, without targets; arrays are checked."""
-        return super().evaluate(self._data(x), kwargs.get("sample_weight"), **kwargs)
+        x, weights = self._data(x), self._targets(y, **kwargs)
+        with keras_internals.values_kept(self.variables):
+            return super().evaluate(x, weights, **kwargs)
 
-    def _data(self, x: Any) -> Any:
-        """Return checked arrays, or datasets as they are."""
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Predict as Keras does; arrays are checked."""
+        x = self._data(x)
+        with keras_internals.values_kept(self.variables):
+            return super().predict(x, *args, **kwargs)
+
+    def _targets(self, y: Any, sample_weight: Any = None, **_: Any) -> Any:
+        """Return the weights: Keras drops those of data without targets."""
+        if y is not None and not np.array_equal(y, sample_weight):
+            raise ValueError("There are no targets: give `x`, or `(x, condition)`, alone.")
         given = self.get_compile_config() or {}
         if any(given.get(name) for name in ("loss", "metrics", "weighted_metrics")):
             raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`")
-        if isinstance(x, (tuple, list)):
-            return self._checked(*x)
-        return self._checked(x) if hasattr(x, "shape") else x
+        return sample_weight
+
+    def _data(self, x: Any) -> Any:
+        """Return checked arrays, or datasets as they are."""
+        parts = _parts(x)
+        if parts is None:
+            return x
+        parts = [part for part in parts if part is not None]
+        if len(parts) != 1 + (self.condition is not None):
+            takes = "takes `x` alone, without condition or targets"
+            takes = takes if self.condition is None else "needs a `condition`: `(x, condition)`"
+            raise ValueError(f"This model {takes}; got {len(parts)} array(s).")
+        return self._checked(*parts)
+
+    def _begin(self, data: Any) -> None:
+        """Take what is needed from the arrays of a training."""
 
     def example_losses(self, outputs: Any) -> Tensor:
         """Return the losses (examples,) from what `call` gives: log p(x), by default."""
@@ -129,7 +159,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
     __getattr__ = checks.missing_attribute
 
     def build(self, input_shape: Any) -> None:
-        shape = tuple(input_shape if self.condition is None else input_shape[0])
+        shape = tuple(self._pair(input_shape)[0])
         ndims = max((flow.event_ndims for flow in self.flows), default=1)
         if len(shape) <= ndims or None in shape[1:]:
             axes = "..., size" if ndims == 1 else "height, width, channels"
@@ -152,7 +182,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
 
     def call(self, inputs: Any, training: bool = False) -> Tensor:
         """Return log p(x), (examples,), of x or of pairs (x, condition)."""
-        x, condition = (inputs, None) if self.condition is None else inputs
+        x, condition = self._pair(inputs)
         _check_shape(x, self.event)  # one column would be taken for all
         condition = self._features(condition, training)
         z, change = self._latents(x, condition, training)
@@ -166,20 +196,20 @@ class FlowDensity(SavesRandomState, Unsupervised):
         return gaussians.equal_mixture(loc, scale).log_prob(eps) + log_det
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None]:
-        return (input_shape if self.condition is None else input_shape[0])[:1]
+        return tuple(self._pair(input_shape)[0])[:1]
 
     def log_prob(self, x: Any, condition: Any = None, batch_size: int = 1000) -> np.ndarray:
         """Return log p(x), or log p(x | condition), one number per row."""
-        return self.predict(self._checked(x, condition), batch_size=batch_size, verbose=0)
+        return self.predict((x, condition), batch_size=batch_size, verbose=0)
 
     def sample(self, number: int, seed: int = 0, condition: Any = None) -> np.ndarray:
         """Return draws (number, ...); with a condition, one for each of its `number` rows."""
         if not self.built:
             raise ValueError("The density is not built yet: call `fit` first.")
         number = checks.positive_integer("number", number)
-        self._checked(np.zeros((number, *self.event)), condition)
+        data = self._data((np.zeros((number, *self.event)), condition))
         key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
-        return ops.convert_to_numpy(self._draw(number, key, condition))
+        return ops.convert_to_numpy(self._draw(number, key, self._pair(data)[1]))
 
     def adapt(self, x: Any) -> None:
         """Set loc and scale to the mean and the deviation of x (examples, ...), by channel."""
@@ -198,20 +228,15 @@ class FlowDensity(SavesRandomState, Unsupervised):
         self.scale.assign(deviation)
         self.adapted.assign(1.0)
 
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
-        """Train as Keras does; arrays are checked, and the first ones give loc and scale."""
-        held_out = kwargs.pop("validation_data", None)
-        if isinstance(x, (tuple, list)) or hasattr(x, "shape"):
-            x = self._data(x)
-            values = x if self.condition is None else x[0]
-            if not getattr(self.surjection, "levels", None) and not (values % 1).any():
-                raise ValueError("`x` is whole numbers only: end `flows` with Dequantize(levels).")
-            if not (self.built and float(self.adapted)):
-                self.adapt(values)
-        is_pair = isinstance(held_out, (tuple, list)) and len(held_out) == 2
-        if self.condition is not None and is_pair and held_out[1] is not None:
-            held_out = (self._checked(*held_out),)  # Keras would take the condition for targets
-        return super().fit(x, y, validation_data=held_out, **kwargs)
+    def _begin(self, data: Any) -> None:
+        x = self._pair(data)[0]
+        if not getattr(self.surjection, "levels", None) and not (x % 1).any():
+            problem = "is whole numbers only: end `flows` with Dequantize(levels)"
+            if np.abs(x).max() >= 1 / np.finfo(self.dtype).eps:
+                problem = f"is too large for the precision of {self.dtype}: centre or scale it"
+            raise ValueError(f"`x` {problem}.")
+        if not (self.built and float(self.adapted)):
+            self.adapt(x)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self.bits.update_state(-y_pred / (math.prod(self.event) * math.log(2)), sample_weight)
@@ -237,6 +262,16 @@ class FlowDensity(SavesRandomState, Unsupervised):
         flows = self.flows if self.surjection is None else [*self.flows, self.surjection]
         own = {"flows": flows, "base": self.base, "condition": self.condition}
         return {**super().get_config(), **keras.saving.serialize_keras_object(own)}
+
+    def _pair(self, inputs: Any) -> Any:
+        """Return x, or its shape, and the condition if any, or raise."""
+        if self.condition is None:
+            return inputs, None
+        first = inputs[0] if isinstance(inputs, (tuple, list)) and len(inputs) == 2 else None
+        if not (isinstance(first, (tuple, list)) or hasattr(first, "shape")):
+            pairs = "pairs, `(x, c)`; a dataset or generator must yield `((x, c),)`"
+            raise ValueError(f"A density with a `condition` takes {pairs}.")
+        return inputs
 
     def _features(self, condition: Any, training: bool = False) -> Any:
         if isinstance(self.condition, keras.Model):
@@ -270,7 +305,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
         x = np.asarray(x, dtype=self.dtype)
-        _check_shape(x, self.event or x.shape[1:] or x.shape)
+        _check_shape(x, self.event)
         check_finite(x, "values of `x`")
         if self.surjection is not None:
             self.surjection.check(x)
@@ -278,12 +313,10 @@ class FlowDensity(SavesRandomState, Unsupervised):
 
     def _checked(self, x: Any, condition: Any = None) -> Any:
         """Return data as the model takes them, or raise."""
-        if (condition is None) != (self.condition is None):
-            wanted = "has no `condition`" if self.condition is None else "needs a `condition`"
-            raise ValueError(f"This density {wanted}; got {type(condition).__name__}.")
         x = self._rows(x)
         if condition is None:
             return x
+        condition = np.asarray(condition) if _is_nested(condition) else condition
         is_vector = not isinstance(self.condition, keras.Model)
         for part in keras.tree.flatten(condition):
             shape = np.shape(part)
@@ -295,6 +328,20 @@ class FlowDensity(SavesRandomState, Unsupervised):
 
 
 def _check_shape(x: Any, event: tuple[int, ...]) -> None:
-    if len(x.shape) < 2 or x.shape[0] == 0 or tuple(x.shape[1:]) != tuple(event):
-        wanted = ", ".join(map(str, ("examples", *event)))
-        raise ValueError(f"`x` must have the shape ({wanted}); got {tuple(x.shape)}.")
+    shape = tuple(x.shape)
+    if len(shape) < 2 or 0 in shape or shape[1:] != tuple(event or shape[1:]):
+        wanted = ", ".join(map(str, ("examples", *(event or ("size",)))))
+        remedy = ": use x[:, None]" if len(shape) == 1 and event in ((), (1,)) else ""
+        raise ValueError(f"`x` must have the shape ({wanted}); got {shape}{remedy}.")
+
+
+def _is_nested(x: Any) -> bool:
+    """Whether x is a list of numbers, or of such lists, and not of arrays."""
+    return isinstance(x, list) and all(isinstance(part, (list, float, int)) for part in x)
+
+
+def _parts(x: Any) -> tuple | None:
+    """Return the arrays that a user gives as one or several, or None for a dataset."""
+    if x is None or hasattr(x, "shape") or _is_nested(x):
+        return (x,)
+    return tuple(x) if isinstance(x, (tuple, list)) else None

@@ -1,6 +1,7 @@
 """Variational autoencoders, with Gaussian or flow posteriors."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfp_ibnn.flows.flow import through
 from tfp_ibnn.generative.density import FlowDensity, Unsupervised
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
+from tfp_ibnn.prediction.head import activation_of
 from tfp_ibnn.weights.features import batches, check_finite
 
 
@@ -81,6 +83,9 @@ class VAE(SavesRandomState, Unsupervised):
         if len(h or ()) != 2 or decoded != [(None, size), x]:
             wanted = f"`encoder` must turn x into vectors and `decoder` {(None, size)} into x"
             raise ValueError(f"{wanted}; their input and output shapes are {shapes}.")
+        if likelihood == "bernoulli" and activation_of(decoder) == "sigmoid":
+            problem = "`decoder` ends in a sigmoid, but 'bernoulli' takes logits: leave it out."
+            warnings.warn(problem, stacklevel=2)
         if not isinstance(prior, FlowDensity):
             prior = FlowDensity([], base=checks.positive_integer("prior", prior))
         if prior.condition is not None or prior.surjection is not None:
@@ -144,6 +149,9 @@ class VAE(SavesRandomState, Unsupervised):
     def interpolate(self, first: Any, last: Any, steps: int = 10) -> np.ndarray:
         """Return (examples, steps, ...): decoded points on lines between `encode` of each pair."""
         first, last = self.encode(first), self.encode(last)
+        if len(first) != len(last):
+            wanted = "`first` and `last` must have as many examples"
+            raise ValueError(f"{wanted}; got {len(first)} and {len(last)}.")
         share = np.linspace(0, 1, checks.positive_integer("steps", steps, least=2))
         return np.stack([self.decode(first + each * (last - first)) for each in share], axis=1)
 

@@ -46,7 +46,14 @@ class StochasticAdapter(Stochastic):
             rank, alpha = layer.lora_rank, layer.lora_alpha
             kernels = (layer.lora_kernel_a, layer.lora_kernel_b)
             self._start = [keras.initializers.Constant(ops.convert_to_numpy(x)) for x in kernels]
-            layer = _without_adapter(layer)
+            config = {k: v for k, v in layer.get_config().items() if not k.startswith("lora_")}
+            plain = type(layer).from_config(config)
+            plain.build(layer.get_build_config()["input_shape"])
+            kept = [weight for weight in layer.weights if not weight.name.startswith("lora_")]
+            plain.set_weights([ops.convert_to_numpy(weight).copy() for weight in kept])
+            for weight, own in zip(kept, plain.weights, strict=True):
+                own.trainable = weight.trainable
+            layer = plain
         super().__init__(layer, posterior, train_size, **kwargs)
         self.rank, self.alpha = rank, rank if alpha is None else alpha
 
@@ -85,15 +92,3 @@ class StochasticAdapter(Stochastic):
 
     def shares_work(self, inputs: Any) -> bool:
         return False
-
-
-def _without_adapter(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return the layer without what LoRA adds."""
-    config = {k: v for k, v in layer.get_config().items() if not k.startswith("lora_")}
-    plain = type(layer).from_config(config)
-    plain.build(layer.get_build_config()["input_shape"])
-    kept = [weight for weight in layer.weights if not weight.name.startswith("lora_")]
-    plain.set_weights([ops.convert_to_numpy(weight).copy() for weight in kept])
-    for weight, own in zip(kept, plain.weights, strict=True):
-        own.trainable = weight.trainable
-    return plain

@@ -125,9 +125,8 @@ class StochasticLayer(keras.layers.Wrapper):
         if not self.layer.built:
             self.layer.build(input_shape)
         self.claim_posterior()
-        self.noise_switch = self.add_weight(
-            shape=(), initializer="ones", trainable=False, autocast=False, name="noise_switch"
-        )
+        fixed = {"trainable": False, "autocast": False}
+        self.noise_switch = self.add_weight((), "ones", name="noise_switch", **fixed)
         self.built = True
 
     def claim_posterior(self) -> None:

@@ -253,18 +253,13 @@ class MeanFieldLayer(StochasticLayer):
 
 def _sign_shapes(layer: layers.Layer, input_shape: tuple[int | None, ...]) -> _Shapes:
     """Return the shapes of an example's signs, one for each row and column of the kernel."""
-    if isinstance(layer, layers.EinsumDense):
-        return _einsum_sign_shapes(layer, len(input_shape))
-    shapes = (input_shape, layer.compute_output_shape(input_shape))
-    return tuple((*(1,) * (len(shape) - 2), shape[-1]) for shape in shapes)
-
-
-def _einsum_sign_shapes(layer: layers.EinsumDense, rank: int) -> _Shapes:
-    """Return the shapes of an example's signs: those of the axes that the kernel has too."""
+    if not isinstance(layer, layers.EinsumDense):
+        shapes = (input_shape, layer.compute_output_shape(input_shape))
+        return tuple((*(1,) * (len(shape) - 2), shape[-1]) for shape in shapes)
     operands, target = layer.equation.replace(" ", "").split("->")
     source, kernel = operands.split(",")
     sizes = dict(zip(kernel.replace("...", ""), layer.kernel.shape, strict=True))
-    free = rank - len(source.replace("...", ""))  # the axes behind the dots
+    free = len(input_shape) - len(source.replace("...", ""))  # the axes behind the dots
     shapes, batches = [], []
     for labels in (source, target):
         before, dots, after = labels.partition("...")

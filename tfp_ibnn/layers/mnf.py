@@ -65,18 +65,16 @@ class MNFLayer(MeanFieldLayer):
             deviations[0] = deviations[0] + self.posterior.times_z(self._means()[0], z - 1)
             return self._explicit(inputs, deviations)
         self.check_blocks(inputs, z.shape[0])
-        outputs = self._at_mean(inputs, z)
+        # The outputs for the means, with a z (examples, channels) for each example.
+        z, kernel, bias = ops.cast(z, inputs.dtype), self._means()[:1], self._bias()
+        z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
+        if self.posterior.on_inputs:
+            outputs = self._linear(inputs * z, kernel, bias)
+        else:
+            outputs = self._linear(inputs, kernel) * z
+            outputs = outputs if bias is None else outputs + ops.cast(bias, outputs.dtype)
         if isinstance(rest, Local):
             return outputs + self._local_noise(inputs, rest.noise)
         own = [x[0] for x in self._deviations(rest)]
         sign_in, sign_out = (ops.cast(sign, inputs.dtype) for sign in rest[1:])
         return outputs + sign_out * self._linear(sign_in * inputs, own[:1], *own[1:])
-
-    def _at_mean(self, inputs: Tensor, z: Tensor) -> Tensor:
-        """Return the outputs for the means, with a z (examples, channels) for each example."""
-        z, kernel, bias = ops.cast(z, inputs.dtype), self._means()[:1], self._bias()
-        z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
-        if self.posterior.on_inputs:
-            return self._linear(inputs * z, kernel, bias)
-        outputs = self._linear(inputs, kernel) * z
-        return outputs if bias is None else outputs + ops.cast(bias, outputs.dtype)

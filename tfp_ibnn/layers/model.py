@@ -47,12 +47,9 @@ class _NoiseModel:
         self._nll_tracker = keras.metrics.Mean(name="nll")
         self._kl_tracker = keras.metrics.Mean(name="kl")
         # On JAX the loss is computed outside the call; a variable carries the KL across.
-        self._last_kl = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, autocast=False, name="last_kl"
-        )
-        self._first_fault = self.add_weight(
-            shape=(), initializer="zeros", dtype="int", trainable=False, name="first_fault"
-        )
+        fixed = {"initializer": "zeros", "trainable": False}
+        self._last_kl = self.add_weight((), autocast=False, name="last_kl", **fixed)
+        self._first_fault = self.add_weight((), dtype="int", name="first_fault", **fixed)
         self._warned_of_train_size = False
         inside.bind(self)
 

@@ -125,9 +125,12 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
             normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
             normal = self.broadcast(normal, len(inputs.shape))
             return noisy_convolution(self.layer, inputs, normal, loc, scale)
+        shared, size = groups is not None, self._channels
+        modulated = self._multiply(inputs, latent[..., :size], shared)
         if self._both:
-            return self._rank_one(inputs, latent, shared=groups is not None)
-        modulated = self._multiply(inputs, latent, shared=groups is not None)
+            linear = {"bias": None, "use_bias": False, "activation": None}
+            outputs = keras_internals.call_with(self.layer, modulated, **linear)
+            return self._finish(self._multiply(outputs, latent[..., size:], shared))
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
     def mean_latent(self) -> Tensor:
@@ -177,14 +180,6 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     @property
     def _both(self) -> bool:
         return getattr(self.posterior, "sides", "input") == "both"
-
-    def _rank_one(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
-        """Return activation(z_out * linear(z_in * inputs) + bias)."""
-        layer, size = self.layer, self._channels
-        inputs = self._multiply(inputs, z[..., :size], shared)
-        linear = {"bias": None, "use_bias": False, "activation": None}
-        outputs = keras_internals.call_with(layer, inputs, **linear)
-        return self._finish(self._multiply(outputs, z[..., size:], shared))
 
     def _finish(self, outputs: Tensor) -> Tensor:
         """Return what the layer makes of what its kernel gave, by bias and activation."""

@@ -65,10 +65,9 @@ def reliability(
     """
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    edges, outcomes = _bin_edges(bins), examples.top_label(np)
-    count, confident, right = _sums(np, outcomes, examples.weight, edges[1:-1])
+    count, confident, right = _sums(np, examples.top_label(np), examples.weight, bins)
     with np.errstate(invalid="ignore"):
-        return Reliability(edges, count, confident / count, right / count)
+        return Reliability(_bin_edges(bins), count, confident / count, right / count)
 
 
 def expected_calibration_error(
@@ -103,7 +102,7 @@ def classwise_calibration_error(
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, **options)
     outcomes = examples.probabilities, examples.targets
-    count, mean, frequency = _sums(np, outcomes, examples.weight, _bin_edges(bins)[1:-1])
+    count, mean, frequency = _sums(np, outcomes, examples.weight, bins)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
@@ -114,8 +113,7 @@ def ece_floor(probabilities: np.ndarray, seed: int) -> float:
     drawn = (np.sum(random.random((len(limits), 1)) > limits, axis=1) for _ in range(_SIMULATIONS))
     right = np.stack([labels == predicted for labels in drawn], axis=1)
     confidence = np.broadcast_to(np.max(probabilities, axis=1, keepdims=True), right.shape)
-    weight, edges = np.ones(len(right)), _bin_edges(15)[1:-1]
-    count, mean, frequency = _sums(np, (confidence, right), weight, edges)
+    count, mean, frequency = _sums(np, (confidence, right), np.ones(len(right)), 15)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
@@ -124,9 +122,9 @@ def _bin_edges(bins: int) -> np.ndarray:
     return np.arange(bins + 1) / bins
 
 
-def _sums(xp: ModuleType, outcomes: tuple[Any, Any], weight: Any, edges: np.ndarray) -> list:
+def _sums(xp: ModuleType, outcomes: tuple[Any, Any], weight: Any, bins: int) -> list:
     """Return the sums of weight, confidence and success by bin, one column after another."""
-    columns, bins = outcomes[0].shape[-1], len(edges) + 1
+    columns, edges = outcomes[0].shape[-1], _bin_edges(bins)[1:-1]
     # In the precision of the predictions: 0.8 lies on the edge 0.8 in float32 too.
     edges = edges.astype(keras.backend.standardize_dtype(outcomes[0].dtype))
     which = xp.searchsorted(edges, xp.reshape(outcomes[0], (-1,)), side="left")
@@ -168,8 +166,7 @@ class ExpectedCalibrationError(ClassificationMetric):
         self._add_sums("count", "confident", "right", shape=(self.bins,))
 
     def _count(self, examples: Examples) -> None:
-        edges = _bin_edges(self.bins)[1:-1]
-        sums = _sums(ops, examples.top_label(ops), examples.weight, edges)
+        sums = _sums(ops, examples.top_label(ops), examples.weight, self.bins)
         for total, new in zip((self.count, self.confident, self.right), sums, strict=True):
             total.assign_add(new)
 

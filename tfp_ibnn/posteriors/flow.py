@@ -92,7 +92,13 @@ class FlowPosterior(base.Posterior):
             loc, scale = self.loc_and_scale()
             z = loc + scale * noise
             return Draw(z, *self._gaussian(loc, scale, z))
-        z, log_q = self._from_base(noise, component)
+        z, log_q = noise, base.log_normal(noise)
+        if self.components > 1:
+            scales = constraints.scale(self.base_raw_scale)
+            loc, scale = base.of_component(component, self.base_loc, scales)
+            z = loc + scale * noise
+            q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
+            log_q = q.log_prob(z)
         for flow in self._chain():
             z, log_det = flow.forward_and_log_det(z, training=training)
             log_q = log_q - log_det
@@ -154,13 +160,3 @@ class FlowPosterior(base.Posterior):
             return base.diagonal_normal(zeros, ops.ones_like(zeros))
         loc = ops.convert_to_tensor(self.base_loc)
         return base.equal_mixture(loc, constraints.scale(self.base_raw_scale))
-
-    def _from_base(self, noise: Tensor, component: Component) -> tuple[Tensor, Tensor]:
-        """Return draws of the base distribution and their log-density."""
-        if self.components == 1:
-            return noise, base.log_normal(noise)
-        scales = constraints.scale(self.base_raw_scale)
-        loc, scale = base.of_component(component, self.base_loc, scales)
-        z = loc + scale * noise
-        q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
-        return z, q.log_prob(z)

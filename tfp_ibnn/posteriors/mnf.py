@@ -11,6 +11,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import AffineCoupling, Flow
+from tfp_ibnn.flows.flow import through
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.posteriors import base
 from tfp_ibnn.posteriors.flow import FlowPosterior, copied
@@ -112,21 +113,15 @@ class MNF(MeanField):
         mean = self.times_z(means[0], draw.z[0])
         kl, entropy = super().kl_and_entropy([mean, *means[1:]], normal)
         weights = mean + self.scales()[0] * normal(tuple(mean.shape))
-        gap = -ops.sum(draw.entropy) - self._log_r(draw.z, weights)
-        return kl + gap, entropy - gap
-
-    def _log_r(self, z: Tensor, weights: Tensor) -> Tensor:
-        """Return log r(z | W) of one z (1, channels)."""
         axis = 0 if self.on_inputs else -1
         products = ops.tensordot(weights, ops.convert_to_tensor(self.auxiliary_vector), (axis, 0))
-        summary, log_r = ops.mean(ops.tanh(products)), 0.0
+        summary = ops.mean(ops.tanh(products))
         loc = self.auxiliary_loc + self.auxiliary_loc_slope * summary
         log_scale = self.auxiliary_log_scale + self.auxiliary_log_scale_slope * summary
-        for flow in self.auxiliary_flows:
-            z, log_det = flow.forward_and_log_det(z)
-            log_r = log_r + log_det
-        log_r = log_r + base.log_normal((z - loc) * ops.exp(-log_scale)) - ops.sum(log_scale)
-        return ops.sum(log_r)
+        z, log_det = through(self.auxiliary_flows, draw.z, None, "forward")
+        log_r = log_det + base.log_normal((z - loc) * ops.exp(-log_scale)) - ops.sum(log_scale)
+        gap = -ops.sum(draw.entropy) - ops.sum(log_r)
+        return kl + gap, entropy - gap
 
 
 class _Factors(FlowPosterior):

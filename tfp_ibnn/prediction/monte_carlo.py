@@ -106,10 +106,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         checks.one_of("sampling", sampling, noise.SAMPLINGS)
         if chunk_size is not None:
             chunk_size = checks.positive_integer("chunk_size", chunk_size)
-        if seed is not None:
-            seed = checks.whole("seed", seed)
-        if interval is not None:
-            checks.probability("interval", interval)
+        seed = None if seed is None else checks.whole("seed", seed)
+        interval = None if interval is None else checks.probability("interval", interval)
         if standard_error and (sampling != "iid" or samples < 2):
             got = f"{samples} with sampling={sampling!r}"
             raise ValueError(f"`standard_error` needs 2 or more independent `samples`; got {got}.")

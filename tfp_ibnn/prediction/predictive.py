@@ -65,7 +65,12 @@ class Predictive:
         """Return the prediction of one batch; the options are the attributes of a `MonteCarlo`."""
         if not self.keeps_draws(options):
             return self.result(self._streamed(chunks, options.samples), options)
-        outputs = _all_outputs(chunks, options.samples)
+        if chunks.is_one:
+            outputs = chunks.run(0)
+        else:
+            found = ops.map(chunks.run, chunks.size * ops.arange(chunks.count, dtype="int32"))
+            flat = lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[: options.samples]  # noqa: E731
+            outputs = keras.tree.map_structure(flat, found)
         draws, within = self.checked_draws(outputs)
         summary = self.summarize(draws, within, ops.ones((options.samples,)))
         return self.result(summary, options, draws, within, outputs)
@@ -336,16 +341,6 @@ class Distribution(Point):
         densities = log_prob(self.make(outputs), targets, outputs)
         densities = ops.reshape(densities, (count, -1, *ops.shape(densities)[1:]))
         return ops.log(ops.cast(count, densities.dtype)) - ops.logsumexp(densities, axis=0)
-
-
-def _all_outputs(chunks: Chunks, samples: int) -> Any:
-    """Return the outputs (samples, batch, ...) of all chunks."""
-    if chunks.is_one:
-        return chunks.run(0)
-    starts = chunks.size * ops.arange(chunks.count, dtype="int32")
-    return keras.tree.map_structure(
-        lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[:samples], ops.map(chunks.run, starts)
-    )
 
 
 def with_rank(weight: Tensor, rank: int) -> Tensor:

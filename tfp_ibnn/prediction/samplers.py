@@ -76,7 +76,7 @@ class NoiseSampler(Sampler):
         size = self._chunk_size
         if size is None:
             # The largest activations, or a draw of all weights; each example may have its own.
-            batch = _batch_of(inputs)
+            batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
             drawn = sum(x.draw_size for x in self._layers if not x.draws_ahead)
             at_once = batch * self._graph.largest + drawn * (batch if self._independent else 1)
             at_least = max if isinstance(at_once, int) else ops.maximum
@@ -105,7 +105,7 @@ class NoiseSampler(Sampler):
         self, inputs: Any, key: Tensor, numbers: Tensor, size: int | Tensor
     ) -> Callable[[int | Tensor], Tensor]:
         """Return what runs `size` of the networks, from a position on; the prefix runs here."""
-        batch = _batch_of(inputs)
+        batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
         values = self._graph.prefix(inputs)
         # What all draws have in common pays if there are several.
         first = self._first if numbers.shape[0] != 1 else {}
@@ -177,12 +177,9 @@ class WeightSampler(Sampler):
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         size = min(self._chunk_size or self.samples, self.samples)
 
-        def one(number: Tensor) -> Any:
-            return _each(lambda x: x[0], self.draw(inputs, key, number))
-
         def run(first: int | Tensor) -> Any:
             numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
-            return ops.map(one, numbers)
+            return ops.map(lambda i: _each(lambda x: x[0], self.draw(inputs, key, i)), numbers)
 
         return Chunks(run, size, -(-self.samples // size))
 
@@ -230,10 +227,6 @@ class MixtureSampler(WeightSampler):
     def at_mean(self, inputs: Any) -> Tensor:
         """Return the outputs (1, batch, ...) of the first member's network that stands for all."""
         return self._samplers[0].at_mean(inputs)
-
-
-def _batch_of(inputs: Any) -> int | Tensor:
-    return ops.shape(keras.tree.flatten(inputs)[0])[0]
 
 
 def drop(layer: keras.layers.Layer, inputs: Tensor, forward_pass: noise.Pass) -> Tensor:

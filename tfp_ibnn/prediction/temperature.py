@@ -50,9 +50,8 @@ class TemperatureScaling(ScaledModel, keras.Model):
         super().__init__(**kwargs)
         self.model = model
         self.from_logits = None if from_logits is None else bool(from_logits)
-        self.temperature = self.add_weight(
-            shape=(), initializer="ones", trainable=False, autocast=False, name="temperature"
-        )
+        fixed = {"trainable": False, "autocast": False}
+        self.temperature = self.add_weight((), "ones", name="temperature", **fixed)
         self._evaluate: Callable[..., Any] | None = None
         self._head: str | None = None
         self.built = model.built
@@ -105,7 +104,18 @@ class TemperatureScaling(ScaledModel, keras.Model):
         elif y is not None or sample_weight is not None:
             raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
         else:
-            outputs, y, sample_weight = self._predict_dataset(x)
+            # In one pass, as it may be shuffled.
+            is_indexed, parts = isinstance(x, keras.utils.PyDataset), []
+            for batch in map(x.__getitem__, range(len(x))) if is_indexed else x:
+                inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
+                if labels is None:
+                    raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
+                weight = np.ones(len(labels)) if weight is None else weight
+                parts.append((self.model.predict_on_batch(inputs), labels, weight))
+            if not parts:
+                raise ValueError("`x` must hold at least one example; got none.")
+            joined = keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
+            outputs, y, sample_weight = joined
         outputs, from_logits = self._read(outputs)
         names = ("model(x)", "y", "sample_weight")
         examples = checked(outputs, y, sample_weight, from_logits, names)
@@ -155,21 +165,6 @@ class TemperatureScaling(ScaledModel, keras.Model):
             several = f"`model`, {self.model.name!r}, answers yes or no to several labels"
             raise ValueError(f"{several}; temperature scaling is for one label, or for classes.")
         return outputs, from_logits
-
-    def _predict_dataset(self, dataset: Any) -> tuple[Any, Any, Any]:
-        """Return outputs, labels and weights of a dataset: in one pass, as it may be shuffled."""
-        if isinstance(dataset, keras.utils.PyDataset):
-            dataset = map(dataset.__getitem__, range(len(dataset)))
-        parts = []
-        for batch in dataset:
-            inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
-            if labels is None:
-                raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
-            weight = np.ones(len(labels)) if weight is None else weight
-            parts.append((self.model.predict_on_batch(inputs), labels, weight))
-        if not parts:
-            raise ValueError("`x` must hold at least one example; got none.")
-        return keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
 
 
 def _best_temperature(examples: Examples) -> float:

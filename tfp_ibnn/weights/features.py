@@ -32,6 +32,7 @@ class LogitNetwork:
     ) -> None:
         self.model, self.likelihood = model, likelihood_of(model, head, from_logits)
         self.graph, self._output_layer = Graph(model, is_chosen), output_layer(model)
+        self.prefix = self.graph.prefix
         shape = tuple(functional_graph(model).outputs[0].shape)
         if len(shape) != 2 or shape[-1] is None:
             raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
@@ -40,10 +41,6 @@ class LogitNetwork:
         # What turns logits into the output, and is left out; then there is full precision, too.
         heads = ("softmax", "log_softmax", "sigmoid", "gaussian", "linear")
         self.strips = activation_of(model) in heads
-
-    def prefix(self, inputs: Any) -> dict[int, Tensor]:
-        """Run what stands before the cut."""
-        return self.graph.prefix(inputs)
 
     def cache(self, x: Any, y: Any = None, batch_size: int = 256, verbose: Any = "auto") -> Any:
         """Return what `prefix` gives for all examples, and their targets, all checked."""

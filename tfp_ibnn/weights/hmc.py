@@ -47,7 +47,17 @@ def sample_chains(
     # Of NUTS, four times the leapfrogs of HMC is a guess. The Gaussian takes gradients, too.
     count = (warmup + draws) * leapfrog * (4 if sampler == "nuts" else 1)
     count += _FIT_STEPS * min(2.5 * size, 1024) / chains
-    _check_time(target, chains, count, checks.positive("time_limit", time_limit))
+    limit = checks.positive("time_limit", time_limit)
+    rows = np.repeat(target.start[None], chains, axis=0)
+    if not np.isfinite(target.gradients(rows)).all():  # which compiles it
+        raise ValueError("The gradient of the log-density is NaN or infinite at its start.")
+    begun = time.perf_counter()
+    target.gradients(rows)
+    seconds = count * (time.perf_counter() - begun)
+    if seconds > limit:
+        got = f"{chains} chains over {size} numbers would take about {seconds:,.0f} s"
+        remedy = "fewer examples, `draws` or steps of `warmup`, or a longer `time_limit`"
+        raise ValueError(f"{got}, and `time_limit` is {limit:,.0f} s: give {remedy}.")
     begun = time.perf_counter()
     loc, factor = natural_gradients(target, full, _FIT_STEPS, rng, verbose)
 
@@ -147,20 +157,6 @@ def _adapted(loc: Any, factor: Any, state: np.ndarray, recent: np.ndarray) -> tu
         changed = factor @ np.linalg.cholesky(covariance)
     center = colored(rows.mean(axis=0), loc, factor)
     return center, changed, whitened(colored(state, loc, factor), center, changed)
-
-
-def _check_time(target: Density, chains: int, count: float, limit: float) -> None:
-    """Raise if the gradient is not finite, or if so many for all chains take too long."""
-    rows = np.repeat(target.start[None], chains, axis=0)
-    if not np.isfinite(target.gradients(rows)).all():  # which compiles it
-        raise ValueError("The gradient of the log-density is NaN or infinite at its start.")
-    begun = time.perf_counter()
-    target.gradients(rows)
-    seconds = count * (time.perf_counter() - begun)
-    if seconds > limit:
-        got = f"{chains} chains over {target.size} numbers would take about {seconds:,.0f} s"
-        remedy = "fewer examples, `draws` or steps of `warmup`, or a longer `time_limit`"
-        raise ValueError(f"{got}, and `time_limit` is {limit:,.0f} s: give {remedy}.")
 
 
 def agreement(sets: Tensor) -> dict[str, float]:

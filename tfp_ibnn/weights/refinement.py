@@ -1,5 +1,6 @@
 """Normalizing flows on top of a Gaussian posterior over weights."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled, matmul, mean, tfb, tfd
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
+from tfp_ibnn.flows.flow import through
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of
@@ -88,11 +90,9 @@ class RefinedPosterior(FlatPosterior):
 
     def transform(self, eps: Tensor) -> tuple[Tensor, Tensor]:
         """Turn standard normal rows (S, size) into draws and their log-densities (S,)."""
-        white, log_q = eps, log_normal(eps)
-        for flow in self.flows:
-            white, log_det = flow.forward_and_log_det(white)
-            log_q = log_q - log_det
-        return self._affine().forward(white), log_q - ops.convert_to_tensor(self._log_det)
+        white, log_det = through(self.flows, eps, None, "forward")
+        log_q = log_normal(eps) - log_det - ops.convert_to_tensor(self._log_det)
+        return self._affine().forward(white), log_q
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-densities (S,) of vectors (S, size), by the inverses of the flows."""
@@ -211,16 +211,20 @@ def refine(
             eps = mirrored(rng, int(np.clip(2 * size, 64, 512)), size)
             gaps = target.gradients(loc + eps @ matrix.T) @ matrix + eps
             refined.set_base(loc, matrix @ np.linalg.eigh(gaps.T @ gaps / len(eps))[1][:, ::-1])
-        score = objective = _Elbo(refined, target, path_gradients)
+        objective = functools.partial(_elbo, refined, target, path_gradients)
+
+        def predictive(eps: Tensor, *data: Tensor) -> Tensor:
+            # The mean log-likelihood of examples under the average network.
+            each = target.log_likelihoods(refined.transform(eps)[0], *data)
+            return mean(ops.logsumexp(each, axis=0)) - math.log(eps.shape[0])
 
         def batch(factor: int = 1) -> tuple[Any, ...]:
             pairs = mirrored(rng, (factor * draws + 1) // 2, size).astype(target.dtype)
             return pairs, *target.part(batch_size and factor * batch_size, rng)
 
-        fixed = batch(8)
+        score, fixed = objective, batch(8)
         if validation is not None:
-            score = objective.predictive
-            fixed = (fixed[0], *target.prepared(*validation, verbose=0))
+            score, fixed = predictive, (fixed[0], *target.prepared(*validation, verbose=0))
     total = compiled(score, refined.weights)
     options = {"reads": refined.weights, "verbose": verbose}
     options["score"] = lambda: float(total(*fixed))
@@ -229,26 +233,16 @@ def refine(
     return refined
 
 
-class _Elbo:
-    """The ELBO of flows under a target; without the gradient that is 0 on average, if so asked."""
-
-    def __init__(self, refined: RefinedPosterior, target: Target, path_gradients: bool) -> None:
-        self.refined, self.target, self._path = refined, target, path_gradients
-        self.variables = refined.trained
-
-    def __call__(self, eps: Tensor, scale: Tensor, *data: Tensor) -> Tensor:
-        """Return it for draws; `scale` is the number of examples over those given."""
-        w, log_q = self.refined.transform(eps)
-        if self._path:
-            fixed = [(v, ops.stop_gradient(ops.convert_to_tensor(v))) for v in self.variables]
-            with keras_internals.values_in_place(fixed):
-                log_q = self.refined.log_prob(w)
-        return mean(self.target.log_prob(w, *data, scale) - log_q)
-
-    def predictive(self, eps: Tensor, *data: Tensor) -> Tensor:
-        """Return the mean log-likelihood of examples under the average network."""
-        each = self.target.log_likelihoods(self.refined.transform(eps)[0], *data)
-        return mean(ops.logsumexp(each, axis=0)) - math.log(eps.shape[0])
+def _elbo(
+    refined: RefinedPosterior, target: Target, path: bool, eps: Tensor, scale: Tensor, *data: Tensor
+) -> Tensor:
+    """Return the ELBO at draws; `scale` is the number of examples over those given."""
+    w, log_q = refined.transform(eps)
+    if path:  # without the gradient that is 0 on average
+        fixed = [(v, ops.stop_gradient(ops.convert_to_tensor(v))) for v in refined.trained]
+        with keras_internals.values_in_place(fixed):
+            log_q = refined.log_prob(w)
+    return mean(target.log_prob(w, *data, scale) - log_q)
 
 
 def _base(

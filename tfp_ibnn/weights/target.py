@@ -14,7 +14,7 @@ from tfp_ibnn._core.backend import Tensor, compiled, gradient
 from tfp_ibnn._core.keras_internals import values_in_place
 from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, last_weighted_layer
 from tfp_ibnn.weights.flat import FlatPosterior, flat, places_of, split
-from tfp_ibnn.weights.likelihood import Gaussian, Likelihood, likelihood_of
+from tfp_ibnn.weights.likelihood import Gaussian, likelihood_of
 
 _LOG_2_PI = math.log(2 * math.pi)
 _MOST_NUMBERS = 2**22  # of as many draws together as fit
@@ -56,12 +56,9 @@ class Density:
 
     def mode(self) -> np.ndarray:
         """Return where the log-density is highest, as far as L-BFGS climbs from `start`."""
-
-        def minus(w: np.ndarray) -> tuple[float, np.ndarray]:
-            return -self.values(w[None])[0], -self.gradients(w[None])[0]
-
-        start = self.start.astype("float64")
-        found = minimize(minus, start, jac=True, method="L-BFGS-B")
+        start, both = self.start.astype("float64"), (self.values, self.gradients)
+        options = {"jac": True, "method": "L-BFGS-B"}
+        found = minimize(lambda w: tuple(-f(w[None])[0] for f in both), start, **options)
         return found.x if np.isfinite(found.fun) else start
 
     def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray, data: Any) -> np.ndarray:
@@ -96,10 +93,18 @@ class Target(Density):
         self._is_last = isinstance(self.network, LastLayer)
         largest = self.network.width if self._is_last else self.network.graph.largest
         self.rows = max(1, _MOST_NUMBERS // (len(data[1]) * largest))
-        if self.likelihood.free_scale:
-            self.likelihood = self._with_noise(noise_scale)
-        elif noise_scale is not None:
+        if not self.likelihood.free_scale and noise_scale is not None:
             raise ValueError(f"`noise_scale` is for plain regression only; got {noise_scale!r}.")
+        if not self.likelihood.free_scale:
+            return
+        if noise_scale is None:
+            # The log-likelihood under a scale of 1 is minus half the sum of squared residuals.
+            each = compiled(self.log_likelihoods, self.reads)(self.start[None], *self.data)
+            squares = -2 * np.mean(ops.convert_to_numpy(each)) / self.network.width - _LOG_2_PI
+            noise_scale = math.sqrt(max(squares, 0.0))
+            if noise_scale < 1e-6:
+                raise ValueError("`noise_scale` must be given: `model` fits all targets exactly.")
+        self.likelihood = Gaussian(checks.positive("noise_scale", noise_scale))
 
     def _open(self, model: Any, variables: Any, prior_scale: Any, *head: Any) -> tuple[Any, ...]:
         """Return the network, w as it is, and mean and scale of its prior."""
@@ -188,16 +193,6 @@ class Target(Density):
             values = keras.tree.map_structure(self.network.wide, prefix(inputs))
             found.append(self._in_parts(run, w, (values,)))
         return np.concatenate(found, axis=1)
-
-    def _with_noise(self, noise_scale: float | None) -> Likelihood:
-        if noise_scale is None:
-            # The log-likelihood under a scale of 1 is minus half the sum of squared residuals.
-            each = compiled(self.log_likelihoods, self.reads)(self.start[None], *self.data)
-            squares = -2 * np.mean(ops.convert_to_numpy(each)) / self.network.width - _LOG_2_PI
-            noise_scale = math.sqrt(max(squares, 0.0))
-            if noise_scale < 1e-6:
-                raise ValueError("`noise_scale` must be given: `model` fits all targets exactly.")
-        return Gaussian(checks.positive("noise_scale", noise_scale))
 
 
 class LastLayerPosterior(FlatPosterior):

@@ -16,7 +16,7 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
 from tfp_ibnn.weights.flat import FlatPosterior, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
-from tfp_ibnn.weights.laplace.curvature import Fit, collect
+from tfp_ibnn.weights.laplace.curvature import collect
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 
@@ -198,7 +198,13 @@ class Laplace(FlatPosterior):
             self.optimize_prior_precision(wanted, validation_data, batch_size)
         else:
             self._maximize_evidence(wanted)
-        self._check_trained(found)
+        factor = self._options["temperature"] * float(self.noise_scale) ** 2
+        slope = ops.convert_to_tensor((found.gradient / factor).astype(self.logit_network.dtype))
+        gain = float(ops.sum(slope * self.structure.scaled(slope, self.scale))) / 2 / found.examples
+        if gain > _FAR:
+            step = f"a Newton step would raise the log-likelihood by {gain:.2g} nats per example"
+            problem = "The network does not seem to be trained on these data, as it should be"
+            warnings.warn(f"{problem}: {step}.", stacklevel=2)
         return self
 
     def optimize_prior_precision(
@@ -305,16 +311,6 @@ class Laplace(FlatPosterior):
     def _check_fitted(self) -> None:
         if not self._fit:
             raise ValueError("The Laplace approximation is not fitted: call fit(x, y) first.")
-
-    def _check_trained(self, found: Fit) -> None:
-        """Warn if the likelihood could be raised much by a small step."""
-        factor = self._options["temperature"] * float(self.noise_scale) ** 2
-        slope = ops.convert_to_tensor((found.gradient / factor).astype(self.logit_network.dtype))
-        gain = float(ops.sum(slope * self.structure.scaled(slope, self.scale))) / 2 / found.examples
-        if gain > _FAR:
-            step = f"a Newton step would raise the log-likelihood by {gain:.2g} nats per example"
-            problem = "The network does not seem to be trained on these data, as it should be"
-            warnings.warn(f"{problem}: {step}.", stacklevel=3)
 
     def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
         """Return the NLL for each prior precision of the grid."""

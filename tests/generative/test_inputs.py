@@ -42,8 +42,8 @@ def batches(*batch):
         (lambda d, c, v: v.fit((BITS, BITS)), "takes `x` alone, .* got 2"),
         (lambda d, c, v: d.evaluate(X, X), "There are no targets"),
         (lambda d, c, v: v.evaluate(BITS, BITS), "There are no targets"),
-        (lambda d, c, v: v.interpolate(BITS[:3], BITS[:5]), "as many examples; got 3 and 5"),
-        (lambda d, c, v: v.interpolate(BITS[:1], BITS[:5]), "as many examples; got 1 and 5"),
+        (lambda d, c, v: v.interpolate(BITS[:3], BITS[:5]), "has 3 examples, `last` 5"),
+        (lambda d, c, v: v.interpolate(BITS[:1], BITS[:5]), "has 1 examples, `last` 5"),
     ],
 )
 def test_bad_arrays_are_named_and_leave_the_model_as_it_was(call, message):

@@ -150,8 +150,7 @@ class VAE(SavesRandomState, Unsupervised):
         """Return (examples, steps, ...): decoded points on lines between `encode` of each pair."""
         first, last = self.encode(first), self.encode(last)
         if len(first) != len(last):
-            wanted = "`first` and `last` must have as many examples"
-            raise ValueError(f"{wanted}; got {len(first)} and {len(last)}.")
+            raise ValueError(f"`first` has {len(first)} examples, `last` {len(last)}: give pairs.")
         share = np.linspace(0, 1, checks.positive_integer("steps", steps, least=2))
         return np.stack([self.decode(first + each * (last - first)) for each in share], axis=1)
 

@@ -68,9 +68,11 @@ class Predictive:
         if chunks.is_one:
             outputs = chunks.run(0)
         else:
-            found = ops.map(chunks.run, chunks.size * ops.arange(chunks.count, dtype="int32"))
-            flat = lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[: options.samples]  # noqa: E731
-            outputs = keras.tree.map_structure(flat, found)
+            starts = chunks.size * ops.arange(chunks.count, dtype="int32")
+            outputs = keras.tree.map_structure(
+                lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[: options.samples],
+                ops.map(chunks.run, starts),
+            )
         draws, within = self.checked_draws(outputs)
         summary = self.summarize(draws, within, ops.ones((options.samples,)))
         return self.result(summary, options, draws, within, outputs)

@@ -91,7 +91,9 @@ def test_pages_show_the_stored_runs(page):
     assert files.filled(blank, "density", tables) == text
 
 
-@pytest.mark.parametrize("flow", ["8 affine couplings", "16 planar"])
+@pytest.mark.parametrize(
+    "flow", ["8 affine couplings", pytest.param("16 planar", marks=pytest.mark.slow)]
+)
 def test_a_quick_run_has_finite_scores(flow):
     scores = study.run("checkerboard", 0, flow, quick=True)["scores"]
     assert np.isfinite(scores["log-likelihood"])

@@ -238,7 +238,7 @@ def test_compiled_equals_eager():
     np.testing.assert_allclose(density.log_prob(X), numpy(density(X)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["conv1x1", "continuous"])
+@pytest.mark.parametrize("kind", ["conv1x1", pytest.param("continuous", marks=pytest.mark.slow)])
 def test_training_is_the_same_under_xla_with_a_smaller_last_batch(kind):
     layers, data, options = [flows.InvertibleConv1x1()], (X[:10], C[:10]), {"condition": 3}
     if kind == "continuous":

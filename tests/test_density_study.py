@@ -15,7 +15,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["moons", "rings", "checkerboard"])
+@pytest.mark.parametrize(
+    "name", ["moons", pytest.param("rings", marks=pytest.mark.slow), "checkerboard"]
+)
 def test_true_densities_are_those_of_the_points(name):
     x = study.draw(name, 4000, np.random.default_rng(0))
     # Cells of a grid hold as many points as their probability says, by a chi-squared statistic.

@@ -72,6 +72,7 @@ def test_it_draws_where_it_is_told():
     ],
 )
 def test_bad_input_is_refused(arguments, words):
+    open_before = plt.get_fignums()  # of other tests
     with pytest.raises(ValueError, match=words):
         plots.regression_bands(**{"x": X, "prediction": PREDICTION, **arguments})
-    assert plt.get_fignums() == []
+    assert plt.get_fignums() == open_before

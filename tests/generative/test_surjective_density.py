@@ -32,8 +32,9 @@ def cells(density, step=0.05, edge=12.0):
     """The probabilities of all x by sums over a grid of z: the outer cells have the tails too."""
     plain = ibnn.FlowDensity(density.flows)
     plain.build((None, 2))
-    plain.loc.assign(density.loc)
-    plain.scale.assign(density.scale)
+    # Copies, since Keras gives the arrays of a model away when it predicts on JAX.
+    plain.loc.assign(numpy(density.loc))
+    plain.scale.assign(numpy(density.scale))
     plain.flows[0].set_weights(density.flows[0].get_weights())
     ticks = np.arange(-edge, edge, step) + step / 2
     points = np.stack(np.meshgrid(ticks, ticks, indexing="ij"), -1).reshape(-1, 2)

@@ -126,6 +126,21 @@ def test_flows_of_one_kind_at_once_are_those_one_by_one(float64, monkeypatch, na
     assert len(calls) == (1 if name == "planar" else 2)
 
 
+def test_flows_with_a_map_of_their_own_keep_it(float64):
+    class Still(flows.Planar):
+        def forward_and_log_det(self, x, condition=None, training=False):
+            return x, ops.zeros_like(x[..., 0])
+
+    chain = [Still(condition_size=SIZE, dtype="float64") for _ in range(2)]
+    for seed, flow in enumerate(chain):
+        flow.build((None, 3))
+        perturb(flow, seed)
+    x = draws((4, 3))
+    y, found = through(chain, ops.convert_to_tensor(x), conditions(4), "forward")
+    close(numpy(y), x, 0)
+    close(numpy(found), 0, 0)
+
+
 def test_flows_that_differ_in_an_argument_are_not_of_one_kind(float64):
     class Power(flows.Flow):
         def __init__(self, power, **kwargs):

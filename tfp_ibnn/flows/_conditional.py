@@ -167,10 +167,7 @@ class Conditioner(Conditional):
 def masks_before(
     channels: int, hidden: int, reverse: bool, width: int = 1, spread: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return masks of a `Conditioner` whose outputs depend on the channels before their own.
-
-    If hidden units are fewer than these, they are spread over them, or else serve the first ones.
-    """
+    """Return masks of a `Conditioner` whose outputs depend on the channels before their own."""
     order = np.repeat(np.arange(channels), width)[:: -1 if reverse else 1]
     # A hidden unit of degree d sees the channels up to d and serves those after d.
     degrees = np.arange(hidden) % max(1, channels - 1)

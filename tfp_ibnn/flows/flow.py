@@ -253,9 +253,10 @@ def through(
 
 def _kind(condition: Any, flow: Flow) -> Any:
     """Return what flows have in common if `_bijectors` can make theirs."""
-    if condition is None or type(flow).bijector is not Flow.bijector:
+    kind, maps = type(flow), ("bijector", "forward_and_log_det", "inverse_and_log_det")
+    if condition is None or any(getattr(kind, name) is not getattr(Flow, name) for name in maps):
         return id(flow)
-    return type(flow), repr({**flow.get_config(), "name": None})
+    return kind, repr({**flow.get_config(), "name": None})
 
 
 def _bijectors(flows: Sequence[Flow], condition: Tensor) -> list[FlowBijector]:

@@ -34,6 +34,7 @@ FLOWS = {
     "radial": flows.Radial,
     "residual": partial(flows.Residual, hidden=8, lipschitz=0.5),
     "spline": partial(flows.Spline, bins=5, interval=4.0),
+    "stack": lambda **kwargs: flows.Stack(flows.Planar(), 2, **kwargs),
     "sylvester-1": partial(flows.Sylvester, units=1),
     "sylvester-3": partial(flows.Sylvester, units=3),
 }

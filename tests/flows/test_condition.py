@@ -7,7 +7,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from tests import autodiff
-from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det, numpy
+from tests.flows.tools import close, draws, forward, inverse, jacobian, log_det
 from tests.registry import (
     FLOW_NAMES,
     FLOWS,
@@ -19,7 +19,6 @@ from tests.registry import (
     tolerance,
 )
 from tfp_ibnn import flows
-from tfp_ibnn.flows.flow import through
 
 SIZE = 2  # of the conditions
 
@@ -103,63 +102,6 @@ def test_every_output_depends_on_the_condition_of_its_own_row(float64, name, cha
     # Each channel by itself, but for those that a coupling keeps.
     moved = np.abs(forward(flow, x, other) - forward(flow, x, condition))[1] > 1e-6
     assert np.sum(moved) >= (channels // 2 if "coupling" in name else channels)
-
-
-@pytest.mark.parametrize("name", ["affine", "planar", "radial", "sylvester-3"])
-@pytest.mark.parametrize("way", ["forward", "inverse"])
-def test_flows_of_one_kind_at_once_are_those_one_by_one(float64, monkeypatch, name, way):
-    chain = [make(name, seed=seed) for seed in (2, 3, 4)]
-    chain[1:1] = [make("planar", seed=5)]  # groups of 1, 1 and 2, or of 4
-    x, condition = draws((5, 2, 4, 3)), ops.convert_to_tensor(conditions(2, 4))
-    expected, change = ops.convert_to_tensor(x), 0
-    for flow in chain if way == "forward" else reversed(chain):
-        expected, log_dets = getattr(flow, f"{way}_and_log_det")(expected, condition)
-        change += log_dets
-    calls, kind = [], type(chain[-1])
-    original = kind.bijector_of
-    monkeypatch.setattr(
-        kind, "bijector_of", lambda self, **values: calls.append(1) or original(self, **values)
-    )
-    y, found = through(chain, ops.convert_to_tensor(x), condition, way)
-    close(numpy(y), numpy(expected), 1e-12)
-    close(numpy(found), numpy(change), 1e-12)
-    assert len(calls) == (1 if name == "planar" else 2)
-
-
-def test_flows_with_a_map_of_their_own_keep_it(float64):
-    class Still(flows.Planar):
-        def forward_and_log_det(self, x, condition=None, training=False):
-            return x, ops.zeros_like(x[..., 0])
-
-    chain = [Still(condition_size=SIZE, dtype="float64") for _ in range(2)]
-    for seed, flow in enumerate(chain):
-        flow.build((None, 3))
-        perturb(flow, seed)
-    x = draws((4, 3))
-    y, found = through(chain, ops.convert_to_tensor(x), conditions(4), "forward")
-    close(numpy(y), x, 0)
-    close(numpy(found), 0, 0)
-
-
-def test_flows_that_differ_in_an_argument_are_not_of_one_kind(float64):
-    class Power(flows.Flow):
-        def __init__(self, power, **kwargs):
-            super().__init__(**kwargs)
-            self.power = power
-
-        def build(self, input_shape):
-            super().build(input_shape)
-            self.shift = self.add_parameter("shift", (self.channels,), "zeros")
-
-        def bijector_of(self, shift):
-            return flows.AffineBijector(shift=shift, scale=ops.ones_like(shift) * 2**self.power)
-
-    chain = [Power(power, condition_size=SIZE, dtype="float64") for power in (1, 2, 2)]
-    for flow in chain:
-        flow.build((None, 3))
-    y, found = through(chain, ops.ones((4, 3), "float64"), conditions(4), "forward")
-    close(numpy(y), 32, 1e-12)
-    close(numpy(found), 15 * np.log(2), 1e-12)
 
 
 @every_flow

@@ -6,6 +6,7 @@ from tfp_ibnn.flows.affine import AffineBijector as AffineBijector
 from tfp_ibnn.flows.autoregressive import AutoregressiveBijector as AutoregressiveBijector
 from tfp_ibnn.flows.autoregressive import InverseAutoregressive as InverseAutoregressive
 from tfp_ibnn.flows.batchnorm import BatchNorm as BatchNorm
+from tfp_ibnn.flows.chain import Stack as Stack
 from tfp_ibnn.flows.continuous import Continuous as Continuous
 from tfp_ibnn.flows.conv1x1 import Conv1x1Bijector as Conv1x1Bijector
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1 as InvertibleConv1x1

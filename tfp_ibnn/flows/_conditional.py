@@ -27,6 +27,7 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
             most = checks.LARGEST_SIZE
             condition_size = checks.positive_integer("condition_size", condition_size, most)
         self.condition_size = condition_size
+        self._parameters: dict[str, keras.Variable] = {}
         self._linear_maps: dict[str, keras.Variable] = {}
 
     __getattr__ = checks.missing_attribute
@@ -39,7 +40,7 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         If it is trainable and `conditional`, add the linear map of the condition as well.
         """
         kw["autocast"] = False
-        weight = self.add_weight(shape, initializer, name=name, **kw)
+        weight = self._parameters[name] = self.add_weight(shape, initializer, name=name, **kw)
         if weight.trainable and conditional and self.condition_size is not None:
             size = (self.condition_size, math.prod(shape))
             kw["name"] = f"{name}_of_condition"
@@ -58,29 +59,9 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         shift = matmul(condition, ops.convert_to_tensor(self._linear_maps[weight.name]))
         return value + ops.reshape(shift, (*ops.shape(condition)[:-1], *weight.shape))
 
-    def parameters(self, condition: Tensor | None, *others: "Conditional") -> dict[str, Tensor]:
-        """Return the values of all weights of `add_parameter` by name, as `parameter` does.
-
-        With others of the same weights, which need a condition, they have an axis of layers first.
-        """
-        layers = [{w.name: w for w in layer.weights} for layer in (self, *others)]
-        names = [name for name in layers[0] if not name.endswith("_of_condition")]
-        if not others:
-            return {name: self.parameter(layers[0][name], condition) for name in names}
-        condition, found = self.checked_condition(condition), {}
-        rows, flat = ops.shape(condition)[:-1], ops.reshape(condition, (-1, self.condition_size))
-
-        def stacked(name: str) -> Tensor:
-            return ops.stack([weights[name].value for weights in layers])
-
-        for name in names:
-            value, linear = stacked(name), f"{name}_of_condition"
-            shape = value.shape[1:]
-            found[name] = ops.reshape(value, (len(layers), *(1 for _ in rows), *shape))
-            if linear in layers[0]:
-                shift = ops.reshape(matmul(flat, stacked(linear)), (len(layers), *rows, *shape))
-                found[name] = found[name] + shift
-        return found
+    def parameters(self, condition: Tensor | None) -> dict[str, Tensor]:
+        """Return the values of all weights of `add_parameter` by name, as `parameter` does."""
+        return {name: self.parameter(w, condition) for name, w in self._parameters.items()}
 
     def checked_condition(self, condition: Tensor | None) -> Tensor | None:
         """Return the condition as a tensor of this layer's type, or raise if it does not fit."""

@@ -6,8 +6,6 @@ Below are products with parameters that are the same for all rows of x, or diffe
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import keras
@@ -161,7 +159,7 @@ class Flow(SavesRandomState, Conditional):
 
     def _through(self, x: Tensor, condition: Tensor | None, way: str) -> tuple[Tensor, Tensor]:
         x = ops.convert_to_tensor(x, dtype=self.dtype)
-        return _mapped(self._bijector_for(condition), x, self.event_ndims, way)
+        return mapped(self._bijector_for(condition), x, self.event_ndims, way)
 
     def call(self, inputs: Tensor, condition: Tensor | None = None) -> Tensor:
         """Map `inputs` of shape (..., channels) forward."""
@@ -201,73 +199,13 @@ class NetworkFlow(Flow):
         return {**super().get_config(), "network": self._network and json.loads(self._network)}
 
 
-def _mapped(bijector: tfb.Bijector, x: Tensor, ndims: int, way: str) -> tuple[Tensor, Tensor]:
+def mapped(bijector: tfb.Bijector, x: Tensor, ndims: int, way: str) -> tuple[Tensor, Tensor]:
     """Return x mapped "forward" or by the "inverse", and the log-determinants."""
     if isinstance(bijector, tfb.Invert):
-        return _mapped(bijector.bijector, x, ndims, {"forward": "inverse"}.get(way, "forward"))
+        return mapped(bijector.bijector, x, ndims, {"forward": "inverse"}.get(way, "forward"))
     if isinstance(bijector, FlowBijector) and bijector.event_ndims == ndims:
         return getattr(bijector, f"{way}_and_log_det")(x)
     return getattr(bijector, way)(x), getattr(bijector, f"{way}_log_det_jacobian")(x, ndims)
-
-
-def copied(
-    flows: Any, dtype: str, argument: str = "flows", condition_size: Any = None, ndims: int = 1
-) -> list[Flow]:
-    """Return copies, with a condition of another size, of flows that have none; or raise."""
-    if isinstance(flows, Sequence):
-        make = keras.saving.deserialize_keras_object
-        flows = [make(flow) if isinstance(flow, dict) else flow for flow in flows]
-    if not isinstance(flows, list) or not all(isinstance(flow, Flow) for flow in flows):
-        raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
-    copies = []
-    for position, flow in enumerate(flows):
-        if flow.condition_size not in (None, condition_size) or flow.event_ndims > ndims:
-            wanted = f"must have condition_size={condition_size} and event_ndims={ndims}"
-            got = f"condition_size={flow.condition_size} and event_ndims={flow.event_ndims}"
-            raise ValueError(f"`{argument}` {wanted}; got {type(flow).__name__} with {got}.")
-        name = f"{type(flow).__name__.lower()}_{position}"
-        config = {**flow.get_config(), "dtype": dtype, "name": name}
-        config["condition_size"] = condition_size
-        copies.append(type(flow).from_config(config))
-    return copies
-
-
-def through(
-    flows: Sequence[Flow], x: Tensor, condition: Any, way: str, ndims: int = 1, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """Return x mapped "forward" or by the "inverse", and log-determinants by `ndims` last axes."""
-    log_det = ops.zeros_like(x[(..., *(0,) * ndims)])
-    order = flows if way == "forward" else reversed(flows)
-    for _, group in itertools.groupby(order, partial(_kind, condition)):
-        first, *others = group
-        steps = [partial(getattr(first, f"{way}_and_log_det"), condition=condition, **options)]
-        if others:
-            maps = _bijectors([first, *others], condition)
-            steps = [partial(_mapped, each, ndims=first.event_ndims, way=way) for each in maps]
-        for step in steps:
-            x, change = step(x)
-            change = change + ops.zeros_like(x[(..., *(0,) * first.event_ndims)])  # if constant
-            log_det = log_det + ops.sum(change, axis=tuple(range(first.event_ndims - ndims, 0)))
-    return x, log_det
-
-
-def _kind(condition: Any, flow: Flow) -> Any:
-    """Return what flows have in common if `_bijectors` can make theirs."""
-    kind, maps = type(flow), ("bijector", "forward_and_log_det", "inverse_and_log_det")
-    if condition is None or any(getattr(kind, name) is not getattr(Flow, name) for name in maps):
-        return id(flow)
-    return kind, repr({**flow.get_config(), "name": None})
-
-
-def _bijectors(flows: Sequence[Flow], condition: Tensor) -> list[FlowBijector]:
-    """Return the bijectors of flows of one kind, all at once: a GPU would wait for each piece."""
-    made = flows[0].bijector_of(**flows[0].parameters(condition, *flows[1:]))
-    # The gradient of a split is one concatenation, that of as many indices a sum of padded tensors.
-    split = {name: ops.split(getattr(made, name), len(flows)) for name in made.parameter_ndims}
-    return [
-        type(made)(**{name: ops.squeeze(split[name][i], 0) for name in split})
-        for i in range(len(flows))
-    ]
 
 
 def log_normal(x: Tensor) -> Tensor:

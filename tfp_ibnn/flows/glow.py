@@ -7,9 +7,10 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, tfb
 from tfp_ibnn.flows.actnorm import ActNorm
+from tfp_ibnn.flows.chain import through
 from tfp_ibnn.flows.conv1x1 import InvertibleConv1x1
 from tfp_ibnn.flows.coupling import AffineCoupling
-from tfp_ibnn.flows.flow import NetworkFlow, through
+from tfp_ibnn.flows.flow import NetworkFlow
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

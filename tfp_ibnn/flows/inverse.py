@@ -1,16 +1,14 @@
 """A flow the other way round."""
 
-from typing import Any
-
 import keras
 
 from tfp_ibnn._core.backend import Tensor, tfb
 from tfp_ibnn.flows.autoregressive import InverseAutoregressive
-from tfp_ibnn.flows.flow import Flow
+from tfp_ibnn.flows.chain import FlowOfFlow
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Inverse(Flow):
+class Inverse(FlowOfFlow):
     """The inverse of a flow: it maps forward as the other maps back.
 
     A density needs the way from data to noise for each training step, a posterior the way from
@@ -27,27 +25,12 @@ class Inverse(Flow):
         3
     """
 
-    def __init__(self, flow: Flow, **kwargs: Any) -> None:
-        if isinstance(flow, dict):  # of a config
-            flow = keras.saving.deserialize_keras_object(flow)
-        if not isinstance(flow, Flow):
-            raise ValueError(f"`flow` must be a flow, such as flows.Planar(); got {flow!r}.")
-        given = {name: kwargs[name] for name in ("condition_size", "dtype") if kwargs.get(name)}
-        flow = type(flow).from_config({**flow.get_config(), **given, "name": "flow"})
-        super().__init__(**{**kwargs, "condition_size": flow.condition_size, "dtype": flow.dtype})
-        self.flow = flow
-        self.event_ndims, self.min_channels = flow.event_ndims, flow.min_channels
-        self.exact_log_det = flow.exact_log_det
-
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         self.flow.build(input_shape)
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Invert:
         return tfb.Invert(self.flow._bijector_for(condition))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "flow": keras.saving.serialize_keras_object(self.flow)}
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

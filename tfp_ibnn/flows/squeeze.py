@@ -9,8 +9,9 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.flows.coupling import AffineCoupling
-from tfp_ibnn.flows.flow import Flow, FlowBijector, copied, through
+from tfp_ibnn.flows.flow import Flow, FlowBijector
 from tfp_ibnn.flows.glow import GlowStep
 
 

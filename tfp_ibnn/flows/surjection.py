@@ -11,7 +11,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.flows._conditional import Conditional
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
-from tfp_ibnn.flows.flow import copied, like_rows, log_normal, through
+from tfp_ibnn.flows.chain import copied, through
+from tfp_ibnn.flows.flow import like_rows, log_normal
 
 
 class Surjection(Conditional):

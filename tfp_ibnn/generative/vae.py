@@ -14,7 +14,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.conversion.graph import infer
 from tfp_ibnn.flows import Flow
-from tfp_ibnn.flows.flow import through
+from tfp_ibnn.flows.chain import through
 from tfp_ibnn.generative.density import FlowDensity, Unsupervised
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied

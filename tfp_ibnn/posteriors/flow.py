@@ -11,7 +11,7 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
-from tfp_ibnn.flows.flow import copied as copied
+from tfp_ibnn.flows.chain import copied as copied
 from tfp_ibnn.posteriors import base
 from tfp_ibnn.posteriors.base import Component
 

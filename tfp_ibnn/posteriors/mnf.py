@@ -11,7 +11,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import AffineCoupling, Flow
-from tfp_ibnn.flows.flow import through
+from tfp_ibnn.flows.chain import through
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.posteriors import base
 from tfp_ibnn.posteriors.flow import FlowPosterior, copied

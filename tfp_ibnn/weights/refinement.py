@@ -13,7 +13,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled, matmul, mean, tfb, tfd
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
-from tfp_ibnn.flows.flow import through
+from tfp_ibnn.flows.chain import through
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
 from tfp_ibnn.weights.flat import FlatPosterior, places_of

@@ -23,7 +23,7 @@ def copied(
     if not isinstance(flows, list) or not all(isinstance(flow, Flow) for flow in flows):
         raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
     copies: list[Flow] = []
-    for _, group in itertools.groupby(flows, _kind if condition_size else id):
+    for _, group in itertools.groupby(flows, lambda f: _kind(f) if condition_size else object()):
         flow, *others = group
         if flow.condition_size not in (None, condition_size) or flow.event_ndims > ndims:
             wanted = f"must have condition_size={condition_size} and event_ndims={ndims}"
@@ -38,11 +38,14 @@ def copied(
 
 
 def _kind(flow: Flow) -> Any:
-    """Return what flows that can be a stack have in common; of any other, its own number."""
+    """Return what flows that can be a stack have in common; of any other, what no other has."""
+    kind = type(flow), repr({**flow.get_config(), "name": None})
+    return kind if _is_stackable(flow) else object()
+
+
+def _is_stackable(flow: Flow) -> bool:
     maps = ("bijector", "forward_and_log_det", "inverse_and_log_det")
-    if any(getattr(type(flow), name) is not getattr(Flow, name) for name in maps):
-        return id(flow)
-    return type(flow), repr({**flow.get_config(), "name": None})
+    return all(getattr(type(flow), name) is getattr(Flow, name) for name in maps)
 
 
 def through(
@@ -99,7 +102,7 @@ class Stack(FlowOfFlow):
     def __init__(self, flow: Flow, number: int, **kwargs: Any) -> None:
         super().__init__(flow, **kwargs)
         self.number = positive_integer("number", number)
-        if isinstance(_kind(self.flow), int):
+        if not _is_stackable(self.flow):
             wanted = "must have its map by `bijector_of` alone, such as flows.Planar()"
             raise ValueError(f"`flow` {wanted}; got {type(self.flow).__name__}.")
 

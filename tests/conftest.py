@@ -75,10 +75,18 @@ SLOW_WITH_CONDITION = {
     *("glow-orthogonal", "sylvester-1"),
 }
 
+# Examples in docstrings that take seconds; other tests show the same.
+SLOW_EXAMPLES = (
+    "tfp_ibnn.calibration.run.calibrate",
+    "tfp_ibnn.generative.density.FlowDensity",
+)
+
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(config, items):
     for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
         if not isinstance(name, str):
             continue

@@ -181,8 +181,8 @@ def cases(tmp_path_factory):
     return get
 
 
-# One for each kind of draws: of noise, of dropout, by position, of components.
-QUICK = ("softmax", "point", "position", "mixture")
+# Draws of noise, of dropout, and of components.
+QUICK = ("softmax", "point", "mixture")
 
 
 every_case = pytest.mark.parametrize(

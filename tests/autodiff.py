@@ -79,9 +79,12 @@ if keras.backend.backend() == "tensorflow":
         All points are differentiated together, one output at a time: the function must treat
         them independently of one another.
         """
-        size = np.shape(x)[-1]
-        rows = [gradient(lambda v, i=i: ops.sum(function(v)[..., i]), x) for i in range(size)]
-        return np.stack(rows, axis=-2)
+        x = ops.convert_to_tensor(x)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            columns = [ops.sum(column) for column in ops.unstack(function(x), axis=-1)]
+        rows = [tape.gradient(y, x, unconnected_gradients="zero") for y in columns]
+        return np.stack([_numpy(row) for row in rows], axis=-2)
 
     def whole_jacobian(function, x):
         """The derivatives of all outputs by all of x, with the axes of both."""

@@ -69,13 +69,29 @@ def pytest_sessionstart(session):
 
 # They take many steps: the tests of every flow take minutes, those of their own file seconds.
 SLOW_FLOWS = {"autoregressive-spline", "continuous", "residual"}
+# Settings that no parameter depends on: what they do with a condition, the same flow does without.
+SLOW_WITH_CONDITION = {
+    *("autoregressive-reverse", "conv1x1-orthogonal", "coupling-mask", "coupling-swap"),
+    *("glow-orthogonal", "sylvester-1"),
+}
+
+# Examples in docstrings that take seconds; other tests show the same.
+SLOW_EXAMPLES = (
+    "tfp_ibnn.calibration.run.calibrate",
+    "tfp_ibnn.generative.density.FlowDensity",
+)
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(config, items):
     for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
-        if isinstance(name, str) and name.removeprefix("over-") in SLOW_FLOWS:
+        if not isinstance(name, str):
+            continue
+        conditional = item.path.name == "test_condition.py" and name in SLOW_WITH_CONDITION
+        if conditional or name.removeprefix("over-") in SLOW_FLOWS:
             item.add_marker(pytest.mark.slow)
     if not config.getoption("--gpu"):
         return

@@ -170,8 +170,8 @@ def over(*names, **fixed):
 RECIPES = {
     "NormalAffine": partial(ibnn.NormalAffine, **AT_PRIOR),
     "NormalPlanar1d": partial(ibnn.NormalPlanar1d, **AT_PRIOR),
-    "NormalInvConv": partial(ibnn.NormalInvConv, **AT_PRIOR),
-    "NormalGlowStep": partial(ibnn.NormalGlowStep, hidden=8, **AT_PRIOR),
+    "NormalInvConv": partial(ibnn.NormalInvConv, depth=1, planar=1, **AT_PRIOR),
+    "NormalGlowStep": partial(ibnn.NormalGlowStep, depth=2, hidden=8, **AT_PRIOR),
     "NormalRadial": partial(ibnn.NormalRadial, **AT_PRIOR),
     "NormalSylvester": partial(ibnn.NormalSylvester, units=2, **AT_PRIOR),
     "NormalIAF": partial(ibnn.NormalIAF, hidden=8, **AT_PRIOR),

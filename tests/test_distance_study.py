@@ -55,7 +55,7 @@ def test_scores_are_those_of_each_half():
     assert found["ECE"] == pytest.approx(0.45)
 
 
-def test_filters_of_the_priors_length_compute_the_same():
+def test_filters_of_the_priors_length_compute_the_same(eagerly):
     keras.utils.set_random_seed(0)
     model = resnet20((8, 8, 3))
     for v in model.weights:
@@ -70,7 +70,7 @@ def test_filters_of_the_priors_length_compute_the_same():
             np.testing.assert_allclose(square, 0.2 * np.prod(layer.kernel.shape[:3]), rtol=1e-4)
 
 
-def test_rates_by_filter_leave_the_target_as_it_is():
+def test_rates_by_filter_leave_the_target_as_it_is(eagerly):
     """Without data the chain samples the prior, whatever the factor of a kernel."""
     inputs = keras.Input((3, 3, 8))
     x = keras.layers.Conv2D(12, 3, name="conv")(inputs)

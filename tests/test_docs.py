@@ -105,9 +105,9 @@ def test_reference_has_the_public_names(site):
 
 # The longest pages, and one whose example is the README's, are left to `make test-slow`.
 SLOW = {
-    *("choosing.md", "decisions.md", "distributed.md", "ensembles_and_samplers.md"),
-    *("from_tfp.md", "index.md", "is_it_right.md", "laplace.md", "refine.md", "serving.md"),
-    *("troubleshooting.md", "weight_posteriors.md"),
+    *("choosing.md", "decisions.md", "densities.md", "distributed.md"),
+    *("ensembles_and_samplers.md", "from_tfp.md", "index.md", "is_it_right.md", "laplace.md"),
+    *("refine.md", "serving.md", "troubleshooting.md", "weight_posteriors.md"),
 }
 # What is collected while a model trains needs more than a few steps; chains are slow uncompiled.
 WHOLE = ("ensembles_and_samplers.md", "is_it_right.md")

@@ -90,7 +90,7 @@ def test_scores_take_the_temperature_of_validation_images():
     assert study.held_out(sharp * np.nan, y)["NLL, T"] is None
 
 
-def test_posteriors_are_where_they_should_be(few):
+def test_posteriors_are_where_they_should_be(eagerly, few):
     problem = study.Problem("few_lenet", 0)
     model, found = problem.build(0), {}
     for method in ("fixed noise", "Gaussian", "joint flow"):
@@ -106,7 +106,7 @@ def test_posteriors_are_where_they_should_be(few):
     assert ibnn.stochastic_layers(found["joint flow"])[0].posterior.joint.channels == 469
 
 
-def test_methods_train_what_they_should(few):
+def test_methods_train_what_they_should(eagerly, few):
     problem, fits = study.Problem("few_lenet", 0), {}
 
     def made(method, settings):

@@ -117,7 +117,7 @@ class InfiniteKL(ibnn.FlowPosterior):
         return draw._replace(kl=draw.kl / (1 - self.broken))
 
 
-def test_tells_a_kl_from_z():
+def test_tells_a_kl_from_z(eagerly):
     det = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="only")])
     model = ibnn.to_stochastic(det, InfiniteKL(initial_scale=0.2), train_size=80)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -205,7 +205,7 @@ def test_infinite_data():
 
 
 @pytest.mark.once
-def test_other_models_get_the_weights_named():
+def test_other_models_get_the_weights_named(eagerly):
     model, guard = make(kind="plain"), ibnn.TerminateOnNonFinite(every=1)
     with pytest.warns(UserWarning, match="Weights that are not finite: .*posterior"):
         fit(model, guard, AtBatch(4, ruin("second", lambda p: p.affine.weights[0])))
@@ -241,7 +241,7 @@ def test_batches_that_keras_runs_at_once_are_counted():
 
 
 @pytest.mark.once
-def test_a_model_that_is_built_in_its_first_step_has_nothing_to_go_back_to():
+def test_a_model_that_is_built_in_its_first_step_has_nothing_to_go_back_to(eagerly):
     model = keras.Sequential([ibnn.StochasticDense(3, train_size=80)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(1e30), loss, jit_compile=backend.jit_pays())

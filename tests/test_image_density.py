@@ -28,7 +28,7 @@ def test_the_logit_and_its_log_determinant():
     np.testing.assert_allclose(flow.forward_and_log_det(x)[0], y, atol=1e-6)
 
 
-def test_bits_are_those_of_grey_levels():
+def test_bits_are_those_of_grey_levels(eagerly):
     train, _, test = (x.reshape(len(x), -1) for x in study.load(0, quick=True))
     model = study.density("MADE", train, quick=True)
     bits = -model.log_prob(test).mean() / (784 * np.log(2))
@@ -96,7 +96,7 @@ def test_pages_show_the_stored_runs(page):
         *(pytest.param(name, marks=pytest.mark.slow) for name in study.METHODS if name != "MAF"),
     ],
 )
-def test_a_quick_run_has_finite_scores(method):
+def test_a_quick_run_has_finite_scores(eagerly, method):
     record = study.run("mnist", 0, method, quick=True)
     scores = record["scores"]
     assert np.isfinite(scores["bits"])

@@ -104,7 +104,7 @@ def unchanged(before, after):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_checklist_of_wrapped_layers(name, tmp_path):
+def test_checklist_of_wrapped_layers(eagerly, name, tmp_path):
     make, input_shape, output_shape = LAYERS[name]
     plain = make()
     plain.build((None, *input_shape))
@@ -686,7 +686,7 @@ def test_template_is_not_shared():
 @pytest.mark.parametrize(
     "head", [lambda: layers.LSTM(3), layers.GlobalAveragePooling1D], ids=["lstm", "average"]
 )
-def test_masks_pass_through(head):
+def test_masks_pass_through(eagerly, head):
     tokens = np.array([[1, 2, 3, 0, 0], [4, 5, 0, 0, 0], [1, 1, 1, 1, 1]])
     embedding, dense, last = layers.Embedding(7, 4, mask_zero=True), layers.Dense(4), head()
     noisy = ibnn.Stochastic(dense, train_size=N)

@@ -112,7 +112,7 @@ def test_scores_have_the_names_of_the_outputs(model):
     assert scores == pytest.approx(right, rel=1e-4)
 
 
-def test_outputs_in_a_list_go_by_the_names_of_their_layers():
+def test_outputs_in_a_list_go_by_the_names_of_their_layers(eagerly):
     model, options = network(as_list=True), {"samples": 6, "seed": 1}
     found = ibnn.MonteCarlo(model, head=HEADS, **options)
     named = ibnn.MonteCarlo(network(), head=HEADS, **options).at_mean(X)
@@ -159,7 +159,7 @@ def test_files_hold_heads_and_functions(model, tmp_path):
     )
 
 
-def test_an_ensemble_has_several_outputs_too():
+def test_an_ensemble_has_several_outputs_too(eagerly):
     members = [ibnn.to_deterministic(network()) for _ in range(2)]
     for weight in members[1].weights:
         weight.assign(weight * 0.7 + 0.1)
@@ -181,7 +181,7 @@ class TwoHeads(keras.Model):
         return {"kind": self.kind(x), "size": self.size(x)}
 
 
-def test_a_subclass_has_several_outputs_by_its_heads():
+def test_a_subclass_has_several_outputs_by_its_heads(eagerly):
     plain = TwoHeads()
     plain(X)
     sto = ibnn.to_stochastic(plain, ibnn.NormalAffine(initial_scale=0.3, seed=0), train_size=20)
@@ -217,7 +217,7 @@ class Pair(keras.Model):
         return self.first(x), self.second(x) + 10
 
 
-def test_outputs_of_a_subclass_in_a_tuple_go_by_their_place():
+def test_outputs_of_a_subclass_in_a_tuple_go_by_their_place(eagerly):
     plain = Pair()
     plain(X)
     sto = ibnn.to_stochastic(plain, ibnn.NormalAffine(seed=0), train_size=20)
@@ -227,7 +227,7 @@ def test_outputs_of_a_subclass_in_a_tuple_go_by_their_place():
     assert scores["1_rmse"] < 5
 
 
-def test_an_output_may_be_called_mean():
+def test_an_output_may_be_called_mean(eagerly):
     inputs = keras.Input((4,))
     parts = {"mean": layers.Dense(1)(inputs), "spread": layers.Dense(1)(inputs)}
     model = ibnn.to_stochastic(keras.Model(inputs, parts), ibnn.NormalAffine(), train_size=20)
@@ -355,7 +355,7 @@ def first_column(x):
 
 
 @pytest.mark.parametrize("make", [poisson, negative_binomial, mixture, first_column])
-def test_the_averaged_density_is_that_of_all_draws(make):
+def test_the_averaged_density_is_that_of_all_draws(eagerly, make):
     keras.utils.set_random_seed(1)
     size = 6 if make is mixture else 1
     model = keras.Sequential([keras.Input((4,)), layers.Dense(size)])
@@ -391,7 +391,7 @@ def test_training_lowers_the_loss_of_counts():
     assert history[-1] < history[0] - 0.1
 
 
-def test_what_is_wrong_with_a_likelihood_is_said():
+def test_what_is_wrong_with_a_likelihood_is_said(eagerly):
     with pytest.raises(ValueError, match="`make` must be a function"):
         ibnn.layers.DistributionNLL("poisson")
     with pytest.raises(ValueError, match="`make` must return a TFP distribution"):
@@ -428,7 +428,9 @@ def tagger():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_padding_does_not_count(tagger, weighted):
+def test_padding_does_not_count(request, tagger, weighted):
+    if weighted:  # the other case is compiled
+        request.getfixturevalue("eagerly")
     mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
     weight = DATA.random(12).astype("float32") if weighted else None
     each = (np.ones(12) if weight is None else weight)[:, None] * np.ones(7)
@@ -497,7 +499,7 @@ def test_nested_outputs_are_refused():
 
 
 @pytest.mark.parametrize("posterior", [ibnn.NormalAffine, ibnn.MeanField])
-def test_layers_of_two_precisions_train(posterior):
+def test_layers_of_two_precisions_train(eagerly, posterior):
     inputs = keras.Input((4,))
     hidden = layers.Dense(3, dtype="float64")(inputs)
     plain = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32")(hidden))

@@ -92,7 +92,9 @@ class Small(study.Problem):
 @pytest.mark.parametrize(
     ("pair", "counts"),
     [
-        ("fashion_vit", {"attention": 16, "MLPs": 8, "both": 24}),
+        pytest.param(
+            *("fashion_vit", {"attention": 16, "MLPs": 8, "both": 24}), marks=pytest.mark.slow
+        ),  # of the same blocks as the next
         ("mails_transformer", {"attention": 8, "MLPs": 4, "both": 12}),
         ("fashion_lstm", {"input and state": 1, "last layer": 1, "both": 2}),
     ],

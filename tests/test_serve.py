@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -391,11 +392,12 @@ def test_a_folder_that_has_changed_is_refused(folder, serve, tmp_path, spoil, wo
     assert words in serve.reason(caught.value)
 
 
-def test_command_line(folder, serve, running, tmp_path):
+def test_command_line(folder, serve, tmp_path):
+    taken = socket.create_server(("127.0.0.1", 0))
     for arguments, words in (
         ([tmp_path / "none"], "error: .*No such file.*none/assets.extra"),
         ([folder, "--port=70000"], "error: .*Options.port': .*less than or equal to 65535"),
-        ([folder, f"--port={running.port}"], "Address already in use"),
+        ([folder, f"--port={taken.getsockname()[1]}"], "Address already in use"),
         ([folder, "--threads=0"], "Options.threads'"),
         ([folder, "--max-body-mb=nan"], "Options.max_body_mb'"),
         ([folder, "--name=a/b"], "Options.name'"),
@@ -403,6 +405,7 @@ def test_command_line(folder, serve, running, tmp_path):
     ):
         with pytest.raises(SystemExit, match=words):
             serve.main([str(argument) for argument in arguments])
+    taken.close()
 
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it():

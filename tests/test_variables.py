@@ -63,7 +63,7 @@ def network():
     return ibnn.StochasticModel(inputs, outputs)
 
 
-def test_of_training_prediction_and_loading(made, tmp_path):
+def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
     """And of each class that Keras knows of the package: a new one must be made here too."""
     model = network()
     kinds = (

@@ -8,6 +8,7 @@ by name.
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -170,10 +171,17 @@ def stored_entropies(record, folder):
 
 def fit_temperature(probabilities, labels):
     """Return temperature scaling fitted to predictions; it takes predictions as its input."""
-    inputs = keras.Input(np.shape(probabilities)[1:])
+    scaling = ibnn.TemperatureScaling(_identity(np.shape(probabilities)[-1]), from_logits=False)
+    return scaling.fit(iter([(probabilities, labels)]))  # at once, and without a dataset
+
+
+@functools.cache
+def _identity(classes):
+    """Return the model that answers with its input; it has no weights, so that all can share it."""
+    inputs = keras.Input((classes,))
     identity = keras.Model(inputs, keras.layers.Identity()(inputs))
-    scaling = ibnn.TemperatureScaling(identity, from_logits=False)
-    return scaling.fit(probabilities, labels, batch_size=len(probabilities))
+    identity.run_eagerly = True  # nothing is computed that could be compiled
+    return identity
 
 
 def cross_fit(probabilities, labels):

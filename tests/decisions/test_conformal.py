@@ -207,7 +207,7 @@ def stochastic():
     return keras.Model(inputs, outputs)
 
 
-def test_of_a_posterior_pickled():
+def test_of_a_posterior_pickled(eagerly):
     """The draws are those of `fit`, after pickling too."""
     found = ibnn.Conformal(ibnn.MonteCarlo(stochastic(), samples=4), "aps", by="class")
     found.fit(P[:60], Y[:60] % 3)

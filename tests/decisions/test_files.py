@@ -73,7 +73,7 @@ def sets(method):
     ],
 )
 @pytest.mark.filterwarnings("ignore:The network does not seem to be trained")
-def test_file_and_export_answer_like_the_object(kind, make, tmp_path):
+def test_file_and_export_answer_like_the_object(eagerly, kind, make, tmp_path):
     made = make(posterior(kind)).fit(X, Y)
     is_set = isinstance(made, ibnn.Conformal)
 
@@ -97,7 +97,7 @@ def test_file_and_export_answer_like_the_object(kind, make, tmp_path):
 
 
 @needs_tensorflow
-def test_intervals_are_exported(tmp_path):
+def test_intervals_are_exported(eagerly, tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2), ibnn.layers.GaussianHead()])
     found = ibnn.Conformal(model, "cqr").fit(X, X[:, 0])
     interval = served(found, tmp_path / "served", NEW)["interval"]

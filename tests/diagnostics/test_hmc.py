@@ -80,7 +80,7 @@ def test_all_weights_of_a_network_with_a_hidden_layer():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, "tanh"), layers.Dense(1)])
     model.compile("sgd", "mse")
-    options = {"over": "weights", "chains": 2, "draws": 10, "warmup": 10}
+    options = {"over": "weights", "chains": 2, "draws": 10, "warmup": 10, "start": "prior"}
     found = ibnn.diagnostics.hmc(model, (X, Y), **options, **KNOWN, **QUICK)
     assert found.samples.shape == (2, 10, 11)
     w = found.samples[0]

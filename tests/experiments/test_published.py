@@ -80,7 +80,7 @@ def mean_field():
     return sto
 
 
-def test_pruning_removes_the_noisiest_weights_and_gives_them_back():
+def test_pruning_removes_the_noisiest_weights_and_gives_them_back(eagerly):
     model, rng = mean_field(), np.random.default_rng(0)
     test = rng.normal(size=(50, 6)).astype("float32"), rng.integers(0, 3, 50)
     before, seen = model.get_weights(), []
@@ -104,7 +104,7 @@ def test_pruning_removes_the_noisiest_weights_and_gives_them_back():
     assert list(pruning.measure(plain, None, None)) == ["histogram"]
 
 
-def test_draws_of_the_shown_image_are_kept():
+def test_draws_of_the_shown_image_are_kept(eagerly):
     images = np.random.default_rng(0).integers(0, 256, (30, 28, 28, 1), "uint8")
     labels = np.arange(30) % 10
     model = mlp((28, 28, 1), hidden=(4,), preprocessing=ibnn.data.preprocessing(images))

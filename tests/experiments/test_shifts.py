@@ -477,7 +477,7 @@ def kind(request):
 
 
 @pytest.mark.once
-def test_the_step_is_epsilon_and_the_loss_goes_up(kind):
+def test_the_step_is_epsilon_and_the_loss_goes_up(eagerly, kind):
     name, model, _, images, labels, result = kind
     assert result.dtype == np.float32
     steps = np.abs(result - images)
@@ -541,7 +541,7 @@ def test_new_weights_are_attacked():
     assert np.any(fgsm_direction(model, images, labels, from_logits=True) != one)
 
 
-def test_what_is_against_no_is_for_yes():
+def test_what_is_against_no_is_for_yes(eagerly):
     images, _ = attacked(4)
     binary = network(classes=1)
     no, yes = (
@@ -552,7 +552,7 @@ def test_what_is_against_no_is_for_yes():
 
 
 @pytest.mark.parametrize("last", [None, "softmax"])
-def test_a_network_that_is_very_sure_is_attacked_no_worse(last):
+def test_a_network_that_is_very_sure_is_attacked_no_worse(eagerly, last):
     """The gradient of the cross-entropy itself loses its digits, or is 0."""
     model = network(last, classes=2)
     images, _ = attacked()
@@ -578,7 +578,7 @@ def test_averages_of_very_sure_networks_have_a_gradient(eagerly):
     assert np.mean(fgsm_direction(mc, images, labels) != 0) > 0.5
 
 
-def test_the_meaning_of_the_output_is_found_out():
+def test_the_meaning_of_the_output_is_found_out(eagerly):
     model = network()
     images, labels = attacked(4)
     expected = fgsm_direction(model, images, labels, from_logits=True)
@@ -591,7 +591,7 @@ def test_the_meaning_of_the_output_is_found_out():
     assert same.mean() > 0.99
 
 
-def test_pixels_stay_in_range_and_uint8_is_taken():
+def test_pixels_stay_in_range_and_uint8_is_taken(eagerly):
     model = network("softmax")
     images = noise_images(3, *SHAPE)
     images[0], images[1] = 0, 255

@@ -112,7 +112,7 @@ def test_classifier_stays_as_it_is():
     assert any(w is model.temperature for w in model.non_trainable_weights)
 
 
-def test_calibration_is_better_after_it():
+def test_calibration_is_better_after_it(eagerly):
     model = ibnn.TemperatureScaling(identity(), from_logits=True)
     model.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -321,7 +321,7 @@ def test_a_scaled_model_can_be_scaled_again():
     np.testing.assert_allclose(twice(LOGITS), twice.model(LOGITS) / 4, rtol=1e-5)
 
 
-def test_one_number_of_a_model_of_its_own_is_scored_as_yes_or_no():
+def test_one_number_of_a_model_of_its_own_is_scored_as_yes_or_no(eagerly):
     x, y = LOGITS[:, :1], (LABELS == 0).astype(int)
     model = scaled(Opaque(), x=x, y=y)
     scores = model.evaluate(x, y, verbose=0, return_dict=True)

@@ -45,7 +45,7 @@ def test_lenet_has_as_many_weights_as_by_hand(shape, expected):
     ("shape", "is_plain"),
     [((28, 28, 1), True), ((28, 44, 2), True), ((32, 32, 3), False), ((28, 32, 1), False)],
 )
-def test_lenet_pools_as_the_adaptive_layer_does(shape, is_plain):
+def test_lenet_pools_as_the_adaptive_layer_does(eagerly, shape, is_plain):
     model = models.lenet(shape)
     assert isinstance(model.get_layer("pool2"), keras.layers.AveragePooling2D) == is_plain
 
@@ -59,7 +59,7 @@ def test_lenet_pools_as_the_adaptive_layer_does(shape, is_plain):
     x = np.random.default_rng(0).normal(size=(3, *shape)).astype("float32")
     y = np.array([1, 2, 3])
     for each in (model, other):
-        each.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=False)
+        each.compile(keras.optimizers.SGD(0.1), "mse")
         each.fit(x, np.eye(10)[y], epochs=2, batch_size=3, verbose=0)
     np.testing.assert_allclose(numpy(model(x)), numpy(other(x)), rtol=1e-4, atol=1e-5)
     # What was saved before holds the adaptive layer, and keeps it.

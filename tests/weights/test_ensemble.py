@@ -76,7 +76,7 @@ def test_compiled_it_says_the_same(monte_carlo, by_hand):
     assert found["epistemic"].min() > 0
 
 
-def test_all_models_are_taken_but_no_more(models, by_hand):
+def test_all_models_are_taken_but_no_more(eagerly, models, by_hand):
     ensemble = ibnn.DeepEnsemble(models)
     assert ibnn.MonteCarlo(ensemble).samples == 3
     two = ibnn.MonteCarlo(ensemble, samples=2)
@@ -86,7 +86,7 @@ def test_all_models_are_taken_but_no_more(models, by_hand):
 
 
 @pytest.mark.parametrize("chunk_size", [pytest.param(1, marks=SLOW), 2])
-def test_chunks(models, by_hand, chunk_size):
+def test_chunks(eagerly, models, by_hand, chunk_size):
     mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(models), chunk_size=chunk_size, return_samples=True)
     found = mc.predict(X, verbose=0)
     np.testing.assert_allclose(found["samples"], np.moveaxis(by_hand, 0, 1), atol=3e-7)
@@ -96,7 +96,7 @@ def test_chunks(models, by_hand, chunk_size):
     )
 
 
-def test_scores_are_those_of_the_average(monte_carlo, by_hand):
+def test_scores_are_those_of_the_average(eagerly, monte_carlo, by_hand):
     scores = monte_carlo.evaluate(X, Y, verbose=0, return_dict=True)
     nll = -np.log(by_hand.mean(axis=0)[np.arange(20), Y]).mean()
     assert scores["nll"] == pytest.approx(nll, rel=1e-5)
@@ -138,7 +138,7 @@ def test_export(monte_carlo, by_hand, tmp_path):
     np.testing.assert_allclose(first, by_hand[0], atol=3e-7)
 
 
-def test_regression_and_temperature(models, by_hand):
+def test_regression_and_temperature(eagerly, models, by_hand):
     labels = np.where(np.arange(20) % 3, by_hand.mean(axis=0).argmax(axis=1), Y)
     scaled = ibnn.TemperatureScaling(ibnn.MonteCarlo(ibnn.DeepEnsemble(models))).fit(X, labels)
     assert scaled.predict(X, verbose=0).shape == (20, 4)
@@ -218,7 +218,7 @@ def test_stochastic_members_are_a_mixture(stochastic_models):
 
 
 @pytest.mark.once
-def test_a_file_holds_stochastic_members(stochastic_models, tmp_path):
+def test_a_file_holds_stochastic_members(eagerly, stochastic_models, tmp_path):
     mc = ibnn.MonteCarlo(ibnn.DeepEnsemble(stochastic_models), samples=4, seed=3)
     expected = ops.convert_to_numpy(mc(SMALL)["mean"])
     mc.save(tmp_path / "ensemble.keras")

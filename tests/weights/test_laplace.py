@@ -73,7 +73,7 @@ def test_the_last_layer_by_hand(full, by_hand):
     np.testing.assert_allclose(root @ root.T, covariance, rtol=2e-3, atol=2e-5)
 
 
-def test_draws_are_linearised_and_shared(full, by_hand):
+def test_draws_are_linearised_and_shared(eagerly, full, by_hand):
     phi, logits, _ = by_hand
     mc = ibnn.MonteCarlo(full, samples=3, seed=0, return_samples=True)
     key = ops.cast(mc._key, "int32")
@@ -154,7 +154,7 @@ def test_sampled_weights(model, full, subset):
 
 @slow_on_jax
 @pytest.mark.parametrize("subset", ["all", "kernel", "second"])
-def test_networks_share_their_first_layer(subset):
+def test_networks_share_their_first_layer(eagerly, subset):
     """Whatever of it is drawn, the average is that of networks with the drawn weights."""
     images = keras.Input((5, 4, 2))
     x = layers.Conv2D(3, 2, 2, padding="same", activation="relu", name="first")(images)
@@ -219,7 +219,7 @@ def test_export(model, tmp_path, options):
         (4, ibnn.layers.GaussianNLL(), "head", np.eye(2)[LABELS % 2]),
     ],
 )
-def test_other_heads(units, loss, activation, targets):
+def test_other_heads(eagerly, units, loss, activation, targets):
     model = small(units, loss, None if activation == "head" else activation)
     if activation == "head":
         model = keras.Model(model.inputs, ibnn.layers.GaussianHead()(model.outputs[0]))

@@ -47,7 +47,7 @@ def fitted(model, structure, subset="all", **options):
     return la.fit(X, Y, batch_size=5, verbose=0)  # the second batch is filled up
 
 
-def test_full_and_diagonal_are_the_gauss_newton_matrix(plain, reference):
+def test_full_and_diagonal_are_the_gauss_newton_matrix(eagerly, plain, reference):
     full = fitted(plain, "full")
     np.testing.assert_allclose(dense(full.structure), reference, atol=1e-6)
     last = fitted(plain, "full", "last_layer").structure  # which is summed in another way
@@ -87,7 +87,7 @@ def patches(x, size, stride):
     return np.stack(parts, axis=1)
 
 
-def test_kronecker_factors_by_brute_force():
+def test_kronecker_factors_by_brute_force(eagerly):
     """Of each layer, A from its inputs and G from the Jacobian by its pre-activations."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6, 6, 2), dtype="float64")
@@ -127,7 +127,7 @@ def test_kronecker_factors_by_brute_force():
 
 
 @pytest.mark.once
-def test_the_kronecker_product_is_exact_for_one_example(plain):
+def test_the_kronecker_product_is_exact_for_one_example(eagerly, plain):
     layer = plain.get_layer("last")
     structure = STRUCTURES["kron"]([block_of(layer, layer.weights)])
     found = collect(
@@ -182,7 +182,7 @@ def test_the_fixed_point_maximises_the_evidence(linear):
 
 
 @pytest.mark.once
-def test_low_rank_warns_if_it_has_not_converged(plain, monkeypatch):
+def test_low_rank_warns_if_it_has_not_converged(eagerly, plain, monkeypatch):
     monkeypatch.setattr("tfp_ibnn.weights.laplace.structures._LowRank.passes", 1)
     with pytest.warns(UserWarning, match="still change after 1 passes"):
         fitted(plain, "lowrank", rank=2)

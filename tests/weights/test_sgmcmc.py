@@ -202,14 +202,14 @@ def test_another_seed_gives_other_noise_and_the_same_the_same():
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 / np.sqrt(COUNT)
 
 
-def test_accumulated_gradients_are_one_step():
+def test_accumulated_gradients_are_one_step(eagerly):
     options = {"train_size": 100, "prior_scale": None, "gradient_accumulation_steps": 2}
     found = increments(network(ibnn.SGLD(0.01, **options)), epochs=4, batch_size=4)
     assert len(found) == 4
     assert found.var() == pytest.approx(2 * 0.01 / 100, rel=3 * np.sqrt(2 / found.size))
 
 
-def test_rows_that_are_not_looked_up_move_too():
+def test_rows_that_are_not_looked_up_move_too(eagerly):
     model = keras.Sequential([keras.Input((1,), dtype="int32"), keras.layers.Embedding(100, 20)])
     model.compile(ibnn.SGHMC(0.01, 100, 1e3, preconditioner="rmsprop", epsilon=1.0), nothing)
     before = model.get_weights()[0]

@@ -18,7 +18,9 @@ from tfp_ibnn._core.serialization import ConfiguredLayer
 class Conditional(ConfiguredLayer, keras.layers.Layer):
     """A layer whose trainable parameters are weight + linear(condition).
 
-    The linear maps start at 0, where the condition makes no difference.
+    The linear maps start at 0, where the condition makes no difference, and are divided by the root
+    of its size when used: else one step of an adaptive optimizer would move a flow whose condition
+    is wide, such as the units of an encoder, too far, and many such flows would not settle.
     """
 
     def __init__(self, *, condition_size: int | None = None, **kwargs: Any) -> None:
@@ -56,7 +58,8 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         condition = self.checked_condition(condition)
         if condition is None:
             return value
-        shift = matmul(condition, ops.convert_to_tensor(self._linear_maps[weight.name]))
+        linear = ops.convert_to_tensor(self._linear_maps[weight.name])
+        shift = matmul(condition, linear / self.condition_size**0.5)
         return value + ops.reshape(shift, (*ops.shape(condition)[:-1], *weight.shape))
 
     def parameters(self, condition: Tensor | None) -> dict[str, Tensor]:

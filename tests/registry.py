@@ -49,6 +49,7 @@ VARIANTS = {
     "coupling-additive",
     "glow-orthogonal",
     "spline",  # the pieces are those of the coupling
+    "stack",
     "sylvester-1",
 }
 FLOW_NAMES = [

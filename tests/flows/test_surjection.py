@@ -46,6 +46,7 @@ def truth(name, x, surjection, condition):
         (flow,) = surjection.built_flows
         maps = {v.path.split("/")[-1]: numpy(v) for v in flow.weights}
         given = x[:1] if condition is None else np.concatenate([x[:1], condition[0]])
+        given = given / len(given) ** 0.5
         loc = maps["shift"] + given @ maps["shift_of_condition"]
         raw = maps["raw_scale"] + given @ maps["raw_scale_of_condition"]
         return first.pdf(x[0]) * stats.norm.pdf(x[1], loc, 1e-6 + np.log1p(np.exp(raw)))[0]

@@ -74,8 +74,9 @@ def test_conditional_affine_flow_is_the_linear_gaussian(float64):
     density = made([flows.Affine()], condition=3)
     (flow,) = density.flows
     maps = {v.path.split("/")[-1]: numpy(v) for v in flow.weights}
-    shift = maps["shift"] + C @ maps["shift_of_condition"]
-    scale = 1e-6 + np.log1p(np.exp(maps["raw_scale"] + C @ maps["raw_scale_of_condition"]))
+    c = C / 3**0.5  # the root of its size
+    shift = maps["shift"] + c @ maps["shift_of_condition"]
+    scale = 1e-6 + np.log1p(np.exp(maps["raw_scale"] + c @ maps["raw_scale_of_condition"]))
     loc = numpy(density.loc) + numpy(density.scale) * shift
     x = X.astype("float64")
     expected = stats.norm.logpdf(x, loc, numpy(density.scale) * scale).sum(-1)

@@ -161,17 +161,6 @@ def refine(
         seed: of the draws. The networks inside of flows start from Keras's own seed: call
             `keras.utils.set_random_seed` before, to have the same result again.
         verbose: 0 shows no progress.
-
-    Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
-        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-        >>> gaussian = ibnn.GaussianVI(model).fit(x, x > 0.1, verbose=0)
-        >>> options = {"steps": 20, "verbose": 0}
-        >>> refined = ibnn.refine(gaussian, [ibnn.flows.Spline()], x, x > 0.1, **options)
-        >>> ibnn.MonteCarlo(refined, samples=8).samples
-        8
     """
     if not isinstance(posterior, WeightPosterior):
         raise ValueError(f"`posterior` must be one over weights; got {posterior!r}.")

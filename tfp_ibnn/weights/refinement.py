@@ -16,7 +16,7 @@ from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.flows.chain import through
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.weights.flat import FlatPosterior, places_of
+from tfp_ibnn.weights.flat import FlatPosterior, double, places_of
 from tfp_ibnn.weights.likelihood import numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
 
@@ -238,16 +238,12 @@ def _base(
     posterior: WeightPosterior, samples: np.ndarray | None, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and factor, or standard deviations, of the Gaussian to begin with."""
-
-    def array(x: Tensor) -> np.ndarray:
-        return ops.convert_to_numpy(x).astype("float64")
-
     found = None if samples is not None else posterior.distribution()
     if isinstance(found, (tfd.Independent, tfd.MultivariateNormalDiag)):
-        return array(found.mean()), array(found.stddev())
+        return double(found.mean()), double(found.stddev())
     if size > MOST_WEIGHTS:
         need = f"{size} weights, whose covariance takes {4e-9 * size**2:.1f} GB"
         raise ValueError(f"`posterior` is over {need}: give one whose distribution is diagonal.")
     if samples is not None:
         return samples.mean(axis=0), np.linalg.cholesky(np.cov(samples.T).reshape(size, size))
-    return array(found.mean()), np.linalg.cholesky(array(found.covariance()))
+    return double(found.mean()), np.linalg.cholesky(double(found.covariance()))

@@ -160,8 +160,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
 
     def shares_work(self, inputs: Any) -> bool:
-        # That takes memory as for one draw more for each channel of the input, so it is left to
-        # small networks, of which the first convolution is a large part.
+        # `separate_channels` takes memory as for one draw more for each channel of the input, so it
+        # is left to small networks, of which the first convolution is a large part.
         methods = (type(self).call, type(self).apply)
         is_plain = self.draws_ahead and methods == (Stochastic.call, Stochastic.apply)
         if not is_plain or not self._convolves_image:

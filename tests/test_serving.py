@@ -452,7 +452,7 @@ def test_the_signatures_as_tensorflows_own_tool_shows_them(cases, capsys):
     ("options", "message"),
     [
         ({"samples": 0}, "`samples` must be a whole number of at least 1; got 0"),
-        ({"seed": -1}, "`seed` must be 0 or above; got -1"),
+        ({"seed": -1}, "`seed` must be a whole number of at least 0; got -1"),
         ({"seed": 0.5}, "`seed` must be a whole number"),
     ],
 )

@@ -59,18 +59,14 @@ def scale(name: str, value: Any) -> float:
 def positive_integer(name: str, value: Any, most: int | None = None, least: int = 1) -> int:
     """Return `value` as an int, or raise if it is not a whole number from `least` to `most`."""
     want = f"a whole number of at least {least}"
+    # Not as a float, which has no 2^53 + 1.
     _number(name, value, lambda x: x >= least and value == int(value), want)
     if most is not None and value > most:
         raise ValueError(f"`{name}` must be at most {most}; got {shown(value)}.")
     return int(value)
 
 
-def whole(name: str, value: Any) -> int:
-    """Return `value` as an int, or raise if it is not a whole number of at least zero."""
-    non_negative(name, value)
-    # Not as a float, which has no 2^53 + 1.
-    _number(name, value, lambda _: value == int(value), "a whole number")
-    return int(value)
+whole = functools.partial(positive_integer, least=0)
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:

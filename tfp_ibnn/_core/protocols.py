@@ -62,7 +62,6 @@ class Sampler:
     """Runs sampled networks on a batch. Keys are tensors of two integers."""
 
     samples: int  # how many networks `chunks` runs
-    is_random: bool  # whether they differ at all
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         """Prepare the networks that a key gives for a batch."""

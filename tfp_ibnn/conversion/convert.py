@@ -141,13 +141,6 @@ def to_deterministic(model: keras.Model) -> keras.Model:
 
     Args:
         model: a model with stochastic layers.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        >>> sto = ibnn.to_stochastic(det, ibnn.NormalPlanar1d(), train_size=100)
-        >>> type(ibnn.to_deterministic(sto).layers[-1]).__name__
-        'Dense'
     """
     some_stochastic_layers(model)
     return copy_of(model.model if isinstance(model, StochasticSubclass) else model, fold=True)

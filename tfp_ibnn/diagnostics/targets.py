@@ -15,6 +15,7 @@ from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.posteriors import JointPosterior, Posterior
 from tfp_ibnn.posteriors.base import equal_mixture
 from tfp_ibnn.weights.features import LogitNetwork, check_network
+from tfp_ibnn.weights.flat import double
 from tfp_ibnn.weights.target import Density, Target
 
 
@@ -117,7 +118,7 @@ class PosteriorDensity(Density):
         """Draw rows, alike for equal seeds, with log-densities (S,); no flow is inverted."""
         key = ops.cast(np.random.default_rng(seed).integers(0, 2**31 - 1, 2), KEY_DTYPE)
         found = self._q.experimental_sample_and_log_prob(number, seed=key)
-        return tuple(ops.convert_to_numpy(part).astype("float64") for part in found)
+        return tuple(map(double, found))
 
 
 def rows_of(given: Any, number: int, seed: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from keras import ops
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import PosteriorTemplate
+from tfp_ibnn.layers.convolution import finish
 from tfp_ibnn.layers.multiplicative import Stochastic
 
 
@@ -76,7 +77,7 @@ class StochasticAdapter(Stochastic):
         small = keras_internals.call_with(self.layer, inputs, kernel=first, **linear)
         small = self._multiply(small, latent, shared=groups is not None)
         added = self.alpha / self.rank * ops.matmul(small, ops.cast(second, small.dtype))
-        return self._finish(keras_internals.call_with(self.layer, inputs, **linear) + added)
+        return finish(self.layer, keras_internals.call_with(self.layer, inputs, **linear) + added)
 
     def fold(self) -> keras.layers.Layer:
         """Return a layer with LoRA, with the mean of z in the first kernel of its adapter."""
@@ -89,6 +90,3 @@ class StochasticAdapter(Stochastic):
         for weight, own in zip(self.layer.weights, copy.weights, strict=False):
             own.trainable = weight.trainable
         return copy
-
-    def shares_work(self, inputs: Any) -> bool:
-        return False

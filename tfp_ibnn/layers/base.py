@@ -15,8 +15,7 @@ CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
 DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 SEPARABLE = (layers.SeparableConv1D, layers.SeparableConv2D)
-_DENSE = (layers.Dense, layers.EinsumDense)
-CONVERTIBLE = (*_DENSE, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE)
+CONVERTIBLE = (layers.Dense, layers.EinsumDense, *CONVOLUTIONS, *TRANSPOSED, *DEPTHWISE, *SEPARABLE)
 """The layers that `to_stochastic` wraps: each multiplies its input, of any type, by a kernel."""
 
 CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
@@ -160,20 +159,16 @@ class StochasticLayer(keras.layers.Wrapper):
     def draw_for(self, forward_pass: Pass, count: Any, inputs: Any, training: bool) -> Any:
         """Return what `draw` draws for a pass, which remembers it, and add its KL to the loss."""
         if forward_pass.off:
-            latent = self.mean_latent()
-            forward_pass.remember(self, latent)
-            return latent
+            return forward_pass.remember(self, self.mean_latent())
         draw = self.draw(forward_pass, count, inputs, training)
         if not forward_pass.losses:
-            forward_pass.remember(self, draw.z)
-            return draw.z
+            return forward_pass.remember(self, draw.z)
         weight = ops.cast(self.noise_switch > 0.5, self.posterior.dtype) * self.kl_weight(inputs)
         # Times the reciprocal: the gradient of a quotient takes TensorFlow seven operations.
         loss = weight * _average(self.posterior.loss(draw)) * (1 / self.train_size)
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
-        forward_pass.remember(self, draw.z, loss, weight * _average(draw.kl))
-        return draw.z
+        return forward_pass.remember(self, draw.z, loss, weight * _average(draw.kl))
 
     def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
         return self.layer.compute_output_spec(self.checked_inputs(inputs))

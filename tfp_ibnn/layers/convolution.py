@@ -19,6 +19,13 @@ def convolves(layer: keras.layers.Layer) -> bool:
     )
 
 
+def finish(layer: keras.layers.Layer, outputs: Tensor) -> Tensor:
+    """Return what a layer makes of what its kernel gave, by bias and activation."""
+    if layer.bias is not None:
+        outputs += ops.cast(layer.bias, outputs.dtype)
+    return outputs if layer.activation is None else layer.activation(outputs)
+
+
 def separate_channels(layer: keras.layers.Layer, inputs: Tensor) -> Callable[[Tensor], Tensor]:
     """Convolve each channel of the input by itself; return what puts them together for many z.
 
@@ -64,7 +71,4 @@ def noisy_convolution(
     both = ops.concatenate([inputs, times(inputs, normal)], axis=-1)
     kernel = ops.cast(layer.kernel, loc.dtype)
     kernel = ops.concatenate([loc[:, None] * kernel, scale[:, None] * kernel], axis=-2)
-    outputs = layer.convolution_op(both, ops.cast(kernel, inputs.dtype))
-    if layer.use_bias:
-        outputs += ops.cast(layer.bias, outputs.dtype)
-    return outputs if layer.activation is None else layer.activation(outputs)
+    return finish(layer, layer.convolution_op(both, ops.cast(kernel, inputs.dtype)))

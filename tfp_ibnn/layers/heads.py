@@ -101,7 +101,6 @@ class DistributionNLL(keras.losses.Loss):
             raise ValueError(f"`make` must be a function of the outputs; got {make!r}.")
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Return the loss of each example."""
         outputs = ops.convert_to_tensor(y_pred)
         found = self.make(outputs)
         if not hasattr(found, "log_prob"):

@@ -21,9 +21,7 @@ _EXACT = 2**24
 class _TrainSizeCheck(keras.callbacks.Callback):
     """Compares `train_size` with the examples of the first epoch, at no cost in the steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_open, self._steps = True, 0
+    _is_open, _steps = True, 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""

@@ -13,7 +13,7 @@ from tfp_ibnn._core.backend import Tensor, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers import base
-from tfp_ibnn.layers.convolution import convolves, noisy_convolution, separate_channels
+from tfp_ibnn.layers.convolution import convolves, finish, noisy_convolution, separate_channels
 from tfp_ibnn.noise import Pass
 
 NOISES = ("channel", "position")
@@ -91,13 +91,10 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if len(input_shape) < 2:
             raise self._wrong_shape(input_shape)
         self._input_shape = tuple(input_shape)
-        if not self.layer.built:
-            self.layer.build(input_shape)
         self.posterior.build((None, self._latent_channels(input_shape)))
         super().build(input_shape)
 
     def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
-        """Return how many channels the posterior has."""
         if not self._both:
             return self._channels
         outputs = self.layer.compute_output_shape(input_shape)[-1]
@@ -130,7 +127,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if self._both:
             linear = {"bias": None, "use_bias": False, "activation": None}
             outputs = keras_internals.call_with(self.layer, modulated, **linear)
-            return self._finish(self._multiply(outputs, latent[..., size:], shared))
+            return finish(self.layer, self._multiply(outputs, latent[..., size:], shared))
         return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
 
     def mean_latent(self) -> Tensor:
@@ -138,8 +135,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
 
     def fold(self) -> keras.layers.Layer:
         """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`."""
-        config = {**self.layer.get_config(), "name": self.name}
-        copy = type(self.layer).from_config(config)
+        copy = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         weights, mean = self.layer.get_weights(), ops.convert_to_numpy(self.posterior.mean())
         if len(mean) > self._channels:
             place, factors = self._output_factors(mean[self._channels :])
@@ -164,10 +160,10 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
 
     def shares_work(self, inputs: Any) -> bool:
-        """Whether many z on the same inputs had better go by `separate_channels`."""
-        # That takes memory as for one draw more for each channel of the input, so it is left to
-        # small networks, of which the first convolution is a large part.
-        is_plain = self.draws_ahead and type(self).call is Stochastic.call
+        # `separate_channels` takes memory as for one draw more for each channel of the input, so it
+        # is left to small networks, of which the first convolution is a large part.
+        methods = (type(self).call, type(self).apply)
+        is_plain = self.draws_ahead and methods == (Stochastic.call, Stochastic.apply)
         if not is_plain or not self._convolves_image:
             return False
         outputs = self.compute_output_shape(inputs.shape)[1:]
@@ -180,13 +176,6 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     @property
     def _both(self) -> bool:
         return getattr(self.posterior, "sides", "input") == "both"
-
-    def _finish(self, outputs: Tensor) -> Tensor:
-        """Return what the layer makes of what its kernel gave, by bias and activation."""
-        layer = self.layer
-        if layer.bias is not None:
-            outputs += ops.cast(layer.bias, outputs.dtype)
-        return outputs if layer.activation is None else layer.activation(outputs)
 
     def _output_factors(self, scale: np.ndarray) -> tuple[int, np.ndarray]:
         """Return by what to multiply which weight instead of the output, or raise."""

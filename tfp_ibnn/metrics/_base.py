@@ -22,7 +22,7 @@ class Examples(NamedTuple):
     """Predictions in one form, whatever form they came in."""
 
     probabilities: Any  # (examples, classes)
-    log_probabilities: Any  # (examples, classes), or None unless the predictions were logits
+    log_probabilities: Any  # (examples, classes); of 0, that of the smallest normal float
     targets: Any  # (examples, classes), one-hot
     weight: Any  # (examples,)
 
@@ -65,7 +65,7 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
         keep = ops.all(ops.stack([counted, *valid]), axis=0)
         self.invalid.assign_add(ops.sum(ops.cast(counted & ~keep, self.dtype)))
         # Zero times NaN is NaN: what is not counted must hold numbers nonetheless.
-        parts = [x if x is None else ops.where(keep[:, None], x, 1.0) for x in examples[:2]]
+        parts = [ops.where(keep[:, None], x, 1.0) for x in examples[:2]]
         weight = ops.where(keep, examples.weight, 0.0)
         self._count(Examples(*parts, ops.cast(examples.targets, self.dtype), weight))
 
@@ -103,7 +103,7 @@ def checked(
     given = predictions, labels, examples.weight
     for name, want, values, good in zip(names, wanted, given, valid, strict=True):
         _refuse(name, want, values, counted & ~good)
-    return Examples(*(part if part is None else part[counted] for part in examples))
+    return Examples(*(part[counted] for part in examples))
 
 
 def prepare(
@@ -119,11 +119,13 @@ def prepare(
         predictions = xp.concatenate([rest, predictions], axis=-1)
     classes = predictions.shape[-1]
     probabilities = xp.reshape(predictions, (-1, classes))
-    log_probabilities = None
     if from_logits:
         log_softmax = ops.log_softmax if xp is ops else special.log_softmax
         log_probabilities = log_softmax(probabilities, axis=-1)
         probabilities = xp.exp(log_probabilities)
+    else:
+        tiny = np.finfo(keras.backend.standardize_dtype(probabilities.dtype)).tiny
+        log_probabilities = xp.log(xp.maximum(probabilities, tiny))
     distance = xp.abs(xp.sum(probabilities, axis=-1) - 1)
     valid = xp.logical_and(xp.all(probabilities >= 0, axis=-1), distance <= TOLERANCE)
     labels = xp.reshape(labels, (-1, classes if is_one_hot else 1))

@@ -69,12 +69,8 @@ class NegativeLogLikelihood(_MeanScore):
 
     @staticmethod
     def _score(xp: ModuleType, examples: Examples) -> Any:
-        log_probabilities = examples.log_probabilities
-        if log_probabilities is None:
-            tiny = np.finfo(keras.backend.standardize_dtype(examples.probabilities.dtype)).tiny
-            log_probabilities = xp.log(xp.maximum(examples.probabilities, tiny))
         # Not a product: an impossible class has the logarithm -inf.
-        return -xp.sum(xp.where(examples.targets > 0, log_probabilities, 0), axis=-1)
+        return -xp.sum(xp.where(examples.targets > 0, examples.log_probabilities, 0), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

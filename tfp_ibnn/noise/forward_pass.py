@@ -64,11 +64,12 @@ class Pass:
         """Return the z that `layer` has in this pass, or None before its first call."""
         return self._draws.get(layer)
 
-    def remember(self, layer: layers.Layer, z: Tensor, loss: Any = None, kl: Any = None) -> None:
-        """Keep what `layer` has drawn for its further calls in this pass, and add up the KL."""
+    def remember(self, layer: layers.Layer, z: Tensor, loss: Any = None, kl: Any = None) -> Tensor:
+        """Keep the z of `layer` for its further calls in this pass, add up the KL, and return z."""
         self._draws[layer] = z
         if loss is not None:
             self._losses[layer], self.kl_by_layer[layer] = loss, kl
+        return z
 
     def restore_losses(self) -> None:
         """Add the losses of this pass again to layers whose losses Keras has forgotten.

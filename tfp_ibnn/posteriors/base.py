@@ -20,7 +20,6 @@ from tfp_ibnn.noise import Pass, Source
 from tfp_ibnn.posteriors import priors
 
 _FIXED_PAIRS = 64
-_LOG_2_PI = math.log(2 * math.pi)
 Component = Tensor | None  # of each draw, integers (...,)
 
 
@@ -309,7 +308,7 @@ class Posterior(Template):
         """Return KL, at z if a prior was given, and entropy (...,) of Gaussians (..., channels)."""
         prior_scale, log_prior_scale = self._prior_scale()
         log_scale = ops.log(scale)
-        entropy = ops.sum(log_scale, axis=-1) + self.channels * (_LOG_2_PI + 1) / 2
+        entropy = ops.sum(log_scale, axis=-1) + self.channels * (priors.LOG_2_PI + 1) / 2
         if self._given_prior is not None:
             return -entropy - self._log_prior(z), entropy
         ratio = log_scale - log_prior_scale

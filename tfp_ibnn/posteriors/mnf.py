@@ -41,14 +41,7 @@ class MNF(MeanField):
         flows: of z; None is two masked affine couplings, with alternating masks. They are copied.
         auxiliary_flows: g, likewise.
         z_scale: standard deviation s of z_0 at the start; its mean starts at 1.
-        **kwargs: those of `MeanField`.
-
-    Example:
-        >>> import keras, tfp_ibnn as ibnn
-        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-        >>> sto = ibnn.to_stochastic(det, ibnn.MNF([ibnn.flows.Planar()]), train_size=100)
-        >>> sto(keras.ops.ones((2, 4))).shape[-1]
-        3
+        **kwargs: those of `MeanField`, whose example shows the steps.
     """
 
     wrapper = MNFLayer

@@ -14,12 +14,12 @@ from tfp_ibnn._core.serialization import Configured
 
 __all__ = ["Cauchy", "Laplace", "Normal", "Prior", "ScaleMixture", "StudentT", "Tied"]
 
-_LOG_2_PI = math.log(2 * math.pi)
+LOG_2_PI = math.log(2 * math.pi)
 
 
 def gaussian_entropy(scale: Tensor) -> Tensor:
     """Return the entropy of independent Gaussians in nats, summed over all of them."""
-    return ops.sum(ops.log(scale)) + (_LOG_2_PI + 1) / 2 * math.prod(scale.shape)
+    return ops.sum(ops.log(scale)) + (LOG_2_PI + 1) / 2 * math.prod(scale.shape)
 
 
 class Prior(Configured):

@@ -83,8 +83,7 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
         raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
     if any(getattr(x, "stateful", False) for x in keras_internals.nested_layers(network)):
         raise ValueError(f"Model {network.name!r} has a layer with `stateful=True`: leave it out.")
-    graph = functional_graph(unscaled(network))
-    if dropout and graph is None:
+    if dropout and functional_graph(unscaled(network)) is None:
         kind = f"{network.name!r}, a {type(network).__name__}"
         raise ValueError(f"`dropout` is for Functional and Sequential models, not for {kind}.")
     return network
@@ -98,10 +97,9 @@ def output_names(model: keras.Model) -> list[str]:
     if not isinstance(graph.output, dict) or len(graph.output) != len(graph.outputs):
         names = graph.output_names
         return names if len(set(names)) == len(names) else [f"{i}" for i in range(len(names))]
-    numbered = keras.tree.pack_sequence_as(graph.output, list(range(len(graph.outputs))))
     if any(isinstance(part, (dict, list, tuple)) for part in graph.output.values()):
         raise ValueError(f"The outputs of {model.name!r} are nested: give them as one flat dict.")
-    return sorted(numbered, key=numbered.get)
+    return [name for (name,), _ in keras.tree.flatten_with_path(graph.output)]
 
 
 def named_outputs(model: keras.Model, outputs: Any) -> Any:
@@ -159,7 +157,6 @@ def check_one_output(kind: Predictive, what: str) -> None:
 def _one_predictive(
     model: keras.Model, head: Any, from_logits: bool | None, remedy: str
 ) -> Predictive:
-    """Return what a model's one output predicts."""
     if isinstance(head, Mapping):
         raise ValueError(f"`head` is a dict, but model {model.name!r} has one output.")
     if head is not None and not callable(head):

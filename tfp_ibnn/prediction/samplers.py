@@ -52,8 +52,8 @@ class NoiseSampler(Sampler):
         quiet = {id(layer) for x in averaged for layer in nested(x)}
         self._layers = [x for x in stochastic_layers(self._model) if id(x) not in quiet]
         self._inside = [x for x in inside.called_inside(self._model) if id(x) not in quiet]
-        self.is_random = self._graph.is_noisy and bool(dropout or self._layers)
-        self.samples = samples if self.is_random else 1
+        is_random = self._graph.is_noisy and (dropout or self._layers)
+        self.samples = samples if is_random else 1
         reached = {id(layer) for layer in self._graph.layers}
         hidden = [
             layer.name
@@ -172,16 +172,17 @@ class WeightSampler(Sampler):
             self._noise = NoiseSampler(posterior.network, samples)
         is_finite = posterior.count is not None and self._noise is None
         self.samples = min(samples, posterior.count) if is_finite else samples
-        self.is_random = self.samples > 1
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        size = min(self._chunk_size or self.samples, self.samples)
+        size, run = min(self._chunk_size or self.samples, self.samples), self._runner(inputs, key)
+        numbers = ops.arange(size, dtype="int32")
+        count = -(-self.samples // size)
+        return Chunks(lambda first: run(ops.cast(first, "int32") + numbers), size, count)
 
-        def run(first: int | Tensor) -> Any:
-            numbers = ops.cast(first, "int32") + ops.arange(size, dtype="int32")
-            return ops.map(lambda i: _each(lambda x: x[0], self.draw(inputs, key, i)), numbers)
-
-        return Chunks(run, size, -(-self.samples // size))
+    def _runner(self, inputs: Any, key: Tensor) -> Callable[[Tensor], Any]:
+        """Return what runs the networks of some numbers, (S,)."""
+        one = lambda number: _each(lambda x: x[0], self.draw(inputs, key, number))  # noqa: E731
+        return lambda numbers: ops.map(one, numbers)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         number = ops.cast(number, "int32")
@@ -212,7 +213,6 @@ class MixtureSampler(WeightSampler):
         self._samplers, self._chunk_size = samplers, chunk_size
         # Sets that are fewer than those of another member repeat, until all are even.
         self.samples = min(samples, len(samplers) * math.lcm(*(x.samples for x in samplers)))
-        self.is_random = self.samples > 1
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         number, count = ops.cast(number, "int32"), len(self._samplers)

@@ -91,8 +91,7 @@ def _inputs(model: keras.Model, signature: Any) -> tuple[dict[str, _Spec], Calla
     if not tensors:
         raise ValueError(f"`input_signature` must hold InputSpec or arrays; got {signature!r}.")
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
-        numbered = keras.tree.pack_sequence_as(structure, list(range(len(tensors))))
-        names = sorted(numbered, key=numbered.get)
+        names = [name for (name, *_), _ in keras.tree.flatten_with_path(structure)]
     else:
         names = [getattr(x, "name", None) or "inputs" for x in tensors]
     names = [_plain(name) for name in names]

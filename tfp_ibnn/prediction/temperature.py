@@ -172,12 +172,9 @@ def _best_temperature(examples: Examples) -> float:
     if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
         only = np.argmax(examples.targets[0])
         raise ValueError(f"`y` must hold at least two classes to fit to; got only {only}.")
-    log_p = examples.log_probabilities
-    if log_p is None:
-        p = examples.probabilities
-        log_p = np.log(np.maximum(p, np.finfo(p.dtype).tiny))
     # A class excluded by the logit -inf; 0 * -inf would be NaN.
-    log_p = np.maximum(log_p.astype("float64"), np.log(np.finfo("float64").tiny))
+    least = np.log(np.finfo("float64").tiny)
+    log_p = np.maximum(examples.log_probabilities.astype("float64"), least)
     observed = np.sum(log_p * examples.targets, axis=-1)
 
     def slope(log_inverse: float) -> float:

@@ -241,8 +241,7 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
 class _ScaledSampler(Sampler):
     def __init__(self, sampler: Sampler, scaling: keras.Model) -> None:
-        self._sampler, self._scaling = sampler, scaling
-        self.samples, self.is_random = sampler.samples, sampler.is_random
+        self._sampler, self._scaling, self.samples = sampler, scaling, sampler.samples
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         chunks = self._sampler.chunks(inputs, key)

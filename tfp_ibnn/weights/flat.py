@@ -141,6 +141,11 @@ def flat(variables: Sequence[keras.Variable]) -> np.ndarray:
     return np.concatenate([ops.convert_to_numpy(v.value).ravel() for v in variables])
 
 
+def double(x: Tensor) -> np.ndarray:
+    """Return an array in float64."""
+    return ops.convert_to_numpy(x).astype("float64")
+
+
 def triangular(factor: np.ndarray) -> np.ndarray:
     """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
     root = np.linalg.qr(factor.T, mode="r").T

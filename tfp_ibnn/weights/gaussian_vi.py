@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
-from tfp_ibnn.weights.flat import Gaussian, triangular
+from tfp_ibnn.weights.flat import Gaussian, double, triangular
 from tfp_ibnn.weights.target import Density, LastLayerPosterior, Target, ascend, mirrored
 
 MOST_FULL = 10_000
@@ -102,8 +102,7 @@ class GaussianVI(Gaussian, LastLayerPosterior):
             return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
 
         ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
-        found = (ops.convert_to_numpy(x) for x in (q.mean(), q.scales(), q.columns.value))
-        center, own, columns = (part.astype("float64") for part in found)
+        center, own, columns = map(double, (q.mean(), q.scales(), q.columns))
         # (1 + U U')^2 = 1 + U (2 + U' U) U'
         root = np.linalg.cholesky(2 * np.eye(self.rank) + columns.T @ columns)
         return loc + scale * center, scale * own, (columns @ root).T * (scale * own)

@@ -16,7 +16,7 @@ from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.flows.chain import through
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.weights.flat import FlatPosterior, places_of
+from tfp_ibnn.weights.flat import FlatPosterior, double, places_of
 from tfp_ibnn.weights.likelihood import numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
 
@@ -161,17 +161,6 @@ def refine(
         seed: of the draws. The networks inside of flows start from Keras's own seed: call
             `keras.utils.set_random_seed` before, to have the same result again.
         verbose: 0 shows no progress.
-
-    Example:
-        >>> import keras, numpy as np, tfp_ibnn as ibnn
-        >>> x = np.linspace(-1, 1, 20, dtype="float32")[:, None]
-        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
-        >>> gaussian = ibnn.GaussianVI(model).fit(x, x > 0.1, verbose=0)
-        >>> options = {"steps": 20, "verbose": 0}
-        >>> refined = ibnn.refine(gaussian, [ibnn.flows.Spline()], x, x > 0.1, **options)
-        >>> ibnn.MonteCarlo(refined, samples=8).samples
-        8
     """
     if not isinstance(posterior, WeightPosterior):
         raise ValueError(f"`posterior` must be one over weights; got {posterior!r}.")
@@ -249,16 +238,12 @@ def _base(
     posterior: WeightPosterior, samples: np.ndarray | None, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and factor, or standard deviations, of the Gaussian to begin with."""
-
-    def array(x: Tensor) -> np.ndarray:
-        return ops.convert_to_numpy(x).astype("float64")
-
     found = None if samples is not None else posterior.distribution()
     if isinstance(found, (tfd.Independent, tfd.MultivariateNormalDiag)):
-        return array(found.mean()), array(found.stddev())
+        return double(found.mean()), double(found.stddev())
     if size > MOST_WEIGHTS:
         need = f"{size} weights, whose covariance takes {4e-9 * size**2:.1f} GB"
         raise ValueError(f"`posterior` is over {need}: give one whose distribution is diagonal.")
     if samples is not None:
         return samples.mean(axis=0), np.linalg.cholesky(np.cov(samples.T).reshape(size, size))
-    return array(found.mean()), np.linalg.cholesky(array(found.covariance()))
+    return double(found.mean()), np.linalg.cholesky(double(found.covariance()))

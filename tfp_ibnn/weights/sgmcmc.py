@@ -10,8 +10,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, normal
 from tfp_ibnn._core.serialization import Configured, ConfiguredLayer
 from tfp_ibnn.noise import counter
-
-Schedule = keras.optimizers.schedules.LearningRateSchedule
+from tfp_ibnn.training.optimizers import Schedule
 
 _REFUSED = ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay", "use_ema")
 

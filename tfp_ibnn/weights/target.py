@@ -13,7 +13,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, compiled, gradient
 from tfp_ibnn._core.keras_internals import values_in_place
 from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, last_weighted_layer
-from tfp_ibnn.weights.flat import FlatPosterior, flat, places_of, split
+from tfp_ibnn.weights.flat import FlatPosterior, double, flat, places_of, split
 from tfp_ibnn.weights.likelihood import Gaussian, likelihood_of
 
 _LOG_2_PI = math.log(2 * math.pi)
@@ -64,7 +64,7 @@ class Density:
     def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray, data: Any) -> np.ndarray:
         parts = [w[start : start + self.rows] for start in range(0, len(w), self.rows)]
         found = (function(part.astype(self.dtype), *data) for part in parts)
-        return np.concatenate([ops.convert_to_numpy(x) for x in found]).astype("float64")
+        return np.concatenate([double(x) for x in found])
 
 
 class Target(Density):

@@ -14,9 +14,9 @@ from keras import layers, ops
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, pullback
 from tfp_ibnn.conversion.graph import Graph, infer
+from tfp_ibnn.layers.base import CONVOLUTIONS
 from tfp_ibnn.weights.features import LastLayer, without_activation
 
-_CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 LEAVE_OUT = "leave it out by a pattern in `subset_of_weights`"
 
 
@@ -84,7 +84,7 @@ class _LinearBlock(Block):
     def tap(self, x: Tensor) -> Tensor:
         """Return what the matrix multiplies, (N, positions, inputs)."""
         x = ops.cast(x, self.layer.variable_dtype)
-        if isinstance(self.layer, _CONVOLUTIONS):
+        if isinstance(self.layer, CONVOLUTIONS):
             x = _patches(self.layer, x)
         else:
             x = ops.reshape(x, (ops.shape(x)[0], math.prod(x.shape[1:-1]), x.shape[-1]))
@@ -118,7 +118,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 
 def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Block:
     """Return the block of a layer."""
-    is_linear = type(layer) in (layers.Dense, *_CONVOLUTIONS) and getattr(layer, "groups", 1) == 1
+    is_linear = type(layer) in (layers.Dense, *CONVOLUTIONS) and getattr(layer, "groups", 1) == 1
     return (_LinearBlock if is_linear else Block)(layer, variables)
 
 

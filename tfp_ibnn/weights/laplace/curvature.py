@@ -9,6 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
 from tfp_ibnn.weights.features import LogitNetwork, batches
+from tfp_ibnn.weights.flat import double
 from tfp_ibnn.weights.laplace.blocks import LEAVE_OUT, Block
 from tfp_ibnn.weights.laplace.structures import Structure, Taps
 
@@ -99,7 +100,7 @@ def collect(
 
 def _added(sums: Any, found: Any, name: str) -> Any:
     """Return sums in float64, in the machine's memory, with what some batches gave."""
-    found = keras.tree.map_structure(lambda x: ops.convert_to_numpy(x).astype("float64"), found)
+    found = keras.tree.map_structure(double, found)
     if not all(np.isfinite(part).all() for part in keras.tree.flatten(found)):
         raise ValueError(f"The gradients are NaN or infinite: check the weights of model {name!r}.")
     return found if sums is None else keras.tree.map_structure(np.add, sums, found)

@@ -14,7 +14,7 @@ from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
-from tfp_ibnn.weights.flat import FlatPosterior, places_of, split, triangular
+from tfp_ibnn.weights.flat import FlatPosterior, double, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import collect
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
@@ -290,7 +290,7 @@ class Laplace(FlatPosterior):
         check_side(size, f"the covariance of {size:,} weights")
         eye = ops.eye(size, dtype=self.logit_network.dtype)
         root = self.structure.scaled(eye, lambda x: ops.sqrt(self.scale(x)))
-        lower = triangular(ops.convert_to_numpy(root).astype("float64").T)
+        lower = triangular(double(root).T)
         return tfd.MultivariateNormalTriL(mean, ops.cast(lower, mean.dtype))
 
     def sampler(self, samples: int, **options: Any) -> Sampler:

@@ -1,12 +1,12 @@
 """The linearised network: output samples, or the probit approximation; sampled networks."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, jvp
-from tfp_ibnn._core.protocols import Chunks
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.flat import split
 from tfp_ibnn.weights.laplace.curvature import linearized
@@ -19,16 +19,12 @@ class LinearizedSampler(WeightSampler):
     Jacobian-vector product, about two passes.
     """
 
-    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        values, size = self._prepared(inputs), min(self._chunk_size, self.samples)
-
-        def run(first: int | Tensor) -> Tensor:
-            return self._outputs(self._logits(values, key, first + ops.arange(size, dtype="int32")))
-
-        return Chunks(run, size, -(-self.samples // size))
-
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        return self._outputs(self._logits(self._prepared(inputs), key, ops.reshape(number, (1,))))
+        return self._runner(inputs, key)(ops.reshape(number, (1,)))
+
+    def _runner(self, inputs: Any, key: Tensor) -> Callable[[Tensor], Tensor]:
+        values = self._prepared(inputs)
+        return lambda numbers: self._outputs(self._logits(values, key, numbers))
 
     def _prepared(self, inputs: Any) -> Any:
         """Return what all draws have in common."""

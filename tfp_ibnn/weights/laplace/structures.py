@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.weights.flat import double
 from tfp_ibnn.weights.laplace.blocks import LEAVE_OUT, Block, product
 
 LARGEST_SIDE = 10_000
@@ -65,7 +66,7 @@ class Structure:
 
     def eigenvalues(self) -> np.ndarray:
         """Return l, (W,)."""
-        return _double(self.variables[-1])
+        return double(self.variables[-1])
 
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         """Return Q s(l) Q^T times vectors x (..., W)."""
@@ -204,7 +205,7 @@ class _Kronecker(Structure):
 
     def eigenvalues(self) -> np.ndarray:
         pairs = zip(self.variables[1::4], self.variables[3::4], strict=True)
-        return np.concatenate([np.outer(_double(a), _double(g)).ravel() for a, g in pairs])
+        return np.concatenate([np.outer(double(a), double(g)).ravel() for a, g in pairs])
 
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
         found, start = [], 0
@@ -259,7 +260,3 @@ def check_side(side: int, what: str) -> None:
 def _eigen(matrix: np.ndarray) -> list[np.ndarray]:
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
     return [vectors, np.maximum(values, 0)]
-
-
-def _double(variable: keras.Variable) -> np.ndarray:
-    return ops.convert_to_numpy(variable.value).astype("float64")

@@ -149,6 +149,11 @@ class ExpectedCalibrationError(ClassificationMetric):
         bins: number of bins.
         from_logits: whether predictions are logits rather than probabilities.
         dtype: of its state; half precision becomes float32.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> float(ibnn.ExpectedCalibrationError()([0, 1], np.array([[0.8, 0.2], [0.8, 0.2]])))
+        0.3
     """
 
     default_name = "ece"

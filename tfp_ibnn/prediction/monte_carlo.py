@@ -303,6 +303,14 @@ def export(
         input_signature: `keras.InputSpec` or arrays, by name or in a list as Keras has it, for a
             model whose inputs are unknown because its `call` is its own.
         overwrite: replace a folder that is not empty.
+
+    Example:
+        >>> import keras, tempfile, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,), name="features")
+        >>> outputs = ibnn.StochasticDense(2, activation="softmax", train_size=100)(inputs)
+        >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
+        >>> if keras.backend.backend() == "tensorflow":
+        ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
     """
     kind, options = MonteCarlo, {}
     if isinstance(model, MonteCarlo):

@@ -100,21 +100,22 @@ clean: ## Remove build products and caches; the environments and outputs/ stay
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(call install,ENVIRONMENT,REQUIREMENTS)
+# $(call install,ENVIRONMENT,REQUIREMENTS,BACKEND). The import writes the bytecode that all need, once.
 define install
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 13) and \
 		"Python 3.11 to 3.13 is needed, $(PYTHON) is %d.%d: try make PYTHON=python3.12" % v)'
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --no-compile -r $(2)
 	$(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	KERAS_BACKEND=$(3) $(QUIET) $(1)/bin/python -c 'import tfp_ibnn.plots'
 	touch $@
 endef
 
 $(TF): requirements.txt pyproject.toml
-	$(call install,$(VENV),requirements.txt)
+	$(call install,$(VENV),requirements.txt,tensorflow)
 
 $(JAX): requirements-jax.txt pyproject.toml
-	$(call install,$(VENV_JAX),requirements-jax.txt)
+	$(call install,$(VENV_JAX),requirements-jax.txt,jax)
 
 # Without this package: the other libraries alone.
 $(PEERS): requirements-peers.txt

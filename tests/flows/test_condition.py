@@ -24,11 +24,11 @@ SIZE = 2  # of the conditions
 
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
 KINDS = [name for name in FLOWS if name not in VARIANTS]
-LARGE = ("conv1x1-identity", "coupling-spline", "glow-identity", "sylvester-3")
+QUICK = ("affine", "autoregressive", "coupling", "planar")
 every_kind = pytest.mark.parametrize("name", KINDS)
-# Without a condition, all are compiled and trained; with one, the largest in `make test-slow`.
-every_kind_but_large = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else []) for name in KINDS]
+# Without a condition, all are compiled and trained; with one, most in `make test-slow`.
+some_kinds = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in KINDS]
 )
 
 
@@ -153,7 +153,7 @@ def test_broadcasting_equals_a_loop(float64, name, lead, rows):
         close(found.reshape(looped.shape), looped, 1e-8)
 
 
-@every_kind_but_large
+@some_kinds
 def test_compiled_equals_eager(float64, name):
     flow, x, condition = make(name, seed=2), draws((5, 3)), conditions(5)
 
@@ -180,7 +180,7 @@ def test_config_round_trip(name):
     np.testing.assert_array_equal(forward(twin, x, condition), forward(flow, x, condition))
 
 
-@every_kind_but_large
+@some_kinds
 def test_trains_in_a_model_and_survives_its_file(eagerly, name, tmp_path):
     inputs, condition = keras.Input((3,)), keras.Input((SIZE,))
     outputs = FLOWS[name](condition_size=SIZE)(inputs, condition=condition)

@@ -95,7 +95,7 @@ class Stack(FlowOfFlow):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.Stack(ibnn.flows.Planar(), 10)
-        >>> flow(keras.ops.ones((2, 3))).shape[-1], flow.w.shape
+        >>> flow(keras.ops.ones((2, 3))).shape[-1], tuple(flow.w.shape)
         (3, (10, 3))
     """
 

@@ -78,15 +78,19 @@ def test_a_flow_with_a_map_of_its_own_keeps_it():
             return x, ops.zeros_like(x[..., 0])
 
     assert len(copied([Still(), Still()], "float32", "flows", SIZE)) == 2
-    with pytest.raises(ValueError, match="its map by `bijector_of` alone, .* got Still"):
+    with pytest.raises(ValueError, match="an Affine, Planar, Radial or Sylvester flow; got Still"):
         flows.Stack(Still(), 2)
 
 
 @pytest.mark.parametrize(
     ("flow", "number", "problem"),
     [
-        (flows.InverseAutoregressive(), 2, "its map by `bijector_of` alone"),
-        (flows.Stack(flows.Planar(), 2), 2, "its map by `bijector_of` alone, .* got Stack"),
+        (flows.InverseAutoregressive(), 2, "an Affine, Planar, Radial or Sylvester flow"),
+        (
+            flows.Stack(flows.Planar(), 2),
+            2,
+            "an Affine, Planar, Radial or Sylvester flow; got Stack",
+        ),
         ("planar", 2, "`flow` must be a flow"),
         (flows.Planar(), 0, "`number` must be"),
     ],
@@ -94,30 +98,6 @@ def test_a_flow_with_a_map_of_its_own_keeps_it():
 def test_wrong_arguments_are_refused(flow, number, problem):
     with pytest.raises(ValueError, match=problem):
         flows.Stack(flow, number)
-
-
-def test_a_flow_of_ones_own_with_a_layer_inside_and_an_argument(float64):
-    @keras.saving.register_keras_serializable(package="tests")
-    class Power(flows.Flow):
-        def __init__(self, power, **kwargs):
-            super().__init__(**kwargs)
-            self.power, self.inside = power, keras.layers.Dense(1)
-
-        def build(self, input_shape):
-            super().build(input_shape)
-            self.inside.build(input_shape)
-            self.shift = self.add_parameter("shift", (self.channels,), "ones")
-
-        def bijector_of(self, shift):
-            scale = ops.full((self.channels,), 2.0**self.power) + ops.zeros_like(shift)
-            return flows.AffineBijector(shift=shift, scale=scale)
-
-    stack = flows.Stack(Power(power=1), 2, dtype="float64")
-    stack.build((None, 3))
-    y, found = stack.forward_and_log_det(ops.ones((4, 3), "float64"))
-    close(numpy(y), 7, 1e-12)  # 2 (2 + 1) + 1
-    close(numpy(found), 6 * np.log(2), 1e-12)
-    assert flows.Stack.from_config(stack.get_config()).flow.power == 1
 
 
 def test_a_vae_with_a_stack_is_saved_whole(tmp_path):

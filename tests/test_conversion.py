@@ -547,6 +547,27 @@ def test_one_hot_lookup_before_a_dense_layer_trains():
     assert np.isfinite(copy.fit(x, data(4, 2), verbose=0).history["loss"]).all()
 
 
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no strings")
+@pytest.mark.parametrize("mode", ["multi_hot", "tf_idf"])
+def test_adapted_vocabularies_are_kept(mode):
+    words = np.array([["a b"], ["b c"], ["c c"]], dtype=object)
+    text = layers.TextVectorization(output_mode=mode)
+    text.adapt(words[:, 0].tolist())
+    inputs = keras.Input((1,), dtype="string")
+    det = keras.Model(inputs, layers.Dense(2)(text(inputs)))
+    x = ops.convert_to_tensor(words.tolist())
+    assert np.ptp(numpy(det(x)), axis=0).min() > 0
+    copy = to_stochastic(det)
+    close(predict_without_noise(copy, x), numpy(det(x)))
+    close(numpy(ibnn.to_deterministic(copy)(x)), predict_without_noise(copy, x))
+    other = layers.StringLookup(vocabulary=["d", "e"], output_mode="one_hot")
+    inputs = keras.Input((1,), dtype="string")
+    det = keras.Model(inputs, layers.Dense(2)(other(inputs)))
+    other.set_vocabulary(["e", "d"])  # whose order the config does not know
+    x = ops.convert_to_tensor([["d"], ["e"]])
+    close(predict_without_noise(to_stochastic(det), x), numpy(det(x)))
+
+
 def test_subclassed_model_that_cannot_be_copied():
     class Mine(keras.Model):
         def __init__(self, inner):

@@ -284,6 +284,17 @@ def test_seed_generators():
 
 
 @pytest.mark.skipif(ON_JAX, reason="the tables are TensorFlow's")
+def test_copy_vocabulary():
+    layer = keras.layers.IntegerLookup()
+    layer.adapt(np.array([[7], [8], [8]]))
+    copied, empty = (keras.layers.IntegerLookup() for _ in range(2))
+    with contract("copy_vocabulary", "Find how a lookup layer gives and takes its vocabulary."):
+        keras_internals.copy_vocabulary(empty, copied)  # as before a file is loaded
+        keras_internals.copy_vocabulary(layer, copied)
+        assert copied.get_vocabulary() == layer.get_vocabulary() == [-1, 8, 7]
+
+
+@pytest.mark.skipif(ON_JAX, reason="the tables are TensorFlow's")
 def test_lookup_tables():
     model = keras.Sequential(
         [keras.Input((1,), dtype="string"), layers.StringLookup(vocabulary=["a", "b"])]

@@ -132,9 +132,46 @@ def test_features_of_posteriors_are_those_at_the_mean(model):
     ensemble = ibnn.DeepEnsemble([model, other])
     kept = model.get_weights()
     model.set_weights([0 * w for w in kept])  # the ensemble has its own copy
-    found = ibnn.OODDetector(ensemble, "energy").fit(X).score(NEW)
+    with pytest.warns(UserWarning, match="the first of 2 networks"):
+        found = ibnn.OODDetector(ensemble, "energy").fit(X).score(NEW)
     model.set_weights(kept)
     np.testing.assert_allclose(found, oracle("energy", model, NEW), rtol=1e-3)
+
+
+def test_features_of_a_mixture_are_those_of_its_first_network(model, recwarn):
+    mixture = ibnn.WeightMixture([model, keras.models.clone_model(model)])
+    message = r"np\.mean\(\[ibnn\.OODDetector\(model, 'energy'\)\.fit\(x, y\)\.score\(new\)"
+    with pytest.warns(UserWarning, match=message):
+        found = ibnn.OODDetector(mixture, "energy").fit(X).score(NEW)
+    np.testing.assert_allclose(found, oracle("energy", model, NEW), rtol=1e-3)
+    recwarn.clear()
+    ibnn.OODDetector(mixture, "entropy")  # of the average over all members
+    ibnn.OODDetector(ibnn.WeightMixture([model]), "energy")
+    assert not [x for x in recwarn if "networks only" in str(x.message)]
+
+
+NO_LOOKUP = pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no lookups")
+
+
+@pytest.mark.parametrize("kind", ["numbers", pytest.param("codes", marks=NO_LOOKUP)])
+def test_adapted_preprocessing_stays_in_the_features_of_posteriors(kind, tmp_path):
+    """Neither its numbers nor its vocabulary are weights that `set_weights` sets."""
+    keras.utils.set_random_seed(2)
+    data, inputs, adapted = 50 * X[:, :3] + 400, keras.Input((3,)), layers.Normalization()
+    if kind == "codes":
+        data = np.random.default_rng(1).integers(20, 24, (150, 1))
+        inputs = keras.Input((1,), dtype="int64")
+        adapted = layers.IntegerLookup(output_mode="one_hot")
+    adapted.adapt(data)
+    hidden = layers.Dense(D, "tanh")(adapted(inputs))
+    model = keras.Model(inputs, layers.Dense(3, "softmax")(hidden))
+    expected = ibnn.OODDetector(model, "knn", k=5).fit(data).score(data)
+    for posterior in (ibnn.DeepEnsemble([model]), ibnn.WeightMixture([model])):
+        detector = ibnn.OODDetector(posterior, "knn", k=5).fit(data)
+        np.testing.assert_allclose(detector.score(data), expected, rtol=1e-3, atol=1e-4)
+    detector.save(tmp_path / "detector.keras")
+    loaded = keras.models.load_model(tmp_path / "detector.keras")
+    np.testing.assert_allclose(loaded.score(data), expected, rtol=1e-3, atol=1e-4)
 
 
 class Own(keras.Model):

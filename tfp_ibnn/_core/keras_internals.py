@@ -165,6 +165,15 @@ def lookup_tables(model: keras.layers.Layer) -> list[Any]:
     return [x.lookup_table for x in nested_layers(model) if hasattr(x, "lookup_table")]
 
 
+def copy_vocabulary(layer: keras.layers.Layer, to: keras.layers.Layer) -> None:
+    """Give a lookup layer the vocabulary of another one, which its config need not have."""
+    if not hasattr(layer, "lookup_table") or not layer.get_vocabulary(include_special_tokens=False):
+        return
+    has_frequencies = layer.output_mode == "tf_idf"
+    frequencies = ops.convert_to_numpy(layer.idf_weights_const) if has_frequencies else None
+    to.set_vocabulary(layer.get_vocabulary(), frequencies)
+
+
 @contextlib.contextmanager
 def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
     """Give variables their arrays back after an error: Keras's JAX trainer takes them out."""

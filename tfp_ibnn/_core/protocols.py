@@ -83,6 +83,11 @@ class WeightPosterior:
     count: int | None  # how many sets there are; None gives as many as are wanted
 
     @property
+    def modes(self) -> int:
+        """How many networks it has that are not around one mean, such as those of an ensemble."""
+        return 1
+
+    @property
     def sampled(self) -> list[Any]:
         """The variables of `network` that a set has values for, batch-norm statistics included."""
         return self.network.weights
@@ -99,6 +104,10 @@ class WeightPosterior:
     def mean(self) -> list[Tensor]:
         """Return the values of the one set that stands for all."""
         raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
+
+    def mean_network(self) -> Any:
+        """Return a copy of the network at `mean()`; of several modes, the first one's."""
+        raise NotImplementedError(f"{type(self).__name__} must define `mean_network`.")
 
     def distribution(self) -> Any:
         """Return a TFP distribution over one vector: the values of `sampled`, flat, in order."""

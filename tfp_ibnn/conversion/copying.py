@@ -160,6 +160,7 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
             # Arrays of their own: JAX's trainer frees those that it has replaced.
             arrays = {key: ops.convert_to_numpy(value).copy() for key, value in store.items()}
             copied.load_own_variables(arrays)
+            keras_internals.copy_vocabulary(layer, copied)
     inside.replace(new, swaps)
     for steps in swaps:  # an owner's own constructor may make what was replaced just now
         if stochastic_layers(_copy_layer(after[steps].owners[:2][-1])):

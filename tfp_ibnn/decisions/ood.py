@@ -1,5 +1,6 @@
 """Detect inputs unlike the training data."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -38,7 +39,8 @@ class OODDetector(Fitted):
     - "knn": the distance of features, of length 1, to the k-th nearest of training (2204.06507);
     - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807).
 
-    Features and logits are without noise, at the posterior mean that `fit` sees.
+    Features and logits are without noise, at the posterior mean that `fit` sees; of an ensemble
+    they are those of its first member, with a warning.
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
@@ -82,7 +84,7 @@ class OODDetector(Fitted):
         self._network = None
         if score not in _OF_OUTPUTS:
             self._network, _ = _chosen(self.inner, score, layer)
-            self._network.jit_compile = self.jit_compile
+            _warn_of_modes(_unwrapped(self.inner), score)
 
     def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
         """Learn from training data; Mahalanobis scores take classes, (N,) or one-hot, if any."""
@@ -91,7 +93,8 @@ class OODDetector(Fitted):
             return self
         check_input(x)
         network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
-        self._network.set_weights(network.get_weights())
+        keras_internals.swap_sublayers(self, {id(self._network): network})
+        network.jit_compile = self.jit_compile
         f = self._network.predict(x, batch_size=batch_size, verbose=0)
         check_finite(f, "features")
         found = {"center": f.mean(axis=0), **self._learn(f.astype("float64"), y, layer)}
@@ -205,15 +208,28 @@ def _whitening(deviations: np.ndarray) -> np.ndarray:
     return vectors[:, kept] / np.sqrt(values[kept])
 
 
-def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, keras.layers.Layer]:
-    """Return the network of features (N, d), and the layer behind it, both without uncertainty."""
+def _unwrapped(model: Any) -> Any:
     while isinstance(model, PredictionWrapper):
         model = model.inner
+    return model
+
+
+def _warn_of_modes(model: Any, score: str) -> None:
+    """Warn if features are those of one network among several."""
+    if (modes := getattr(model, "modes", 1)) > 1:
+        warnings.warn(
+            f"score={score!r} has the features of the first of {modes} networks only. For the "
+            f"mean over all write np.mean([ibnn.OODDetector(model, {score!r}).fit(x, y).score(new) "
+            "for model in models], axis=0).",
+            stacklevel=3,
+        )
+
+
+def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, keras.layers.Layer]:
+    """Return the network of features (N, d), and the layer behind it, both without uncertainty."""
+    model = _unwrapped(model)
     if isinstance(model, WeightPosterior):
-        with keras_internals.values_in_place(zip(model.sampled, model.mean(), strict=True)):
-            weights = model.network.get_weights()
-        model = keras.models.clone_model(model.network)
-        model.set_weights(weights)
+        model = model.mean_network()
     model = to_deterministic(model) if stochastic_layers(model) else model
     graph = functional_graph(model)
     layers = {x.name: x for x in (graph.layers if graph else ()) if x.weights}

@@ -12,6 +12,7 @@ from keras import ops
 from tfp_ibnn._core import checks, keras_internals, protocols
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import storable
+from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.samplers import WeightSampler
@@ -40,6 +41,13 @@ class WeightPosterior(protocols.WeightPosterior):
             problem = f"Batch-norm statistics of {self.network.name!r} are not of the weights drawn"
             warnings.warn(f"{problem}: use posterior.materialize(number, x_train).", stacklevel=4)
         return WeightSampler(self, samples, options.get("chunk_size"))
+
+    def mean_network(self) -> keras.Model:
+        with keras_internals.values_in_place(zip(self.sampled, self.mean(), strict=True)):
+            weights = self.network.get_weights()
+        network = copy_of(self.network)
+        network.set_weights(weights)
+        return network
 
     def materialize(
         self, number: int, data: Any = None, *, batch_size: int = 256, seed: int = 0
@@ -90,6 +98,10 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
             stacked.assign(np.stack([ops.convert_to_numpy(x.weights[number]) for x in models]))
             self._sets.append(stacked)
         self.built = True
+
+    @property
+    def modes(self) -> int:
+        return self.count
 
     @classmethod
     def of(cls, network: keras.Model, sets: Sequence[Sequence[np.ndarray]]) -> "WeightSets":

@@ -200,6 +200,13 @@ class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         self.members, self.network = members, members[0].network
         self.built = True
 
+    @property
+    def modes(self) -> int:
+        return sum(member.modes for member in self.members)
+
+    def mean_network(self) -> keras.Model:
+        return self.members[0].mean_network()
+
     def materialize(
         self, number: int, data: Any = None, *, seed: int = 0, **options: Any
     ) -> "WeightMixture":
@@ -231,6 +238,14 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         """The network with the scaling behind it."""
         inner = functional_graph(self.posterior.network)
         return keras.Model(inner.input, self.scaling(inner.outputs[0]), name=inner.name)
+
+    @property
+    def modes(self) -> int:
+        return self.posterior.modes
+
+    def mean_network(self) -> keras.Model:
+        """Return the network behind the scaling, which changes no features."""
+        return self.posterior.mean_network()
 
     def materialize(self, *args: Any, **options: Any) -> "ScaledPosterior":
         return ScaledPosterior(self.posterior.materialize(*args, **options), self.scaling)

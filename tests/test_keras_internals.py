@@ -433,14 +433,55 @@ def test_learning_rate_of():
         assert float(ops.convert_to_numpy(rate)) == 0.25
 
 
-def test_optimizer_map():
-    default, other = keras.optimizers.SGD(), keras.optimizers.Adam()
-    groups = keras.optimizers.OptimizerMap(default)
-    groups["dense/.*"] = other
-    with contract("optimizer_map", "Find where MultiOptimizer keeps the map it was made with."):
-        found = keras_internals.optimizer_map(keras.optimizers.MultiOptimizer(groups))
-        assert found.default_optimizer is default
-        assert found["dense/.*"] is other
+class Halves(keras_internals.GroupedOptimizer):
+    def part_of(self, variable):
+        return self.part(int(variable.shape[0] == 2))
+
+
+def test_has_many_parts():
+    one, other = keras.optimizers.SGD(), keras.optimizers.SGD()
+    with contract("has_many_parts", "Find Keras's optimizers that pass the weights on to others."):
+        assert not keras_internals.has_many_parts(one)
+        assert keras_internals.has_many_parts(Halves([one, other]))
+        groups = keras.optimizers.OptimizerMap(one)
+        assert keras_internals.has_many_parts(keras.optimizers.MultiOptimizer(groups))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"global_clipnorm": 0.5, "momentum": 0.9},
+        {"global_clipnorm": 0.5, "gradient_accumulation_steps": 2},
+        {"gradient_accumulation_steps": 2, "loss_scale_factor": 4.0, "weight_decay": 0.1},
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3, "clipnorm": 0.1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_grouped_optimizer(options):
+    """With parts that are alike it does what one of them does for all weights."""
+    generator = np.random.default_rng(0)
+    steps = [[generator.normal(size=n).astype("float32") for n in (2, 3, 2)] for _ in range(6)]
+
+    def run(optimizer):
+        weights = [keras.Variable(np.ones(n, "float32")) for n in (2, 3, 2)]
+        optimizer.build(weights)
+        for gradients in steps:
+            optimizer.apply([ops.convert_to_tensor(x) for x in gradients], weights)
+        before = [numpy(w.value) for w in weights]
+        optimizer.finalize_variable_values(weights)
+        return [*before, *(numpy(w.value) for w in weights)]
+
+    with contract(
+        "GroupedOptimizer",
+        "Find what Optimizer.apply calls for weight decay and for the update, and where it keeps "
+        "averages and sums of gradients (keras/src/optimizers/base_optimizer.py).",
+    ):
+        parts = [keras.optimizers.SGD(0.1, **options) for _ in range(2)]
+        one, grouped = keras.optimizers.SGD(0.1, **options), Halves(parts)
+        for expected, found in zip(run(one), run(grouped), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert [int(part.iterations) for part in parts] == [int(one.iterations)] * 2
+        assert float(grouped.scale_loss(1.0)) == options.get("loss_scale_factor", 1.0)
 
 
 # ------------------------------------------------------------------------------------------ graphs

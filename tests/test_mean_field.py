@@ -424,7 +424,8 @@ def test_masks_and_regularisers():
 def test_weight_decay_counts_the_prior_twice():
     model = ibnn.to_stochastic(network(), ibnn.MeanField(), train_size=64)
     adamw = keras.optimizers.AdamW(weight_decay=0.1)
-    for optimizer in (adamw, ibnn.two_speed(adamw, stochastic_lr=0.1)):
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.AdamW(weight_decay=0.1))
+    for optimizer in (adamw, ibnn.two_speed(adamw, stochastic_lr=0.1), scaled):
         with pytest.warns(UserWarning, match=r"weight_decay.*'hidden'.*prior"):
             model.compile(optimizer, "mse")
 

@@ -306,6 +306,67 @@ def test_config_round_trip():
             assert part.clipnorm == 1.0
 
 
+def test_all_weights_share_one_gradient_norm():
+    weight, posterior = (keras.Variable(np.ones(2, "float32")) for _ in range(2))
+    posterior.of_posterior = True
+    optimizer = ibnn.two_speed(keras.optimizers.SGD(0.1, global_clipnorm=1.0), 0.01)
+    optimizer.build([weight, posterior])
+    gradients = [ops.convert_to_tensor([x, 0.0]) for x in (3.0, 4.0)]
+    optimizer.apply(gradients, [weight, posterior])  # of norm 5, clipped to 1
+    np.testing.assert_allclose(numpy(weight.value), [1 - 0.1 * 3 / 5, 1], rtol=1e-6)
+    np.testing.assert_allclose(numpy(posterior.value), [1 - 0.01 * 4 / 5, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Nadam", "Muon"])
+def test_an_optimizer_with_its_own_step_is_followed(name):
+    """With one rate for both it does what the optimizer alone does for all weights."""
+
+    def run(make):
+        weights = [keras.Variable(np.full((2, 3), 0.5, "float32")) for _ in range(2)]
+        weights[1].of_posterior = True
+        optimizer = make(getattr(keras.optimizers, name)(0.1, weight_decay=0.0))
+        optimizer.build(weights)
+        for seed in range(3):
+            gradients = [ops.convert_to_tensor(data(2, 3, seed=seed + i)) for i in (0, 9)]
+            optimizer.apply(gradients, weights)
+        return values(weights)
+
+    together = run(lambda optimizer: ibnn.two_speed(optimizer, 0.1))
+    np.testing.assert_allclose(together, run(lambda optimizer: optimizer), rtol=1e-5)
+
+
+def test_both_parts_must_agree_on_what_concerns_all_weights():
+    clipped, other = keras.optimizers.SGD(0.1, global_clipnorm=1.0), keras.optimizers.SGD(0.1)
+    with pytest.raises(ValueError, match=r"agree in `global_clipnorm`.*got \[1.0, None\]"):
+        ibnn.TwoSpeed(clipped, other)
+
+
+def test_averages_of_all_weights_are_swapped_in_for_validation(tmp_path):
+    model = plain_network(kernel_initializer="ones")
+    optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, momentum=0.9)
+    model.compile(ibnn.two_speed(optimizer, 0.02), "mse")
+    before = values(model.trainable_weights)
+    trained, validated = [], []
+    log = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: trained.append(values(log.model.trainable_weights)),
+        on_test_batch_end=lambda batch, logs: validated.append(values(log.model.trainable_weights)),
+    )
+    swap = keras.callbacks.SwapEMAWeights()
+    fit(model, callbacks=[swap, log], validation_data=(X, Y), validation_batch_size=N)
+    first, second = trained
+    for place, old in enumerate(before):
+        assert not np.allclose(first[place], old)
+        expected = (first[place] + second[place]) / 2  # the first average is of one step
+        np.testing.assert_allclose(validated[0][place], expected, rtol=1e-5, atol=1e-6)
+        found = numpy(model.trainable_weights[place].value)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # kept at the end
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for old, new in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(numpy(old.value), numpy(new.value))
+    fit(loaded)
+
+
 def test_original_optimizer_is_the_deterministic_one():
     own = keras.optimizers.SGD(0.1)
     assert ibnn.two_speed(own, 0.02).deterministic is own

@@ -57,7 +57,6 @@ seed_generators = attrgetter("_seed_generators")
 
 functional_behind = attrgetter("_functional")  # of a Sequential model; None before it is built
 learning_rate_of = attrgetter("_learning_rate")  # of an optimizer: a schedule, or a variable
-optimizer_map = attrgetter("_optimizer_map")  # of a `MultiOptimizer`
 
 mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask  # of a tensor
 
@@ -190,6 +189,114 @@ def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
 def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     """Return the place of a variable among those that an optimizer was built with."""
     return optimizer._get_variable_index(variable)
+
+
+def has_many_parts(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer passes the weights on to several others."""
+    # Keras has had one of its own since 3.15.
+    multi_optimizer = getattr(keras.optimizers, "MultiOptimizer", GroupedOptimizer)
+    return isinstance(optimizer, (GroupedOptimizer, multi_optimizer))
+
+
+class GroupedOptimizer(keras.optimizers.Optimizer):
+    """One optimizer of all weights, which has each group of them updated by a part of its own.
+
+    Losses are scaled, and gradients accumulated and clipped, for all weights together, and so is
+    their moving average kept; the parts must agree in these settings. Learning rate, update rule
+    and weight decay are the parts'. A subclass has `part_of`.
+
+    Args:
+        parts: the optimizers of the groups; the first one's settings are those for all weights.
+        loss_scale_factor: the one to use in place of the parts'.
+        name: of the optimizer.
+    """
+
+    _JOINT = (
+        *("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"),
+        *("use_ema", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor"),
+    )
+
+    def __init__(
+        self,
+        parts: list[keras.optimizers.Optimizer],
+        loss_scale_factor: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        joint = {setting: getattr(parts[0], setting) for setting in self._JOINT}
+        for setting, value in joint.items():
+            others = [getattr(part, setting) for part in parts[1:]]
+            if any(other != value for other in others):
+                raise ValueError(
+                    f"The optimizers must agree in `{setting}`, which acts on all weights "
+                    f"together; got {[value, *others]}."
+                )
+        if loss_scale_factor is not None:
+            joint["loss_scale_factor"] = loss_scale_factor
+        super().__init__(learning_rate=0.0, name=name, **joint)
+        # Under this name, and in this order, files of version 0.1.0 have the parts.
+        self._inner_optimizers = parts[::-1]
+
+    def part(self, number: int) -> keras.optimizers.Optimizer:
+        """Return one of the parts."""
+        return self._inner_optimizers[::-1][number]
+
+    def part_of(self, variable: keras.Variable) -> keras.optimizers.Optimizer:
+        """Return the optimizer of a variable."""
+        raise NotImplementedError(f"{type(self).__name__} must define `part_of`.")
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Build the parts, which hold all state of the weights, averages and sums included."""
+        if self.built:
+            return
+        owners = [self.part_of(variable) for variable in variables]
+        for part in self._inner_optimizers:
+            own = [v for v, owner in zip(variables, owners, strict=True) if owner is part]
+            if own:
+                part.build(own)
+        places = [index_in(part, v) for v, part in zip(variables, owners, strict=True)]
+        with DotNotTrackScope():  # these variables are the parts'
+            self._trainable_variables = list(variables)
+            keys = map(self._var_key, variables)
+            self._trainable_variables_indices = {key: i for i, key in enumerate(keys)}
+            for name, is_used in (
+                ("_model_variables_moving_average", self.use_ema),
+                ("_accumulated_gradients", self.gradient_accumulation_steps),
+            ):
+                if is_used:
+                    stores = [getattr(part, name) for part in owners]
+                    chosen = [store[i] for store, i in zip(stores, places, strict=True)]
+                    setattr(self, name, chosen)
+        self.built = True
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        inner = [variable for part in self._inner_optimizers for variable in part.variables]
+        return [*self._variables, *inner]
+
+    def set_weights(self, weights: list[Any]) -> None:
+        for variable, weight in zip(self.variables, weights, strict=True):
+            variable.assign(weight)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        super().apply(grads, trainable_variables)
+        for part in self._inner_optimizers:
+            if len(grads) and part.built:
+                part._iterations.assign_add(1)
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        for part in self._inner_optimizers:
+            part.exclude_from_weight_decay(*args, **kwargs)
+
+    def _apply_weight_decay(self, variables: list[keras.Variable]) -> None:
+        for part in self._inner_optimizers:
+            part._apply_weight_decay([v for v in variables if self.part_of(v) is part])
+
+    def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+        for part in self._inner_optimizers:
+            pairs = zip(grads, variables, strict=True)
+            own = [(gradient, v) for gradient, v in pairs if self.part_of(v) is part]
+            if own:
+                part._backend_update_step(*map(list, zip(*own, strict=True)), part.learning_rate)
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:

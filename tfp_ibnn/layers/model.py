@@ -55,7 +55,10 @@ class _NoiseModel:
         """Compile as Keras does; `jit_compile="auto"` is decided again where a file is loaded."""
         self._jit_is_open = jit_compile == "auto"
         super().compile(*args, jit_compile=jit_compile, **kwargs)
-        optimizer = getattr(self.optimizer, "deterministic", self.optimizer)
+        optimizer = getattr(
+            self.optimizer, "inner_optimizer", self.optimizer
+        )  # if it scales losses
+        optimizer = getattr(optimizer, "deterministic", optimizer)
         for layer in (x for x in stochastic_layers(self) if x.prior_on_weights):
             if any(keras_internals.decays(optimizer, w) for w in layer.layer.trainable_weights):
                 decay = f"The optimizer's `weight_decay` on layer {layer.name!r}"

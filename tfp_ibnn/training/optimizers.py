@@ -23,19 +23,17 @@ class ScaledSchedule(Configured, Schedule):
         return self.factor * self.schedule(step)
 
 
-class _ByOwner(keras.optimizers.OptimizerMap):
-    """Tells the optimizer of a variable by whether a stochastic layer's posterior owns it."""
-
-    def __call__(self, variable: keras.Variable) -> keras.optimizers.Optimizer:
-        owned = getattr(variable, "of_posterior", False)
-        return self[_POSTERIORS] if owned else self.default_optimizer
-
-
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TwoSpeed(keras.optimizers.MultiOptimizer):
+class TwoSpeed(keras_internals.GroupedOptimizer):
     """One optimizer for the posteriors, another for all other weights; made by `two_speed`.
 
-    `learning_rate` is that of the other weights; setting it keeps the ratio of the two.
+    `learning_rate` is that of the other weights; setting it keeps the ratio of the two. Gradients
+    are clipped by the global norm of all weights, accumulated and averaged as `deterministic` says.
+
+    Args:
+        deterministic: the optimizer of all weights but the posteriors'.
+        stochastic: the optimizer of the posteriors' weights.
+        **kwargs: `loss_scale_factor` and `name`, as of any Keras optimizer.
     """
 
     _ratio = 1.0  # stochastic to deterministic rate, kept while the rates are 0
@@ -46,22 +44,21 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         stochastic: keras.optimizers.Optimizer,
         **kwargs: Any,
     ) -> None:
-        super().__init__(_ByOwner(deterministic, {_POSTERIORS: stochastic}), **kwargs)
+        super().__init__([deterministic, stochastic], **kwargs)
+
+    def part_of(self, variable: keras.Variable) -> keras.optimizers.Optimizer:
+        """Return the optimizer of a variable, by whether a stochastic layer's posterior owns it."""
+        return self.stochastic if getattr(variable, "of_posterior", False) else self.deterministic
 
     @property
     def deterministic(self) -> keras.optimizers.Optimizer:
         """The optimizer of all weights but the posteriors'."""
-        return keras_internals.optimizer_map(self).default_optimizer
+        return self.part(0)
 
     @property
     def stochastic(self) -> keras.optimizers.Optimizer:
         """The optimizer of the posteriors' weights."""
-        return keras_internals.optimizer_map(self)[_POSTERIORS]
-
-    @property
-    def optimizers(self) -> Any:
-        """Absent: Keras's callbacks would set one rate in all the optimizers they find here."""
-        raise AttributeError("Use the properties `deterministic` and `stochastic`.")
+        return self.part(1)
 
     @property
     def learning_rate(self) -> Any:
@@ -79,8 +76,7 @@ class TwoSpeed(keras.optimizers.MultiOptimizer):
         self.stochastic.learning_rate = ops.convert_to_numpy(value) * self._ratio
 
     def get_config(self) -> dict[str, Any]:
-        config = super().get_config()
-        del config["optimizer_map"]
+        config = {"name": self.name, "loss_scale_factor": self.loss_scale_factor}
         for name in ("deterministic", "stochastic"):
             config[name] = keras.optimizers.serialize(getattr(self, name))
         return config
@@ -104,7 +100,8 @@ def two_speed(
 
     The posteriors get a second optimizer of the same kind, without weight decay. Both rates follow
     Keras's callbacks, keeping their ratio, and a schedule, of which that of the posteriors is
-    scaled so that it starts at `stochastic_lr`.
+    scaled so that it starts at `stochastic_lr`. What an optimizer does with all weights together
+    (`global_clipnorm`, `use_ema`, `gradient_accumulation_steps`) includes both kinds.
 
     Args:
         optimizer: for all weights that do not belong to a posterior, or its name, such as "adam".
@@ -117,10 +114,13 @@ def two_speed(
         0.02
     """
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
-    many = (keras.optimizers.MultiOptimizer, keras.optimizers.LossScaleOptimizer)
-    if not isinstance(optimizer, keras.optimizers.Optimizer) or isinstance(optimizer, many):
-        want = "one plain optimizer such as keras.optimizers.Adam(1e-3), or its name, as 'adam'"
-        raise ValueError(f"`optimizer` must be {want}; got {optimizer!r}.")
+    is_optimizer = isinstance(optimizer, keras.optimizers.Optimizer)
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if not is_optimizer or scales or keras_internals.has_many_parts(optimizer):
+        raise ValueError(
+            "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3), or its "
+            f"name, as 'adam'; got {optimizer!r}."
+        )
     config = optimizer.get_config()
     if config.get("weight_decay") is not None:
         config["weight_decay"] = 0.0

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 import tfp_ibnn as ibnn
 from tests.autodiff import gradient
-from tfp_ibnn.weights.features import LastLayer, batches
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches
 from tfp_ibnn.weights.likelihood import Gaussian, GaussianWithScale, Sigmoid, Softmax, likelihood_of
 from tfp_ibnn.weights.target import Target
 
@@ -80,23 +80,31 @@ def test_a_gaussian_head_has_the_expected_hessian():
 
 
 @pytest.mark.parametrize(
-    ("end", "loss", "kind", "from_logits"),
+    ("end", "loss", "kind", "activation"),
     [
-        ([layers.Dense(3)], "sparse", Softmax, True),
-        ([layers.Dense(3, activation="softmax")], None, Softmax, False),
-        ([layers.Dense(3), layers.Softmax()], None, Softmax, False),
-        ([layers.Dense(3), layers.Activation("sigmoid")], None, Sigmoid, False),
-        ([layers.Dense(3), layers.Dropout(0.5)], "mse", Gaussian, True),
-        ([layers.Dense(4), ibnn.layers.GaussianHead()], None, GaussianWithScale, True),
+        ([layers.Dense(3)], "sparse", Softmax, "linear"),
+        ([layers.Dense(3, activation="softmax")], None, Softmax, "softmax"),
+        ([layers.Dense(3, activation="log_softmax")], None, Softmax, "log_softmax"),
+        ([layers.Dense(3), layers.Softmax()], None, Softmax, "softmax"),
+        ([layers.Dense(3), layers.Activation("sigmoid")], None, Sigmoid, "sigmoid"),
+        ([layers.Dense(3), layers.Dropout(0.5)], "mse", Gaussian, "linear"),
+        ([layers.Dense(4), ibnn.layers.GaussianHead()], None, GaussianWithScale, "gaussian"),
+        # One position, whose axis is removed behind the layer.
+        (
+            [layers.Reshape((1, 27)), layers.Dense(3), layers.Flatten(), layers.Softmax()],
+            None,
+            Softmax,
+            "softmax",
+        ),
     ],
 )
-def test_the_last_layer_is_the_network(end, loss, kind, from_logits):
+def test_the_last_layer_is_the_network(end, loss, kind, activation):
     if loss == "sparse":
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = network(*end, loss=loss)
     last = LastLayer(model)
     assert type(last.likelihood) is kind
-    assert last.likelihood.from_logits is from_logits
+    assert last.likelihood.end == activation
     y = np.zeros((10, last.width // 2 if kind is GaussianWithScale else last.width))
     y = np.zeros(10) if kind is Softmax else y
     values, y = last.cache(X, y, batch_size=4, verbose=0)
@@ -105,6 +113,7 @@ def test_the_last_layer_is_the_network(end, loss, kind, from_logits):
     np.testing.assert_allclose(found, ops.convert_to_numpy(model(X)), atol=1e-6)
     (features,) = values.values()
     kernel, bias = (ops.convert_to_numpy(v.value) for v in last.layer.weights)
+    features = features.reshape(len(features), -1)
     np.testing.assert_allclose(features @ kernel + bias, logits, atol=1e-6)
     noise = 1.0 if kind is Gaussian else None
     target = Target(model, None, X, y, 1.0, noise, batch_size=4, verbose=0)
@@ -113,6 +122,107 @@ def test_the_last_layer_is_the_network(end, loss, kind, from_logits):
     moved = ops.convert_to_tensor(features @ (kernel + 1) + bias + 1)
     for row, own in zip(each, (logits, moved), strict=True):
         np.testing.assert_allclose(row, last.likelihood.log_prob(own, y), rtol=1e-4, atol=1e-4)
+
+
+def own_softmax(x):
+    return ops.softmax(x / 2)
+
+
+own_softmax.__name__ = "softmax"
+SHARED = layers.Softmax()
+
+# What stands between the last weighted layer's kernel and the output, and the head. The first can
+# be linear in the weights, and the second be put behind logits.
+ENDS = {
+    "relu, softmax": ([layers.Dense(3, "relu"), layers.Softmax()], {}),
+    "tanh, sigmoid": ([layers.Dense(3, "tanh"), layers.Activation("sigmoid")], {}),
+    "relu, Gaussian": ([layers.Dense(4, "relu"), ibnn.layers.GaussianHead()], {}),
+    "a layer as activation": ([layers.Dense(3, layers.LeakyReLU())], {"from_logits": True}),
+    "permuted": (
+        [layers.Dense(6), layers.Reshape((2, 3)), layers.Permute((2, 1)), layers.Flatten()],
+        {"from_logits": True},
+    ),
+    "scaled": ([layers.Dense(3), layers.Rescaling(0.3), layers.Softmax()], {}),
+    "sigmoid of a number": ([layers.Dense(3, "sigmoid")], {"head": "point"}),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_are_applied_or_refused(name):
+    """By all weights the network is what it is; as a linear last layer it is refused."""
+    end, options = ENDS[name]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(4, "tanh"), *end])
+    for weight in model.weights:
+        weight.assign(RNG.normal(size=weight.shape))
+    x = RNG.normal(size=(8, 5)).astype("float32")
+    whole = LogitNetwork(model, lambda layer: bool(getattr(layer, "weights", ())), **options)
+    outputs = whole.likelihood.outputs(whole.logits(whole.prefix(x)))
+    np.testing.assert_allclose(outputs, ops.convert_to_numpy(model(x)), atol=1e-6)
+    with pytest.raises(ValueError, match="must be a Dense one"):
+        LastLayer(model, **options)
+    if not isinstance(whole.likelihood, Softmax):
+        return
+    outer = ibnn.MonteCarlo(model, samples=1, **options)
+    with pytest.raises(ValueError, match="must be a Dense one"):
+        ibnn.OODDetector(outer, "energy")
+
+
+def masked_softmax(x):
+    return layers.Softmax()(layers.Dense(3)(x), x[:, :3] > 0)
+
+
+def softmax_of_each_half(x):
+    halves = layers.Reshape((2, 3))(layers.Dense(6)(x))
+    return layers.Flatten()(layers.Softmax()(halves))
+
+
+def softmax_by_a_lambda(x):
+    return layers.Lambda(ops.softmax)(layers.Dense(3)(x))
+
+
+def softmax_called_twice(x):
+    return SHARED(layers.Dense(3)(SHARED(layers.Dense(4)(x))))
+
+
+PROBABILITIES = {"head": "softmax", "from_logits": False}
+
+
+@pytest.mark.parametrize(
+    ("end", "options", "words"),
+    [
+        (layers.Dense(3, own_softmax), {}, "does not end in Keras's own softmax"),
+        (softmax_by_a_lambda, PROBABILITIES, "Keras's own softmax"),
+        (layers.Dense(3), PROBABILITIES, "Keras's own softmax"),
+        (layers.Dense(3, "sigmoid"), {"head": "softmax"}, "Keras's own softmax"),
+        (softmax_called_twice, {}, "has other calls"),
+        (masked_softmax, {}, "such as a mask"),
+        (softmax_of_each_half, {}, "must be over all 6 outputs"),
+    ],
+)
+def test_ends_that_are_not_known(end, options, words):
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, end(layers.Dense(5)(inputs)))
+    with pytest.raises(ValueError, match=words):
+        LogitNetwork(model, lambda layer: bool(getattr(layer, "weights", ())), **options)
+
+
+@pytest.mark.once
+def test_a_softmax_shared_with_the_frozen_part():
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, softmax_called_twice(inputs))
+    last, x = LastLayer(model), RNG.normal(size=(8, 5)).astype("float32")
+    found = last.likelihood.outputs(last.logits(last.prefix(x)))
+    np.testing.assert_allclose(found, ops.convert_to_numpy(model(x)), atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [ibnn.Laplace, ibnn.GaussianVI, ibnn.LastLayerHMC])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_half_precision_are_refused(make, dtype):
+    options = {"dtype": keras.DTypePolicy(dtype)}
+    model = keras.Sequential([keras.Input((5,)), layers.Dense(3, "softmax", **options)])
+    with pytest.raises(ValueError, match=f"has {dtype} weights.*mixed_{dtype}"):
+        make(model).fit(np.zeros((9, 5), "float32"), np.arange(9) % 3, verbose=0)
 
 
 def test_what_is_refused():

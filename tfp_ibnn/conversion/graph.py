@@ -53,8 +53,9 @@ class Graph:
     """The calls of all layers of a model, nested models opened, in an order that works.
 
     A model whose `call` is its own cannot be opened; all of it counts as noisy. `layers` are those
-    of all calls, `is_noisy` is whether the output depends on noise, and `largest` the size of the
-    largest tensor of one example behind the first noisy layer, or a guess.
+    of all calls, `noisy_layers` those of the calls in `suffix`, `is_noisy` is whether the output
+    depends on noise, and `largest` the size of the largest tensor of one example behind the first
+    noisy layer, or a guess.
     """
 
     def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
@@ -64,6 +65,7 @@ class Graph:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._after: list[_Step] = []
         self.layers: list[Any] = []
+        self.noisy_layers: list[Any] = []
         self.is_noisy, self.largest = True, 4096
         if self._functional is None:
             return
@@ -84,6 +86,7 @@ class Graph:
         self._frontier = {x for step in self._after for x in step.sources}
         self._frontier.update(self._outputs)
         self.layers = [step.node.operation for step in steps]
+        self.noisy_layers = [step.node.operation for step in self._after]
         self.is_noisy, self._noisy = bool(self._after), noisy
         nodes = [step.node for step in self._after]
         tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]

@@ -18,7 +18,7 @@ from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.prediction.predictive import Categorical
 from tfp_ibnn.prediction.validation import check_input
-from tfp_ibnn.weights.features import check_finite
+from tfp_ibnn.weights.features import check_finite, logit_layer
 from tfp_ibnn.weights.likelihood import classes
 
 _OF_OUTPUTS = ("max_probability", "entropy", "epistemic")
@@ -239,6 +239,8 @@ def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, kera
     chosen = layers[name or [*layers][-1]]
     if score in _OF_LOGITS and not (isinstance(chosen, keras.layers.Dense) and name is None):
         raise ValueError(f"score={score!r} needs a Dense layer at the end, and `layer`=None.")
+    if score in _OF_LOGITS and logit_layer(model) is not chosen:
+        raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
     features = ops.cast(chosen.input, "float32")
     if len(features.shape) > 2:
         features = ops.mean(features, axis=tuple(range(1, len(features.shape) - 1)))

@@ -35,6 +35,22 @@ _LOSSES = {
 
 _TRANSPARENT = (layers.Dropout, layers.Flatten, layers.Identity, layers.Permute, layers.Reshape)
 
+_ENDING_IN_ACTIVATION = (
+    layers.Activation,
+    layers.Dense,
+    layers.EinsumDense,
+    *(layers.Conv1D, layers.Conv2D, layers.Conv3D),
+    *(layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose),
+    *(layers.DepthwiseConv1D, layers.DepthwiseConv2D),
+    *(layers.SeparableConv1D, layers.SeparableConv2D),
+)
+_KERAS_ACTIVATIONS = {
+    "linear": (keras.activations.linear,),
+    "softmax": (keras.activations.softmax, ops.softmax),
+    "log_softmax": (keras.activations.log_softmax, ops.log_softmax),
+    "sigmoid": (keras.activations.sigmoid, ops.sigmoid),
+}
+
 
 class PredictionWrapper:
     """A Keras model that takes the inputs of another one, `inner`: its argument `model`."""
@@ -221,15 +237,47 @@ def activation_of(model: keras.Model) -> str | None:
     return getattr(getattr(layer, "activation", None), "__name__", None)
 
 
+def own_activation(layer: Any) -> str | None:
+    """Return the activation that a layer or operation ends in, if it is known exactly.
+
+    That is Keras's own "linear", "softmax", "log_softmax" or "sigmoid", over the last axis, or
+    "gaussian"; a function of the user's with such a name is not.
+    """
+    if isinstance(layer, GaussianHead):
+        return "gaussian"
+    if type(layer) is layers.Softmax or _is_keras_operation(layer):
+        kinds = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "sigmoid"}
+        is_last_axis = getattr(layer, "axis", -1) == -1
+        return kinds.get(type(layer).__name__) if is_last_axis else None
+    layer = layer.layer if isinstance(layer, StochasticLayer) else layer
+    if not any(type(layer).call is kind.call for kind in _ENDING_IN_ACTIVATION):
+        return None
+    for name, functions in _KERAS_ACTIVATIONS.items():
+        if any(layer.activation is function for function in functions):
+            return name
+    return None
+
+
+def _is_keras_operation(layer: Any) -> bool:
+    """Whether it is an operation of `keras.ops`, which have no public classes."""
+    is_operation = isinstance(layer, keras.Operation) and not isinstance(layer, keras.Layer)
+    return is_operation and type(layer).__module__.startswith("keras.")
+
+
 def output_layer(model: keras.Model) -> Any:
     """Return the layer or operation that gives a model's one output its meaning, or None."""
+    return output_call(model)[0]
+
+
+def output_call(model: keras.Model) -> tuple[Any, Any]:
+    """Return `output_layer` and the node of its call, Nones if the model has no graph."""
     graph = functional_graph(model)
     if graph is None or len(graph.outputs) != 1:
-        return None
+        return None, None
     layer, node = keras_internals.origin(graph.outputs[0])
     while is_transparent(layer):
         layer, node = keras_internals.origin(node.input_tensors[0])
-    return output_layer(layer) if isinstance(layer, keras.Model) else layer
+    return output_call(layer) if isinstance(layer, keras.Model) else (layer, node)
 
 
 def is_transparent(layer: Any) -> bool:

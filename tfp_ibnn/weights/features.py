@@ -11,7 +11,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn.conversion.graph import Graph, functional_graph, infer
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
-from tfp_ibnn.prediction.head import activation_of, is_transparent, output_layer
+from tfp_ibnn.prediction.head import is_transparent, output_call, own_activation
 from tfp_ibnn.weights.flat import precision_of
 from tfp_ibnn.weights.likelihood import likelihood_of
 
@@ -30,17 +30,18 @@ class LogitNetwork:
         head: str | None = None,
         from_logits: bool | None = None,
     ) -> None:
-        self.model, self.likelihood = model, likelihood_of(model, head, from_logits)
-        self.graph, self._output_layer = Graph(model, is_chosen), output_layer(model)
+        self.model = model
+        self.likelihood = likelihood_of(model, head, from_logits)
+        self.graph = Graph(model, is_chosen)
         self.prefix = self.graph.prefix
         shape = tuple(functional_graph(model).outputs[0].shape)
         if len(shape) != 2 or shape[-1] is None:
             raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
         self.width = shape[-1]
         self.dtype = precision_of(model)
-        # What turns logits into the output, and is left out; then there is full precision, too.
-        heads = ("softmax", "log_softmax", "sigmoid", "gaussian", "linear")
-        self.strips = activation_of(model) in heads
+        self.stripped = stripped_layer(model, self.graph, self.likelihood.end)
+        for layer in filter(is_chosen, self.graph.layers):
+            _check_precision(layer)
 
     def cache(self, x: Any, y: Any = None, batch_size: int = 256, verbose: Any = "auto") -> Any:
         """Return what `prefix` gives for all examples, and their targets, all checked."""
@@ -66,7 +67,7 @@ class LogitNetwork:
         """
 
         def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            is_stripped = layer is self._output_layer and self.strips
+            is_stripped = layer is self.stripped
             if is_stripped and not _weights(layer):
                 return args[0] if args else kwargs["inputs"]
             if layer in (others or {}):
@@ -84,18 +85,90 @@ class LastLayer(LogitNetwork):
     ) -> None:
         self.layer = last_weighted_layer(model)
         super().__init__(model, lambda x: x is self.layer, head, from_logits)
-        activation, after = activation_of(model), self.graph.layers
-        after = after[after.index(self.layer) + 1 :]
-        stripped = self._output_layer if self.strips else None
-        others = [x.name for x in after if not is_transparent(x) and x is not stripped]
-        if stripped is None and activation not in (None, "linear"):
-            others.append(activation)
-        is_dense = type(self.layer) is keras.layers.Dense and self.layer.units == self.width
-        if not is_dense or others:
-            what = f"{self.layer.name!r}, a {type(self.layer).__name__}"
-            what += f", followed by {others[0]}" if others else ""
-            want = "must be a Dense one whose output (N, K) is the logits or the prediction itself"
-            raise ValueError(f"The last layer with weights of `model` {want}; it is {what}.")
+        check_dense(self.layer, self.graph, self.stripped, self.width)
+
+
+def logit_layer(model: keras.Model) -> keras.layers.Dense:
+    """Return the Dense layer whose output is the logits of a classifier, or raise."""
+    layer = last_weighted_layer(model)
+    graph = Graph(model, lambda x: x is layer)
+    activation = own_activation(output_call(model)[0])
+    end = activation if activation in ("softmax", "log_softmax") else "linear"
+    width = functional_graph(model).outputs[0].shape[-1]
+    check_dense(layer, graph, stripped_layer(model, graph, end), width)
+    return layer
+
+
+def stripped_layer(model: keras.Model, graph: Graph, end: str) -> Any:
+    """Return the layer or operation whose activation makes the output of logits, or raise.
+
+    None if the output is the logits, and no linear layer gives them, which would give them in full
+    precision.
+    """
+    layer, node = output_call(model)
+    is_alone = graph.noisy_layers.count(layer) == 1 and len(node.input_tensors) == 1
+    if end == "linear":
+        return layer if is_alone and own_activation(layer) == "linear" else None
+    name = getattr(layer, "name", model.name)
+    if own_activation(layer) != end:
+        raise ValueError(
+            f"The output of model {model.name!r} is read as that of a {end}, but layer {name!r} "
+            f"does not end in Keras's own {end}. End the model in one, or in logits, and say so "
+            "with from_logits=True."
+        )
+    if not is_alone:
+        raise ValueError(
+            f"Layer {name!r} gives the output of model {model.name!r}, and has other calls or "
+            f"inputs, such as a mask: end the model in a {end} of its own."
+        )
+    width = functional_graph(model).outputs[0].shape[-1]
+    if end != "sigmoid" and node.outputs[0].shape[-1] != width:
+        raise ValueError(
+            f"The {end} of layer {name!r} must be over all {width} outputs of model "
+            f"{model.name!r}; it is over the last axis of {tuple(node.outputs[0].shape)}."
+        )
+    return layer
+
+
+def check_dense(layer: Any, graph: Graph, stripped: Any, width: int) -> None:
+    """Raise unless the output of a layer, the last one with weights, is the logits themselves."""
+    kind = type(layer).__name__
+    behind = [x for x in graph.noisy_layers if x not in (layer, stripped)]
+    changing = [x.name for x in behind if not _keeps_order(x)]
+    if graph.layers.count(layer) != 1:
+        problem = f"called {graph.layers.count(layer)} times"
+    elif type(layer) is not keras.layers.Dense or layer.units != width:
+        problem = "of another kind or size"
+    elif layer.lora_enabled or layer.quantization_mode is not None:
+        problem = "quantized, or has LoRA enabled"
+    elif layer is not stripped and layer.activation is not keras.activations.linear:
+        problem = f"followed by {getattr(layer.activation, '__name__', layer.activation)}"
+    elif changing:
+        problem = f"followed by {changing[0]}"
+    else:
+        return
+    raise ValueError(
+        "The last layer with weights of `model` must be a Dense one whose output (N, K) is the "
+        f"logits or the prediction itself; {layer.name!r}, a {kind}, is {problem}."
+    )
+
+
+def _keeps_order(layer: Any) -> bool:
+    """Whether a layer leaves numbers as they are, and in their order."""
+    is_permuted = isinstance(layer, keras.layers.Permute)
+    is_permuted |= getattr(layer, "data_format", None) == "channels_first"  # of Flatten
+    return is_transparent(layer) and not is_permuted
+
+
+def _check_precision(layer: Any) -> None:
+    """Raise if the weights of a layer are of half precision, coarser than what is uncertain."""
+    halves = [w.dtype for w in _weights(layer) if w.dtype in ("float16", "bfloat16")]
+    if halves:
+        raise ValueError(
+            f"Layer {layer.name!r} has {halves[0]} weights, too coarse for a posterior over them: "
+            f"build the model after keras.config.set_dtype_policy('mixed_{halves[0]}'), which "
+            "keeps weights in float32, and copy them with `set_weights`."
+        )
 
 
 def last_weighted_layer(model: Any) -> keras.layers.Layer:

@@ -11,7 +11,12 @@ from keras import ops
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.prediction import predictive
-from tfp_ibnn.prediction.head import check_one_output, output_layer, predictive_of
+from tfp_ibnn.prediction.head import (
+    check_one_output,
+    output_layer,
+    own_activation,
+    predictive_of,
+)
 
 _REMEDY = (
     "Compile the model with a categorical or binary crossentropy, the mean squared error or "
@@ -20,10 +25,19 @@ _REMEDY = (
 )
 
 
+_ENDS = {
+    "linear": lambda logits: logits,
+    "softmax": ops.softmax,
+    "log_softmax": ops.log_softmax,
+    "sigmoid": ops.sigmoid,
+}
+
+
 class Likelihood:
     """What is known of an example's target given the logits z (N, K); the base of all kinds.
 
-    The logits are the output without its softmax, sigmoid or `GaussianHead`. A kind defines
+    The logits are the output without `end`, the activation by which the network ends: "linear",
+    "softmax", "log_softmax", "sigmoid", or "gaussian" for a `GaussianHead`. A kind defines
     `targets` (as an array, checked against `width` logits), `log_prob` (of each target, (N,), in
     nats) and `factors`: S (N, K, C), S S^T being the Hessian of minus `log_prob` in the logits.
     """
@@ -32,18 +46,16 @@ class Likelihood:
     """Whether there is a noise scale, which the network does not predict."""
     is_classifier = True
 
-    def __init__(self, from_logits: bool = True) -> None:
-        self.from_logits = from_logits
+    def __init__(self, end: str = "linear") -> None:
+        self.end = end
 
     def outputs(self, logits: Tensor) -> Tensor:
         """Return what the network gives for these logits."""
-        return logits if self.from_logits else self.activation(logits)
+        return _ENDS[self.end](logits)
 
 
 class Softmax(Likelihood):
     """Classes (N,), (N, 1) or, one-hot, (N, K). S has the columns sqrt(p_c) (e_c - p)."""
-
-    activation = staticmethod(ops.softmax)
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return classes (N,)."""
@@ -63,8 +75,6 @@ class Softmax(Likelihood):
 
 class Sigmoid(Likelihood):
     """K questions of yes or no, independent; labels are 0 or 1, (N, K), or (N,) if K is 1."""
-
-    activation = staticmethod(ops.sigmoid)
 
     def targets(self, y: Any, width: int) -> np.ndarray:
         """Return zeros and ones (N, K)."""
@@ -115,6 +125,7 @@ class GaussianWithScale(Gaussian):
 
     def __init__(self, head: GaussianHead | None) -> None:
         super().__init__()
+        self.end = "linear" if head is None else "gaussian"
         self._head = head
 
     def targets(self, y: Any, width: int) -> np.ndarray:
@@ -147,12 +158,13 @@ def likelihood_of(
         is_point = type(kind) is predictive.Point
         if "focal" in name or (is_point and "squared_error" not in name and name != "mse"):
             raise ValueError(f"The loss {name!r} is not minus a log-likelihood. {_REMEDY}")
+    last = output_layer(model)
     if isinstance(kind, predictive.Labels):
-        return Sigmoid(kind.from_logits)
+        return Sigmoid("linear" if kind.from_logits else "sigmoid")
     if isinstance(kind, predictive.Categorical):
-        return Softmax(kind.from_logits)
+        logits = "log_softmax" if own_activation(last) == "log_softmax" else "linear"
+        return Softmax(logits if kind.from_logits else "softmax")
     if isinstance(kind, predictive.Gaussian):
-        last = output_layer(model)
         return GaussianWithScale(last if isinstance(last, GaussianHead) else None)
     return Gaussian()
 

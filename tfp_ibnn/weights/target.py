@@ -156,7 +156,9 @@ class Target(Density):
             return ops.map(lambda one: self._logits(one, x), w)
         # All draws in one product, on the one tensor that is cached.
         parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
-        found = ops.matmul(*x.values(), parts[id(self.network.layer.kernel)])
+        (features,) = x.values()
+        features = ops.reshape(features, (-1, features.shape[-1]))
+        found = ops.matmul(features, parts[id(self.network.layer.kernel)])
         if self.network.layer.use_bias:
             found = found + parts[id(self.network.layer.bias)][:, None, :]
         return found

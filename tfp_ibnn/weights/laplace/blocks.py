@@ -119,6 +119,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
 def block_of(layer: keras.layers.Layer, variables: list[keras.Variable]) -> Block:
     """Return the block of a layer."""
     is_linear = type(layer) in (layers.Dense, *CONVOLUTIONS) and getattr(layer, "groups", 1) == 1
+    is_linear &= not getattr(layer, "lora_enabled", False)
     return (_LinearBlock if is_linear else Block)(layer, variables)
 
 

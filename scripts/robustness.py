@@ -5,15 +5,22 @@ wrong arrays for models in memory; hostile requests among good ones for scripts/
 disks and kill -9 while files are written. Every case runs in a child process, and is the same in
 every run with a seed. The campaigns themselves are in tests/robustness.
 
+The campaign "legal" is about input that is not hostile: random legal Keras models and uses of them,
+each compared with an independent answer (experiments/legal_models). A model is a function of its
+seed; what fails is printed as a few lines of Python, to be run in the folder `scripts`.
+
 It exits with 1 if there was a crash, a silent wrong answer, or a write outside the output folder.
 
 Examples:
     python scripts/robustness.py
     python scripts/robustness.py --only "keras files" --seed 7
     python scripts/robustness.py --scale 0.05 --jobs 1
+    python scripts/robustness.py --only legal --models 5000 --workers 14 --output legal.json
+    python scripts/robustness.py --only legal --first 1234 --models 1
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -21,14 +28,38 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
+from experiments.legal_models import run as legal_models  # noqa: E402
 from tests.robustness import harness  # noqa: E402
+
+LEGAL = "legal"
+LEGAL_MODELS = 200  # at scale 1
+MILLION = 1_000_000  # legal models that a `--seed` has
 
 
 def main(argv=None):
     options = parse(argv)
-    names = options.only or list(harness.CAMPAIGNS)
+    names = options.only or [*harness.CAMPAIGNS, LEGAL]
+    failed = LEGAL in names and run_legal(options)
+    hostile = [name for name in names if name != LEGAL]
+    return 1 if (hostile and run_hostile(hostile, options)) or failed else 0
+
+
+def run_legal(options):
+    """Run the fuzzer of legal models; return whether anything failed."""
+    models = options.models or max(1, round(LEGAL_MODELS * options.scale))
+    workers = options.workers or options.jobs
+    result = legal_models.campaign(MILLION * options.seed + options.first, models, workers)
+    print("\n".join(legal_models.table(result)))
+    print(f"{models:,} models, {len(result['faults'])} faults, {result['seconds']} s.", flush=True)
+    if options.output:
+        options.output.write_text(json.dumps(result, indent=1))
+    return bool(result["faults"])
+
+
+def run_hostile(names, options):
+    """Run the campaigns of hostile input; return whether anything failed."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="robustness-") as folder:
         tallies = run(names, options, Path(folder))
@@ -45,7 +76,7 @@ def main(argv=None):
     faults = [fault for tally in tallies for fault in tally.faults]
     for fault in faults:
         print(f"FAULT {fault}")
-    return 1 if faults else 0
+    return bool(faults)
 
 
 def parse(argv):
@@ -59,9 +90,13 @@ def parse(argv):
     add(
         "--only",
         action="append",
-        choices=list(harness.CAMPAIGNS),
+        choices=[*harness.CAMPAIGNS, LEGAL],
         help="run this campaign; may be given several times",
     )
+    add("--models", type=int, help=f"legal models (default {LEGAL_MODELS} times the scale)")
+    add("--first", type=int, default=0, help="of the legal models: where to begin (default 0)")
+    add("--workers", type=jobs, help="processes for legal models (default: as many as jobs)")
+    add("--output", type=Path, help="file for a summary of the legal models, in JSON")
     return parser.parse_args(argv)
 
 

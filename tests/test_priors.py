@@ -152,3 +152,18 @@ def test_errors_of_posteriors_over_z():
         ibnn.NormalAffine(prior=tfd.Normal(np.zeros(3, "float32"), 1.0)).build((None, 2))
     with pytest.raises(ValueError, match="`pi` must be"):
         priors.ScaleMixture(pi=1.5)
+
+
+@pytest.mark.parametrize("posterior", [ibnn.NormalAffine, ibnn.NormalPlanar1d, ibnn.NormalFull])
+def test_a_given_prior_may_have_another_precision(float64, posterior):
+    prior = ibnn.tfd.Normal(np.float32(1.0), np.float32(0.5))
+    one = posterior(prior=prior)
+    one.build((3,))
+    z, kl = one.sample_and_kl((4,))
+    assert keras.backend.standardize_dtype(kl.dtype) == "float64"
+    density = ops.convert_to_numpy(one.distribution().log_prob(z))
+    gap = (ops.convert_to_numpy(z) - 1) / 0.5
+    wanted = density + np.sum(gap**2 / 2 + np.log(0.5 * np.sqrt(2 * np.pi)), axis=-1)
+    if posterior is not ibnn.NormalPlanar1d:  # their entropy is in closed form
+        wanted += -ops.convert_to_numpy(one.distribution().entropy()) - density
+    np.testing.assert_allclose(ops.convert_to_numpy(kl), wanted, rtol=1e-5)

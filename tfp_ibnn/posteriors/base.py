@@ -321,7 +321,9 @@ class Posterior(Template):
     def _log_prior(self, z: Tensor) -> Tensor:
         """Return the prior's log-density (...,) at z (..., channels)."""
         if not self._has_plain_prior:
-            return self.prior().log_prob(z)
+            prior = self.prior()
+            dtype = getattr(prior, "dtype", None) or z.dtype  # of one given, its own
+            return ops.cast(prior.log_prob(ops.cast(z, dtype)), z.dtype)
         scale, log_scale = self._prior_scale()
         return log_normal((z - self.prior_loc) * (1 / scale)) - self.channels * log_scale
 

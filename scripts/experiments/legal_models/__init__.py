@@ -1,0 +1,1 @@
+"""Random legal Keras models and uses of them, each compared with an independent answer."""

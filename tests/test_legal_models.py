@@ -19,6 +19,7 @@ def test_a_case_is_a_function_of_its_seed():
     assert all(np.array_equal(*pair) for pair in zip(one, two, strict=True))
 
 
+@pytest.mark.once
 def test_a_wrong_answer_is_seen_and_shrunk(monkeypatch, tmp_path):
     def fails(trial):
         if any(isinstance(x, keras.layers.Flatten) for x in trial.model.layers):
@@ -57,6 +58,7 @@ def test_a_wrong_answer_is_seen_and_shrunk(monkeypatch, tmp_path):
     assert len(ibnn.stochastic_layers(known["sto"])) == 1
 
 
+@pytest.mark.once
 def test_what_is_refused_is_told_from_what_crashes(tmp_path):
     case = dataclasses.replace(draw.draw(0), posterior="{'nothing': ibnn.NormalAffine()}")
     found = worker.examine(case, [], tmp_path)
@@ -67,6 +69,7 @@ def test_what_is_refused_is_told_from_what_crashes(tmp_path):
     assert worker.refusal(caught.value) is None
 
 
+@pytest.mark.once
 def test_the_summary_counts_outcomes_and_reasons():
     said, summary = [], run.Summary()
     fault = {"check": "folded", "kind": "wrong", "text": "off", "program": "a\nb"}
@@ -81,6 +84,7 @@ def test_the_summary_counts_outcomes_and_reasons():
     assert lines[-1] == "     1 no"
 
 
+@pytest.mark.once
 def test_answers_know_the_textbook():
     p = np.array([[[0.5, 0.5]], [[1.0, 0.0]]])
     found = answers.statistics(p, "softmax", False)

@@ -18,6 +18,7 @@ from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.inside import Steps, places, replace
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass
 from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
+from tfp_ibnn.layers.rows import check_rows
 
 # Layers whose weights nobody expects to be converted.
 _SILENT = (
@@ -129,7 +130,9 @@ def to_stochastic(
         warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
     parts = (copied.input, copied.output) if is_opened(model) else (copied,)
     kind = StochasticModel if is_opened(model) else StochasticSubclass
-    return kind(*parts, train_samples=train_samples, name=model.name)
+    stochastic = kind(*parts, train_samples=train_samples, name=model.name)
+    check_rows(stochastic)
+    return stochastic
 
 
 def to_deterministic(model: keras.Model) -> keras.Model:

@@ -10,6 +10,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.noise import Pass, current
+from tfp_ibnn.noise.source import spread
 
 CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
@@ -145,12 +146,22 @@ class StochasticLayer(keras.layers.Wrapper):
         return self.apply(inputs, latent, forward_pass.groups, mask, bool(training))
 
     def _latent(self, forward_pass: Pass, inputs: Tensor, training: bool) -> Any:
+        if forward_pass.seen is not None:
+            forward_pass.seen.append((self, inputs))
         latent = forward_pass.recall(self)
         if latent is not None:
             forward_pass.restore_losses()
+        else:
+            known = (forward_pass.groups, forward_pass.examples, ops.shape(inputs)[0])
+            count = next(number for number in known if number is not None)
+            latent = self.draw_for(forward_pass, count, inputs, training)
+        if forward_pass.groups is not None or forward_pass.examples is None:
             return latent
-        count = ops.shape(inputs)[0] if forward_pass.groups is None else forward_pass.groups
-        return self.draw_for(forward_pass, count, inputs, training)
+        return self.spread(latent, ops.shape(inputs)[0])
+
+    def spread(self, latent: Any, rows: int | Tensor) -> Any:
+        """Return latents, one for each example, for the rows that the examples are cut into."""
+        return keras.tree.map_structure(lambda x: x if x.shape[0] == 1 else spread(x, rows), latent)
 
     def checked_inputs(self, inputs: Any) -> Any:
         """Return the inputs as `apply` takes them, or raise."""

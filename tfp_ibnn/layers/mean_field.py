@@ -130,6 +130,11 @@ class MeanFieldLayer(StochasticLayer):
         activation = self.layer.activation
         return outputs if activation is None else activation(outputs)
 
+    def spread(self, latent: Any, rows: int | Tensor) -> Any:
+        # Weights are multiplied with blocks of rows.
+        is_explicit = isinstance(getattr(latent, "rest", latent), Explicit)
+        return latent if is_explicit else super().spread(latent, rows)
+
     def mean_latent(self) -> Explicit:
         return Explicit([ops.zeros((1, *x), dtype=self.posterior.dtype) for x in self._shapes])
 

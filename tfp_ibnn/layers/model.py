@@ -1,5 +1,6 @@
 """The Keras model that `to_stochastic` returns."""
 
+import functools
 import inspect
 import warnings
 from typing import Any
@@ -10,7 +11,7 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
-from tfp_ibnn.layers import inside
+from tfp_ibnn.layers import inside, rows
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
 
@@ -82,6 +83,8 @@ class _NoiseModel:
         by more than a batch; not if `steps_per_epoch` is given, since epochs are then not passes
         over the data.
         """
+        if self.built:
+            rows.check_rows(self)
         given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
         callbacks = given.get("callbacks")
         ready = isinstance(callbacks, keras.callbacks.CallbackList)
@@ -121,6 +124,8 @@ class _NoiseModel:
         """Run the model and keep the KL of the pass."""
         forward_pass = noise.current()
         batch = ops.shape(keras.tree.flatten(inputs)[0])[0]
+        if self._may_move_examples and forward_pass.examples is None:
+            forward_pass.examples = batch
         inside.draw_ahead(inside.called_inside(self), forward_pass, batch, bool(training))
         outputs = self._run(inputs, training, mask)
         if forward_pass.losses:
@@ -129,6 +134,10 @@ class _NoiseModel:
             if training:
                 self._note_fault(_first_bad(forward_pass, stochastic_layers(self)))
         return outputs
+
+    @functools.cached_property
+    def _may_move_examples(self) -> bool:
+        return rows.may_move_examples(self)
 
     def _note_fault(self, place: Tensor) -> None:
         """Keep a place in the list of `fault` if it is the first since `clear_fault`."""

@@ -48,6 +48,9 @@ class Pass:
         if groups is not None and not ops.is_tensor(groups):
             groups = checks.positive_integer("groups", groups)
         self.groups, self.off, self.losses = groups, off, losses
+        # How many examples there are, where a layer may see several rows for each.
+        self.examples: int | Tensor | None = None
+        self.seen: list[tuple[layers.Layer, Any]] | None = None  # layers and their inputs, if noted
         self.source = Source(**source)
         self._draws: dict[layers.Layer, Tensor] = dict(draws or {})
         self._losses: dict[layers.Layer, Tensor] = {}

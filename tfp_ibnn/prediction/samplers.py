@@ -14,6 +14,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
 from tfp_ibnn.conversion.graph import Graph, infer
 from tfp_ibnn.layers import inside, stochastic_layers
+from tfp_ibnn.layers.rows import check_rows, may_move_examples
 from tfp_ibnn.noise.counter import SOBOL_BITS
 from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, named_outputs, unscaled
 
@@ -53,6 +54,9 @@ class NoiseSampler(Sampler):
         self._layers = [x for x in stochastic_layers(self._model) if id(x) not in quiet]
         self._inside = [x for x in inside.called_inside(self._model) if id(x) not in quiet]
         is_random = self._graph.is_noisy and (dropout or self._layers)
+        self._may_move_examples = may_move_examples(self._model)
+        if is_random:
+            check_rows(self._model, self._note_dropout if dropout else None)
         self.samples = samples if is_random else 1
         reached = {id(layer) for layer in self._graph.layers}
         hidden = [
@@ -132,6 +136,8 @@ class NoiseSampler(Sampler):
             with noise.scope(
                 sampling=self._sampling, seed=key, skip=used, losses=False, **options
             ) as forward_pass:
+                if self._independent and self._may_move_examples:
+                    forward_pass.examples = ops.shape(sample)[0]
                 inside.draw_ahead(self._inside, forward_pass, ops.shape(sample)[0])
 
                 def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,6 +151,16 @@ class NoiseSampler(Sampler):
             return _each(lambda x: ops.reshape(x, (size, batch, *ops.shape(x)[1:])), outputs)
 
         return run
+
+    def _note_dropout(self, inputs: Any, forward_pass: noise.Pass) -> None:
+        """Run the model, and note what dropout layers see as well."""
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(layer, _DROPOUTS):
+                forward_pass.seen.append((layer, args[0] if args else kwargs["inputs"]))
+            return infer(layer, *args, **kwargs)
+
+        self._graph.suffix(self._graph.prefix(inputs), call)
 
     def _checked(self, outputs: Any) -> Any:
         outputs = named_outputs(self._model, outputs)

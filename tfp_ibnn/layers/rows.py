@@ -1,0 +1,125 @@
+"""Which rows of a stochastic layer's input belong to which example.
+
+A stochastic layer takes its input's first axis for the examples, which may be cut into several rows
+each, one after another. Transposing puts the examples elsewhere, and then a draw would be one for a
+time step, say, and not for an example.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn import noise
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn.layers import inside
+from tfp_ibnn.noise import Pass
+
+_KNOWN = ("keras.", "keras_hub.", "tfp_ibnn.")
+_SIZE = 16
+"""Of an axis whose size the model leaves open."""
+
+_TOLERANCE = 0.01
+
+Run = Callable[[Any, Pass], Any]
+"""How to run a model: (inputs, forward pass)."""
+
+
+def may_move_examples(model: keras.Model) -> bool:
+    """Whether a model contains what need not keep the examples on the first axis, each a row."""
+    for layer in (model, *(place.layer for place in inside.places(model).values())):
+        is_known = type(layer).__module__.startswith(_KNOWN)
+        if not is_known or isinstance(layer, keras.layers.Lambda):
+            return True
+        if keras_internals.is_functional(layer):
+            nodes = keras_internals.nodes_in_order(layer)
+            if not all(_keeps_rows(node) for node in nodes):
+                return True
+    return False
+
+
+def check_rows(model: keras.Model, run: Run | None = None) -> None:
+    """Raise if an example's rows are not consecutive in the input of a stochastic layer.
+
+    It is found by running the model on two examples, and on three of which the first and the last
+    are the same two. Models that made-up inputs do not suit are not checked.
+
+    Args:
+        model: a built model.
+        run: how to run it, if another way than by a call.
+    """
+    if getattr(model, "_rows_checked", False) or not may_move_examples(model):
+        return
+    if run is None:
+        model._rows_checked = True
+    try:
+        three = _made_up_inputs(model)
+        two = keras.tree.map_structure(lambda x: x[[0, 2]], three)
+        seen = [_inputs_seen(model, inputs, run) for inputs in (two, three)]
+    except Exception:  # whatever does not suit the model
+        return
+    for (layer, of_two), (_, of_three) in zip(*seen, strict=False):
+        if not _are_rows_of_examples(of_two, of_three):
+            model._rows_checked = False
+            raise ValueError(
+                f"Layer {layer.name!r} does not have the examples on the first axis of its input, "
+                f"which is {of_two.shape} for two of them: an example could not keep one draw. "
+                "Transpose the input back before this layer, or leave it deterministic: "
+                "`to_stochastic` takes posteriors by patterns of layer names."
+            )
+
+
+def _keeps_rows(node: Any) -> bool:
+    """Whether a call in a graph is of a layer, or leaves each example its shape."""
+    if isinstance(node.operation, keras.layers.Layer):
+        return True
+    before, after = ([x.shape for x in tensors] for tensors in (node.input_tensors, node.outputs))
+    is_clear = all(shape and shape[0] is None and None not in shape[1:] for shape in before + after)
+    return is_clear and all(shape in before for shape in after)
+
+
+def _made_up_inputs(model: keras.Model) -> Any:
+    """Return random inputs of three examples."""
+    generator = np.random.default_rng(0)
+
+    def zeros_and_ones(shape: Any, dtype: str) -> np.ndarray:
+        sizes = (3, *(size or _SIZE for size in shape[1:]))
+        return generator.integers(0, 2, sizes).astype(dtype)
+
+    def of_tensor(x: Any) -> np.ndarray:
+        made_up = zeros_and_ones(x.shape, x.dtype)
+        is_float = keras.backend.is_float_dtype(x.dtype)
+        return made_up + generator.normal(size=made_up.shape).astype(x.dtype) * is_float
+
+    if keras_internals.is_functional(model):
+        return keras.tree.map_structure(of_tensor, model.input)
+    owner = getattr(model, "model", model)
+    if keras_internals.is_functional(owner):
+        return keras.tree.map_structure(of_tensor, owner.input)
+    # The types are unknown: numbers that can also be indices.
+    return zeros_and_ones(owner.get_build_config()["input_shape"], keras.config.floatx())
+
+
+def _inputs_seen(
+    model: keras.Model, inputs: Any, run: Run | None
+) -> list[tuple[keras.layers.Layer, np.ndarray]]:
+    """Return the stochastic layers in the order of their calls, each with its input."""
+    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+    # Nothing of the run stays.
+    with keras.StatelessScope(), noise.scope(off=True, losses=False) as forward_pass:
+        forward_pass.seen = []
+        if run is None:
+            model(inputs, training=False)
+        else:
+            run(inputs, forward_pass)
+    return [(layer, keras.ops.convert_to_numpy(x)) for layer, x in forward_pass.seen]
+
+
+def _are_rows_of_examples(of_two: np.ndarray, of_three: np.ndarray) -> bool:
+    """Whether arrays for two and three examples have consecutive rows for each, if any."""
+    rows = len(of_two) // 2
+    if len(of_two) != 2 * rows or len(of_three) != 3 * rows:
+        return False
+    same = np.concatenate([of_three[:rows], of_three[2 * rows :]]).astype("float64")
+    return np.allclose(of_two, same, atol=_TOLERANCE * np.max(np.abs(same), initial=0))

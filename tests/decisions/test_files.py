@@ -54,14 +54,15 @@ def detector(score):
     return lambda model: ibnn.OODDetector(model, score, k=5)
 
 
-def sets(method):
-    return lambda model: ibnn.Conformal(model, method, 0.4, by="class")
+def sets(method, **options):
+    return lambda model: ibnn.Conformal(model, method, 0.4, by="class", **options)
 
 
 @pytest.mark.parametrize(
     ("kind", "make"),
     [
         ("plain", detector("relative_mahalanobis")),
+        ("plain", sets("aps", randomized=3)),
         ("stochastic", sets("aps")),
         pytest.param("ensemble", detector("knn"), marks=pytest.mark.slow),
         pytest.param("ensemble", sets("raps"), marks=pytest.mark.slow),
@@ -151,3 +152,15 @@ def test_half_precision():
         assert scores.dtype == "float32"
         known = ibnn.OODDetector(exact, score, k=5).fit(X, Y).score(NEW)
         np.testing.assert_allclose(scores, known, rtol=0.05, atol=0.02)
+
+
+def test_thresholds_of_a_file_of_0_1_0():
+    """They were the scores themselves, rounded to the nearest number."""
+    for made in (sets("aps")(plain()).fit(X, Y), ibnn.Conformal(plain(), "lac", 0.8).fit(X, Y)):
+        known = made.predict(NEW)
+        old = {"thresholds": made.thresholds}
+        loaded = ibnn.Conformal(plain(), made.method, made.coverage, by=made.by)
+        loaded.load_own_variables(old)
+        np.testing.assert_array_equal(loaded.predict(NEW), known)
+        np.testing.assert_allclose(loaded.thresholds, made.thresholds, rtol=3e-7)
+        assert (loaded.thresholds >= made.thresholds).all()

@@ -11,9 +11,15 @@ from scipy.stats import binomtest
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.decisions.fitted import Fitted
+from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
 from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 from tfp_ibnn.weights.likelihood import classes, numbers
+
+# How far a prediction may be from the same example's in another batch, another graph or a file: in
+# a probability, after the exponential, and in a number. Scores this close count as ties.
+_SAME_PROBABILITY = 1e-5
+_SAME_NUMBER = 4 * float(np.finfo("float32").eps)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -21,7 +27,8 @@ class Conformal(Fitted):
     """Sets of classes, or intervals, that hold the truth with probability `coverage` or more.
 
     The probability is over calibration sets and new examples, which must be exchangeable; the model
-    may be wrong. The threshold q is the ceil((n + 1) coverage)-th smallest of n scores:
+    may be wrong. The threshold q is the ceil((n + 1) coverage)-th smallest of n scores. What ties
+    with q is in, and all rounding is outward: ties can only raise the coverage.
 
     - "lac": 1 - p_y. A set holds the classes with 1 - p <= q: the smallest sets (arXiv 1609.00451).
     - "aps": the sum of the probabilities from the largest down to p_y. A set holds the classes down
@@ -37,7 +44,10 @@ class Conformal(Fitted):
         coverage: between 0 and 1.
         by: "class" gives each class a threshold, so that each is covered; or None.
         randomized: a seed. Then u p, with u uniform, is subtracted from the scores of "aps" and
-            "raps": coverage is exact, and sets can be empty. It is not exported, nor are `groups`.
+            "raps": coverage is exact, and sets can be empty. u is a hash of the seed and of the
+            example's inputs, in float32: an example has the same set alone, in any batch, and
+            exported. Identical inputs share their u, so their scores can tie: where many are
+            identical, coverage is above `coverage`, as it is without u. Takes arrays, no datasets.
         k: of "raps", the number of classes without a penalty.
         penalty: of "raps".
         **kwargs: those of `keras.Model`.
@@ -87,14 +97,15 @@ class Conformal(Fitted):
         y = self._targets(parts, y)
         groups = _groups(groups, len(y))
         if self._is_set:
-            scores = self._scores(parts, 0)[np.arange(len(y)), y]
+            scores = parts["score"][np.arange(len(y)), y]
         else:
             scores = np.maximum(parts["low"] - y, y - parts["high"]) / parts["scale"]
         labels, classes = (y, parts["score"].shape[1]) if self.by else (0, 1)
         cells = groups * classes + labels
         ends = np.cumsum(np.bincount(cells, minlength=(groups.max() + 1) * classes))
         cells = np.split(scores[np.argsort(cells, kind="stable")], ends[:-1])
-        self.keep({"thresholds": np.reshape([*map(self._threshold, cells)], (-1, classes))})
+        limits = np.reshape([*map(self._threshold, cells)], (-1, classes))
+        self.keep({"limits": _rounded_up(limits)})
         return self
 
     def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
@@ -117,24 +128,35 @@ class Conformal(Fitted):
     @property
     def thresholds(self) -> np.ndarray:
         """What `fit` found, (groups, 1), or (groups, classes) with `by`."""
-        return ops.convert_to_numpy(self.arrays["thresholds"])
+        limits = ops.convert_to_numpy(self.arrays["limits"])
+        return limits + 1 if self._is_set else limits
+
+    def load_own_variables(self, store: Any) -> None:
+        arrays = {name: np.asarray(store[name]) for name in store.keys()}
+        if "thresholds" in arrays:  # of version 0.1.0, which rounded them to the nearest number
+            thresholds = np.nextafter(arrays.pop("thresholds"), np.float32(np.inf))
+            arrays["limits"] = _rounded_up(thresholds - np.float64(self._is_set))
+        self.keep(arrays)
 
     def call(self, inputs: Any) -> dict[str, Tensor]:
         """Return the dict of `MonteCarlo` for one batch, with the `set` or `interval`."""
-        prediction, limits = self.inner.average(inputs), self.arrays["thresholds"]
-        if limits.shape[0] > 1 or self.randomized is not None:
-            raise ValueError("Sets by groups, and randomized ones, are for `predict` alone.")
-        answer = self._answer(self._parts(prediction), limits)
+        prediction, limits = self.inner.average(inputs), self.arrays["limits"]
+        if limits.shape[0] > 1:
+            raise ValueError("Sets by groups are for `predict` alone.")
+        u = None if self.randomized is None else uniform(inputs, self.randomized)
+        answer = self._answer(self._parts(prediction, u), limits)
         return {**prediction, "set" if self._is_set else "interval": answer}
 
     serve = call
 
     def _run(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
-        parts = self._parts(self.inner.predict(x, **{"verbose": 0, **options}))
+        u = None if self.randomized is None else uniform_of_arrays(x, self.randomized)
+        prediction = self.inner.predict(x, **{"verbose": 0, **options})
+        parts = self._parts(prediction, u)
         return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
 
-    def _parts(self, prediction: dict[str, Any]) -> dict[str, Any]:
-        """Return what thresholds act on: (N, classes) of sets, (N,) of intervals."""
+    def _parts(self, prediction: dict[str, Any], u: Any) -> dict[str, Any]:
+        """Return what limits act on: (N, classes) of sets, (N,) of intervals."""
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         p = low = high = prediction["mean"]
         if self.method == "cqr" and type(self._kind) is Point and p.shape[-1] == 2:
@@ -144,43 +166,55 @@ class Conformal(Fitted):
         if len(p.shape) != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
             wanted = "classes (N, K), or one number per example, (N, 1)"
             raise ValueError(f"`model` must predict {wanted}; it predicts {tuple(p.shape)}.")
-        if not self._is_set:
-            has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
-            scale = ops.sqrt(prediction["total_variance"]) if has_scale else ops.ones_like(low)
-            return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
-        p = ops.concatenate([1 - p, p], axis=1) if isinstance(self._kind, Labels) else p
+        if self._is_set:
+            is_one_label = isinstance(self._kind, Labels)
+            return self._class_scores(ops.concatenate([1 - p, p], axis=1) if is_one_label else p, u)
+        has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
+        scale = ops.sqrt(prediction["total_variance"]) if has_scale else ops.ones_like(low)
+        return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
+
+    def _class_scores(self, p: Any, u: Any) -> dict[str, Any]:
+        """Return each class's `score`, less 1, and the `margin` within which scores are the same.
+
+        The 1 is left out because float32 has many numbers next to 0 and few next to 1: to an
+        overconfident network all wrong classes would have the score 1.
+        """
         if self.method == "lac":
-            return {"score": 1 - p}
+            return {"score": -p, "margin": _SAME_PROBABILITY * p}
         order = ops.argsort(-p, axis=1)  # equal ones stay in order
-        total = ops.cumsum(ops.take_along_axis(p, order, axis=1), axis=1)
-        if self.method == "raps":
-            excess = np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
-            total = total + (self.penalty * excess).astype("float32")
+        ascending = ops.flip(ops.take_along_axis(p, order, axis=1), axis=1)
+        remaining = ops.flip(ops.cumsum(ascending, axis=1), axis=1)  # from each class down
+        below = ops.concatenate([remaining[:, 1:], ops.zeros_like(p[:, :1])], axis=1)
+        excess = np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
+        penalty = (self.penalty * (self.method == "raps") * excess).astype("float32")
+        score, margin = penalty - below, _SAME_PROBABILITY * (penalty + below)
         # `before` is the score of the class one rank higher; the first class is in every set.
-        before = ops.concatenate([ops.zeros_like(total[:, :1]), total[:, :-1]], axis=1)
+        before = ops.concatenate([ops.full_like(p[:, :1], -np.inf), score[:, :-1]], axis=1)
         rank = ops.argsort(order, axis=1)
-        score, before = (ops.take_along_axis(x, rank, axis=1) for x in (total, before))
-        return {"score": score, "before": before, "probability": p}
+        score, before, margin = (
+            ops.take_along_axis(x, rank, axis=1) for x in (score, before, margin)
+        )
+        if u is None:
+            return {"score": score, "before": before, "margin": margin}
+        taken_off = u[:, None] * p
+        return {"score": score - taken_off, "margin": margin + _SAME_PROBABILITY * taken_off}
 
     def _by_groups(self, parts: dict[str, Any], groups: Any) -> np.ndarray:
-        limits, count = self.thresholds, len(next(iter(parts.values())))
+        limits = ops.convert_to_numpy(self.arrays["limits"])
+        count = len(next(iter(parts.values())))
         answer = self._answer(parts, limits[_groups(groups, count, len(limits))])
         return ops.convert_to_numpy(answer)
 
-    def _scores(self, parts: dict[str, Any], stream: int) -> Any:
-        if self.randomized is None:
-            return parts["score"]
-        u = np.random.default_rng([self.randomized, stream]).random((len(parts["score"]), 1))
-        return parts["score"] - u.astype("float32") * parts["probability"]
-
     def _answer(self, parts: dict[str, Any], limits: Any) -> Any:
-        """Return sets or intervals by thresholds of each example, or of all."""
-        if not self._is_set:
-            distance = limits[:, 0] * parts["scale"]
-            return ops.stack([parts["low"] - distance, parts["high"] + distance], axis=1)
-        if self.method == "lac" or self.randomized is not None:
-            return self._scores(parts, 1) <= limits
-        return parts["before"] < limits
+        """Return sets or intervals by the limits of each example, or of all."""
+        if self._is_set:
+            is_in = parts["score"] <= limits + parts["margin"]
+            return is_in | (parts["before"] < limits) if "before" in parts else is_in
+        low, high = parts["low"], parts["high"]
+        distance = limits[:, 0] * parts["scale"]
+        low_margin = _SAME_NUMBER * (ops.abs(low) + ops.abs(distance))
+        high_margin = _SAME_NUMBER * (ops.abs(high) + ops.abs(distance))
+        return ops.stack([low - distance - low_margin, high + distance + high_margin], axis=1)
 
     def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
         if not self._is_set:
@@ -195,6 +229,13 @@ class Conformal(Fitted):
             wanted = f"{needed} examples, of each class and group if they are covered separately"
             raise ValueError(f"coverage={self.coverage} needs {wanted}; got {len(scores)}.")
         return np.sort(scores)[rank - 1]
+
+
+def _rounded_up(values: np.ndarray) -> np.ndarray:
+    """Return the smallest numbers of float32 that are not below the values."""
+    nearest = values.astype("float32")
+    above = np.nextafter(nearest, np.float32(np.inf))
+    return np.where(nearest < values, above, nearest)
 
 
 def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:

@@ -68,6 +68,10 @@ def is_eager(tensor: Tensor) -> bool:
     return not isinstance(tensor, jax.core.Tracer)
 
 
+def words(tensor: Tensor) -> Tensor:
+    return jax.lax.bitcast_convert_type(tensor, "uint32")
+
+
 KEY_DTYPE = "uint32"
 
 

@@ -16,6 +16,6 @@ REPLICA_STRIDE = 0x5851F42D
 NAMES = """
     KEY_DTYPE SCANS_EPOCHS SeedGenerator compiled fori_loop gradient is_eager jit_pays jvp
     matmul mean normal pullback replica_count replica_id save_functions set_diagonal
-    tanh tfb tfd tfp times traced_once
+    tanh tfb tfd tfp times traced_once words
 """.split()
 """What the file of each backend defines."""

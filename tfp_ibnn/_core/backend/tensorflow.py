@@ -77,6 +77,11 @@ def is_eager(tensor: Tensor) -> bool:
     return hasattr(tensor, "numpy")
 
 
+def words(tensor: Tensor) -> Tensor:
+    """Return the bits of float32 as uint32; `keras.ops.view` needs a shape that is known."""
+    return tf.bitcast(tensor, "uint32")
+
+
 KEY_DTYPE = "int32"
 """Of a key of two integers, as TensorFlow Probability takes it."""
 

@@ -155,15 +155,15 @@ def test_regression_and_temperature(eagerly, models, by_hand):
         (lambda: [], "list of built Keras models"),
         (lambda: [keras.layers.Dense(2)], "must be a Keras model"),
         (lambda: [keras.Sequential([keras.layers.Dense(2)])], "is not built"),
-        (lambda: [network(0), network(1, units=3)], "another architecture"),
-        (lambda: [network(0), network(1, activation="tanh")], "another architecture"),
+        (lambda: [network(0), network(1, units=3)], "the weights of"),
+        (lambda: [network(0), network(1, activation="tanh")], "`activation` of 'conv2d"),
         (lambda: [network(0), ibnn.DeepEnsemble([network(1)])], "use ibnn.WeightMixture"),
         (
             lambda: [
                 ibnn.to_stochastic(network(0), posterior, train_size=10)
                 for posterior in (ibnn.NormalAffine(), ibnn.NormalAffine(prior_scale=0.1))
             ],
-            "another architecture",
+            "`prior_scale` of",
         ),
     ],
 )
@@ -205,8 +205,9 @@ def test_stochastic_members_are_a_mixture(stochastic_models):
     """Draw s is draw s of the member s mod 2 by itself."""
     ensemble = ibnn.DeepEnsemble(stochastic_models)
     mc = ibnn.MonteCarlo(ensemble, samples=3, seed=3)
+    assert mc.samples == 4  # two of each member
     members = [ibnn.MonteCarlo(model, samples=3, seed=3) for model in stochastic_models]
-    draws = [ops.convert_to_numpy(members[s % 2].draw(SMALL, s)["mean"]) for s in range(3)]
+    draws = [ops.convert_to_numpy(members[s % 2].draw(SMALL, s)["mean"]) for s in range(4)]
     assert np.std(draws[::2], axis=0).min() > 0
     for number, expected in enumerate(draws):
         one = ops.convert_to_numpy(mc.draw(SMALL, number)["mean"])
@@ -215,6 +216,22 @@ def test_stochastic_members_are_a_mixture(stochastic_models):
     np.testing.assert_allclose(found, np.mean(draws, axis=0), atol=1e-6)
     first = ops.convert_to_numpy(members[0].at_mean(SMALL)["mean"])
     np.testing.assert_allclose(ops.convert_to_numpy(mc.at_mean(SMALL)["mean"]), first, atol=1e-6)
+
+
+@pytest.mark.once
+def test_all_members_are_drawn_as_often(eagerly, stochastic_models):
+    """Whatever the number of draws: as members are equally likely."""
+    mixture = ibnn.WeightMixture([stochastic_models[0], small(7), small(8)])
+    mc = ibnn.MonteCarlo(mixture, samples=4, seed=3, return_samples=True)
+    assert mc.samples == 6
+    found = mc.predict(SMALL, verbose=0)
+    for number in (1, 2):
+        member = ops.convert_to_numpy(ops.softmax(mixture.members[number].network(SMALL)))
+        np.testing.assert_allclose(found["samples"][:, number], member, atol=1e-6)
+        np.testing.assert_allclose(found["samples"][:, number + 3], member, atol=1e-6)
+    ensemble = ibnn.DeepEnsemble(stochastic_models)
+    assert [ibnn.MonteCarlo(ensemble, samples=n).samples for n in (1, 2, 3)] == [2, 2, 4]
+    assert ibnn.MonteCarlo(ibnn.WeightMixture([small(7), small(8)]), samples=1).samples == 2
 
 
 @pytest.mark.once
@@ -286,11 +303,21 @@ def test_an_interrupt_keeps_the_finished_members(eagerly):
         train(seed=2)
 
 
+def dropping(seed, **options):
+    rate = options.get("rate", 0.1 * seed)
+    parts = [keras.layers.Dropout(rate), keras.layers.Dense(4, **options.get("dense", {}))]
+    model = keras.Sequential([keras.Input((5,)), *parts])
+    model.compile("sgd", options.get("loss", LOSS))
+    return model
+
+
 @pytest.mark.once
 def test_what_build_must_return():
     for wrong in (lambda seed: None, lambda seed: keras.Sequential([keras.Input((5,))])):
         with pytest.raises(ValueError, match="compiled Keras model"):
             ibnn.DeepEnsemble.train(wrong, 2, SMALL, LABELS)
+    with pytest.raises(ValueError, match=r"`build\(1\)` must return .* `rate` of"):
+        ibnn.DeepEnsemble.train(dropping, 2, SMALL, LABELS, verbose=0)
     with pytest.raises(ValueError, match="`n` must be"):
         ibnn.DeepEnsemble.train(small, 0, SMALL, LABELS)
 
@@ -358,3 +385,25 @@ def test_what_cannot_train_in_one_step(stochastic_models):
     for build in builds:
         with pytest.raises(ValueError, match="plain models with one optimizer"):
             ibnn.DeepEnsemble.train(build, 2, SMALL, LABELS, side_by_side=True)
+
+
+@pytest.mark.skipif(not JAX, reason="elsewhere they train one after the other")
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("dense", "`kernel_regularizer`"),
+        ("loss", "`compile` of"),
+    ],
+)
+def test_what_would_train_by_the_loss_of_the_first(option, words):
+    focal = keras.losses.CategoricalFocalCrossentropy
+    values = {
+        "dense": lambda seed: {"kernel_regularizer": keras.regularizers.L2(0.1 * seed)},
+        "loss": lambda seed: focal(gamma=float(seed)),
+    }
+
+    def build(seed):
+        return dropping(seed, rate=0.1, **{option: values[option](seed)})
+
+    with pytest.raises(ValueError, match=rf"{words}.* Leave `side_by_side` out"):
+        ibnn.DeepEnsemble.train(build, 2, SMALL, LABELS, side_by_side=True)

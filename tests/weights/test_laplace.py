@@ -130,6 +130,21 @@ def test_all_weights_linearised():
     np.testing.assert_allclose(covariance, inverse, atol=1e-9)
 
 
+def test_materialized_it_predicts_the_same_or_is_refused(eagerly, model, full):
+    """The linearised network has no weights of its own."""
+    draws = [ibnn.MonteCarlo(x, samples=4, seed=0) for x in (full, full.materialize(4))]
+    found, expected = (ops.convert_to_numpy(mc(POINTS)["mean"]) for mc in draws)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    linear, probit = (
+        fitted(model, subset_of_weights="all"),
+        with_options(full, link_approx="probit"),
+    )
+    for posterior in (linear, probit, ibnn.WeightMixture([full, linear])):
+        with pytest.raises(ValueError, match=r"networks with sampled weights.*pred_type='nn'\)"):
+            posterior.materialize(4)
+    assert with_options(linear, pred_type="nn").materialize(2).count == 2
+
+
 def with_options(la, **options):
     """Return the same posterior with other options."""
     other = ibnn.Laplace.from_config({**la.get_config(), **options})

@@ -6,7 +6,9 @@ tests/test_keras_internals.py, which fails when Keras changes, with what to do.
 
 import contextlib
 import copy
+import functools
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -23,6 +25,7 @@ try:
     from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell as DropoutRNNCell
     from keras.src.models.functional import Functional
     from keras.src.ops.function import map_graph
+    from keras.src.utils.naming import to_snake_case
     from keras.src.utils.tracking import DotNotTrackScope
 except ImportError as error:
     remedy = f"pip install 'keras{TESTED_VERSIONS}'"
@@ -302,6 +305,34 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Whether the weight decay of an optimizer acts on a variable."""
     return bool(getattr(optimizer, "weight_decay", None)) and optimizer._use_weight_decay(variable)
+
+
+@functools.cache
+def bookkeeping() -> frozenset[str]:
+    """Return the names of attributes in which Keras keeps what it knows of layers and models."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
+    model.compile()
+    of_fit = ("history", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
+    return frozenset({*vars(model), *vars(model._functional), *vars(keras.Operation()), *of_fit})
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
+    """Return the arguments of `compile` that the loss depends on."""
+    config = getattr(model, "_compile_config", None)
+    return {name: config.config[name] for name in ("loss", "loss_weights")} if config else {}
+
+
+def graph_of(layer: Any) -> Any:
+    """Return the Functional model that a layer is or holds as a Sequential one, or None."""
+    graph = layer._functional if isinstance(layer, keras.Sequential) else layer
+    return graph if isinstance(graph, Functional) else None
+
+
+def chosen_name(tensor: Any) -> str | None:
+    """Return the name of what a symbolic tensor comes from, or None if Keras chose it."""
+    operation = origin(tensor)[0]
+    automatic = to_snake_case(type(operation).__name__)
+    return None if re.fullmatch(rf"{automatic}(_\d+)?", operation.name) else operation.name
 
 
 def is_functional(model: Any) -> bool:

@@ -176,7 +176,8 @@ class WeightSampler(Sampler):
     """The networks that a posterior over weights gives; they run one after the other.
 
     A network with stochastic layers draws its noise too, anew for each number. `samples` is the
-    number of networks; of a posterior with fewer weight sets, all of them, unless they have noise.
+    number of networks; of a posterior with fewer weight sets, all of them. If they have noise it is
+    the next multiple of their number, so that each is drawn as often.
     `chunk_size` is of how many networks to keep the outputs at once; None keeps all.
     """
 
@@ -186,8 +187,11 @@ class WeightSampler(Sampler):
         self._posterior, self._chunk_size, self._noise = posterior, chunk_size, None
         if stochastic_layers(posterior.network):
             self._noise = NoiseSampler(posterior.network, samples)
-        is_finite = posterior.count is not None and self._noise is None
-        self.samples = min(samples, posterior.count) if is_finite else samples
+        self.samples = samples
+        if posterior.count is not None and self._noise is None:
+            self.samples = min(samples, posterior.count)
+        elif posterior.count is not None:
+            self.samples = _multiple(samples, posterior.count)
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
         size, run = min(self._chunk_size or self.samples, self.samples), self._runner(inputs, key)
@@ -228,7 +232,8 @@ class MixtureSampler(WeightSampler):
     ) -> None:
         self._samplers, self._chunk_size = samplers, chunk_size
         # Sets that are fewer than those of another member repeat, until all are even.
-        self.samples = min(samples, len(samplers) * math.lcm(*(x.samples for x in samplers)))
+        even = len(samplers) * math.lcm(*(x.samples for x in samplers))
+        self.samples = min(_multiple(samples, len(samplers)), even)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         number, count = ops.cast(number, "int32"), len(self._samplers)
@@ -243,6 +248,11 @@ class MixtureSampler(WeightSampler):
     def at_mean(self, inputs: Any) -> Tensor:
         """Return the outputs (1, batch, ...) of the first member's network that stands for all."""
         return self._samplers[0].at_mean(inputs)
+
+
+def _multiple(number: int, of: int) -> int:
+    """Return the smallest multiple that is not below a number."""
+    return -(-number // of) * of
 
 
 def drop(layer: keras.layers.Layer, inputs: Tensor, forward_pass: noise.Pass) -> Tensor:

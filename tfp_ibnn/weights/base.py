@@ -1,6 +1,5 @@
 """What posteriors over weights share; a finite number of weight sets."""
 
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +12,9 @@ from tfp_ibnn._core import checks, keras_internals, protocols
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import storable
 from tfp_ibnn.conversion.copying import copy_of
-from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.samplers import WeightSampler
-
-# What may differ between two layers that compute the same for the same weights.
-_IGNORED = "name|seed|trainable|dtype|module|build_config|batch_shape|train_size"
-_IGNORED += "|.*_initializer|.*_regularizer"
+from tfp_ibnn.weights.architecture import difference
 
 
 class WeightPosterior(protocols.WeightPosterior):
@@ -150,31 +145,15 @@ def check_models(models: Any) -> Sequence[keras.Model]:
             problem = f"must be a Keras model; got {model!r}."
         elif not model.built:
             problem = "is not built: call it on data, or build it, first."
-        elif model is not models[0] and _architecture(model) != _architecture(models[0]):
-            problem = "is of another architecture than `models[0]`: use ibnn.WeightMixture(models)."
+        elif model is not models[0] and (where := difference(models[0], model)):
+            problem = (
+                "differs from `models[0]` in more than the values of its weights: in "
+                f"{where}. Use ibnn.WeightMixture(models)."
+            )
         else:
             continue
         raise ValueError(f"`models[{number}]` {problem}")
     return models
-
-
-def _architecture(model: keras.Model) -> list[Any]:
-    """Return what decides on the outputs, but for the weights."""
-    inside = keras_internals.nested_layers
-    kinds = [
-        (type(layer).__name__, _settings(layer.get_config()))
-        for layer in inside(model)
-        if isinstance(layer, StochasticLayer) or not inside(layer, include_self=False)
-    ]
-    return [kinds, [(tuple(w.shape), w.dtype) for w in model.weights]]
-
-
-def _settings(config: Any) -> Any:
-    if isinstance(config, (list, tuple)):
-        return [_settings(value) for value in config]
-    if not isinstance(config, dict):
-        return config
-    return {key: _settings(x) for key, x in config.items() if not re.fullmatch(_IGNORED, key)}
 
 
 def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:

@@ -18,7 +18,8 @@ from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.samplers import MixtureSampler
 from tfp_ibnn.training import Interrupts
-from tfp_ibnn.weights.base import WeightPosterior, WeightSets, check_models
+from tfp_ibnn.weights.architecture import difference
+from tfp_ibnn.weights.base import WeightPosterior, WeightSets
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -26,8 +27,10 @@ class DeepEnsemble(WeightSets):
     """Several trainings of one network, from different starts; `MonteCarlo` averages them.
 
     Members with stochastic layers make a mixture of posteriors: draw s is of member s mod n, with
-    noise of its own. Members of different architectures, or posteriors over weights such as SWAG's,
-    make a `WeightMixture`. Reference: Lakshminarayanan et al., arXiv 1612.01474.
+    noise of its own, and `MonteCarlo` rounds `samples` up to a multiple of n. The first network
+    runs with the weights of each: models that differ in more (layers, connections, functions,
+    attributes, what `Normalization` adapted to), and posteriors over weights such as SWAG's, make a
+    `WeightMixture`. Reference: Lakshminarayanan et al., arXiv 1612.01474.
 
     Args:
         models: built Keras models of one architecture. The first says what the output means:
@@ -91,6 +94,7 @@ class DeepEnsemble(WeightSets):
                     model, loss = together[number - seed]
                 else:
                     start, model = time.monotonic(), _built(build, number)
+                    _check_alike(first or model, model, number)
                     own = callbacks(number) if callable(callbacks) else callbacks
                     loss = _fit(model, x, y, options, own or ())
             except KeyboardInterrupt:
@@ -104,7 +108,8 @@ class DeepEnsemble(WeightSets):
                 problem = f"The member of seed {number} diverged (its loss is {loss:g})"
                 warnings.warn(f"{problem}: it is left out.", stacklevel=2)
                 continue
-            first = model if first is None else check_models([first, model])[0]
+            first = model if first is None else first
+            _check_alike(first, model, number)
             sets.append(values)
             if verbose:
                 took = f"{time.monotonic() - start:.0f} s, loss {loss:.4g}"
@@ -122,6 +127,15 @@ def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
     return model
 
 
+def _check_alike(first: keras.Model, model: keras.Model, seed: int) -> None:
+    if model is not first and (where := difference(first, model)):
+        raise ValueError(
+            f"`build({seed})` must return a model that differs from the first one only in the "
+            f"values of its weights; it differs in {where}. Train such models by `fit`, and use "
+            "ibnn.WeightMixture(models)."
+        )
+
+
 def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks: Any) -> float:
     with Interrupts() as interrupts:
         log = model.fit(x, y, callbacks=[*callbacks, interrupts], **options)
@@ -130,7 +144,13 @@ def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks:
 
 def _fit_all(models: list[keras.Model], x: Any, y: Any, options: dict[str, Any]) -> list[float]:
     """Let `fit` of the first model take each step of all models, on JAX; return their losses."""
-    first = check_models(models)[0]
+    first = models[0]
+    for model in models[1:]:
+        if where := difference(first, model, training=True):
+            raise ValueError(
+                "`build` must return models that differ only in the values of their weights, to "
+                f"train side by side; they differ in {where}. Leave `side_by_side` out."
+            )
     configs = [{**model.optimizer.get_config(), "name": ""} for model in models]
     if stochastic_layers(first) or any(x != configs[0] for x in configs):
         want = "`build` must return plain models with one optimizer, to train side by side"
@@ -173,7 +193,8 @@ def _fit_all(models: list[keras.Model], x: Any, y: Any, options: dict[str, Any])
 class WeightMixture(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Several posteriors over weights, all equally likely: MultiSWAG, ensembles of anything.
 
-    Draw s is draw s // n of member s mod n. The networks may be of any architecture, with the same
+    Draw s is draw s // n of member s mod n; `MonteCarlo` rounds `samples` up to a multiple of n, so
+    that each member is drawn as often. The networks may be of any architecture, with the same
     inputs and outputs; of one architecture, a `DeepEnsemble` is smaller, since it holds one only.
     MultiSWAG (arXiv 2002.08791) is `ibnn.WeightMixture([swag.posterior() for swag in swags])`.
 

@@ -13,6 +13,7 @@ from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.weights.base import WeightSets
 from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
 from tfp_ibnn.weights.flat import FlatPosterior, double, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
@@ -292,6 +293,17 @@ class Laplace(FlatPosterior):
         root = self.structure.scaled(eye, lambda x: ops.sqrt(self.scale(x)))
         lower = triangular(double(root).T)
         return tfd.MultivariateNormalTriL(mean, ops.cast(lower, mean.dtype))
+
+    def materialize(self, *args: Any, **options: Any) -> WeightSets:
+        """Draw weight sets of sampled networks; a linearised network has none, and is refused."""
+        kind = self._options["pred_type"], self._options["link_approx"]
+        if kind == ("glm", "probit") or (kind[0] == "glm" and not self.is_last_layer):
+            raise ValueError(
+                "`materialize` gives networks with sampled weights, which do not predict as "
+                f"pred_type='glm' with link_approx={kind[1]!r} does: use MonteCarlo(posterior), or "
+                "ibnn.Laplace(model, ..., pred_type='nn')."
+            )
+        return super().materialize(*args, **options)
 
     def sampler(self, samples: int, **options: Any) -> Sampler:
         """Return what runs draws of the linearised network, or networks with sampled weights."""

@@ -587,6 +587,45 @@ def test_origin():
 # ------------------------------------------------------------------------------------- one place
 
 
+@pytest.mark.once
+def test_bookkeeping():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    with contract("bookkeeping", "Find the attributes that `compile` and `fit` add to a model."):
+        assert set(vars(model)) <= keras_internals.bookkeeping()
+        own = set(vars(model.layers[0])) - keras_internals.bookkeeping()
+        assert {"units", "activation"} <= own
+
+
+@pytest.mark.once
+def test_compile_arguments():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    with contract("compile_arguments", "Find where Trainer.compile keeps its arguments."):
+        assert keras_internals.compile_arguments(model) == {}
+        model.compile("sgd", "mse", loss_weights=[2.0])
+        assert keras_internals.compile_arguments(model) == {"loss": "mse", "loss_weights": [2.0]}
+
+
+@pytest.mark.once
+def test_graph_of():
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    graph = keras.Model(model.inputs, model.outputs)
+    with contract("graph_of", "Find the Functional model that Sequential.build makes."):
+        assert keras_internals.graph_of(graph) is graph
+        assert keras_internals.graph_of(model).inputs == model.inputs
+        assert keras_internals.graph_of(model.layers[0]) is None
+
+
+@pytest.mark.once
+def test_chosen_name():
+    inputs = keras.Input((2,), name="table")
+    outputs = [layers.Dense(1)(inputs), layers.LayerNormalization(name="last")(inputs)]
+    with contract("chosen_name", "Find how Keras names a layer that the user has not named."):
+        names = [keras_internals.chosen_name(x) for x in (inputs, *outputs, keras.Input((1,)))]
+        assert names == ["table", None, "last", None]
+
+
 def test_every_function_has_its_contract():
     text = Path(__file__).read_text()
     functions = inspect.getmembers(keras_internals, inspect.isfunction)

@@ -46,6 +46,24 @@ def test_when(eagerly, options, steps):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("options", [{"start": 3, "every": 2}, {"start": 6, "unit": "step"}])
+def test_a_further_fit_repeats_no_burn_in(eagerly, options):
+    """In epochs as in steps; a training that begins anew has its own."""
+    whole = taken(options, epochs=9)
+    model, snapshots = network(), ibnn.Snapshots(**options)
+    for epochs in (4, 1, 4):
+        fit(model, snapshots, epochs=epochs)
+    assert snapshots.steps == whole
+    resumed, model = ibnn.Snapshots(**options), network()
+    fit(model, resumed, epochs=4)
+    fit(model, resumed, initial_epoch=4, epochs=9)
+    assert resumed.steps == whole
+    model.compile("sgd", "mse")
+    fit(model, snapshots, epochs=9)
+    assert snapshots.steps == whole
+
+
+@pytest.mark.once
 def test_several_steps_at_once():
     model, snapshots = network(), ibnn.Snapshots(every=3, unit="step")
     model.compile("sgd", "mse", steps_per_execution=2)

@@ -24,8 +24,9 @@ class Snapshots(Configured, keras.callbacks.Callback):
 
     Each takes as much memory as the network, or is a file in `folder`, written whole or not at all;
     on a full disk it stays in memory, with a warning, and is written with the next one. A run that
-    `Checkpoint` resumes continues in the same folder. A further `fit` adds to what is there, unless
-    it begins at step 0 of its optimizer. The exploration of `CosineCycles` is left out. Reference:
+    `Checkpoint` resumes continues in the same folder. A further `fit` with this callback adds to
+    what is there, and leaves nothing out again: `start` and `every` count on. One that begins at
+    step 0 of its optimizer starts afresh. The exploration of `CosineCycles` is left out. Reference:
     Huang et al., Snapshot Ensembles: Train 1, Get M for Free, arXiv 1704.00109.
 
     Args:
@@ -50,6 +51,7 @@ class Snapshots(Configured, keras.callbacks.Callback):
         self.unit = checks.one_of("unit", unit, ("epoch", "step"))
         self.folder = None if folder is None else str(folder)
         self._kept: dict[int, list[np.ndarray]] = {}  # by step; with a folder, not yet written
+        self._epochs = 0  # that are finished, of all fits
 
     def posterior(self, model: keras.Model | None = None) -> WeightPosterior:
         """Return what was collected; `model` is for a folder that another process has written."""
@@ -75,9 +77,11 @@ class Snapshots(Configured, keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._before = self._step()
-        self._last = epoch if self.unit == "epoch" else self._before
         if not self._before:
             self._kept.clear()
+            self._epochs = 0
+        self._epochs = max(epoch, self._epochs)  # a further `fit` begins with epoch 0
+        self._last = self._epochs if self.unit == "epoch" else self._before
         if not self._before and self.steps:
             remedy = "Choose another folder, or restore the run's checkpoint before `fit`."
             raise ValueError(f"`folder` {self.folder!r} holds another run's snapshots. {remedy}")
@@ -89,8 +93,9 @@ class Snapshots(Configured, keras.callbacks.Callback):
             self._reach(self._before + steps, self._before + steps)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._epochs += 1
         if self.unit == "epoch":
-            self._reach(epoch + 1, self._step())
+            self._reach(self._epochs, self._step())
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._write()

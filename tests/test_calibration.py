@@ -710,8 +710,11 @@ def test_kl_counts_against_the_likelihood_not_the_squared_error():
     y, loc, scale = rng.normal(size=(50, 2)), rng.normal(size=(50, 2)), 0.7
     nll = [output.nll(np.stack([x, np.full_like(x, scale**2)], axis=1), y).mean() for x in (loc, y)]
     mse = np.mean((y - loc) ** 2)
-    assert output.loss_scale(np.full(2, scale)) * (nll[0] - nll[1]) == pytest.approx(mse)
-    assert Classes(3, True).loss_scale(2.0) == 1
+    det = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=50)
+    sto.compile("sgd", "mse", noise_scale=output.noise_scale(np.full(2, scale)))
+    assert sto.get_compile_config()["kl_scale"] * (nll[0] - nll[1]) == pytest.approx(mse)
+    assert Classes(3, True).noise_scale(2.0) is None
 
 
 # Data, seeds and bad input

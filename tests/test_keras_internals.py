@@ -15,11 +15,12 @@ import pytest
 from keras import layers, ops
 
 from tests.flows.tools import numpy
-from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core import keras_internals, keras_losses
 
 ON_JAX = keras.backend.backend() == "jax"
 ROOT = Path(__file__).parents[1]
 MODULE = ROOT / "tfp_ibnn" / "_core" / "keras_internals.py"
+MODULES = (MODULE, MODULE.with_name("keras_losses.py"))
 
 
 @contextlib.contextmanager
@@ -157,6 +158,39 @@ def test_added_loss():
 
 
 # ------------------------------------------------------------------------------- layers and weights
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "dict"])
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_output_losses(kind, symbolic):
+    x = keras.Input((3,))
+    a, b = layers.Dense(2, name="a")(x), layers.Dense(4, name="b")(x)
+    outputs = {"one": a, "list": [a, b], "dict": {"a": a, "b": b}}[kind]
+    loss = {"one": "mse", "list": ["mse", "mae"], "dict": {"b": "mae", "a": "mse"}}[kind]
+    weights = {"one": None, "list": [1.0, 2.0], "dict": {"a": 1.0, "b": 2.0}}[kind]
+    model = keras.Model(x, outputs)
+    model.compile("sgd", loss, loss_weights=weights)
+    y_pred = outputs if symbolic else model(np.ones((5, 3), "float32"))
+    with contract(
+        "output_losses",
+        "Find how Keras pairs losses and loss weights with outputs "
+        "(keras/src/trainers/compile_utils.py, `CompileLoss`); it must compute no loss.",
+    ):
+        found = keras_losses.output_losses(model, y_pred, y_pred)
+        found = {part.y_pred.shape[-1]: (part.place, part.loss.fn, part.weight) for part in found}
+        places = {"one": (None,), "list": (0, 1), "dict": ("a", "b")}[kind]
+        wanted = (keras.losses.mean_squared_error, 1.0), (keras.losses.mean_absolute_error, 2.0)
+        pairs = zip(places, wanted, (2, 4), strict=False)
+        assert found == {units: (place, *each) for place, each, units in pairs}
+        model = keras.Model(x, outputs)
+        model.compile("sgd")
+        assert keras_losses.output_losses(model, y_pred, y_pred) == []
+
+
+def test_output_spec():
+    with contract("output_spec", "Find how Keras runs a function on symbolic tensors."):
+        found = keras_losses.output_spec(ops.square, keras.KerasTensor((None, 3)))
+        assert tuple(found.shape) == (None, 3)
 
 
 def test_nested_layers():
@@ -630,6 +664,7 @@ def test_every_function_has_its_contract():
     text = Path(__file__).read_text()
     functions = inspect.getmembers(keras_internals, inspect.isfunction)
     names = [name for name, x in functions if x.__module__ == keras_internals.__name__]
+    names += ["output_losses", "output_spec"]
     getters = (operator.attrgetter, operator.methodcaller)
     names += [name for name, x in vars(keras_internals).items() if isinstance(x, getters)]
     assert len(names) > 25
@@ -696,8 +731,8 @@ OF_OTHERS = {
 
 def violations(files):
     """Uses of Keras's private names outside of the one module for them."""
-    keras_names = {name for name, *_ in used(parse(MODULE))}
-    trees = {path: parse(path) for path in files if path != MODULE}
+    keras_names = {name for module in MODULES for name, *_ in used(parse(module))}
+    trees = {path: parse(path) for path in files if path not in MODULES}
     own = {name for nodes in trees.values() for name in defined(nodes)}
     for path, nodes in trees.items():
         place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
@@ -713,7 +748,7 @@ def test_no_other_file_uses_a_private_name_of_keras(tmp_path):
     files = [path for folder in ("tfp_ibnn", "scripts") for path in (ROOT / folder).rglob("*.py")]
     found = list(violations(files))
     assert not found, (
-        f"Private names of Keras outside of tfp_ibnn/_core/keras_internals.py: {found}. Give each "
+        f"Private names of Keras outside of tfp_ibnn/_core/keras_*.py: {found}. Give each "
         "a function there, with a contract test here, or use a public name."
     )
     bad = tmp_path / "bad.py"

@@ -346,6 +346,40 @@ def test_the_interval_of_new_observations_is_the_mixtures(known_gaussian, level)
         )
 
 
+@pytest.mark.once
+def test_an_interval_of_draws_warns_where_it_is_taken_for_one_of_observations(known_gaussian):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2000, 1)).astype("float32")
+    y = x + rng.normal(size=x.shape)
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((1,))
+    posterior = ibnn.NormalAffine(initial_scale=0.1)
+    layer = ibnn.StochasticDense(1, kernel_initializer="ones", posterior=posterior, train_size=9)
+    point = keras.Model(inputs, layer(inputs))
+    point.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="far fewer of new.*GaussianHead.*Conformal") as caught:
+        mc = ibnn.MonteCarlo(point, 64, interval=0.9, seed=0)
+    assert caught[0].filename == __file__
+    found = mc.predict(x, verbose=0)
+    assert np.mean((found["lower"] <= y) & (y <= found["upper"])) < 0.3
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        ibnn.MonteCarlo(known_gaussian, 2, interval=0.9)
+        ibnn.MonteCarlo(point, 2)
+        conformal = ibnn.Conformal(ibnn.MonteCarlo(point, 64, seed=0), "cqr", 0.9)
+    conformal.fit(x[:1000], y[:1000])
+    assert conformal.evaluate(x[1000:], y[1000:])["coverage"] > 0.87
+
+
+@pytest.mark.once
+def test_the_outputs_without_a_noise_are_named():
+    inputs = keras.Input((2,))
+    layer = ibnn.StochasticDense(3, train_size=9)
+    one, other = layer(inputs), keras.layers.Dense(3, "softmax", name="kind")(inputs)
+    model = keras.Model(inputs, {"size": one, "kind": other})
+    with pytest.warns(UserWarning, match=r"the outputs \['size'\]"):
+        ibnn.MonteCarlo(model, 2, head={"size": "point", "kind": "softmax"}, interval=0.9)
+
+
 @pytest.mark.parametrize("name", ["softmax", "labels", "pixels", "point"])
 def test_the_interval_of_a_probability_is_the_draws(name):
     shape, units, last, options, *_ = HEADS[name]

@@ -1,6 +1,7 @@
 """Snapshots are taken when they should, in memory or on disk, and none is lost."""
 
 import errno
+import warnings
 
 import keras
 import numpy as np
@@ -185,3 +186,23 @@ def test_an_interrupt_while_the_disk_is_full(eagerly, tmp_path, monkeypatch):
     assert swag.posterior().rank == 4
     assert len(list(tmp_path.iterdir())) == 2
     assert ibnn.SWAG(folder=tmp_path).posterior(model).rank == 2
+
+
+def per_step(train_size):
+    """A sampler on 8 examples of 5 steps, and what `fit` warns of."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((5, 3)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(ibnn.SGLD(1e-3, train_size, prior_scale=1.0), loss, run_eagerly=True)
+    x, y = np.ones((8, 5, 3), "float32"), np.zeros((8, 5), "int64")
+    options = {"validation_data": (x, y), "epochs": 2, "verbose": 0}
+    model.fit(x, y, callbacks=[ibnn.Snapshots()], **options)
+
+
+@pytest.mark.once
+def test_samplers_are_told_of_the_answers_that_a_loss_averages_over():
+    with pytest.warns(UserWarning, match=r"train_size=8 \* 5\.") as caught:
+        per_step(train_size=8)
+    assert sum("train_size" in str(warning.message) for warning in caught) == 1
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        per_step(train_size=40)

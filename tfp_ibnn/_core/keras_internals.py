@@ -25,6 +25,8 @@ try:
     from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell as DropoutRNNCell
     from keras.src.models.functional import Functional
     from keras.src.ops.function import map_graph
+    from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
+    from keras.src.trainers.compile_utils import get_loss as get_loss
     from keras.src.utils.naming import to_snake_case
     from keras.src.utils.tracking import DotNotTrackScope
 except ImportError as error:

@@ -44,9 +44,9 @@ class Output:
         """Return the mean NLL with the parameter fitted to these examples."""
         return float(np.mean(self.nll(self.predict(raw, self.fit(raw, y)), y)))
 
-    def loss_scale(self, parameter: Any) -> float:
-        """Return the loss divided by the NLL, by which the KL must be multiplied."""
-        return 1.0
+    def noise_scale(self, parameter: Any) -> float | None:
+        """Return the standard deviation of the noise, if the loss leaves it open."""
+        return None
 
     def wrap(self, inner: Any, parameter: Any, **options: Any) -> MonteCarlo:
         """Return the model that averages scaled draws of a network or a posterior over weights."""
@@ -218,9 +218,8 @@ class Numbers(Output):
         scale = rescaling(0.0, np.asarray(parameter).tolist())(outputs)
         return keras.Model(outputs, keras.layers.Concatenate(dtype="float32")([outputs, scale]))
 
-    def loss_scale(self, parameter: Any) -> float:
-        """Return what makes of the mean squared error the NLL of a Gaussian of that scale."""
-        return 1.0 if self.has_scales else 2 * float(np.mean(np.square(parameter))) / self.size
+    def noise_scale(self, parameter: Any) -> float | None:
+        return None if self.has_scales else float(np.sqrt(np.mean(np.square(parameter))))
 
 
 def _least(loss: Any, ends: tuple[float, float], precision: float) -> float:

@@ -40,10 +40,14 @@ State = list[np.ndarray]
 
 
 class Engine:
-    """A network or posterior that trials share, compiled once; `training`: optimizer and loss."""
+    """A network or posterior that trials share, compiled once, by `training` if it is trained."""
 
     def __init__(
-        self, make: Callable[[], Any], samples: int = 1, training: Any = None, **options: Any
+        self,
+        make: Callable[[], Any],
+        samples: int = 1,
+        training: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         self._make = make
         with random_state_kept():
@@ -55,7 +59,7 @@ class Engine:
         self.samples = self._sampler.samples
         self._variables = list(self.network.variables)
         if training is not None:
-            self.network.compile(*training)
+            self.network.compile(**training)
             self.network.optimizer.build(self.network.trainable_variables)
             self._variables += self.network.optimizer.variables
 
@@ -168,7 +172,7 @@ class Setting(NamedTuple):
 
 def deterministic(setting: Setting) -> Iterator[Trial]:
     """Give the model as it is, and trained on: what others must beat to be worth their draws."""
-    training = _same(setting.optimizer), setting.loss
+    training = {"optimizer": _same(setting.optimizer), "loss": setting.loss}
     engine = Engine(lambda: copy_of(setting.model), training=training, seed=setting.seed)
     yield Trial("as it is", engine)
     yield Trial("fine-tuned", engine, trained=True)
@@ -185,12 +189,14 @@ def mc_dropout(setting: Setting) -> Iterator[Trial]:
 
 def gaussian(setting: Setting) -> Iterator[Trial]:
     """Give Gaussian posteriors of several prior scales and weights of the KL."""
-    unit, size = setting.output.loss_scale(setting.parameter), setting.training.size
+    noise_scale = setting.output.noise_scale(setting.parameter)
+    size = setting.training.size
     rate = 5 * float(keras.ops.convert_to_numpy(setting.optimizer.learning_rate))
     convert = functools.partial(to_stochastic, setting.model, train_size=size, seed=setting.seed)
     for scale in PRIOR_SCALES:
-        posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=unit)
-        training = two_speed(_same(setting.optimizer), stochastic_lr=rate), setting.loss
+        posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=1)
+        optimizer = two_speed(_same(setting.optimizer), stochastic_lr=rate)
+        training = {"optimizer": optimizer, "loss": setting.loss, "noise_scale": noise_scale}
         options = {"training": training, "seed": setting.seed}
         try:
             # What the first one has said is enough.
@@ -201,7 +207,7 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
             return
         for beta in BETAS:
             for layer in stochastic_layers(engine.network):
-                layer.posterior.beta.assign(beta * unit)
+                layer.posterior.beta.assign(beta)
             yield Trial(f"Gaussian, prior {scale}, beta {beta}", engine, trained=True)
 
 

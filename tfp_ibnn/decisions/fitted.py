@@ -1,5 +1,6 @@
 """What sets and detectors share: draws that stay, and what `fit` found as weights, in files too."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -25,7 +26,10 @@ class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
         check_one_output(model._predictive, type(self).__name__)
         options = model.options()
         missing = {k: v for k, v in {"seed": 0, **defaults}.items() if options[k] is None}
-        self.inner = type(model)(model.inner, **{**options, **missing}) if missing else model
+        with warnings.catch_warnings():
+            # What is fitted widens an interval of draws until it holds observations.
+            warnings.filterwarnings("ignore", message="`interval` holds")
+            self.inner = type(model)(model.inner, **{**options, **missing}) if missing else model
         self._arrays, self.built = {}, True
 
     @property

@@ -36,6 +36,9 @@ class StochasticLayer(keras.layers.Wrapper):
     prior_on_weights = False
     """Whether a prior pulls at the weights of the wrapped layer, as weight decay does."""
 
+    kl_scale = 1.0
+    """What multiplies the KL beside beta / train_size; `StochasticModel.compile` sets it."""
+
     draw_size = 0
     """How many numbers a latent has, if not `draws_ahead`; predictions hold few of large ones."""
 
@@ -176,7 +179,7 @@ class StochasticLayer(keras.layers.Wrapper):
             return forward_pass.remember(self, draw.z)
         weight = ops.cast(self.noise_switch > 0.5, self.posterior.dtype) * self.kl_weight(inputs)
         # Times the reciprocal: the gradient of a quotient takes TensorFlow seven operations.
-        loss = weight * _average(self.posterior.loss(draw)) * (1 / self.train_size)
+        loss = weight * _average(self.posterior.loss(draw)) * (self.kl_scale / self.train_size)
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
         return forward_pass.remember(self, draw.z, loss, weight * _average(draw.kl))

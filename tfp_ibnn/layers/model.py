@@ -11,7 +11,8 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
-from tfp_ibnn.layers import inside, rows
+from tfp_ibnn._core.keras_losses import output_losses, output_spec
+from tfp_ibnn.layers import inside, loss_scale, rows
 from tfp_ibnn.layers.base import StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
 
@@ -52,13 +53,37 @@ class _NoiseModel:
         self._warned_of_train_size = False
         inside.bind(self)
 
-    def compile(self, *args: Any, jit_compile: bool | str = "auto", **kwargs: Any) -> None:
-        """Compile as Keras does; `jit_compile="auto"` is decided again where a file is loaded."""
+    def compile(
+        self,
+        *args: Any,
+        jit_compile: bool | str = "auto",
+        noise_scale: float | None = None,
+        kl_scale: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Compile as Keras does, and weigh the KL so that `beta=1` makes the loss the ELBO.
+
+        Args:
+            *args: those of `keras.Model.compile`.
+            jit_compile: as in Keras; "auto" is decided again where a file is loaded.
+            noise_scale: standard deviation of the targets' noise, for losses such as "mse" that
+                leave it open. None is 1, with a warning.
+            kl_scale: the loss divided by minus the log-likelihood of one example, which multiplies
+                the KL. None derives it from the loss and the shape of the output; where it depends
+                on the data (masks, lengths that vary, ignored classes), `fit` measures it on one
+                batch.
+            **kwargs: those of `keras.Model.compile`.
+        """
         self._jit_is_open = jit_compile == "auto"
         super().compile(*args, jit_compile=jit_compile, **kwargs)
-        optimizer = getattr(
-            self.optimizer, "inner_optimizer", self.optimizer
-        )  # if it scales losses
+        given = noise_scale is not None
+        self._noise_scale = checks.scale("noise_scale", noise_scale) if given else None
+        self._weigh_kl(None if kl_scale is None else checks.positive("kl_scale", kl_scale))
+        if kl_scale is None:
+            outputs = self._symbolic_outputs()
+            self._weigh_kl(None if outputs is None else self._derived_kl_scale(outputs, outputs))
+        # What scales losses is around it.
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         optimizer = getattr(optimizer, "deterministic", optimizer)
         for layer in (x for x in stochastic_layers(self) if x.prior_on_weights):
             if any(keras_internals.decays(optimizer, w) for w in layer.layer.trainable_weights):
@@ -69,10 +94,14 @@ class _NoiseModel:
 
     def get_compile_config(self) -> dict[str, Any]:
         config = super().get_compile_config()
-        return {**config, "jit_compile": "auto"} if config and self._jit_is_open else config
+        if not config:
+            return config
+        jit = {"jit_compile": "auto"} if self._jit_is_open else {}
+        return {**config, **jit, "noise_scale": self._noise_scale, "kl_scale": self._kl_scale}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        self.compile(**keras.saving.deserialize_keras_object(config))
+        config = keras.saving.deserialize_keras_object(config)
+        self.compile(**{"kl_scale": 1.0, **config})  # files of 0.1.0 have none
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
@@ -91,7 +120,35 @@ class _NoiseModel:
         if not ready and given.get("steps_per_epoch") is None and not self._warned_of_train_size:
             # First, so that no other callback has touched the metrics.
             given["callbacks"] = [_TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
+        if self.compiled and self._kl_scale is None:
+            self._measure_kl_scale(given)
         return super().fit(**given)
+
+    def _symbolic_outputs(self) -> Any:
+        """Return the outputs as symbolic tensors with their masks, or None if these are unknown."""
+        return self.output
+
+    def _derived_kl_scale(self, y_true: Any, y_pred: Any) -> float | None:
+        parts = output_losses(self, y_true, y_pred)
+        return loss_scale.kl_scale(parts, self._noise_scale, self.train_samples)
+
+    def _measure_kl_scale(self, arguments: dict[str, Any]) -> None:
+        """Weigh the KL by a batch of what `fit` was given."""
+        try:
+            batch = loss_scale.first_batch(arguments)
+            x, y = keras.tree.map_structure(ops.convert_to_tensor, batch)
+        except (TypeError, ValueError):  # no targets, or a distributed dataset
+            return
+        with noise.scope(off=True):
+            y_pred = self(x, training=False)
+        self._weigh_kl(self._derived_kl_scale(y, y_pred))
+        self.train_function = self.test_function = None  # those traced with another weight
+
+    def _weigh_kl(self, scale: float | None) -> None:
+        """Let all layers multiply their KL by a number; None, if it is not known yet, is 1."""
+        self._kl_scale = scale
+        for layer in stochastic_layers(self):
+            layer.kl_scale = 1.0 if scale is None else scale
 
     def _check_train_size(self, steps: int) -> None:
         """Warn if `train_size` is not the number of examples that the metrics have counted."""
@@ -112,6 +169,12 @@ class _NoiseModel:
 
     def train_step(self, *args: Any) -> Any:
         """Take a training step on `train_samples` copies of each example, each with its own z."""
+        if self._kl_scale is None:
+            warnings.warn(
+                "The KL is weighed for one answer per example, since the number of answers that "
+                "the loss averages over is unknown: write compile(..., kl_scale=1 / number).",
+                stacklevel=2,
+            )
         # The backends disagree on what comes before the data (nothing, or the state on JAX).
         *state, data = args
         if self.train_samples > 1:
@@ -207,8 +270,9 @@ class StochasticModel(_NoiseModel, keras.Model):
     """A Functional Keras model that knows of its noise.
 
     It reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in
-    nats, as `kl`; loss = nll + beta * kl / train_size where nothing else adds to it. It draws
-    `train_samples` samples of z for each training example and averages their log-likelihoods.
+    nats, as `kl`; loss = nll + kl_scale * beta * kl / train_size where nothing else adds to it, and
+    `kl_scale`, an argument of `compile`, is 1 for one class per example. It draws `train_samples`
+    samples of z for each training example and averages their log-likelihoods.
 
     Args:
         *args: inputs and outputs, as for `keras.Model`.
@@ -237,6 +301,19 @@ class StochasticSubclass(_NoiseModel, keras.Model):
         self.model = keras.saving.deserialize_keras_object(model) if is_config else model
         inside.bind(self)
         self.built = True
+
+    def _symbolic_outputs(self) -> Any:
+        try:
+            if keras_internals.is_functional(self.model):
+                inputs = self.model.input
+            else:
+                inputs = keras.KerasTensor(self.model.get_build_config()["input_shape"])
+            outputs = output_spec(self.model, inputs)
+        except Exception:  # `call` is the user's
+            return None
+        # Masks are lost on the way; outputs without positions have none.
+        flat = keras.tree.flatten(outputs)
+        return outputs if all(len(output.shape) <= 2 for output in flat) else None
 
     def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:
         takes_mask = "mask" in inspect.signature(self.model.call).parameters

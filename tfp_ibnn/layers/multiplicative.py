@@ -29,7 +29,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
 
     The term added by `add_loss` is (beta * KL - gamma * entropy) / train_size: Keras averages the
     likelihood over the batch, so with beta = 1 and gamma = 0 the sum of both is the negative ELBO
-    per example. The noise is on in inference too, unless it is switched off by `set_noise`.
+    per example. Where Keras averages over pixels or time steps too, `StochasticModel.compile`
+    divides the term by their number; in a plain `keras.Model`, divide beta. The noise is on in
+    inference too, unless it is switched off by `set_noise`.
 
     Args:
         layer: a Keras layer with one floating-point input tensor, (batch, ..., channels). Dense

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
 from tfp_ibnn.prediction.head import PredictionWrapper, check_model, output_masks, predictive_of
+from tfp_ibnn.prediction.predictive import Point, Predictive
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
 from tfp_ibnn.prediction.several import Several, by_name, without_padding
@@ -69,7 +71,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         return_samples: return `samples` (N, draws, K) too; of a `GaussianHead`, the means. Their
             memory grows with `samples`, as it does for the intervals.
         interval: probability of a central interval, such as 0.9; returns `lower` and `upper`, its
-            bounds (N, K): of the draws, or, with a `GaussianHead`, of new observations.
+            bounds (N, K): of the draws, or, with a `GaussianHead`, of new observations. Numbers
+            without one warn, since few observations lie within the draws: see `Conformal`.
         standard_error: return `standard_error` (N, K), that of the mean of iid draws.
         **kwargs: those of `keras.Model`.
 
@@ -112,6 +115,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
             got = f"{samples} with sampling={sampling!r}"
             raise ValueError(f"`standard_error` needs 2 or more independent `samples`; got {got}.")
         predictive = predictive_of(network, head, from_logits)
+        if interval is not None:
+            _warn_of_open_noise(predictive, interval)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
         self.inner = model
@@ -268,6 +273,20 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Return the constructor's arguments but for the model."""
         names = MonteCarlo.__init__.__kwdefaults__  # all that are keywords only
         return {"samples": self._wanted_samples, **{name: getattr(self, name) for name in names}}
+
+
+def _warn_of_open_noise(predictive: Predictive, interval: float) -> None:
+    heads = predictive.heads if isinstance(predictive, Several) else {"": predictive}
+    points = [name for name, head in heads.items() if type(head) is Point]
+    if points:
+        which = "the output" if points == [""] else f"the outputs {points}"
+        warnings.warn(
+            f"`interval` holds {interval:.3g} of the draws of {which}, and far fewer of new "
+            "observations, whose noise the loss leaves open. End the network in an "
+            "ibnn.layers.GaussianHead with the loss ibnn.layers.GaussianNLL, or use "
+            f"ibnn.Conformal(model, coverage={interval:.3g}).",
+            stacklevel=3,
+        )
 
 
 def export(

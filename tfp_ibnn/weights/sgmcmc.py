@@ -61,7 +61,11 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
 
     u(w) = loss(w) + |w|^2 / (2 N s^2), with Keras's loss, the *mean* negative log-likelihood of N
     examples, and s the scale of the prior N(0, s^2): exp(-N u / T) is the posterior at temperature
-    T. A finite rate has a bias: where u has the curvature c, the variance is
+    T. Where the loss averages over P answers of an example (pixels, time steps, the labels of a
+    binary crossentropy), N is P times the number of examples; for "mse" on D numbers with noise of
+    standard deviation sigma it is D / (2 sigma^2) times that number.
+
+    A finite rate has a bias: where u has the curvature c, the variance is
     T / (N c) / (1 - c learning_rate / 2). Minibatches add noise of their own. Use small or falling
     rates, or `CosineCycles`; `Snapshots` keeps the samples.
 
@@ -74,7 +78,7 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
 
     Args:
         learning_rate: a number or a schedule.
-        train_size: N, the number of training examples.
+        train_size: N, the number of training examples, times the answers in each.
         prior_scale: s, of every trained weight; None is a flat prior, for models that have the
             prior as a regularizer in their loss.
         temperature: T; 1 samples the posterior, less a "cold" one, 0 is plain gradient descent.

@@ -14,6 +14,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, files
 from tfp_ibnn._core.serialization import Configured, storable
+from tfp_ibnn.layers import loss_scale
 from tfp_ibnn.weights.base import WeightPosterior, WeightSets
 from tfp_ibnn.weights.flat import GaussianWeights
 
@@ -52,6 +53,7 @@ class Snapshots(Configured, keras.callbacks.Callback):
         self.folder = None if folder is None else str(folder)
         self._kept: dict[int, list[np.ndarray]] = {}  # by step; with a folder, not yet written
         self._epochs = 0  # that are finished, of all fits
+        self._is_first_epoch = True
 
     def posterior(self, model: keras.Model | None = None) -> WeightPosterior:
         """Return what was collected; `model` is for a folder that another process has written."""
@@ -92,7 +94,11 @@ class Snapshots(Configured, keras.callbacks.Callback):
             steps = (batch + 1) // (_innermost(self._model).gradient_accumulation_steps or 1)
             self._reach(self._before + steps, self._before + steps)
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._check_train_size()  # before validation, which starts the metrics again
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._check_train_size()
         self._epochs += 1
         if self.unit == "epoch":
             self._reach(self._epochs, self._step())
@@ -109,6 +115,24 @@ class Snapshots(Configured, keras.callbacks.Callback):
         if is_sampling is None or ops.convert_to_numpy(is_sampling(step - 1)):
             self._kept[step] = [storable(w) for w in self.model.weights]
             self._write()
+
+    def _check_train_size(self) -> None:
+        """Warn if a sampler takes the mean over an example's answers for its log-likelihood."""
+        is_first, self._is_first_epoch = self._is_first_epoch, False
+        train_size = getattr(_innermost(self._model), "train_size", None)
+        scale = loss_scale.scale_of(self._model) if is_first and train_size else None
+        if scale is None or scale >= 1:
+            return
+        metric = next(x for x in self.model.metrics if x.name == "loss")
+        examples = round(float(ops.convert_to_numpy(metric.count)))
+        # Epochs of `steps_per_epoch` may be shorter than the data, but not longer.
+        if 1.5 * train_size < examples / scale:
+            warnings.warn(
+                f"The loss is a mean over {1 / scale:.5g} answers of each example, so the samples "
+                "are of a posterior with less data than there is: write "
+                f"train_size={train_size} * {1 / scale:.5g}.",
+                stacklevel=2,
+            )
 
     def _step(self) -> int:
         # Not `_model`: on JAX this brings the state of the training into the variables.

@@ -1,0 +1,208 @@
+"""By how much the loss of a compiled model is smaller than minus the log-likelihood of an example.
+
+Keras averages over all answers of a batch: over examples, and over the positions or numbers of each
+example. The ELBO sums over the answers of an example, so the KL must be as much smaller.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import losses, ops
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.keras_losses import OutputLoss, output_losses
+from tfp_ibnn.layers.heads import DistributionNLL, GaussianNLL
+
+_BY_EXAMPLE = (losses.ctc,)
+_BY_POSITION = (
+    losses.categorical_crossentropy,
+    losses.categorical_focal_crossentropy,
+    losses.kl_divergence,
+    losses.sparse_categorical_crossentropy,
+)
+_BY_NUMBER = (losses.binary_crossentropy, losses.binary_focal_crossentropy, losses.poisson)
+
+_POINT_FACTORS: dict[Callable[..., Any], Callable[[float], float]] = {
+    losses.mean_squared_error: lambda s: 2 * s**2,
+    losses.mean_squared_logarithmic_error: lambda s: 2 * s**2,
+    losses.huber: lambda s: s**2,
+    losses.log_cosh: lambda s: s**2,
+    losses.mean_absolute_error: lambda s: s,
+    losses.mean_absolute_percentage_error: lambda s: 100 * s,
+}
+"""Of losses that leave the noise's scale open: the loss of a number over its NLL, less a constant.
+
+The noise is Gaussian, or Laplacian for absolute errors, and relative for percentages.
+"""
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+_TOLERANCE = 0.01  # of the outputs' likelihoods, which weights of three digits meet
+_ROWS = 32  # Keras's own batch size
+
+
+class _Term(NamedTuple):
+    """The loss of one output, `scale` times minus the log-likelihood of an example's answers."""
+
+    place: str | int | None
+    weight: float
+    scale: float
+
+
+def kl_scale(
+    parts: Sequence[OutputLoss], noise_scale: float | None, copies: int = 1
+) -> float | None:
+    """Return Keras's loss divided by minus the log-likelihood of one example.
+
+    With symbolic outputs, None if that depends on the data. Warns where it has to assume something.
+
+    Args:
+        parts: the losses of all outputs.
+        noise_scale: of losses that leave it open; None is 1.
+        copies: of each example in a training batch.
+    """
+    is_point = [_function(part.loss) in _POINT_FACTORS for part in parts]
+    if noise_scale is not None and not any(is_point):
+        names = ", ".join(repr(part.loss.name) for part in parts)
+        raise ValueError(
+            "`noise_scale` is for losses that leave the noise of the targets open, such as 'mse'; "
+            f"the loss is {names or None}. Leave it out."
+        )
+    answers = [_answers(part, copies) for part in parts]
+    if None in answers:
+        return None
+    terms = []
+    for part, count, leaves_noise_open in zip(parts, answers, is_point, strict=True):
+        factor = 1.0
+        if leaves_noise_open:
+            factor = _POINT_FACTORS[part.loss.fn](1.0 if noise_scale is None else noise_scale)
+        if part.weight > 0:
+            terms.append(_Term(part.place, part.weight, factor / count))
+    if noise_scale is None:
+        _warn_of_open_noise(
+            [part for part, is_open in zip(parts, is_point, strict=True) if is_open]
+        )
+    _warn_of_unknown(parts, answers)
+    scales = [term.weight * term.scale for term in terms]
+    if not scales:
+        return 1.0
+    if min(scales) < (1 - _TOLERANCE) * max(scales):
+        _warn_of_tempering(terms)
+    # The largest, so that no output counts for more than its likelihood.
+    return max(scales)
+
+
+def scale_of(model: keras.Model) -> float | None:
+    """Return the same for any model of one output, or None if its shape does not tell."""
+    is_sequential = isinstance(model, keras.Sequential)
+    graph = keras_internals.functional_behind(model) if is_sequential else model
+    if not (model.compiled and keras_internals.is_functional(graph)):
+        return None
+    parts = output_losses(model, graph.output, graph.output)
+    if len(parts) != 1 or _function(parts[0].loss) in _POINT_FACTORS:
+        return None
+    answers = _answers(parts[0], copies=1)
+    return None if answers is None else parts[0].weight / answers
+
+
+def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Return inputs and targets of one batch of what `fit` was given, or None if it has none.
+
+    Of arrays it takes examples from the whole length. A generator, in `arguments`, is replaced by
+    one that starts with the batch that was taken out of it.
+    """
+    x, y = arguments.get("x"), arguments.get("y")
+    if y is not None:
+        count = len(keras.tree.flatten(x)[0])
+        size = min(count, arguments.get("batch_size") or _ROWS)
+        rows = np.linspace(0, count - 1, size).astype(int)
+        return keras.tree.map_structure(lambda part: np.asarray(part)[rows], (x, y))
+    if isinstance(x, keras.utils.PyDataset):
+        batch = copy.copy(x)[0]  # it may count what is taken
+    elif hasattr(x, "__iter__") and not hasattr(x, "shape") and not isinstance(x, (list, dict)):
+        batches = iter(x)
+        batch = next(batches, None)
+        if batches is x and batch is not None:
+            arguments["x"] = _resumed(batch, batches)
+    else:
+        return None
+    inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return None if targets is None else (inputs, targets)
+
+
+def _resumed(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _function(loss: keras.losses.Loss) -> Callable[..., Any] | None:
+    return getattr(loss, "fn", None)
+
+
+def _answers(part: OutputLoss, copies: int) -> float | None:
+    """Return over how many log-likelihoods of one example a loss is a mean; None if not known."""
+    if isinstance(part.y_pred, keras.KerasTensor):
+        return _answers_by_shape(part)
+    values = part.loss.call(*(ops.convert_to_tensor(x, part.loss.dtype) for x in part[3:]))
+    kept = [keras_internals.mask_of(x) for x in (part.y_pred, values)]
+    kept = [ops.convert_to_numpy(mask).astype(bool) for mask in kept if mask is not None]
+    share = float(np.mean(np.logical_and.reduce(kept))) if kept else 1.0
+    examples, *positions = part.y_pred.shape[:-1] or part.y_pred.shape
+    number = math.prod(values.shape[1:] if len(values.shape) else positions)
+    averaged = 1.0  # by the loss itself, for each of its values
+    if _function(part.loss) in (*_BY_NUMBER, *_POINT_FACTORS):
+        averaged = math.prod(part.y_pred.shape[1:]) / number
+    if part.loss.reduction not in _MEANS:  # a sum over the batch
+        return averaged / (examples * copies)
+    return share * number * averaged or None
+
+
+def _answers_by_shape(part: OutputLoss) -> float | None:
+    loss, shape = part.loss, list(part.y_pred.shape)
+    ignores = getattr(loss, "ignore_class", None) is not None
+    masked = keras_internals.mask_of(part.y_pred) is not None
+    if ignores or masked or loss.reduction not in _MEANS:
+        return None
+    if _function(loss) in _BY_EXAMPLE:
+        return 1.0
+    if _function(loss) not in (*_BY_NUMBER, *_POINT_FACTORS) and len(shape) > 1:
+        del shape[getattr(loss, "axis", None) or -1]  # that of the classes, or parameters
+    return None if None in shape[1:] else float(math.prod(shape[1:]))
+
+
+def _warn_of_open_noise(parts: Sequence[OutputLoss]) -> None:
+    if parts:
+        warnings.warn(
+            f"The loss {parts[0].loss.name!r} leaves open how noisy the targets are: the KL is "
+            "weighed for a noise of scale 1. Write compile(..., noise_scale=0.3) for another, or "
+            "learn it, by ibnn.layers.GaussianHead and the loss ibnn.layers.GaussianNLL.",
+            stacklevel=5,
+        )
+
+
+def _warn_of_unknown(parts: Sequence[OutputLoss], answers: Sequence[float]) -> None:
+    known = (*_BY_EXAMPLE, *_BY_POSITION, *_BY_NUMBER, *_POINT_FACTORS)
+    for part, count in zip(parts, answers, strict=True):
+        is_ours = isinstance(part.loss, (GaussianNLL, DistributionNLL))
+        if count != 1 and not is_ours and _function(part.loss) not in known:
+            warnings.warn(
+                f"The KL is weighed as if the loss {part.loss.name!r} were the mean of {count:.5g} "
+                "negative log-likelihoods of each example. If it is the mean of another number, "
+                "write compile(..., kl_scale=1 / number).",
+                stacklevel=5,
+            )
+
+
+def _warn_of_tempering(terms: Sequence[_Term]) -> None:
+    exact = {term.place: float(f"{1 / term.scale:.4g}") for term in terms}
+    shown = exact if all(isinstance(place, str) for place in exact) else [*exact.values()]
+    warnings.warn(
+        "The losses of the outputs are not in proportion to their negative log-likelihoods, so the "
+        "KL is weighed for the output that counts most. The exact ELBO has "
+        f"loss_weights={shown}, or a multiple of these.",
+        stacklevel=5,
+    )

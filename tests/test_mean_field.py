@@ -278,7 +278,7 @@ def test_a_layer_called_twice_has_one_weight_draw_and_one_kl():
 
     inputs = keras.Input((3,))
     model = ibnn.StochasticModel(inputs, layer(layer(inputs)))
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", kl_scale=1.0)
     model.optimizer.build(model.trainable_variables)
     logs = model.evaluate(x, x, return_dict=True, verbose=0)
     assert logs["kl"] / 10 == pytest.approx(logs["loss"] - logs["nll"], rel=1e-4)
@@ -435,9 +435,9 @@ def test_a_tied_prior_leaves_weight_decay_to_the_regulariser():
     template = ibnn.MeanField(prior=ibnn.priors.Tied(0.1))
     template.wrap(layers.Dense(2, kernel_regularizer="l2"), train_size=10)
     model = ibnn.to_stochastic(network(), template, train_size=64)
-    model.compile(keras.optimizers.AdamW(weight_decay=0.1), "mse")
+    model.compile(keras.optimizers.AdamW(weight_decay=0.1), "mse", noise_scale=1.0)
     model = ibnn.to_stochastic(network(), ibnn.MeanField(), train_size=64)
-    model.compile(keras.optimizers.Adam(), "mse")
+    model.compile(keras.optimizers.Adam(), "mse", noise_scale=1.0)
 
 
 @pytest.mark.parametrize(

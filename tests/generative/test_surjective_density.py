@@ -111,6 +111,23 @@ def test_every_surjection_is_trained_saved_and_loaded(eagerly, name, tmp_path):
     np.testing.assert_allclose(one, other, atol=1e-5)  # the state of the noise too
 
 
+@pytest.mark.parametrize("data", [X[:40], IMAGES], ids=["rows", "images"])
+def test_the_bound_of_a_row_depends_on_nothing_else(eagerly, data):
+    """Neither on the size of its batch nor on its place; but rows differ in their noise."""
+    levels = int(data.max()) + 1
+    density = ibnn.FlowDensity([flows.Affine(), flows.Dequantize(levels, [flows.Affine()])])
+    density.adapt(data)
+    density.compile("adam")
+    perturb(density, 0, 0.3)
+    known = density.log_prob(data)
+    for order, batch_size in ((slice(None), 7), (slice(None, None, -1), 16), (slice(3, 4), 1)):
+        found = density.log_prob(data[order], batch_size=batch_size)
+        np.testing.assert_allclose(found, known[order], rtol=1e-5, atol=1e-5)
+    noise = numpy(density._noise(density._rows(IMAGES if data is IMAGES else CELLS), False))
+    noise = noise.reshape(len(noise), -1)
+    assert len(np.unique(noise)) == noise.size  # of each row and each pixel
+
+
 @pytest.mark.once
 def test_density_of_slices_integrates_to_one_and_has_its_draws(float64):
     density = ibnn.FlowDensity([flows.Affine(), flows.Slice(1, flows=[flows.Affine()])], base=2)

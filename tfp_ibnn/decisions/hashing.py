@@ -1,4 +1,4 @@
-"""Random numbers that an input decides: the same alone, in any batch, exported, on any backend."""
+"""Random numbers that an input decides, for the sets of `Conformal`."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core.backend import Tensor, words
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.noise import counter
+from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.prediction.validation import check_input
 
 _AT_ONCE = 1024  # examples of which all the words are held
@@ -20,16 +21,10 @@ def uniform(inputs: Any, seed: int) -> Tensor:
         inputs: tensors of numbers, (N, ...), in any nested structure.
         seed: a whole number, the key of the hash.
     """
-    first, second = (ops.convert_to_tensor(k) for k in counter.key_from_seed(seed).astype("uint32"))
-    state = (0, 0)
-    for number, array in enumerate(keras.tree.flatten(inputs)):
-        values = words(_numbers(array))
-        # Sums modulo 2^32 are exact and have no order, so that devices cannot disagree.
-        positions = ops.cast(ops.arange(ops.shape(values)[1], dtype="int32"), "uint32")
-        hashed = counter.threefry(*_key(first, second, number), values, positions[None, :])
-        sums = [ops.cast(ops.sum(part, axis=1), "uint32") for part in hashed]
-        state = [old + new for old, new in zip(state, sums, strict=True)]
-    return counter.uniform(counter.threefry(first, second, *state)[0], "float32")
+    for part in keras.tree.flatten(inputs):
+        if keras.backend.standardize_dtype(ops.convert_to_tensor(part).dtype) == "string":
+            raise ValueError("`randomized` derives its numbers from numeric inputs; got strings.")
+    return counter.uniform(hashed(inputs, seed)[0], "float32")
 
 
 def uniform_of_arrays(x: Any, seed: int) -> np.ndarray:
@@ -46,18 +41,3 @@ def uniform_of_arrays(x: Any, seed: int) -> np.ndarray:
     starts = range(0, len(arrays[0]), _AT_ONCE)
     found = [uniform([a[i : i + _AT_ONCE] for a in arrays], seed) for i in starts]
     return np.concatenate([ops.convert_to_numpy(part) for part in found])
-
-
-def _numbers(part: Any) -> Tensor:
-    """Return the values of one input, (N, size) in float32; -0 is 0."""
-    part = ops.convert_to_tensor(part)
-    if keras.backend.standardize_dtype(part.dtype) == "string":
-        raise ValueError("`randomized` derives its numbers from numeric inputs; got strings.")
-    values = ops.cast(part, "float32")
-    flat = ops.reshape(values, (ops.shape(values)[0], -1))
-    return ops.where(flat == 0, ops.zeros_like(flat), flat)
-
-
-def _key(first: Tensor, second: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """Return the key of the input of a number, so that to exchange two inputs changes the hash."""
-    return first, second + ops.convert_to_tensor(np.uint32(number))

@@ -16,6 +16,7 @@ from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.noise import counter
+from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.posteriors import base as gaussians
 from tfp_ibnn.weights.features import check_finite
 
@@ -104,7 +105,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
     reports `bits_per_dimension` too. The first `fit` on arrays sets loc and scale to the mean
     and deviation of the data; before `fit` on a dataset, call `adapt(x)` with some of it. Called,
     or by `predict(x)`, the model gives log p(x), one number per row, or per image. With a
-    surjection that is its bound, with new noise in each training step and the same in evaluations.
+    surjection that is its bound, with new noise in each training step; in evaluations the noise is
+    a function of the row, so that neither its batch nor its place matters.
 
     Training maps data to noise: `SplineCoupling`, `AffineCoupling`, `MaskedAutoregressive` and
     `Inverse(Planar())` do it in one pass, `InverseAutoregressive` in one for each channel.
@@ -185,7 +187,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
         x, condition = self._pair(inputs)
         _check_shape(x, self.event)  # one column would be taken for all
         condition = self._features(condition, training)
-        z, change = self._latents(x, condition, training)
+        z, change = self._latents(x, condition, self._noise(x, training))
         eps = (z - self.loc) / self.scale
         eps, log_det = through(self.flows, eps, condition, "inverse", len(self.event))
         eps = ops.reshape(eps, (-1, self.size))
@@ -218,7 +220,9 @@ class FlowDensity(SavesRandomState, Unsupervised):
             self.build(x.shape if self.condition is None else (x.shape, None))
         if self.surjection is not None:
             size = self.surjection.condition_size
-            x = self._latents(x[:10_000], size and ops.zeros((*(1,) * (x.ndim - 1), size)))[0]
+            x, condition = x[:10_000], size and ops.zeros((*(1,) * (x.ndim - 1), size))
+            noise = backend.normal(self._noise_shape(x), self.dtype, (0, 0))
+            x = self._latents(x, condition, noise)[0]
         x = ops.convert_to_numpy(x).reshape(-1, self.latent[-1]).astype("float64")
         deviation = x.std(axis=0)
         constant = np.flatnonzero(deviation <= 1e-12 * np.abs(x).max(axis=0)).tolist()
@@ -280,11 +284,24 @@ class FlowDensity(SavesRandomState, Unsupervised):
             return condition
         return ops.reshape(condition, (-1, *(1,) * (len(self.event) - 1), condition.shape[-1]))
 
-    def _latents(self, x: Any, condition: Any, training: bool = False) -> tuple[Tensor, Any]:
+    def _noise_shape(self, x: Any) -> tuple[Any, ...]:
+        return (*ops.shape(x)[:-1], self.surjection.noise_channels)
+
+    def _noise(self, x: Any, training: bool) -> Tensor | None:
+        """Return the noise of a surjection: new in training, or else what each row decides."""
+        if self.surjection is None:
+            return None
+        shape = self._noise_shape(x)
+        if training:
+            return backend.normal(shape, self.dtype, self.seeds)
+        rows, others = hashed(x, seed=0)
+        key = ops.zeros_like(others)[:, None], others[:, None]
+        bits = counter.bits(key, rows, 0, math.prod(shape[1:]))
+        return ops.reshape(counter.normal(bits, self.dtype), shape)
+
+    def _latents(self, x: Any, condition: Any, noise: Any) -> tuple[Tensor, Any]:
         if self.surjection is None:
             return ops.cast(x, self.dtype), 0.0
-        shape = (*ops.shape(x)[:-1], self.surjection.noise_channels)
-        noise = backend.normal(shape, self.dtype, self.seeds if training else (0, 0))
         z, change = self.surjection.inference_and_contribution(x, noise, condition)
         return z, ops.sum(change, axis=tuple(range(1, len(self.event))))
 

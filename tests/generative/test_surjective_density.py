@@ -120,7 +120,7 @@ def test_the_bound_of_a_row_depends_on_nothing_else(eagerly, data):
     density.compile("adam")
     perturb(density, 0, 0.3)
     known = density.log_prob(data)
-    for order, batch_size in ((slice(None), 7), (slice(None, None, -1), 16), (slice(3, 4), 1)):
+    for order, batch_size in ((slice(None), 7), (slice(None, None, -1), 7), (slice(3, 4), 1)):
         found = density.log_prob(data[order], batch_size=batch_size)
         np.testing.assert_allclose(found, known[order], rtol=1e-5, atol=1e-5)
     noise = numpy(density._noise(density._rows(IMAGES if data is IMAGES else CELLS), False))

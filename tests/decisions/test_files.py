@@ -98,6 +98,16 @@ def test_file_and_export_answer_like_the_object(eagerly, kind, make, tmp_path):
 
 
 @needs_tensorflow
+def test_a_detector_with_dead_units_is_exported(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(3, "softmax")])
+    x = X * np.float32([1, 0, 0])
+    made = ibnn.OODDetector(model, "vim").fit(x)
+    score = served(made, tmp_path / "served", NEW)["score"]
+    assert np.isfinite(score).all()
+    np.testing.assert_allclose(score, made.score(NEW), rtol=1e-5, atol=1e-5)
+
+
+@needs_tensorflow
 def test_intervals_are_exported(eagerly, tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2), ibnn.layers.GaussianHead()])
     found = ibnn.Conformal(model, "cqr").fit(X, X[:, 0])

@@ -37,7 +37,9 @@ class OODDetector(Fitted):
       covariance within classes; "relative_mahalanobis": less that to the mean of all, by the
       covariance of all (2106.09022);
     - "knn": the distance of features, of length 1, to the k-th nearest of training (2204.06507);
-    - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807).
+    - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807). The
+      scale is the mean of the largest logit; where that is not positive, of its height above the
+      mean logit. Where the features have fewer dimensions than that subspace, it has half of them.
 
     Features and logits are without noise, at the posterior mean that `fit` sees; of an ensemble
     they are those of its first member, with a warning.
@@ -146,19 +148,9 @@ class OODDetector(Fitted):
             return {"bank": (bank / np.maximum(length, 1e-12)).T}
         if self.kind in _OF_LOGITS:
             kernel, *bias = (w.astype("float64") for w in layer.get_weights())
-            bias, width = np.zeros(kernel.shape[1]) + sum(bias), f.shape[1]
-            origin = -np.linalg.pinv(kernel.T) @ bias
-            _, vectors = np.linalg.eigh((f - origin).T @ (f - origin))  # the smallest values first
-            principal = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
-            if len(f) <= principal:
-                got = f"more than {principal} examples; got {len(f)}"
-                raise ValueError(f"{width} features need {got}.")
-            outside = vectors[:, : width - principal]
-            # The residual is scaled to the mean of the largest logit.
-            length = np.linalg.norm((f - origin) @ outside, axis=1).mean()
-            alpha = (f @ kernel + bias).max(axis=1).mean() / length
-            found = {"kernel": kernel, "bias": bias, "origin": origin}
-            return {**found, "outside": outside, "alpha": alpha}
+            bias = np.zeros(kernel.shape[1]) + sum(bias)
+            head = {"kernel": kernel, "bias": bias}
+            return head if self.kind == "energy" else {**head, **_virtual_logit(f, kernel, bias)}
         if y is None and self.kind == "relative_mahalanobis":
             raise ValueError("`y` must hold the classes for 'relative_mahalanobis'; got None.")
         if np.ndim(y) == 2 and np.shape(y)[1] > 1:
@@ -171,6 +163,10 @@ class OODDetector(Fitted):
             got = f"{len(means)} for {len(f)} examples"
             raise ValueError(f"`y` must hold classes with several examples each; got {got}.")
         within, whole = _whitening(f - means[y]), _whitening(f - center)
+        if not within.shape[1]:
+            raise ValueError(
+                f"score={self.kind!r} needs features that vary within classes; these do not."
+            )
         whole = whole[:, :0] if self.kind == "mahalanobis" else whole  # nothing is subtracted
         return {"within": within, "means": (means - center) @ within, "whole": whole}
 
@@ -180,25 +176,66 @@ class OODDetector(Fitted):
             got = f"{width} features; `model` has {f.shape[1]}"
             raise ValueError(f"What was learned is of another model's {got}: call `fit` again.")
         if self.kind == "knn":
-            f = f / ops.maximum(ops.norm(f, axis=1, keepdims=True), 1e-12)
-            nearest = f[:, :0]
-            for first in range(0, found["bank"].shape[1], _AT_ONCE):
-                cosine = matmul(f, found["bank"][:, first : first + _AT_ONCE])
-                cosine = ops.concatenate([nearest, cosine], axis=1)
-                nearest = ops.top_k(cosine, min(self.k, cosine.shape[1]))[0]
-            return ops.sqrt(ops.maximum(2 - 2 * nearest[:, -1], 0))
+            return _neighbour_distance(f, found["bank"], self.k)
         if self.kind in _OF_LOGITS:
             energy = -ops.logsumexp(matmul(f, found["kernel"]) + found["bias"], axis=1)
+            if self.kind == "energy":
+                return energy
             residual = ops.norm(matmul(f - found["origin"], found["outside"]), axis=1)
-            return energy if self.kind == "energy" else energy + found["alpha"] * residual
+            return energy + found["alpha"] * residual
         near, far = (matmul(f - found["center"], found[name]) for name in ("within", "whole"))
-        means = found["means"]
-        to_means = ops.sum(ops.square(means), axis=1) - 2 * matmul(near, ops.transpose(means))
-        near, far = (ops.sum(ops.square(part), axis=1) for part in (near, far))
-        return near + ops.min(to_means, axis=1) - far
+        # One class at a time: a^2 + b^2 - 2 a b has no digits left where classes are tight.
+        to_means = ops.map(lambda mean: ops.sum(ops.square(near - mean), axis=1), found["means"])
+        return ops.min(to_means, axis=0) - ops.sum(ops.square(far), axis=1)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "score": self.kind}
+
+
+def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the origin, the subspace outside of the principal one, and its scale, `alpha`."""
+    width = f.shape[1]
+    principal = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
+    if len(f) <= principal:
+        raise ValueError(f"{width} features need more than {principal} examples; got {len(f)}.")
+    origin = -np.linalg.pinv(kernel.T) @ bias
+    values, vectors = np.linalg.eigh((f - origin).T @ (f - origin))  # the smallest values first
+    # Dead units have no variance. Were all that is outside of that kind, there would be no scale.
+    dimensions = int(np.sum(values > 1e-10 * values[-1]))
+    if dimensions <= principal:
+        principal = dimensions // 2
+    outside = vectors[:, : width - principal]
+    length = np.linalg.norm((f - origin) @ outside, axis=1).mean()
+    logits = f @ kernel + bias
+    largest = logits.max(axis=1).mean()
+    # To shift all logits changes no probability; with a negative scale, less would be unusual.
+    height = largest if largest > 0 else largest - logits.mean()
+    if not height > 0 or not length > 0 or not f.std(axis=0).any():
+        raise ValueError(
+            "score='vim' needs features and logits that vary over the training data; these do "
+            "not: take score='max_probability' or 'entropy'."
+        )
+    return {"origin": origin, "outside": outside, "alpha": height / length}
+
+
+def _neighbour_distance(f: Tensor, bank: Tensor, k: int) -> Tensor:
+    """Return the distance of features, brought to length 1, to the k-th nearest column (d, B)."""
+    f = f / ops.maximum(ops.norm(f, axis=1, keepdims=True), 1e-12)
+    # The order is found by products, of what lies around 0: else close features look the same.
+    center = ops.mean(bank, axis=1)
+    shifted, closest = f - center, f[:, :0]
+    columns = ops.cast(closest, "int32")
+    for first in range(0, bank.shape[1], _AT_ONCE):
+        block = bank[:, first : first + _AT_ONCE] - center[:, None]
+        closeness = 2 * matmul(shifted, block) - ops.sum(ops.square(block), axis=0)
+        places = ops.arange(first, first + block.shape[1], dtype="int32")
+        places = ops.broadcast_to(places, ops.shape(closeness))
+        closeness = ops.concatenate([closest, closeness], axis=1)
+        columns = ops.concatenate([columns, places], axis=1)
+        closest, chosen = ops.top_k(closeness, min(k, closeness.shape[1]))
+        columns = ops.take_along_axis(columns, chosen, axis=1)
+    # The distance itself is the length of a difference.
+    return ops.norm(f - ops.transpose(ops.take(bank, columns[:, -1], axis=1)), axis=1)
 
 
 def _whitening(deviations: np.ndarray) -> np.ndarray:

@@ -82,10 +82,13 @@ def test_bins_are_left_open_and_hold_both_ends(dtype):
     probabilities = probabilities.astype(dtype)
     count = np.zeros(15)
     count[[2, 8, 11, 14]] = 1
-    np.testing.assert_array_equal(reliability(probabilities, [0, 0, 0, 0]).count, count)
+    labels = [1, 0, 0, 1]  # so that no bin has the gap 0
+    np.testing.assert_array_equal(reliability(probabilities, labels).count, count)
     metric = ibnn.ExpectedCalibrationError()
-    metric.update_state([0, 0, 0, 0], probabilities)
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(metric.count), count)
+    metric.update_state(labels, probabilities)
+    gap = keras.ops.convert_to_numpy(metric.gap.value())
+    np.testing.assert_allclose(gap[count > 0], [-0.2, 0.4, 0.2, -1.0], rtol=1e-6)
+    assert not gap[count == 0].any()
 
 
 def test_probability_zero_is_in_the_first_bin():

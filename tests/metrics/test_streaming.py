@@ -286,6 +286,34 @@ def test_functions_need_an_example():
             metrics.reliability(probabilities, labels, sample_weight=weights)
 
 
+def overconfident(count):
+    """Return predictions of which each is nearly certain, and their labels."""
+    random = np.random.default_rng(2)
+    wrong = random.uniform(0, 2e-3, count).astype("float32")
+    probabilities = np.stack([1 - wrong, wrong], axis=-1)
+    return probabilities, (random.random(count) < wrong).astype("int32")
+
+
+def test_a_batch_of_a_million():
+    probabilities, labels = overconfident(2**20)
+    metric = ibnn.ExpectedCalibrationError()
+    metric.update_state(labels, probabilities)
+    expected = metrics.expected_calibration_error(probabilities.astype("float64"), labels)
+    assert float(metric.result()) == pytest.approx(expected, rel=1e-3)
+
+
+@every_metric
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_sums_count_what_float32_rounds_away(make, jit):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Identity()])
+    metric = make()
+    model.compile(loss="mse", weighted_metrics=[metric], run_eagerly=not jit, jit_compile=jit)
+    weights = np.array([2.0**24] + 8 * [1.0], "float32")
+    one_hot = np.eye(4)[LABELS[:9]]
+    model.evaluate(PROBABILITIES[:9], one_hot, 1, verbose=0, sample_weight=weights)
+    assert float(metric.weight.value()) == 2**24 + 8
+
+
 def classifier(jit_compile="auto"):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, activation="softmax")])
     model.compile(

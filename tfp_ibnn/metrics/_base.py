@@ -11,6 +11,7 @@ from scipy import special
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, is_eager
 from tfp_ibnn._core.serialization import Configured
+from tfp_ibnn.metrics._running_sum import RunningSum
 
 Names = tuple[str, str, str]  # of predictions, labels and weights, for errors
 NAMES = ("y_pred", "y_true", "sample_weight")
@@ -41,13 +42,14 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
     """
 
     default_name: str
-    sums: tuple[str, ...] = ()  # names of its scalar variables
+    sums: tuple[str, ...] = ()  # names of its scalar sums
 
     def __init__(self, from_logits: bool = False, name: Any = None, dtype: Any = None) -> None:
         dtype = checks.full_precision(dtype or keras.config.floatx())
         super().__init__(name=name or self.default_name, dtype=dtype)
         self.from_logits = bool(from_logits)
-        self._add_sums("invalid", *self.sums)
+        self.invalid = self.add_variable((), "zeros", self.dtype, name="invalid")
+        self._add_sums(*self.sums)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Count a batch, in any form that `ibnn.metrics.reliability` takes."""
@@ -75,7 +77,7 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
 
     def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> None:
         for name in names:
-            setattr(self, name, self.add_variable(shape, "zeros", self.dtype, name=name))
+            setattr(self, name, RunningSum.of(self, name, shape))
 
 
 def checked(
@@ -112,7 +114,7 @@ def prepare(
     """Return flat examples, and which have valid predictions, labels and weights; `xp` as above."""
     is_one_hot = _is_one_hot(tuple(predictions.shape), tuple(labels.shape), names)
     shape = xp.shape(predictions)[:-1]
-    weight = xp.reshape(_spread(xp, weight, shape, names[2]), (-1,))
+    weight = xp.reshape(spread(xp, weight, shape, names[2]), (-1,))
     if predictions.shape[-1] == 1:
         # Means of ones can round to above one; the sum is checked below.
         rest = xp.zeros_like(predictions) if from_logits else xp.maximum(1 - predictions, 0)
@@ -162,7 +164,7 @@ def _is_one_hot(predictions: tuple[Any, ...], labels: tuple[Any, ...], names: Na
     return last == (classes,)
 
 
-def _spread(xp: ModuleType, weight: Any, shape: tuple[Any, ...], name: str) -> Any:
+def spread(xp: ModuleType, weight: Any, shape: tuple[Any, ...], name: str) -> Any:
     """Return weights of `shape`; a weight for each leading index is that of all below it."""
     given = tuple(weight.shape)
     if len(given) == len(shape) + 1 and given[-1] == 1:

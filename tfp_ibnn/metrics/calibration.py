@@ -12,6 +12,8 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked
 
 _SIMULATIONS = 50
+_MOST_SUMS, _FEWEST_LANES = 2**14, 16
+"""How many sums a batch makes, all bins together, and at least for each of them."""
 
 
 class Reliability(NamedTuple):
@@ -65,7 +67,7 @@ def reliability(
     """
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    count, confident, right = _sums(np, examples.top_label(np), examples.weight, bins)
+    count, confident, right = _sums(examples.top_label(np), examples.weight, bins)
     with np.errstate(invalid="ignore"):
         return Reliability(_bin_edges(bins), count, confident / count, right / count)
 
@@ -102,7 +104,7 @@ def classwise_calibration_error(
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, **options)
     outcomes = examples.probabilities, examples.targets
-    count, mean, frequency = _sums(np, outcomes, examples.weight, bins)
+    count, mean, frequency = _sums(outcomes, examples.weight, bins)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
@@ -113,7 +115,7 @@ def ece_floor(probabilities: np.ndarray, seed: int) -> float:
     drawn = (np.sum(random.random((len(limits), 1)) > limits, axis=1) for _ in range(_SIMULATIONS))
     right = np.stack([labels == predicted for labels in drawn], axis=1)
     confidence = np.broadcast_to(np.max(probabilities, axis=1, keepdims=True), right.shape)
-    count, mean, frequency = _sums(np, (confidence, right), np.ones(len(right)), 15)
+    count, mean, frequency = _sums((confidence, right), np.ones(len(right)), 15)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
@@ -122,19 +124,23 @@ def _bin_edges(bins: int) -> np.ndarray:
     return np.arange(bins + 1) / bins
 
 
-def _sums(xp: ModuleType, outcomes: tuple[Any, Any], weight: Any, bins: int) -> list:
-    """Return the sums of weight, confidence and success by bin, one column after another."""
-    columns, edges = outcomes[0].shape[-1], _bin_edges(bins)[1:-1]
+def _bin_of(xp: ModuleType, confidence: Any, bins: int) -> Any:
+    """Return the bin of each confidence, along one axis; `xp` is numpy or keras.ops."""
     # In the precision of the predictions: 0.8 lies on the edge 0.8 in float32 too.
-    edges = edges.astype(keras.backend.standardize_dtype(outcomes[0].dtype))
-    which = xp.searchsorted(edges, xp.reshape(outcomes[0], (-1,)), side="left")
-    first = bins * xp.arange(columns, dtype=which.dtype)
-    which = xp.reshape(xp.reshape(which, (-1, columns)) + first, (-1,))
-    parts = (xp.ones_like(outcomes[0]), *outcomes)
-    values = [xp.reshape(weight[:, None] * part, (-1,)) for part in parts]
-    if xp is np:
-        return [np.bincount(which, value, bins * columns) for value in values]
-    return [ops.segment_sum(value, which, bins * columns) for value in values]
+    dtype = keras.backend.standardize_dtype(confidence.dtype)
+    edges = _bin_edges(bins)[1:-1].astype(dtype)
+    return xp.searchsorted(edges, xp.reshape(confidence, (-1,)), side="left")
+
+
+def _sums(
+    outcomes: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bins: int
+) -> list[np.ndarray]:
+    """Return the sums of weight, confidence and success by bin, one column after another."""
+    rows, columns = outcomes[0].shape
+    column = np.tile(np.arange(columns), rows)
+    which = _bin_of(np, outcomes[0], bins) + bins * column
+    parts = np.ones_like(outcomes[0]), *outcomes
+    return [np.bincount(which, (weight[:, None] * x).ravel(), bins * columns) for x in parts]
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -163,14 +169,22 @@ class ExpectedCalibrationError(ClassificationMetric):
     ) -> None:
         super().__init__(from_logits, name, dtype)
         self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
-        self._add_sums("count", "confident", "right", shape=(self.bins,))
+        self._add_sums("weight")
+        self._add_sums("gap", shape=(self.bins,))
 
     def _count(self, examples: Examples) -> None:
-        sums = _sums(ops, examples.top_label(ops), examples.weight, self.bins)
-        for total, new in zip((self.count, self.confident, self.right), sums, strict=True):
-            total.assign_add(new)
+        confidence, right = (part[:, 0] for part in examples.top_label(ops))
+        which = _bin_of(ops, confidence, self.bins)
+        # A bin may hold millions, too many for one sum in float32: it has several.
+        lanes = max(_FEWEST_LANES, _MOST_SUMS // self.bins)
+        lane = ops.arange(ops.shape(which)[0], dtype=which.dtype) % lanes
+        # Of the differences, which are small where the sums of their parts are not.
+        gaps = examples.weight * (right - confidence)
+        gaps = ops.segment_sum(gaps, which * lanes + lane, self.bins * lanes)
+        self.gap.add(ops.sum(ops.reshape(gaps, (self.bins, lanes)), axis=1))
+        self.weight.add(ops.sum(examples.weight))
 
     def _value(self) -> Tensor:
         # n_i * |accuracy_i - confidence_i| is |right_i - confident_i|: no bin is divided by.
-        gap = ops.sum(ops.abs(self.right - self.confident))
-        return ops.divide_no_nan(gap, ops.sum(self.count))
+        gap = ops.sum(ops.abs(self.gap.value()))
+        return ops.divide_no_nan(gap, self.weight.value())

@@ -33,11 +33,11 @@ class _MeanScore(ClassificationMetric):
     sums = ("total", "weight")
 
     def _count(self, examples: Examples) -> None:
-        self.total.assign_add(ops.sum(examples.weight * self._score(ops, examples)))
-        self.weight.assign_add(ops.sum(examples.weight))
+        self.total.add(ops.sum(examples.weight * self._score(ops, examples)))
+        self.weight.add(ops.sum(examples.weight))
 
     def _value(self) -> Tensor:
-        return ops.divide_no_nan(ops.convert_to_tensor(self.total), self.weight)
+        return ops.divide_no_nan(self.total.value(), self.weight.value())
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

@@ -11,6 +11,7 @@ from tfp_ibnn._core.protocols import Chunks
 from tfp_ibnn.layers.heads import gaussian_nll, log_prob, matched
 from tfp_ibnn.metrics import BrierScore, ExpectedCalibrationError, NegativeLogLikelihood
 from tfp_ibnn.metrics._base import TOLERANCE
+from tfp_ibnn.metrics._mean import RootMeanSquaredError, RunningMean
 from tfp_ibnn.metrics.scoring import Accuracy, negative_log_prob
 
 
@@ -48,7 +49,7 @@ class Predictive:
     ) -> None:
         """Count a batch in the metrics that `scores` gave; a plain mean is one of losses."""
         for score in scores:
-            if type(score) is keras.metrics.Mean:
+            if type(score) is RunningMean:
                 score.update_state(self.loss(y_true, prediction), sample_weight=sample_weight)
             else:
                 score.update_state(*self.pair(y_true, prediction), sample_weight=sample_weight)
@@ -255,8 +256,8 @@ class Point(Predictive):
 
     def scores(self) -> list[keras.metrics.Metric]:
         """Return the root of the mean squared error, and the NLL where there is a density."""
-        scores = [keras.metrics.RootMeanSquaredError(name="rmse")]
-        return [*scores, keras.metrics.Mean(name="nll")] if self.has_density else scores
+        scores = [RootMeanSquaredError("rmse")]
+        return [*scores, RunningMean("nll")] if self.has_density else scores
 
     def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
         """Return targets and means."""

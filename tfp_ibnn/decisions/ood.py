@@ -16,7 +16,8 @@ from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.head import PredictionWrapper
-from tfp_ibnn.prediction.predictive import Categorical
+from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
+from tfp_ibnn.prediction.predictive import Categorical, with_rank
 from tfp_ibnn.prediction.validation import check_input
 from tfp_ibnn.weights.features import check_finite, logit_layer
 from tfp_ibnn.weights.likelihood import classes
@@ -73,6 +74,7 @@ class OODDetector(Fitted):
     ) -> None:
         checks.one_of("score", score, (*_OF_OUTPUTS, *_OF_LOGITS, *_OF_FEATURES))
         super().__init__(model, {}, **kwargs)
+        self._masks = output_masks(self.inner)
         self.kind, self.layer, self.k = score, layer, checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
         self.jit_compile = jit_pays()
@@ -109,7 +111,8 @@ class OODDetector(Fitted):
         """Return the scores (N,); higher is more unusual."""
         options = {"batch_size": batch_size, "verbose": 0}
         if self._network is None:
-            return ops.convert_to_numpy(self.call(x, self.inner.predict(x, **options)))
+            found = self._of_positions(self.inner.predict(x, **options))
+            return ops.convert_to_numpy(_summed(found, self._mask_of_all(x)))
         with self.inner._checked(x):
             found = self.predict(x, **options)
         check_finite(found, "features")
@@ -120,8 +123,8 @@ class OODDetector(Fitted):
         if self._network is not None:
             return self._of_features(self._network(inputs, training=False))
         found = self.inner.average(inputs) if prediction is None else prediction
-        found = found[self.kind] if self.kind in found else -ops.max(found["mean"], axis=-1)
-        return ops.sum(found, axis=tuple(range(1, len(found.shape))))
+        mask = self._masks(inputs).get("") if self._masks else None
+        return _summed(self._of_positions(found), mask)
 
     def serve(self, inputs: Any) -> dict[str, Tensor]:
         """Return the dict of `MonteCarlo` for one batch, with the `score`."""
@@ -137,6 +140,21 @@ class OODDetector(Fitted):
     def evaluate(self, known: Any, unknown: Any) -> dict[str, float]:
         """Return `auroc`, `aupr` and `fpr95`, as `metrics.ood_scores` does."""
         return ood_scores(self.score(known), self.score(unknown))
+
+    def _of_positions(self, prediction: dict[str, Any]) -> Any:
+        """Return the score of each position of an output, (N, ...)."""
+        if self.kind in prediction:
+            return prediction[self.kind]
+        return -ops.max(prediction["mean"], axis=-1)
+
+    def _mask_of_all(self, x: Any) -> np.ndarray | None:
+        """Return the mask of arrays of inputs."""
+        if self._masks is None:
+            return None
+        if not all(hasattr(part, "shape") for part in keras.tree.flatten(x)):
+            got = type(x).__name__
+            raise ValueError(f"`x` must be arrays for a model that masks its padding; got {got}.")
+        return mask_of_arrays(self._masks, x)
 
     def _learn(self, f: np.ndarray, y: Any, layer: Any) -> dict[str, np.ndarray]:
         """Return what the score needs to know of the features of all training data."""
@@ -262,6 +280,24 @@ def _warn_of_modes(model: Any, score: str) -> None:
         )
 
 
+def _summed(scores: Any, mask: Any) -> Any:
+    """Return the sum of the scores (N, ...) of all positions, but for those that are padding."""
+    if mask is not None:
+        scores = ops.where(with_rank(mask, len(scores.shape)), scores, 0.0)
+    return ops.sum(scores, axis=tuple(range(1, len(scores.shape))))
+
+
+def _mean_of_positions(features: Any, mask: Any) -> Any:
+    """Return the mean (N, d) of features (N, ..., d) over all positions that are no padding."""
+    axes = tuple(range(1, len(features.shape) - 1))
+    if mask is None:
+        return ops.mean(features, axis=axes)
+    missing = tuple(range(len(mask.shape), len(features.shape)))
+    weight = ops.cast(ops.expand_dims(mask, missing), features.dtype)
+    weight = weight * ops.ones_like(features[..., :1])
+    return ops.sum(weight * features, axis=axes) / ops.maximum(ops.sum(weight, axis=axes), 1)
+
+
 def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, keras.layers.Layer]:
     """Return the network of features (N, d), and the layer behind it, both without uncertainty."""
     model = _unwrapped(model)
@@ -280,5 +316,5 @@ def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, kera
         raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
     features = ops.cast(chosen.input, "float32")
     if len(features.shape) > 2:
-        features = ops.mean(features, axis=tuple(range(1, len(features.shape) - 1)))
+        features = _mean_of_positions(features, keras_internals.mask_of(chosen.input))
     return keras.Model(graph.inputs, features), chosen

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 from scipy import special
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, is_eager
 from tfp_ibnn._core.serialization import Configured
 from tfp_ibnn.metrics._running_sum import RunningSum
@@ -38,7 +38,8 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
     """Base class of the streaming metrics; a subclass defines `_count` and `_value`.
 
     A compiled graph cannot raise, so the result is NaN from the first invalid example on. Called
-    eagerly, invalid probabilities raise. Examples of weight 0 are neither counted nor checked.
+    eagerly, invalid probabilities raise. Examples of weight 0 are neither counted nor checked, and
+    no more are the positions that the Keras mask of the predictions leaves out.
     """
 
     default_name: str
@@ -54,7 +55,7 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Count a batch, in any form that `ibnn.metrics.reliability` takes."""
         predictions = ops.cast(ops.convert_to_tensor(y_pred), self.dtype)
-        weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
+        weight = self._weight(y_pred, sample_weight)
         labels = ops.convert_to_tensor(y_true)
         examples, *valid = prepare(ops, predictions, labels, weight, self.from_logits, NAMES)
         counted = examples.weight != 0
@@ -74,6 +75,16 @@ class ClassificationMetric(Configured, keras.metrics.Metric):
     def result(self) -> Tensor:
         """Return the metric over all batches so far; 0 before the first."""
         return ops.where(self.invalid > 0, float("nan"), self._value())
+
+    def _weight(self, y_pred: Any, sample_weight: Any) -> Tensor:
+        """Return the weights, 0 for what the mask of the predictions leaves out."""
+        weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
+        mask = keras_internals.mask_of(y_pred)
+        if mask is None or len(mask.shape) >= len(y_pred.shape):
+            return weight
+        positions = ops.shape(y_pred)[:-1]
+        weight = spread(ops, weight, positions, "sample_weight")
+        return ops.where(spread(ops, mask, positions, "mask"), weight, 0.0)
 
     def _add_sums(self, *names: str, shape: tuple[int, ...] = ()) -> None:
         for name in names:

@@ -7,7 +7,6 @@ import keras
 from keras import layers, losses, ops
 
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
@@ -127,18 +126,6 @@ def named_outputs(model: keras.Model, outputs: Any) -> Any:
         names = output_names(model) or map(str, range(len(outputs)))
         outputs = dict(zip(names, outputs, strict=True))
     return {name: named_outputs(model, outputs[name]) for name in outputs}
-
-
-def output_masks(model: keras.Model) -> Callable[[Any], dict[str, Tensor]] | None:
-    """Return what gives, for inputs, the masks of outputs by name, "" for one; or None."""
-    graph = functional_graph(unscaled(model))
-    outputs = dict(zip(output_names(model) or [""], graph.outputs if graph else (), strict=False))
-    masks = {name: (keras_internals.mask_of(x), len(x.shape)) for name, x in outputs.items()}
-    masks = {n: m for n, (m, rank) in masks.items() if m is not None and len(m.shape) < rank}
-    if not masks:
-        return None
-    function = keras.Function(graph.inputs, masks)
-    return lambda inputs: function(keras_internals.graph_inputs(graph, inputs))
 
 
 def predictive_of(

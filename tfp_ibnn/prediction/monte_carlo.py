@@ -18,11 +18,12 @@ from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
-from tfp_ibnn.prediction.head import PredictionWrapper, check_model, output_masks, predictive_of
+from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
+from tfp_ibnn.prediction.padding import output_masks, without_padding
 from tfp_ibnn.prediction.predictive import Point, Predictive
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
-from tfp_ibnn.prediction.several import Several, by_name, without_padding
+from tfp_ibnn.prediction.several import Several, by_name
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

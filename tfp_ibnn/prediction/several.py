@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.prediction.predictive import Predictive, with_rank
+from tfp_ibnn.prediction.predictive import Predictive
 
 
 class Several(Predictive):
@@ -75,13 +74,3 @@ def by_name(what: str, given: Any, names: Sequence[str], for_all: bool = False) 
         return dict.fromkeys(names, given)
     got = sorted(given) if isinstance(given, Mapping) else type(given).__name__
     raise ValueError(f"`{what}` must be a dict with an entry for each of {[*names]}; got {got}.")
-
-
-def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
-    """Return weights of 0 for what is masked; scaled as in Keras's losses, so that means agree."""
-    mask = ops.cast(mask, keras.config.floatx())
-    if scaled:
-        mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
-    if weight is None:
-        return mask
-    return mask * with_rank(ops.cast(weight, mask.dtype), len(mask.shape))

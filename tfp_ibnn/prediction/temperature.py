@@ -12,9 +12,10 @@ from scipy.special import softmax
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.metrics._base import Examples, checked
+from tfp_ibnn.metrics._base import Examples, checked, spread
 from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
+from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 
 BOUNDS = (0.01, 100.0)  # between which a temperature is sought
 
@@ -94,13 +95,14 @@ class TemperatureScaling(ScaledModel, keras.Model):
             sample_weight: weights of arrays.
             batch_size: for arrays; as for `predict`.
         """
-        flat = keras.tree.flatten(x)
+        flat, masks = keras.tree.flatten(x), output_masks(self)
         if any(hasattr(part, "shape") for part in flat):
             if y is None:
                 raise ValueError("`y` must hold the labels when `x` is an array; got None.")
             if not flat[0].shape[0]:
                 raise ValueError("`x` must hold at least one example; got none.")
             outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
+            mask = None if masks is None else mask_of_arrays(masks, x)
         elif y is not None or sample_weight is not None:
             raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
         else:
@@ -111,13 +113,17 @@ class TemperatureScaling(ScaledModel, keras.Model):
                 if labels is None:
                     raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
                 weight = np.ones(len(labels)) if weight is None else weight
-                parts.append((self.model.predict_on_batch(inputs), labels, weight))
+                outputs = self.model.predict_on_batch(inputs)
+                mask = None if masks is None else mask_of_arrays(masks, inputs)
+                parts.append((outputs, labels, weight, mask))
             if not parts:
                 raise ValueError("`x` must hold at least one example; got none.")
-            joined = keras.tree.map_structure(lambda *part: np.concatenate(part), *parts)
-            outputs, y, sample_weight = joined
+            joined = keras.tree.map_structure(_joined, *parts)
+            outputs, y, sample_weight, mask = joined
         outputs, from_logits = self._read(outputs)
         names = ("model(x)", "y", "sample_weight")
+        if mask is not None:
+            sample_weight = _unpadded(np.shape(outputs)[:-1], sample_weight, mask)
         examples = checked(outputs, y, sample_weight, from_logits, names)
         self.temperature.assign(_best_temperature(examples))
         self._head = "sigmoid" if outputs.shape[-1] == 1 else None
@@ -165,6 +171,17 @@ class TemperatureScaling(ScaledModel, keras.Model):
             several = f"`model`, {self.model.name!r}, answers yes or no to several labels"
             raise ValueError(f"{several}; temperature scaling is for one label, or for classes.")
         return outputs, from_logits
+
+
+def _joined(*batches: Any) -> Any:
+    return None if batches[0] is None else np.concatenate(batches)
+
+
+def _unpadded(positions: tuple[int, ...], weight: Any, mask: np.ndarray) -> np.ndarray:
+    """Return a weight for each position, 0 for those that are padding."""
+    weight = np.asarray(1.0 if weight is None else weight)
+    weight = spread(np, weight, positions, "sample_weight")
+    return np.where(spread(np, mask, positions, "mask"), weight, 0.0)
 
 
 def _best_temperature(examples: Examples) -> float:

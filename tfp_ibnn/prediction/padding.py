@@ -1,0 +1,94 @@
+"""Padding: the positions that Keras masks say to leave out."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tfp_ibnn import noise
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.layers import inside
+from tfp_ibnn.prediction.head import innermost, output_names
+from tfp_ibnn.prediction.predictive import with_rank
+
+Masks = Callable[[Any], dict[str, Tensor]]
+"""Gives, for inputs, the masks of outputs by name, "" for one; those without padding have none."""
+
+_BATCH = 256
+
+
+def output_masks(model: keras.Model) -> Masks | None:
+    """Return what gives the masks of a model's outputs, or None if nothing is padded."""
+    network = innermost(model)
+    graph = functional_graph(network)
+    if graph is None:
+        parts = keras_internals.nested_layers(network)
+        return _MasksOfCalls(network) if any(map(_makes_a_mask, parts)) else None
+    names = output_names(network) or [""]
+    masks = _of_positions(dict(zip(names, graph.outputs, strict=True)))
+    if not masks:
+        return None
+    function = keras.Function(graph.inputs, masks)
+    return lambda inputs: function(keras_internals.graph_inputs(graph, inputs))
+
+
+class _MasksOfCalls:
+    """The masks of a model without a graph: only a pass shows them."""
+
+    def __init__(self, network: keras.Model) -> None:
+        self._network = network
+
+    def __call__(self, inputs: Any) -> dict[str, Tensor]:
+        with noise.scope(off=True, losses=False) as forward_pass:
+            inside.draw_ahead(inside.called_inside(self._network), forward_pass, 1)
+            outputs = self._network(inputs, training=False)
+        if ops.is_tensor(outputs):
+            outputs = {"": outputs}
+        elif not isinstance(outputs, Mapping):
+            outputs = {f"{number}": output for number, output in enumerate(outputs)}
+        return _of_positions(outputs)
+
+
+def _of_positions(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the masks of those outputs that have one for their positions."""
+    masks = {name: keras_internals.mask_of(x) for name, x in outputs.items()}
+    return {
+        name: mask
+        for name, mask in masks.items()
+        if mask is not None and len(mask.shape) < len(outputs[name].shape)
+    }
+
+
+def _makes_a_mask(layer: keras.layers.Layer) -> bool:
+    if isinstance(layer, layers.Masking) or getattr(layer, "mask_zero", False):
+        return True
+    return type(layer).compute_mask.__module__.split(".")[0] not in ("keras", "tfp_ibnn")
+
+
+def mask_of_arrays(masks: Masks, x: Any) -> np.ndarray | None:
+    """Return the mask of the one output for arrays of inputs, or None without padding."""
+    count, found = len(keras.tree.flatten(x)[0]), []
+    for start in range(0, count, _BATCH):
+        batch = slice(start, start + _BATCH)
+        found.append(masks(keras.tree.map_structure(lambda part, b=batch: part[b], x)).get(""))
+    if any(mask is None for mask in found):
+        return None
+    return np.concatenate([ops.convert_to_numpy(mask) for mask in found])
+
+
+def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
+    """Return weights of 0 for what is masked; scaled as in Keras's losses, so that means agree."""
+    mask = ops.cast(mask, keras.config.floatx())
+    if scaled:
+        mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
+    if weight is None:
+        return mask
+    weight = ops.cast(weight, mask.dtype)
+    rank = len(mask.shape)
+    if weight.shape[-1] != 1:  # there may be one for each of several answers at a position
+        rank = max(rank, len(weight.shape))
+    return with_rank(mask, rank) * with_rank(weight, rank)

@@ -21,14 +21,23 @@ WATCHED, NUMBERS = 2048, 2**19
 
 
 class Examples(NamedTuple):
-    """Inputs, any structure of arrays, and targets in the form of `Output.targets`."""
+    """Inputs, any structure of arrays, and targets in the form of `Output.targets`.
+
+    A weight says how often an example counts; without weights, each counts once.
+    """
 
     x: Any
     y: np.ndarray
+    weight: np.ndarray | None = None
 
     def take(self, index: Any) -> "Examples":
         """Return some of the examples."""
-        return Examples(*keras.tree.map_structure(lambda part: part[index], (self.x, self.y)))
+        x, y = keras.tree.map_structure(lambda part: part[index], (self.x, self.y))
+        return Examples(x, y, self.weight_of(index))
+
+    def weight_of(self, index: Any) -> np.ndarray | None:
+        """Return the weights of some of the examples, if there are weights."""
+        return None if self.weight is None else self.weight[index]
 
 
 class Validation(NamedTuple):
@@ -77,15 +86,18 @@ def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
 
 
 def read(data: Any, model: keras.Model, output: Output, name: str, every: int = 1) -> Examples:
-    """Return arrays, or all batches of a dataset, as checked examples: one of `every` so many."""
+    """Return arrays, or all batches of a dataset, as checked examples: one of `every` so many.
+
+    Examples of weight 0 are left out unchecked.
+    """
     batches, seen = [], 0
-    for batch in _batches(data, name):
+    for batch in map(_counted, _batches(data, name)):
         part = _checked(batch, model, output, name)
         batches.append(part.take(slice(-seen % every, None, every)))
         seen += len(part.y)
     if not seen:
         raise ValueError(f"`{name}` holds no examples.")
-    return Examples(*keras.tree.map_structure(lambda *parts: np.concatenate(parts), *batches))
+    return Examples(*keras.tree.map_structure(_joined, *batches))
 
 
 def prepare(
@@ -124,6 +136,12 @@ def prepare(
     count = len(examples.y)
     if count < FEWEST:
         raise ValueError(f"`validation` must hold at least {FEWEST} examples; got {count}.")
+    if examples.weight is not None and examples.weight.sum() < FEWEST:
+        raise ValueError(
+            f"The weights of `validation` must sum to at least {FEWEST}, since an example of "
+            f"weight 2 counts twice; they sum to {examples.weight.sum():.4g}. For weights that "
+            "only compare examples, write weight / weight.mean()."
+        )
     if len(np.unique(examples.y)) == 1:
         only = f"All labels of `validation` are {examples.y.flat[0]}"
         raise ValueError(f"{only}: give examples of every kind, in their natural shares.")
@@ -149,13 +167,28 @@ def _batches(data: Any, name: str) -> Iterator[Any]:
     return dataset_batches(data, name)[1] if arrays is None else iter([arrays])
 
 
+def _joined(*batches: Any) -> Any:
+    return None if batches[0] is None else np.concatenate(batches)
+
+
+def _counted(batch: Any) -> Any:
+    """Return a batch without its examples of weight 0."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 3:
+        return batch
+    arrays = _arrays(batch)
+    weight = arrays[2]
+    if weight.ndim != 1 or any(len(x) != len(weight) for x in keras.tree.flatten(arrays)):
+        return batch  # which is refused
+    return keras.tree.map_structure(lambda part: part[weight != 0], arrays)
+
+
 def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examples:
     """Return inputs and targets, or raise for what cannot be used."""
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
     x, y, *weight = _arrays(batch)
     y = output.targets(y, name)
-    if not all(len(x) == len(y) and np.all((x >= 0) & (x < np.inf)) for x in weight):
+    if not all(x.shape == (len(y),) and np.all((x >= 0) & (x < np.inf)) for x in weight):
         raise ValueError(f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets.")
     for part in keras.tree.flatten(x):
         if part.dtype.kind == "O" and all(tensor.dtype != "string" for tensor in model.inputs):
@@ -174,4 +207,4 @@ def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examp
         if any(wanted not in (None, size) for size, wanted in sizes):
             got = f"have the shape {tuple(part.shape)}; `model` takes {tuple(tensor.shape)}"
             raise ValueError(f"The inputs of `{name}` {got}.")
-    return Examples(x, y)
+    return Examples(x, y, weight[0].astype("float64") if weight else None)

@@ -21,6 +21,9 @@ _DOUBT = 2.0
 """What a temperature of e or 1 / e must gain on all examples together, in nats."""
 
 
+Weight = np.ndarray | None
+
+
 class Output:
     """What a kind of output predicts; the base of both kinds.
 
@@ -28,6 +31,7 @@ class Output:
     makes of it a prediction, an array with a row per example; `fit` finds the parameter of the
     least NLL, and `scaling` is a model that does to each draw what the parameter says. `targets`
     checks labels, and `strata` groups those that are spread evenly over all parts of the data.
+    Weights (examples,) say how often each example counts; None is once.
     """
 
     width: int
@@ -36,13 +40,14 @@ class Output:
     variants: dict[str, bool]  # what is added to a name, and whether the parameter is fitted
     column: str  # the heading of the parameter in a table
 
-    def parameter(self, raw: np.ndarray, y: np.ndarray, fitted: bool) -> Any:
+    def parameter(self, raw: np.ndarray, y: np.ndarray, fitted: bool, weight: Weight = None) -> Any:
         """Return the parameter of one of the variants."""
-        return self.fit(raw, y) if fitted else 1.0
+        return self.fit(raw, y, weight) if fitted else 1.0
 
-    def best_nll(self, raw: np.ndarray, y: np.ndarray) -> float:
+    def best_nll(self, raw: np.ndarray, y: np.ndarray, weight: Weight = None) -> float:
         """Return the mean NLL with the parameter fitted to these examples."""
-        return float(np.mean(self.nll(self.predict(raw, self.fit(raw, y)), y)))
+        prediction = self.predict(raw, self.fit(raw, y, weight))
+        return float(np.average(self.nll(prediction, y), weights=weight))
 
     def noise_scale(self, parameter: Any) -> float | None:
         """Return the standard deviation of the noise, if the loss leaves it open."""
@@ -88,18 +93,20 @@ class Classes(Output):
         p = np.concatenate([1 - raw, raw], axis=-1) if self.width == 1 else raw
         return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
 
-    def fit(self, raw: np.ndarray, y: np.ndarray) -> float:
+    def fit(self, raw: np.ndarray, y: np.ndarray, weight: Weight = None) -> float:
         """Return the temperature, between 0.05 and 20.
 
         It is not quite that of the least NLL: where every prediction is right, that would be 0.
         """
         log_p, label = self._log_p(raw), y[:, None, None]
+        count = len(y) if weight is None else weight.sum()
 
         def loss(log_temperature: float) -> float:
             scaled = log_p * np.float32(np.exp(-log_temperature))
             chosen = np.take_along_axis(scaled, label, axis=-1)[..., 0] - logsumexp(scaled, axis=-1)
-            fit = -float(np.mean(logsumexp(chosen.astype("float64"), axis=1)))
-            return fit + _DOUBT * log_temperature**2 / len(y)
+            log_likelihoods = logsumexp(chosen.astype("float64"), axis=1)
+            fit = -float(np.average(log_likelihoods, weights=weight))
+            return fit + _DOUBT * log_temperature**2 / count
 
         return _least(loss, (-np.log(20), np.log(20)), 1e-3)
 
@@ -112,15 +119,17 @@ class Classes(Output):
         chosen = np.take_along_axis(prediction, y[:, None], axis=1)[:, 0]
         return -np.log(np.maximum(chosen, np.finfo("float32").tiny)).astype("float64")
 
-    def scores(self, prediction: np.ndarray, y: np.ndarray, seed: int) -> dict[str, float]:
+    def scores(
+        self, prediction: np.ndarray, y: np.ndarray, seed: int, weight: Weight = None
+    ) -> dict[str, float]:
         """Return accuracy, NLL, Brier score, and ECE with its floor."""
         prediction = prediction / prediction.sum(axis=1, keepdims=True)
         return {
-            "accuracy": float(np.mean(prediction.argmax(axis=1) == y)),
-            "NLL": float(np.mean(self.nll(prediction, y))),
-            "Brier": metrics.brier_score(prediction, y),
-            "ECE": metrics.expected_calibration_error(prediction, y),
-            "ECE floor": ece_floor(prediction, seed),
+            "accuracy": float(np.average(prediction.argmax(axis=1) == y, weights=weight)),
+            "NLL": float(np.average(self.nll(prediction, y), weights=weight)),
+            "Brier": metrics.brier_score(prediction, y, sample_weight=weight),
+            "ECE": metrics.expected_calibration_error(prediction, y, sample_weight=weight),
+            "ECE floor": ece_floor(prediction, seed, weight),
         }
 
     def scaling(self, outputs: Any, parameter: float) -> keras.Model:
@@ -162,7 +171,7 @@ class Numbers(Output):
         own = np.square(scales) if self.has_scales else np.ones_like(draws)
         return draws.mean(axis=1), draws.var(axis=1), own.mean(axis=1)
 
-    def fit(self, raw: np.ndarray, y: np.ndarray) -> Any:
+    def fit(self, raw: np.ndarray, y: np.ndarray, weight: Weight = None) -> Any:
         """Return the factor of the scales, or the scale of each output."""
         mean, spread, own = self._moments(raw)
         error = np.square(y - mean)
@@ -170,13 +179,14 @@ class Numbers(Output):
         def best(column: Any, start: float) -> float:
             def loss(log_parameter: float) -> float:
                 variance = spread[:, column] + np.exp(2 * log_parameter) * own[:, column]
-                return np.mean(np.log(variance) + error[:, column] / variance)
+                each = np.log(variance) + error[:, column] / variance
+                return np.average(each.reshape(len(y), -1).mean(axis=1), weights=weight)
 
             return _least(loss, (np.log(start) - 7, np.log(start) + 5), 1e-6)
 
         if self.has_scales:
             return best(slice(None), 1.0)
-        starts = np.sqrt(np.maximum(np.mean(error, axis=0), 1e-12))
+        starts = np.sqrt(np.maximum(np.average(error, axis=0, weights=weight), 1e-12))
         return np.array([best(column, start) for column, start in enumerate(starts)])
 
     def predict(self, raw: np.ndarray, parameter: Any) -> np.ndarray:
@@ -190,23 +200,30 @@ class Numbers(Output):
         distance = np.square(y - mean) / variance
         return np.sum(np.log(2 * np.pi * variance) + distance, axis=1) / 2
 
-    def scores(self, prediction: np.ndarray, y: np.ndarray, seed: int) -> dict[str, float]:
+    def scores(
+        self, prediction: np.ndarray, y: np.ndarray, seed: int, weight: Weight = None
+    ) -> dict[str, float]:
         """Return RMSE, NLL, CRPS, and the coverage of 90 % intervals."""
         scale = np.sqrt(prediction[:, 1])
         z = (y - prediction[:, 0]) / scale
         density = np.exp(-np.square(z) / 2) / np.sqrt(2 * np.pi)
         crps = scale * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))
+        squares = np.square(y - prediction[:, 0])
         return {
-            "RMSE": float(np.sqrt(np.mean(np.square(y - prediction[:, 0])))),
-            "NLL": float(np.mean(self.nll(prediction, y))),
-            "CRPS": float(np.mean(crps)),
-            "90 % coverage": float(self.coverage(prediction, y, np.array([0.9]))[0]),
+            "RMSE": float(np.sqrt(np.average(squares.mean(axis=1), weights=weight))),
+            "NLL": float(np.average(self.nll(prediction, y), weights=weight)),
+            "CRPS": float(np.average(crps.mean(axis=1), weights=weight)),
+            "90 % coverage": float(self.coverage(prediction, y, np.array([0.9]), weight)[0]),
         }
 
-    def coverage(self, prediction: np.ndarray, y: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    def coverage(
+        self, prediction: np.ndarray, y: np.ndarray, levels: np.ndarray, weight: Weight = None
+    ) -> np.ndarray:
         """Return the share of targets in central intervals of each probability."""
         z = np.abs(y - prediction[:, 0]) / np.sqrt(prediction[:, 1])
-        return np.mean(2 * ndtr(z.ravel()) - 1 <= levels[:, None], axis=1)
+        of_each = None if weight is None else np.repeat(weight, z.shape[1])
+        is_inside = 2 * ndtr(z.ravel()) - 1 <= levels[:, None]
+        return np.average(is_inside, axis=1, weights=of_each)
 
     def scaling(self, outputs: Any, parameter: Any) -> keras.Model:
         """Return what multiplies the standard deviations, or adds them."""

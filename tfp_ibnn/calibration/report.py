@@ -69,22 +69,33 @@ class Candidate:
         return self.trial.engine.samples, self.trial.trained
 
 
-def choose(nll: Sequence[np.ndarray], costs: Sequence[Any]) -> int:
+def choose(
+    nll: Sequence[np.ndarray], costs: Sequence[Any], weight: np.ndarray | None = None
+) -> int:
     """Return the best of all that cost no more than the cheapest within one standard error.
 
     The standard error, of the mean difference from the best, is small for what resembles the best:
     the cheapest within it may be worse than an equally cheap one.
     """
-    difference, error = behind(nll)
+    difference, error = behind(nll, weight)
     cheapest = min(costs[i] for i in np.flatnonzero(difference <= error))
     return int(min(np.flatnonzero([x == cheapest for x in costs]), key=lambda i: difference[i]))
 
 
-def behind(nll: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean distance (candidates,) from the best candidate, and its standard error."""
+def behind(
+    nll: Sequence[np.ndarray], weight: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean distance (candidates,) from the best candidate, and its standard error.
+
+    An example of weight 2 counts as two; without weights, each counts as one.
+    """
     nll = np.stack(nll)
-    difference = nll - nll[np.argmin(np.mean(nll, axis=1))]
-    return difference.mean(axis=1), difference.std(axis=1, ddof=1) / np.sqrt(nll.shape[1])
+    count = np.float64(nll.shape[1] if weight is None else weight.sum())
+    best = np.argmin(np.average(nll, axis=1, weights=weight))
+    difference = nll - nll[best]
+    mean = np.average(difference, axis=1, weights=weight)
+    squares = np.average(np.square(difference - mean[:, None]), axis=1, weights=weight)
+    return mean, np.sqrt(squares / (count - 1))
 
 
 @dataclasses.dataclass(repr=False)
@@ -125,7 +136,8 @@ class Report:
     `candidates` are all that were compared, the first the model as it is; `dropped` has the names
     of those that were dropped on the way, and why. `chosen` is the candidate that was chosen, and
     `model` its `MonteCarlo`. `output` is what it predicts, `y` the targets of the validation
-    examples that candidates were scored on, and `seed` that of the ECE's floor.
+    examples that candidates were scored on, `seed` that of the ECE's floor, and `weight` how often
+    each of these examples counts; None is once.
     """
 
     candidates: list[Candidate]
@@ -134,12 +146,14 @@ class Report:
     y: np.ndarray
     notes: dict[str, Any]  # of the run, for the model card
     seed: int
+    weight: np.ndarray | None = None
     chosen: Candidate = dataclasses.field(init=False)
     model: MonteCarlo = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         costs = [candidate.cost for candidate in self.candidates]
-        self.chosen = self.candidates[choose([x.nll for x in self.candidates], costs)]
+        nll = [candidate.nll for candidate in self.candidates]
+        self.chosen = self.candidates[choose(nll, costs, self.weight)]
         self.model = self.model_of(self.chosen.name)
 
     def model_of(self, name: str) -> MonteCarlo:
@@ -152,17 +166,22 @@ class Report:
     def table(self) -> Table:
         """Return the scores on the validation examples that the selection has used."""
         caption = f"{len(self.y):,} validation examples, on which the choice was made"
-        return self._table(caption, [x.prediction for x in self.candidates], self.y)
+        predictions = [candidate.prediction for candidate in self.candidates]
+        return self._table(caption, predictions, self.y, self.weight)
 
     def evaluate(self, test: Any) -> Table:
-        """Return the scores of all candidates on new examples: arrays (x, y), or a dataset."""
+        """Return the scores of all candidates on new examples, `test`, as `calibrate` takes them.
+
+        That is arrays (x, y) or (x, y, weight), or a dataset; an example of weight 2 counts as two.
+        """
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         predictions = [
             prediction
             for trial, own in itertools.groupby(self.candidates, key=lambda x: x.trial)
             for prediction in predict(trial, self.output, examples, [x.parameter for x in own])
         ]
-        return self._table(f"{len(examples.y):,} test examples", predictions, examples.y)
+        caption = f"{len(examples.y):,} test examples"
+        return self._table(caption, predictions, examples.y, examples.weight)
 
     def decide(self, test: Any, ood: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return how well the chosen model decides on new examples, for the model card too.
@@ -171,6 +190,8 @@ class Report:
         and the AUROC of the entropy, or of the epistemic variance, against inputs `ood`, by name.
         """
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
+        if examples.weight is not None and np.any(examples.weight != 1):
+            raise ValueError("`test` has weights, which `decide` cannot use: give (x, y).")
         order = np.random.default_rng(self.seed).permutation(len(examples.y))
         (x, y), (new, y_new) = map(examples.take, np.array_split(order, 2))
         is_classes = isinstance(self.output, Classes)
@@ -195,9 +216,10 @@ class Report:
 
     def why(self) -> str:
         """Return the reason for the choice, in a sentence or two."""
-        difference, error = behind([x.nll for x in self.candidates])
+        difference, error = behind([x.nll for x in self.candidates], self.weight)
         best, own = self.candidates[np.argmin(difference)], self.candidates.index(self.chosen)
-        text = f"Chosen: {self.chosen.name}, NLL {self.chosen.nll.mean():.4f}"
+        nll = np.average(self.chosen.nll, weights=self.weight)
+        text = f"Chosen: {self.chosen.name}, NLL {nll:.4f}"
         if best is self.chosen:
             return f"{text}: the best of {len(error)}, and none as good is cheaper."
         behind_best = f"{difference[own]:.4f} ± {error[own]:.4f} behind the best of {len(error)}"
@@ -222,16 +244,19 @@ class Report:
             figure, axes = plt.subplots(1, len(pair), **options)
             for ax, (when, x) in zip(np.atleast_1d(axes), pair, strict=True):
                 p = x.prediction / x.prediction.sum(axis=1, keepdims=True)
-                plots.reliability_diagram(p, self.y, title=f"{when}: {x.name}", ax=ax)
+                options = {"title": f"{when}: {x.name}", "sample_weight": self.weight}
+                plots.reliability_diagram(p, self.y, ax=ax, **options)
                 ax.title.set_fontsize(9)  # of a long name
             return figure
         figure, ax = plt.subplots(figsize=(5.2, 3.8), layout="constrained")
         levels = np.linspace(0, 1, 101)
-        error = 2 * np.sqrt(levels * (1 - levels) / self.y.size)
+        count = self.y.size if self.weight is None else self.weight.sum() * self.y.shape[1]
+        error = 2 * np.sqrt(levels * (1 - levels) / count)
         ax.axhline(0, color="0.4", lw=1)
         ax.fill_between(levels, -error, error, color="0.9", label="chance, of a calibrated model")
         for (when, x), color, style in zip(pair, plots.COLORS, ("--", "-"), strict=False):
-            excess = self.output.coverage(x.prediction, self.y, levels) - levels
+            covered = self.output.coverage(x.prediction, self.y, levels, self.weight)
+            excess = covered - levels
             ax.plot(levels, excess, style, color=color, label=f"{when}: {x.name}")
         ax.set(xlim=(0, 1), xlabel="probability", ylabel="share of targets inside - probability")
         figure.legend(loc="outside upper center", frameon=False)
@@ -268,11 +293,17 @@ class Report:
         )
         return _CARD.format(why=self.why(), table=self.table(), dropped=dropped, run=run)
 
-    def _table(self, caption: str, predictions: Sequence[np.ndarray], y: np.ndarray) -> Table:
-        rows, distances = {}, behind([self.output.nll(x, y) for x in predictions])
+    def _table(
+        self,
+        caption: str,
+        predictions: Sequence[np.ndarray],
+        y: np.ndarray,
+        weight: np.ndarray | None,
+    ) -> Table:
+        rows, distances = {}, behind([self.output.nll(x, y) for x in predictions], weight)
         for x, prediction, gap, error in zip(self.candidates, predictions, *distances, strict=True):
             rows[x.name] = {
-                **self.output.scores(prediction, y, self.seed),
+                **self.output.scores(prediction, y, self.seed, weight),
                 self.output.column: _parameter(x),
                 "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
                 "draws": x.trial.engine.samples,

@@ -53,8 +53,8 @@ def calibrate(
     Args:
         model: a trained Functional or Sequential model with one output.
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
-        validation: the same, of examples that the model was not trained on; None takes a fifth of
-            the training arrays, which is second best.
+        validation: the same, of examples that the model was not trained on; one of weight 2 counts
+            as two. None takes a fifth of the training arrays, which is second best.
         candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
         epochs: of fine-tuning; None takes 3, or a tenth of those of the model if that is more.
@@ -111,7 +111,8 @@ def calibrate(
         epochs = max(3, round(steps / training.steps / 10))
     interrupted = False
     try:
-        setting = setting._replace(parameter=output.fit(trials[0].watched(), data.fit.y))
+        parameter = output.fit(trials[0].watched(), data.fit.y, data.fit.weight)
+        setting = setting._replace(parameter=parameter)
         for trial in itertools.chain.from_iterable(make(setting) for make in others):
             if trial.name in {x.name + suffix for x in trials for suffix in output.variants}:
                 raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
@@ -137,7 +138,7 @@ def calibrate(
         "seed": seed,
     }
     dropped = {trial.name: trial.fate for trial in trials if trial.fate}
-    report = Report(found, dropped, output, data.score.y, notes, seed)
+    report = Report(found, dropped, output, data.score.y, notes, seed, data.score.weight)
     say(report.why())
     return report
 
@@ -167,7 +168,8 @@ def _ends(graph: keras.Model | None) -> str:
 def _candidates(trial: Trial, output: Output, data: Validation) -> list[Candidate]:
     """Return what a trial gives with and without a fitted parameter."""
     start, fitted = time.monotonic(), list(output.variants.values())
-    parameters = [output.parameter(trial.watched(), data.fit.y, fit) for fit in fitted]
+    raw, y, weight = trial.watched(), data.fit.y, data.fit.weight
+    parameters = [output.parameter(raw, y, is_fitted, weight) for is_fitted in fitted]
     if data.folds is None:
         predictions = predict(trial, output, data.score, parameters)
     else:
@@ -185,7 +187,8 @@ def _cross_fitted(trial: Trial, output: Output, data: Validation, fitted: bool) 
     parts = []
     for fold in range(FOLDS):
         raw, others = trial.watched(fold), data.folds != fold
-        parameter = output.parameter(raw[others], data.fit.y[others], fitted)
+        weight = data.fit.weight_of(others)
+        parameter = output.parameter(raw[others], data.fit.y[others], fitted, weight)
         parts.append(output.predict(raw[~others], parameter))
     order = np.argsort(data.folds, kind="stable")
     return np.concatenate(parts)[np.argsort(order)]

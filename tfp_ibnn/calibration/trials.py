@@ -133,7 +133,11 @@ class Trial:
         raw, y = self.engine.draw(self.state, data.fit.x), data.fit.y
         parts = [np.ones(len(y), bool)]
         parts += [data.folds != fold for fold in range(FOLDS)] if data.folds is not None else []
-        now = [output.best_nll(raw[part], y[part]) for part in parts]
+        weights = [data.fit.weight_of(part) for part in parts]
+        now = [
+            output.best_nll(raw[part], y[part], weight)
+            for part, weight in zip(parts, weights, strict=True)
+        ]
         self.best = self.state if now[0] < self.nll else self.best
         pairs = zip(now, self._scores or [(math.inf, raw)] * len(now), strict=True)
         self._scores = [(nll, raw) if nll < best[0] else best for nll, best in pairs]

@@ -108,14 +108,15 @@ def classwise_calibration_error(
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 
-def ece_floor(probabilities: np.ndarray, seed: int) -> float:
+def ece_floor(probabilities: np.ndarray, seed: int, weight: np.ndarray | None = None) -> float:
     """Return the mean ECE of a perfectly calibrated model with these (examples, classes)."""
+    weight = np.ones(len(probabilities)) if weight is None else weight
     random = np.random.default_rng(seed)
     limits, predicted = np.cumsum(probabilities, axis=1)[:, :-1], np.argmax(probabilities, axis=1)
     drawn = (np.sum(random.random((len(limits), 1)) > limits, axis=1) for _ in range(_SIMULATIONS))
     right = np.stack([labels == predicted for labels in drawn], axis=1)
     confidence = np.broadcast_to(np.max(probabilities, axis=1, keepdims=True), right.shape)
-    count, mean, frequency = _sums((confidence, right), np.ones(len(right)), 15)
+    count, mean, frequency = _sums((confidence, right), weight, 15)
     return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
 
 

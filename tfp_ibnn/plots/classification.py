@@ -14,7 +14,13 @@ from tfp_ibnn.plots.style import COLORS, LEGEND, line, new_axes, pale, tidy
 
 
 def reliability_diagram(
-    probabilities: Any, labels: Any, *, bins: int = 15, title: str = "", ax: Axes | None = None
+    probabilities: Any,
+    labels: Any,
+    *,
+    bins: int = 15,
+    title: str = "",
+    ax: Axes | None = None,
+    sample_weight: Any = None,
 ) -> Axes:
     """Draw accuracy against confidence, with the number of examples at each confidence below.
 
@@ -27,12 +33,13 @@ def reliability_diagram(
         bins: number of bins.
         title: of the axis; the ECE is written below it.
         ax: where to draw; a new figure by default.
+        sample_weight: (examples,), how often each counts; once by default.
 
     Example:
         >>> from tfp_ibnn import plots
         >>> ax = plots.reliability_diagram([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     """
-    result = metrics.reliability(probabilities, labels, bins)
+    result = metrics.reliability(probabilities, labels, bins, sample_weight=sample_weight)
     ax = new_axes(ax, (4, 4))
     center, width, depth = (result.edges[:-1] + result.edges[1:]) / 2, 0.92 / bins, 0.25
     for x, accuracy, count in zip(center, result.accuracy, result.count, strict=True):

@@ -69,11 +69,22 @@ def reason(error):
     return next((x.strip() for x in lines[::-1] if x.strip() and "[[" not in x), "unknown")[:300]
 
 
+def scalar_type(dtype):
+    """Return the type of one value in JSON: a number that the dtype can hold, a boolean, a text."""
+    if dtype.is_floating:
+        return Annotated[float, Field(ge=float(dtype.min), le=float(dtype.max))]
+    if dtype.is_integer:
+        return Annotated[int, Field(ge=int(dtype.min), le=int(dtype.max))]
+    if dtype.is_bool:
+        return bool
+    if dtype == tf.string:
+        return str
+    raise ValueError(f"The model has an input of {dtype.name}, for which JSON has no type.")
+
+
 def json_type(spec, max_batch):
-    """Return the type of an input in JSON: nested lists of numbers that its dtype can hold."""
-    kind = float if spec.dtype.is_floating else int if spec.dtype.is_integer else bool
-    limits = {} if kind is bool else {"ge": kind(spec.dtype.min), "le": kind(spec.dtype.max)}
-    found = Annotated[kind, Field(**limits)]
+    """Return the type of an input in JSON: nested lists of what its dtype can hold."""
+    found = scalar_type(spec.dtype)
     for axis, size in reversed([*enumerate(spec.shape)]):
         length = Field(min_length=size or 1, max_length=size or (None if axis else max_batch))
         found = Annotated[list[found], length, FailFast()]

@@ -94,6 +94,38 @@ def still_right(running, bank):
     client.close()
 
 
+def exported(inputs, features, path):
+    """Return the folder of a network whose inputs are turned into features first."""
+    model = set_weights(keras.Model(inputs, dense(2, "softmax")(features)))
+    return ibnn.export(ibnn.MonteCarlo(model, samples=2, seed=0), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [("string", ["a", "c"], [True, False]), ("bool", [True, False], ["true", "false"])],
+)
+def test_texts_and_booleans_are_told_apart(serve, tmp_path, name, good, bad):
+    inputs = keras.Input((1,), dtype=name, name="word")
+    if name == "string":
+        lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="multi_hot")
+        features = lookup(inputs)
+    else:
+        features = keras.ops.cast(inputs, "float32")
+    service = serve.Service(exported(inputs, features, tmp_path / "1"), 8)
+    answer = json.loads(service.answer(json.dumps({"instances": [[x] for x in good]})).body)
+    signature = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
+    mean = signature(word=tf.constant([[x] for x in good]))["mean"].numpy()
+    np.testing.assert_allclose([x["mean"] for x in answer["predictions"]], mean, rtol=1e-5)
+    assert abs(mean[0] - mean[1]).max() > 1e-3
+    with pytest.raises(ValueError, match="Input should be a valid"):
+        service.answer(json.dumps({"instances": [[x] for x in bad]}))
+
+
+def test_an_input_that_json_cannot_hold_is_named(serve):
+    with pytest.raises(ValueError, match="an input of complex64, for which JSON has no type"):
+        serve.json_type(tf.TensorSpec((None, 2), tf.complex64), 8)
+
+
 # --------------------------------------------------------------------------------------- requests
 
 

@@ -193,12 +193,12 @@ class Report:
         if examples.weight is not None and np.any(examples.weight != 1):
             raise ValueError("`test` has weights, which `decide` cannot use: give (x, y).")
         order = np.random.default_rng(self.seed).permutation(len(examples.y))
-        (x, y), (new, y_new) = map(examples.take, np.array_split(order, 2))
+        known, new = map(examples.take, np.array_split(order, 2))
         is_classes = isinstance(self.output, Classes)
         method, score = ("lac", "entropy") if is_classes else ("split", "epistemic")
         found = {} if ood else {"OOD AUROC": "left out, as no set was given"}
         try:
-            sets = Conformal(self.model, method).fit(x, y).evaluate(new, y_new)
+            sets = Conformal(self.model, method).fit(known.x, known.y).evaluate(new.x, new.y)
             found["coverage of 90 % sets"] = round(sets["coverage"], 4)
             p = self.model.predict(examples.x, verbose=0)["mean"]
             answered = error_threshold(p, examples.y)["answered"]
@@ -206,7 +206,7 @@ class Report:
         except ValueError as error:  # there are too few examples, or no classes
             found["left out"] = str(error)
         for name, unknown in (ood or {}).items():
-            scores = OODDetector(self.model, score).evaluate(new, unknown)
+            scores = OODDetector(self.model, score).evaluate(new.x, unknown)
             found[f"OOD AUROC against {name}"] = round(scores["auroc"], 4)
         self.notes |= {"decisions": "by examples used for nothing else", **found}
         return found

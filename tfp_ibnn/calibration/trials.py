@@ -245,12 +245,12 @@ def _laplace(setting: Setting, name: str, subset: str) -> Trial:
     if setting.training.has_weights:
         raise ValueError("it takes no weights of training examples.")
     every = -(-setting.training.size // EXAMPLES)
-    x, y = read(setting.training.data, model, output, "train", every)
+    examples = read(setting.training.data, model, output, "train", every)
     # A temperature below 1 makes up for the examples that are not used.
-    options = {"temperature": len(y) / setting.training.size, **output.head}
+    options = {"temperature": len(examples.y) / setting.training.size, **output.head}
     with warnings.catch_warnings(action="ignore"):  # of what the comparison shows
         posterior = Laplace(copy_of(model), subset, structure, **options)
-        posterior.fit(x, y, verbose=0)
+        posterior.fit(examples.x, examples.y, verbose=0)
         engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
     state, prior = engine.read(), posterior.prior_precision
     place = [variable is prior for variable in posterior.variables].index(True)

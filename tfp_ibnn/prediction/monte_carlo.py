@@ -150,12 +150,16 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def call(self, inputs: Any) -> dict[str, Tensor]:
         """Return the dict that the class describes, for one batch."""
-        if not self.independent:
-            return self.average(inputs)
-        # A cast, which reads at once: the variable itself would be read after it has counted.
-        stream = ops.cast(self._batch, "int32") + replica_id() * REPLICA_STRIDE
-        self._batch.assign(self._batch + 1)
-        return self.average(inputs, stream)
+        stream = 0
+        if self.independent:
+            # A cast, which reads at once: the variable itself would be read after it has counted.
+            stream = ops.cast(self._batch, "int32") + replica_id() * REPLICA_STRIDE
+            self._batch.assign(self._batch + 1)
+        prediction = self.average(inputs, stream)
+        # Here, since on JAX the network has no weights where metrics are computed.
+        for name, mask in self._masks(inputs).items() if self._masks else ():
+            keras_internals.set_mask(prediction[name]["mean"] if name else prediction["mean"], mask)
+        return prediction
 
     def average(self, inputs: Any, stream: int | Tensor = 0) -> dict[str, Tensor]:
         """Do as a call does, but without state; `stream` chooses among `independent` draws."""
@@ -242,28 +246,28 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> Tensor:
         if y is None:
             raise ValueError("The evaluation needs labels or targets: `y` is missing.")
-        weights = self._weights(x, sample_weight, scaled=True)
+        weights = self._weights(y_pred, sample_weight, scaled=True)
         return self._predictive.mean_loss(y, y_pred, weights)
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Tensor]:
-        self._predictive.update(self._scores, y, y_pred, self._weights(x, sample_weight))
+        self._predictive.update(self._scores, y, y_pred, self._weights(y_pred, sample_weight))
         several = isinstance(self._predictive, Several)
         means = {k: v["mean"] for k, v in y_pred.items()} if several else y_pred["mean"]
-        for name, mask in self._masks(x).items() if self._masks else ():
-            keras_internals.set_mask(means[name] if several else means, mask)
         return super().compute_metrics(x, y, means, sample_weight)
 
-    def _weights(self, x: Any, sample_weight: Any, scaled: bool = False) -> Any:
+    def _weights(self, y_pred: Any, sample_weight: Any, scaled: bool = False) -> Any:
         """Return the weights of examples and positions, 0 for those that are padding."""
         if self._masks is None:
             return sample_weight
         several = isinstance(self._predictive, Several)
         names = [*self._predictive.heads] if several else [""]
         weights = by_name("sample_weight", sample_weight, names, for_all=True)
-        for name, mask in self._masks(x).items():
-            weights[name] = without_padding(mask, weights[name], scaled)
+        for name in names:
+            mask = keras_internals.mask_of((y_pred[name] if several else y_pred)["mean"])
+            if mask is not None:
+                weights[name] = without_padding(mask, weights[name], scaled)
         return weights if several else weights[""]
 
     def get_config(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def divergence(trial: Trial) -> None:
         positions = np.prod(z.shape[1:-1]) if getattr(layer, "noise", "") == "position" else 1
         positions = 1 if getattr(layer, "kl_reduction", "") == "mean" else positions
         term = array(posterior.beta) * kl - posterior.gamma * entropy
-        wanted += positions * term / layer.train_size
+        wanted += positions * term * layer.kl_scale / layer.train_size
     found = sum(array(loss) for loss in trial.sto.losses)
     if not np.isclose(found, wanted, rtol=1e-3 if trial.case.policy != "float64" else 1e-5):
         raise Wrong(f"the layers add {found} to the loss, and by the formula {wanted}")

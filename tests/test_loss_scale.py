@@ -205,7 +205,7 @@ def test_a_loss_of_unknown_meaning_warns_where_it_averages_over_positions():
 
 @pytest.mark.once
 def test_noise_scale_is_refused_where_the_loss_knows_the_noise():
-    with pytest.raises(ValueError, match="the loss is 'sparse_categorical_crossentropy'"):
+    with pytest.raises(ValueError, match="got the loss 'sparse_categorical_crossentropy'"):
         stochastic(network(3, 2)).compile("sgd", SPARSE(True), noise_scale=0.5)
 
 

@@ -65,28 +65,24 @@ def kl_scale(
         noise_scale: of losses that leave it open; None is 1.
         copies: of each example in a training batch.
     """
-    is_point = [_function(part.loss) in _POINT_FACTORS for part in parts]
-    if noise_scale is not None and not any(is_point):
-        names = ", ".join(repr(part.loss.name) for part in parts)
+    open_parts = [part for part in parts if _leaves_noise_open(part.loss)]
+    if noise_scale is not None and not open_parts:
+        names = ", ".join(part.loss.name for part in parts)
         raise ValueError(
             "`noise_scale` is for losses that leave the noise of the targets open, such as 'mse'; "
-            f"the loss is {names or None}. Leave it out."
+            f"got the loss {names!r}. Leave it out."
         )
     answers = [_answers(part, copies) for part in parts]
     if None in answers:
         return None
-    terms = []
-    for part, count, leaves_noise_open in zip(parts, answers, is_point, strict=True):
-        factor = 1.0
-        if leaves_noise_open:
-            factor = _POINT_FACTORS[part.loss.fn](1.0 if noise_scale is None else noise_scale)
-        if part.weight > 0:
-            terms.append(_Term(part.place, part.weight, factor / count))
-    if noise_scale is None:
-        _warn_of_open_noise(
-            [part for part, is_open in zip(parts, is_point, strict=True) if is_open]
-        )
+    if open_parts and noise_scale is None:
+        _warn_of_open_noise(open_parts[0].loss)
     _warn_of_unknown(parts, answers)
+    terms = []
+    for part, count in zip(parts, answers, strict=True):
+        factor = _POINT_FACTORS.get(_function(part.loss), lambda _: 1.0)
+        if part.weight > 0:
+            terms.append(_Term(part.place, part.weight, factor(noise_scale or 1.0) / count))
     scales = [term.weight * term.scale for term in terms]
     if not scales:
         return 1.0
@@ -103,7 +99,7 @@ def scale_of(model: keras.Model) -> float | None:
     if not (model.compiled and keras_internals.is_functional(graph)):
         return None
     parts = output_losses(model, graph.output, graph.output)
-    if len(parts) != 1 or _function(parts[0].loss) in _POINT_FACTORS:
+    if len(parts) != 1 or _leaves_noise_open(parts[0].loss):
         return None
     answers = _answers(parts[0], copies=1)
     return None if answers is None else parts[0].weight / answers
@@ -143,6 +139,10 @@ def _function(loss: keras.losses.Loss) -> Callable[..., Any] | None:
     return getattr(loss, "fn", None)
 
 
+def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
+    return _function(loss) in _POINT_FACTORS
+
+
 def _answers(part: OutputLoss, copies: int) -> float | None:
     """Return over how many log-likelihoods of one example a loss is a mean; None if not known."""
     if isinstance(part.y_pred, keras.KerasTensor):
@@ -174,14 +174,13 @@ def _answers_by_shape(part: OutputLoss) -> float | None:
     return None if None in shape[1:] else float(math.prod(shape[1:]))
 
 
-def _warn_of_open_noise(parts: Sequence[OutputLoss]) -> None:
-    if parts:
-        warnings.warn(
-            f"The loss {parts[0].loss.name!r} leaves open how noisy the targets are: the KL is "
-            "weighed for a noise of scale 1. Write compile(..., noise_scale=0.3) for another, or "
-            "learn it, by ibnn.layers.GaussianHead and the loss ibnn.layers.GaussianNLL.",
-            stacklevel=5,
-        )
+def _warn_of_open_noise(loss: keras.losses.Loss) -> None:
+    warnings.warn(
+        f"The loss {loss.name!r} leaves open how noisy the targets are: the KL is weighed for a "
+        "noise of scale 1. Write compile(..., noise_scale=0.3) for another, or learn it, by "
+        "ibnn.layers.GaussianHead and the loss ibnn.layers.GaussianNLL.",
+        stacklevel=5,
+    )
 
 
 def _warn_of_unknown(parts: Sequence[OutputLoss], answers: Sequence[float]) -> None:

@@ -17,11 +17,11 @@ _UNUSED = (
     "_?name|backend|use_cudnn|seed|train_size|summary|token_.*counts|num_documents|lookup_table"
     "|.*initializer|states|_frozen_vocab_size|_expected_batch_size|_return_attention_scores"
     "|_output_shape|_(build_)?input_shape|_batch_shape|_input_tensor|_(already_)?warned.*|_self_.*"
-    "|_abc_.*|_auto_config.*|_jit_is_open|_rows_checked|is_.*_calibrated"
+    "|_abc_.*|_auto_config.*|_rows_checked|is_.*_calibrated"
 )
 """Attributes that no output depends on, that remember calls, or that are compared otherwise."""
 
-_OF_TRAINING = ".*(regularizer|constraint)|trainable"
+_OF_TRAINING = ".*(regularizer|constraint)|trainable|kl_scale"
 """Attributes that only training depends on."""
 
 _IGNORED = (
@@ -121,6 +121,8 @@ class _Comparison:
     def _state(self, layer: Any) -> dict[str, Any]:
         """Return what the output of a layer depends on, but for the graph."""
         state = {k: v for k, v in vars(layer).items() if k not in keras_internals.bookkeeping()}
+        if type(layer).__module__.startswith("tfp_ibnn."):  # whose private flags remember calls
+            state = {k: v for k, v in state.items() if k[0] != "_" or not isinstance(v, _PLAIN)}
         if isinstance(layer, keras.layers.Layer):
             state |= {"dtype": layer.dtype_policy.name, "masking": layer.supports_masking}
             state["vocabulary"] = layer.get_vocabulary() if hasattr(layer, "lookup_table") else None

@@ -174,3 +174,13 @@ def test_thresholds_of_a_file_of_0_1_0():
         np.testing.assert_array_equal(loaded.predict(NEW), known)
         np.testing.assert_allclose(loaded.thresholds, made.thresholds, rtol=3e-7)
         assert (loaded.thresholds >= made.thresholds).all()
+
+
+def test_a_bank_of_a_file_of_0_1_0():
+    made = ibnn.OODDetector(plain(), "knn", k=5).fit(X)
+    names = ("bank", "center", "known")
+    loaded = ibnn.OODDetector(plain(), "knn", k=5)
+    loaded.load_own_variables(
+        {name: keras.ops.convert_to_numpy(made.arrays[name]) for name in names}
+    )
+    np.testing.assert_allclose(loaded.score(NEW), made.score(NEW), rtol=1e-6, atol=1e-6)

@@ -163,7 +163,7 @@ class OODDetector(Fitted):
             if self.k > len(bank):
                 raise ValueError(f"k={self.k} neighbours need as many examples; got {len(bank)}.")
             length = np.linalg.norm(bank, axis=1, keepdims=True)
-            return {"bank": (bank / np.maximum(length, 1e-12)).T}
+            return _bank(bank / np.maximum(length, 1e-12))
         if self.kind in _OF_LOGITS:
             kernel, *bias = (w.astype("float64") for w in layer.get_weights())
             bias = np.zeros(kernel.shape[1]) + sum(bias)
@@ -194,7 +194,7 @@ class OODDetector(Fitted):
             got = f"{width} features; `model` has {f.shape[1]}"
             raise ValueError(f"What was learned is of another model's {got}: call `fit` again.")
         if self.kind == "knn":
-            return _neighbour_distance(f, found["bank"], self.k)
+            return _neighbour_distance(f, found, self.k)
         if self.kind in _OF_LOGITS:
             energy = -ops.logsumexp(matmul(f, found["kernel"]) + found["bias"], axis=1)
             if self.kind == "energy":
@@ -205,6 +205,12 @@ class OODDetector(Fitted):
         # One class at a time: a^2 + b^2 - 2 a b has no digits left where classes are tight.
         to_means = ops.map(lambda mean: ops.sum(ops.square(near - mean), axis=1), found["means"])
         return ops.min(to_means, axis=0) - ops.sum(ops.square(far), axis=1)
+
+    def load_own_variables(self, store: Any) -> None:
+        arrays = {name: np.asarray(store[name]) for name in store.keys()}
+        if "bank" in arrays and "middle" not in arrays:  # of version 0.1.0
+            arrays = {**arrays, **_bank(arrays["bank"].T.astype("float64"))}
+        self.keep(arrays)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "score": self.kind}
@@ -236,22 +242,30 @@ def _virtual_logit(f: np.ndarray, kernel: np.ndarray, bias: np.ndarray) -> dict[
     return {"origin": origin, "outside": outside, "alpha": height / length}
 
 
-def _neighbour_distance(f: Tensor, bank: Tensor, k: int) -> Tensor:
-    """Return the distance of features, brought to length 1, to the k-th nearest column (d, B)."""
+def _bank(unit: np.ndarray) -> dict[str, np.ndarray]:
+    """Return features of length 1 as columns, their mean, and their squared distances to it."""
+    middle = unit.mean(axis=0)
+    return {"bank": unit.T, "middle": middle, "spread": np.sum((unit - middle) ** 2, axis=1)}
+
+
+def _neighbour_distance(f: Tensor, known: dict[str, Tensor], k: int) -> Tensor:
+    """Return the distance of features, brought to length 1, to the k-th nearest of the bank."""
+    bank = known["bank"]
     f = f / ops.maximum(ops.norm(f, axis=1, keepdims=True), 1e-12)
-    # The order is found by products, of what lies around 0: else close features look the same.
-    center = ops.mean(bank, axis=1)
-    shifted, closest = f - center, f[:, :0]
+    # The order is found by products with what is left of f: else close features look the same.
+    shifted, closest = f - known["middle"], f[:, :0]
     columns = ops.cast(closest, "int32")
     for first in range(0, bank.shape[1], _AT_ONCE):
-        block = bank[:, first : first + _AT_ONCE] - center[:, None]
-        closeness = 2 * matmul(shifted, block) - ops.sum(ops.square(block), axis=0)
-        places = ops.arange(first, first + block.shape[1], dtype="int32")
-        places = ops.broadcast_to(places, ops.shape(closeness))
-        closeness = ops.concatenate([closest, closeness], axis=1)
-        columns = ops.concatenate([columns, places], axis=1)
-        closest, chosen = ops.top_k(closeness, min(k, closeness.shape[1]))
-        columns = ops.take_along_axis(columns, chosen, axis=1)
+        block = slice(first, first + _AT_ONCE)
+        closeness = 2 * matmul(shifted, bank[:, block]) - known["spread"][block]
+        kept = closest.shape[1]
+        closest = ops.concatenate([closest, closeness], axis=1)
+        closest, chosen = ops.top_k(closest, min(k, closest.shape[1]))
+        fresh = first + chosen - kept
+        if kept:
+            earlier = ops.take_along_axis(columns, ops.minimum(chosen, kept - 1), axis=1)
+            fresh = ops.where(chosen < kept, earlier, fresh)
+        columns = fresh
     # The distance itself is the length of a difference.
     return ops.norm(f - ops.transpose(ops.take(bank, columns[:, -1], axis=1)), axis=1)
 

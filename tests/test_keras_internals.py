@@ -309,6 +309,13 @@ def test_own_trainable_variables():
         assert wrapper.layer.kernel in keras_internals.own_trainable_variables(wrapper.layer)
 
 
+def test_own_metrics():
+    model = keras.Sequential([layers.Dense(1)])
+    model.extra = keras.metrics.Mean(name="extra")
+    with contract("own_metrics", "Find the list of metrics that a layer has as attributes."):
+        assert keras_internals.own_metrics(model) == [model.extra]
+
+
 def test_seed_generators():
     dropout = layers.Dropout(0.5)
     with contract("seed_generators", "Find where Layer keeps the SeedGenerators it tracks."):
@@ -336,6 +343,18 @@ def test_lookup_tables():
     with contract("lookup_tables", "Find where StringLookup keeps its TensorFlow table."):
         (table,) = keras_internals.lookup_tables(model)
         assert int(table.size()) == 2
+
+
+def test_has_value():
+    variable = keras.Variable(1.0)
+    advice = "See what JAXTrainer does to variables before a step, in `_purge_model_variables`."
+    with contract("has_value", advice):
+        assert keras_internals.has_value(variable)
+        if ON_JAX:
+            variable._value = None
+            assert not keras_internals.has_value(variable)
+            with keras.StatelessScope(state_mapping=[(variable, ops.ones(()))]):
+                assert keras_internals.has_value(variable)
 
 
 def test_values_kept():

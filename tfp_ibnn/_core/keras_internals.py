@@ -58,6 +58,7 @@ def find_call() -> Any | None:
 # Of a layer itself, not of the layers inside; of losses, those that Keras has not forgotten.
 own_losses = methodcaller("_get_own_losses")
 own_trainable_variables = attrgetter("_trainable_variables")
+own_metrics = attrgetter("_metrics")
 seed_generators = attrgetter("_seed_generators")
 
 functional_behind = attrgetter("_functional")  # of a Sequential model; None before it is built
@@ -178,6 +179,11 @@ def copy_vocabulary(layer: keras.layers.Layer, to: keras.layers.Layer) -> None:
     to.set_vocabulary(layer.get_vocabulary(), frequencies)
 
 
+def has_value(variable: keras.Variable) -> bool:
+    """Whether a variable can be read and written: Keras's JAX trainer takes the values out."""
+    return variable._value is not None or stateless_scope.in_stateless_scope()
+
+
 @contextlib.contextmanager
 def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
     """Give variables their arrays back after an error: Keras's JAX trainer takes them out."""
@@ -198,7 +204,6 @@ def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
 
 def has_many_parts(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether an optimizer passes the weights on to several others."""
-    # Keras has had one of its own since 3.15.
     multi_optimizer = getattr(keras.optimizers, "MultiOptimizer", GroupedOptimizer)
     return isinstance(optimizer, (GroupedOptimizer, multi_optimizer))
 
@@ -229,11 +234,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         joint = {setting: getattr(parts[0], setting) for setting in self._JOINT}
         for setting, value in joint.items():
-            others = [getattr(part, setting) for part in parts[1:]]
-            if any(other != value for other in others):
+            values = [getattr(part, setting) for part in parts]
+            if any(other != value for other in values):
+                cause = "which acts on all weights together"
                 raise ValueError(
-                    f"The optimizers must agree in `{setting}`, which acts on all weights "
-                    f"together; got {[value, *others]}."
+                    f"The optimizers must agree in `{setting}`, {cause}; got {values}."
                 )
         if loss_scale_factor is not None:
             joint["loss_scale_factor"] = loss_scale_factor
@@ -261,13 +266,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         places = [index_in(part, v) for v, part in zip(variables, owners, strict=True)]
         with DotNotTrackScope():  # these variables are the parts'
             self._trainable_variables = list(variables)
-            keys = map(self._var_key, variables)
-            self._trainable_variables_indices = {key: i for i, key in enumerate(keys)}
-            for name, is_used in (
-                ("_model_variables_moving_average", self.use_ema),
-                ("_accumulated_gradients", self.gradient_accumulation_steps),
-            ):
-                if is_used:
+            self._trainable_variables_indices = {
+                self._var_key(v): i for i, v in enumerate(variables)
+            }
+            for name in ("_model_variables_moving_average", "_accumulated_gradients"):
+                if all(hasattr(part, name) for part in owners):
                     stores = [getattr(part, name) for part in owners]
                     chosen = [store[i] for store, i in zip(stores, places, strict=True)]
                     setattr(self, name, chosen)

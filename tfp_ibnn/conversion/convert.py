@@ -10,7 +10,8 @@ from keras import layers
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import PosteriorTemplate
-from tfp_ibnn.conversion.copying import copy_of, is_opened
+from tfp_ibnn.conversion.classes import deterministic_model, stochastic_model
+from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.adapter import has_adapter
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, check_train_size
@@ -47,7 +48,8 @@ def to_stochastic(
     original does. Dense, EinsumDense and all convolution layers can be converted, and the cells of
     LSTM, GRU and SimpleRNN by posteriors over z, in nested models, attention and other layers too.
     A layer that is used twice stays one, with one draw and one KL. The copy of a model with a
-    `call` of its own has it as `model`.
+    `call` of its own has it as `model`. What the model's class defines for training and evaluation,
+    such as `train_step` or `compute_loss`, the copy does as well; a warning names what it cannot.
 
     Args:
         model: a built model, trained or not.
@@ -128,9 +130,7 @@ def to_stochastic(
     replace(copied, converted)
     if passed_over:
         warnings.warn(f"These layers stay deterministic, since they {remedy}", stacklevel=2)
-    parts = (copied.input, copied.output) if is_opened(model) else (copied,)
-    kind = StochasticModel if is_opened(model) else StochasticSubclass
-    stochastic = kind(*parts, train_samples=train_samples, name=model.name)
+    stochastic = stochastic_model(model, copied, train_samples=train_samples, name=model.name)
     check_rows(stochastic)
     return stochastic
 
@@ -146,7 +146,8 @@ def to_deterministic(model: keras.Model) -> keras.Model:
         model: a model with stochastic layers.
     """
     some_stochastic_layers(model)
-    return copy_of(model.model if isinstance(model, StochasticSubclass) else model, fold=True)
+    is_around = isinstance(model, StochasticSubclass)
+    return deterministic_model(model, copy_of(model.model if is_around else model, fold=True))
 
 
 def _checked_templates(posterior: Any) -> Mapping[str, PosteriorTemplate]:

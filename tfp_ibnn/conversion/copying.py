@@ -146,8 +146,8 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
                 raise _cannot_fold(before[steps])
         if type(layer) is type(copied):
             copied.trainable = layer.trainable
-            for name, value in _settings(layer).items():
-                if (found := _settings(copied).get(name)) != value:
+            for name, value in settings(layer).items():
+                if (found := settings(copied).get(name)) != value:
                     reason = f"`{name}` of {layer.name!r} is {value!r}, and {found!r} in the copy"
                     raise _cannot_copy(layer, reason)
         if isinstance(layer, inside.LEAVES):
@@ -183,11 +183,12 @@ def _options(layer: keras.layers.Layer) -> str | None:
     return None
 
 
-def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
+def settings(layer: keras.layers.Layer) -> dict[str, Any]:
     """Return the numbers and texts that a class of somebody's own keeps as attributes."""
-    if type(layer).__module__.startswith(("keras.", "tfp_ibnn.")):
+    kind = getattr(layer, "carried", None) or type(layer)
+    if kind.__module__.startswith(("keras.", "tfp_ibnn.")):
         return {}
-    of_keras = {*vars(keras.Model()), "name", "stop_training"}
+    of_keras = {*vars(keras.Model()), "name", "stop_training", "train_samples"}
     own = {k: v for k, v in vars(layer).items() if isinstance(v, (bool, int, float, str))}
     return {k: v for k, v in own.items() if k not in of_keras and not k.startswith("_")}
 

@@ -13,44 +13,29 @@ from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
 from tfp_ibnn._core.keras_losses import output_losses, output_spec
 from tfp_ibnn.layers import inside, loss_scale, rows
-from tfp_ibnn.layers.base import StochasticLayer
+from tfp_ibnn.layers.carried import carrying, own_methods
 from tfp_ibnn.layers.control import stochastic_layers
+from tfp_ibnn.layers.tracking import LossPart, TrainSizeCheck, first_bad
 
 _EXACT = 2**24
 """Up to here float32, in which Keras's metrics count, has all whole numbers."""
 
 
-class _TrainSizeCheck(keras.callbacks.Callback):
-    """Compares `train_size` with the examples of the first epoch, at no cost in the steps."""
-
-    _is_open, _steps = True, 0
-
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""
-        self._steps = batch + 1
-
-    def on_epoch_end(self, *_: Any) -> None:
-        steps = self.params["steps"] or self._steps
-        if self._is_open and steps and not self.model.stop_training:
-            self.model._check_train_size(steps)
-        self._is_open = False
-
-    on_test_begin = on_epoch_end  # validation starts the metrics again
-
-
 class _NoiseModel:
     """What a model needs to train with noise; mix it in first. A subclass has `_run`."""
+
+    carried: type[keras.Model] | None = None
+    """The user's class whose methods for training and evaluation the model has."""
 
     def __init__(self, *args: Any, train_samples: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.train_samples = checks.positive_integer("train_samples", train_samples)
-        self._nll_tracker = keras.metrics.Mean(name="nll")
-        self._kl_tracker = keras.metrics.Mean(name="kl")
+        self._nll_tracker, self._kl_tracker = LossPart(name="nll"), LossPart(name="kl")
         # On JAX the loss is computed outside the call; a variable carries the KL across.
         fixed = {"initializer": "zeros", "trainable": False}
         self._last_kl = self.add_weight((), autocast=False, name="last_kl", **fixed)
         self._first_fault = self.add_weight((), dtype="int", name="first_fault", **fixed)
-        self._warned_of_train_size = False
+        self._warned_of_train_size = self._warned_of_losses = self._losses_were_read = False
         inside.bind(self)
 
     def compile(
@@ -75,7 +60,9 @@ class _NoiseModel:
             **kwargs: those of `keras.Model.compile`.
         """
         self._jit_is_open = jit_compile == "auto"
-        super().compile(*args, jit_compile=jit_compile, **kwargs)
+        if not self._jit_is_open:  # a `compile` of a user's own need not take it
+            kwargs["jit_compile"] = jit_compile
+        super().compile(*args, **kwargs)
         given = noise_scale is not None
         self._noise_scale = checks.scale("noise_scale", noise_scale) if given else None
         self._weigh_kl(None if kl_scale is None else checks.positive("kl_scale", kl_scale))
@@ -100,6 +87,9 @@ class _NoiseModel:
         return {**config, **jit, "noise_scale": self._noise_scale, "kl_scale": self._kl_scale}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
+        if "compile" in own_methods(type(self)):
+            super().compile_from_config(config)
+            return
         config = keras.saving.deserialize_keras_object(config)
         self.compile(**{"kl_scale": 1.0, **config})  # files of 0.1.0 have none
         if self.built:
@@ -114,15 +104,20 @@ class _NoiseModel:
         """
         if self.built:
             rows.check_rows(self)
-        given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
+        bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        # A `fit` of a user's own may have them among its `**kwargs`.
+        given = bound.arguments if "callbacks" in bound.signature.parameters else bound.kwargs
         callbacks = given.get("callbacks")
         ready = isinstance(callbacks, keras.callbacks.CallbackList)
         if not ready and given.get("steps_per_epoch") is None and not self._warned_of_train_size:
             # First, so that no other callback has touched the metrics.
-            given["callbacks"] = [_TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
+            callbacks = [TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
         if self.compiled and self._kl_scale is None:
             self._measure_kl_scale(given)
-        return super().fit(**given)
+        if given is bound.arguments:
+            given["callbacks"] = callbacks
+            return super().fit(*bound.args, **bound.kwargs)
+        return super().fit(*bound.args, **{**bound.kwargs, "callbacks": callbacks})
 
     def _symbolic_outputs(self) -> Any:
         """Return the outputs as symbolic tensors with their masks, or None if these are unknown."""
@@ -181,7 +176,24 @@ class _NoiseModel:
             data = keras.tree.map_structure(
                 lambda x: None if x is None else ops.repeat(x, self.train_samples, axis=0), data
             )
-        return super().train_step(*state, data)
+        self._losses_were_read = False
+        results = super().train_step(*state, data)
+        if not self._losses_were_read and not self._warned_of_losses:
+            self._warned_of_losses = True
+            warnings.warn(
+                f"The `train_step` of {self.name!r} trains without the KL divergence: it does not "
+                "use `self.losses`, of which the sum belongs to the loss. Let `self.compute_loss` "
+                "add it, on JAX from `stateless_call(..., return_losses=True)`.",
+                stacklevel=2,
+            )
+        return results
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """What layers add to the loss: the KL terms and regularizers."""
+        found = super().losses
+        self._losses_were_read |= bool(found)
+        return found
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Run the model and keep the KL of the pass."""
@@ -195,7 +207,7 @@ class _NoiseModel:
             forward_pass.restore_losses()
             self._last_kl.assign(ops.cast(forward_pass.kl, self._last_kl.dtype))
             if training:
-                self._note_fault(_first_bad(forward_pass, stochastic_layers(self)))
+                self._note_fault(first_bad(forward_pass, stochastic_layers(self)))
         return outputs
 
     @functools.cached_property
@@ -241,13 +253,22 @@ class _NoiseModel:
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        plain = super().compute_loss
+        takes_training = "training" in inspect.signature(plain).parameters
+        options = {"training": training} if takes_training else {}
+        self._losses_were_read = False
+        loss = plain(x, y, y_pred, sample_weight, **options)
+        is_in_loss = self._losses_were_read
         added = keras_internals.added_loss(self)
+        if not is_in_loss:  # by a `compute_loss` of a user's own
+            loss = loss + added
+        if not keras_internals.has_value(self._last_kl):  # called outside of Keras's own functions
+            return loss
         examples = ops.shape(keras.tree.flatten(x)[0])[0]
         # Keras divides each replica's loss by their number; the metric undoes it.
         nll = (loss - added) * replica_count()
-        self._nll_tracker.update_state(nll, sample_weight=examples)
-        self._kl_tracker.update_state(self._last_kl, sample_weight=examples)
+        self._nll_tracker.record(nll, examples)
+        self._kl_tracker.record(self._last_kl, examples)
         if training:
             self._note_fault(ops.where(ops.isfinite(loss), 0, -1))  # the last one in its list
         return loss
@@ -283,12 +304,35 @@ class StochasticModel(_NoiseModel, keras.Model):
     def _run(self, inputs: Any, training: bool | None, mask: Any) -> Any:
         return super(_NoiseModel, self).call(inputs, training=training, mask=mask)
 
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        if self.carried is not None:
+            config["carried"] = keras.saving.get_registered_name(self.carried)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticModel":
+        config = dict(config)
+        name = config.pop("carried", None)
+        if name is not None and cls is StochasticModel:
+            own = keras.saving.get_registered_object(name, custom_objects)
+            if own is not None:
+                return carrying(cls, own, is_around=False).from_config(config, custom_objects)
+            warnings.warn(
+                f"The class {name!r} is not known, so the model trains and evaluates as Keras's "
+                "do: give load_model(..., custom_objects={...}), or register the class with "
+                "keras.saving.register_keras_serializable().",
+                stacklevel=2,
+            )
+        return super().from_config(config, custom_objects)
+
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class StochasticSubclass(_NoiseModel, keras.Model):
     """A model with a `call` of its own, in which `to_stochastic` has made layers stochastic.
 
-    It trains as a `StochasticModel` does. `model` is the copy of yours, of your class.
+    It trains as a `StochasticModel` does, or as your class says where it has, say, a `train_step`
+    of its own. `model` is the copy of yours, of your class.
 
     Args:
         model: a built Keras model, or its config.
@@ -323,14 +367,24 @@ class StochasticSubclass(_NoiseModel, keras.Model):
         model = keras.saving.serialize_keras_object(self.model)
         return {**super().get_config(), "model": model}
 
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Any = None
+    ) -> "StochasticSubclass":
+        config = dict(config)
+        if isinstance(config["model"], dict):
+            model = keras.saving.deserialize_keras_object(config["model"], custom_objects)
+            config["model"] = model
+        kind = class_around(config["model"]) if cls is StochasticSubclass else cls
+        if kind is not cls:
+            return kind.from_config(config, custom_objects)
+        return super().from_config(config, custom_objects)
 
-def _first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:
-    """Return which of z and KL, layer by layer, is the first that is not finite; 0 if none is."""
-    numbers = [0.0]
-    for layer in layers:
-        parts = keras.tree.flatten(forward_pass.recall(layer))
-        # With noise at each position z is large; one example shows what the weights do.
-        z = sum(ops.sum(x if len(x.shape) == 2 else x[:1]) for x in parts if x is not None)
-        numbers += [z, forward_pass.kl_by_layer.get(layer, 0.0)]
-    numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
-    return ops.argmax(ops.logical_not(ops.isfinite(numbers)))
+
+def class_around(model: keras.Model) -> type[StochasticSubclass]:
+    """Return the class of the stochastic model around another one, with its methods if it can."""
+    own = type(model)
+    has_graph = keras_internals.is_functional(model) or isinstance(model, keras.Sequential)
+    if has_graph or not own_methods(own):
+        return StochasticSubclass
+    return carrying(StochasticSubclass, own, is_around=True)

@@ -5,6 +5,7 @@ each, one after another. Transposing puts the examples elsewhere, and then a dra
 time step, say, and not for an example.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,9 @@ _SIZE = 16
 """Of an axis whose size the model leaves open."""
 
 _TOLERANCE = 0.01
+
+_checked: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+"""Models that need no second check."""
 
 Run = Callable[[Any, Pass], Any]
 """How to run a model: (inputs, forward pass)."""
@@ -49,10 +53,8 @@ def check_rows(model: keras.Model, run: Run | None = None) -> None:
         model: a built model.
         run: how to run it, if another way than by a call.
     """
-    if getattr(model, "_rows_checked", False) or not may_move_examples(model):
+    if model in _checked or not may_move_examples(model):
         return
-    if run is None:
-        model._rows_checked = True
     try:
         three = _made_up_inputs(model)
         two = keras.tree.map_structure(lambda x: x[[0, 2]], three)
@@ -61,13 +63,14 @@ def check_rows(model: keras.Model, run: Run | None = None) -> None:
         return
     for (layer, of_two), (_, of_three) in zip(*seen, strict=False):
         if not _are_rows_of_examples(of_two, of_three):
-            model._rows_checked = False
             raise ValueError(
                 f"Layer {layer.name!r} does not have the examples on the first axis of its input, "
                 f"which is {of_two.shape} for two of them: an example could not keep one draw. "
                 "Transpose the input back before this layer, or leave it deterministic: "
                 "`to_stochastic` takes posteriors by patterns of layer names."
             )
+    if run is None:
+        _checked.add(model)
 
 
 def _keeps_rows(node: Any) -> bool:

@@ -1,0 +1,70 @@
+"""Training and evaluation as a user's own class of models does them, in stochastic models too."""
+
+import functools
+import inspect
+from typing import Any
+
+import keras
+
+from tfp_ibnn._core import keras_internals
+
+METHODS = (
+    *("compile", "compute_loss", "compute_metrics", "evaluate", "fit", "metrics", "predict"),
+    *("predict_step", "test_step", "train_step"),
+)
+"""What a class of models may define to train and evaluate in its own way."""
+
+_STRUCTURE = (
+    *("__init__", "build", "build_from_config", "compute_mask", "compute_output_shape"),
+    *("compute_output_spec", "from_config", "get_build_config", "get_config"),
+    *("load_own_variables", "save_own_variables"),
+)
+"""What a model around another has from Keras, whatever the class of the other defines."""
+
+_OURS = ("keras.", "tfp_ibnn.")
+
+
+def own_methods(kind: type) -> list[str]:
+    """Return which of the `METHODS` a class has from a class of a user's own."""
+    users = [owner for owner in kind.__mro__ if not owner.__module__.startswith(_OURS)]
+    return [name for name in METHODS if any(name in vars(owner) for owner in users)]
+
+
+@functools.cache
+def carrying(kind: type, own: type, is_around: bool) -> type:
+    """Return `kind`, a class of ours, with the methods of `own`, a user's class of models.
+
+    Args:
+        kind: a class of stochastic models.
+        own: the user's class.
+        is_around: whether models of `kind` have one of `own` inside, as `model`; else they are made
+            as those of `own` are.
+    """
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "carried": own}
+    bases = (kind, own)
+    if is_around:
+        structure = {name: inspect.getattr_static(keras.Model, name) for name in _STRUCTURE}
+        bases = (_Around, kind, type("Structure", (keras.Model,), structure), own)
+    carrier = type(kind.__name__, bases, names)
+    # Files name the class of ours, which loads them.
+    register = keras.saving.register_keras_serializable("tfp_ibnn", kind.__name__)
+    register(carrier)
+    register(kind)
+    return carrier
+
+
+class _Around:
+    """A model around another one, whose attributes it has too."""
+
+    def __getattr__(self, name: str) -> Any:
+        inner = vars(self).get("model")
+        if inner is None or name not in vars(inner):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        return getattr(inner, name)
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """All metrics: Keras leaves out those of a model inside, and the class perhaps others."""
+        own = [*super().metrics, *keras_internals.own_metrics(self.model)]
+        own += keras_internals.own_metrics(self)
+        return list({id(metric): metric for metric in own}.values())

@@ -1,0 +1,51 @@
+"""What a stochastic model keeps track of while it trains."""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn import noise
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.layers.base import StochasticLayer
+
+
+class TrainSizeCheck(keras.callbacks.Callback):
+    """Compares `train_size` with the examples of the first epoch, at no cost in the steps."""
+
+    _is_open, _steps = True, 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""
+        self._steps = batch + 1
+
+    def on_epoch_end(self, *_: Any) -> None:
+        steps = self.params["steps"] or self._steps
+        if self._is_open and steps and not self.model.stop_training:
+            self.model._check_train_size(steps)
+        self._is_open = False
+
+    on_test_begin = on_epoch_end  # validation starts the metrics again
+
+
+class LossPart(keras.metrics.Mean):
+    """The mean of a part of the loss; a loop over all metrics, with targets, passes it by."""
+
+    def update_state(self, *_: Any, **__: Any) -> None:
+        """Do nothing: see `record`."""
+
+    def record(self, value: Tensor, examples: Any) -> None:
+        """Add the value of a batch."""
+        super().update_state(value, sample_weight=examples)
+
+
+def first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:
+    """Return which of z and KL, layer by layer, is the first that is not finite; 0 if none is."""
+    numbers = [0.0]
+    for layer in layers:
+        parts = keras.tree.flatten(forward_pass.recall(layer))
+        # With noise at each position z is large; one example shows what the weights do.
+        z = sum(ops.sum(x if len(x.shape) == 2 else x[:1]) for x in parts if x is not None)
+        numbers += [z, forward_pass.kl_by_layer.get(layer, 0.0)]
+    numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
+    return ops.argmax(ops.logical_not(ops.isfinite(numbers)))

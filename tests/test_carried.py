@@ -50,7 +50,7 @@ class OwnTraining:
         return (found[0] + 100.0, found[1]) if isinstance(found, tuple) else found + 100.0
 
 
-@keras.saving.register_keras_serializable(package="tests")
+@keras.saving.register_keras_serializable(package="tests.carried")
 class Opened(OwnTraining, keras.Model):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -58,7 +58,7 @@ class Opened(OwnTraining, keras.Model):
         self.scale = 1.0
 
 
-@keras.saving.register_keras_serializable(package="tests")
+@keras.saving.register_keras_serializable(package="tests.carried")
 class Closed(OwnTraining, keras.Model):
     def __init__(self, scale=0.5, **kwargs):
         super().__init__(**kwargs)

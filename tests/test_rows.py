@@ -64,7 +64,7 @@ def opened(through):
     return graph(through, layers.Dense(UNITS, name="moved"))
 
 
-@keras.saving.register_keras_serializable(package="tests")
+@keras.saving.register_keras_serializable(package="tests.rows")
 class Closed(keras.Model):
     def __init__(self, through, **kwargs):
         super().__init__(**kwargs)

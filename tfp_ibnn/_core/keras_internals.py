@@ -213,12 +213,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     Losses are scaled, and gradients accumulated and clipped, for all weights together, and so is
     their moving average kept; the parts must agree in these settings. Learning rate, update rule
-    and weight decay are the parts'. A subclass has `part_of`.
-
-    Args:
-        parts: the optimizers of the groups; the first one's settings are those for all weights.
-        loss_scale_factor: the one to use in place of the parts'.
-        name: of the optimizer.
+    and weight decay are the parts'. A subclass has `part_of`; `loss_scale_factor` replaces theirs.
     """
 
     _JOINT = (

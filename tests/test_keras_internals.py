@@ -389,14 +389,18 @@ def test_values_in_place():
         assert float(inner.value) == 1
 
 
-def test_uncast():
-    layer = layers.Dense(2, dtype="mixed_bfloat16")
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [("mixed_bfloat16", "float32"), ("float64", "float64"), ("bfloat16", "bfloat16")],
+)
+def test_uncast(policy, dtype):
+    layer = layers.Dense(2, dtype=policy)
     layer.build((None, 3))
     seen = []
     layer.activation = lambda x: seen.append(keras_internals.uncast(layer.kernel).dtype) or x
     with contract("uncast", "Find how Variable.value casts (keras/src/backend/common/variables)."):
         layer(np.ones((1, 3), "float32"))
-        assert keras.backend.standardize_dtype(seen[0]) == "float32"
+        assert keras.backend.standardize_dtype(seen[0]) == dtype
 
 
 @pytest.mark.parametrize(
@@ -442,6 +446,25 @@ def test_call_with(layer, shape):
         shift = numpy(got) - numpy(alone)
         np.testing.assert_allclose(shift, np.broadcast_to(bias, shift.shape), atol=1e-4)
         np.testing.assert_array_equal(numpy(layer(x)), before)
+
+
+def test_call_with_takes_options_and_the_type_of_the_inputs():
+    class Product(layers.Layer):
+        def build(self, shape):
+            self.factor, self.shift = self.add_weight(shape[1:]), self.add_weight(shape[1:])
+
+        def call(self, inputs, sign=1):
+            return sign * inputs * (self.factor + self.shift)
+
+    layer = Product(dtype="mixed_bfloat16")
+    layer.build((2, 3))
+    with contract("call_with", "Find how Layer.__call__ casts weights on access: AutocastScope."):
+        got = keras_internals.call_with(
+            layer, ops.ones((2, 3)), options={"sign": -1}, factor=np.full(3, 0.1, "float32")
+        )
+        assert keras.backend.standardize_dtype(got.dtype) == "float32"
+        expected = -(0.1 + numpy(layer.shift))
+        np.testing.assert_allclose(numpy(got), np.tile(expected, (2, 1)), rtol=1e-6)
 
 
 def test_mask_of_and_set_mask():

@@ -7,7 +7,7 @@ from keras import layers, ops
 
 import tfp_ibnn as ibnn
 from tests.autodiff import jit, weight_gradients
-from tests.layer_checklist import check_layer, numpy
+from tests.layer_checklist import check_layer, numpy, predict_without_noise
 from tests.test_stranger import X, Y, compiled, network, use
 from tfp_ibnn.layers.mean_field import Explicit, Flipped
 
@@ -382,6 +382,34 @@ def test_noise_is_not_lost_in_half_precision():
     for training in (False, True):
         y = ops.cast(made(x, training=training), "float32")
         assert float(np.std(numpy(y))) == pytest.approx(16e-3, rel=0.35)
+
+
+@pytest.mark.parametrize("posterior", [ibnn.MeanField, ibnn.MNF])
+def test_float64_is_kept(posterior):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((3,), dtype="float64")
+    hidden = layers.Dense(4, "tanh", dtype="float64")(inputs)
+    det = keras.Model(inputs, layers.Dense(2, dtype="float64")(hidden), dtype="float64")
+    sto = ibnn.to_stochastic(det, posterior(seed=0), train_size=10)
+    x = RNG.standard_normal((5, 3))
+    np.testing.assert_allclose(predict_without_noise(sto, x), numpy(det(x)), atol=1e-14)
+    np.testing.assert_allclose(numpy(ibnn.to_deterministic(sto)(x)), numpy(det(x)), atol=1e-14)
+    sto.compile("sgd", "mse")
+    assert np.isfinite(sto.fit(x, np.ones((5, 2)), verbose=0).history["loss"]).all()
+
+
+@pytest.mark.parametrize("posterior", [ibnn.MeanField(moped=0.1), ibnn.MNF()])
+@pytest.mark.parametrize(("outer", "inner"), [("float64", "float32"), ("float32", "float64")])
+def test_a_layer_inside_of_another_precision(posterior, outer, inner):
+    layer = posterior.wrap(layers.Dense(2, "tanh", dtype=inner), train_size=10, dtype=outer)
+    x = RNG.standard_normal((4, 3)).astype(outer)
+    for training in (False, True):
+        assert keras.backend.standardize_dtype(layer(x, training=training).dtype) == inner
+    assert layer.posterior.dtype == "float64"
+    with ibnn.noise_off(layer):
+        expected = numpy(layer.layer(x.astype(inner)))
+        rounding = float(np.finfo("float32" if "float32" in (outer, inner) else inner).eps)
+        np.testing.assert_allclose(numpy(layer(x)), expected, atol=4 * rounding)
 
 
 def test_compiled():

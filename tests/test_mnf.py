@@ -11,7 +11,7 @@ from scipy import optimize, stats
 import tfp_ibnn as ibnn
 from tests import test_mean_field as mean_field
 from tests.autodiff import jit, quick
-from tests.layer_checklist import check_layer, numpy
+from tests.layer_checklist import check_layer, numpy, predict_without_noise
 from tests.registry import perturb
 from tests.test_stranger import X, Y, compiled, network, use
 from tfp_ibnn._core.backend import tfb, tfd
@@ -373,6 +373,29 @@ def test_pretrained_weights_carry_over():
         np.testing.assert_allclose(numpy(sto(X)), numpy(det(X)), atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(1,), (4, 4, 1)])
+def test_z_of_one_channel_has_no_couplings(shape, tmp_path):
+    keras.utils.set_random_seed(0)
+    body = [layers.Dense(3, "tanh")] if len(shape) == 1 else [layers.Conv2D(1, 2), layers.Flatten()]
+    det = keras.Sequential([keras.Input(shape), *body, layers.Dense(1)])
+    sto = ibnn.to_stochastic(det, ibnn.MNF(z_scale=0.5, seed=0), train_size=8)
+    first, last = (layer.posterior for layer in ibnn.stochastic_layers(sto))
+    assert (len(first.flows), len(first.auxiliary_flows)) == (0, 0)
+    assert (len(last.flows), len(last.auxiliary_flows)) == (2, 2)
+    z, kl = first.z.sample_and_kl((4000,))
+    assert np.std(numpy(z)) == pytest.approx(0.5, rel=0.1)
+
+    perturb(first, 1)
+    x = normal(8, *shape)
+    sto.compile("sgd", "mse")
+    sto.fit(x, np.ones((8, 1)), epochs=1, verbose=0)
+    sto.save(tmp_path / "sto.keras")
+    again = keras.saving.load_model(tmp_path / "sto.keras")
+    expected = predict_without_noise(sto, x)
+    np.testing.assert_allclose(predict_without_noise(again, x), expected, atol=1e-6)
+    np.testing.assert_allclose(numpy(ibnn.to_deterministic(sto)(x)), expected, atol=1e-5)
+
+
 def test_half_precision(policy):
     policy("mixed_bfloat16")
     model = compiled(ibnn.to_stochastic(network(), ibnn.MNF(), train_size=64))
@@ -394,7 +417,12 @@ def test_half_precision(policy):
         (lambda: ibnn.flows.AffineCoupling(mask=[0.5, 1, 0]), "`mask` must be 'halves'"),
         (lambda: ibnn.flows.AffineCoupling(mask=[[1, 0]]), "`mask` must be 'halves'"),
         (lambda: ibnn.MeanField(prior=tfd.Bernoulli(0.5)), "over real numbers"),
-        (lambda: ibnn.MNF().wrap(layers.Dense(2), 10).build((None, 1)), "at least 2 channels"),
+        (
+            lambda: (
+                ibnn.MNF([ibnn.flows.AffineCoupling()]).wrap(layers.Dense(2), 10).build((None, 1))
+            ),
+            r"at least 2 channels; got 1. For one, use flows.Planar\(\) among the flows",
+        ),
     ],
 )
 def test_errors_name_what_is_right(make, match):

@@ -381,15 +381,27 @@ def values_in_place(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[Non
 
 def uncast(variable: keras.Variable) -> Any:
     """Return a variable's value as a tensor in its own type, in layers of mixed precision too."""
+    # Not by `variable.dtype`, which inside of this scope is that of `floatx`.
     with backend.AutocastScope(None):
-        return keras.ops.cast(variable.value, variable.dtype)
+        return ops.convert_to_tensor(variable.value)
 
 
-def call_with(layer: keras.layers.Layer, inputs: Any, *args: Any, **values: Any) -> Any:
-    """Return `layer.call(inputs, *args)`, by a copy with other attributes, its kernel say."""
+def call_with(
+    layer: keras.layers.Layer,
+    inputs: Any,
+    *args: Any,
+    options: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Any:
+    """Return `layer.call(inputs, *args, **options)`, by a copy with other attributes.
+
+    The attributes may be the layer's kernel. Its other weights come in the type of the inputs.
+    """
     copied = object.__new__(type(layer))
     vars(copied).update(vars(layer))
     for name, value in values.items():  # some layers keep `kernel` behind a property
         is_property = isinstance(getattr(type(layer), name, None), property)
         vars(copied)[f"_{name}" if is_property else name] = value
-    return type(layer).call(copied, inputs, *args)
+    dtype = keras.backend.standardize_dtype(inputs.dtype)
+    with backend.AutocastScope(dtype if keras.backend.is_float_dtype(dtype) else None):
+        return type(layer).call(copied, inputs, *args, **(options or {}))

@@ -129,8 +129,10 @@ class Flow(SavesRandomState, Conditional):
             wanted = f"works on the last {self.event_ndims} axes of a tensor"
             raise ValueError(f"{name} {wanted}; got the input shape {tuple(input_shape)!r}.")
         if channels < self.min_channels:
-            wanted = f"needs at least {self.min_channels} channels; got {channels}"
-            raise ValueError(f"{name} {wanted}. For one use NormalPlanar1d(), or flows.Planar().")
+            raise ValueError(
+                f"{name} needs at least {self.min_channels} channels; got {channels}. For one, use "
+                "flows.Planar() among the flows, or NormalPlanar1d() as the posterior."
+            )
         self.channels = channels
 
     def bijector(self, condition: Tensor | None = None) -> tfb.Bijector:

@@ -62,7 +62,8 @@ class StochasticLayer(keras.layers.Wrapper):
             got = f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine"
             raise ValueError(f"`posterior` must be one such as ibnn.NormalAffine(); got {got}.")
         self.train_size = check_train_size(train_size)
-        dtype = checks.full_precision(self.dtype_policy)
+        precisions = {checks.full_precision(x) for x in (self.dtype_policy, layer.dtype_policy)}
+        dtype = "float64" if "float64" in precisions else "float32"
         self.posterior = posterior.copy_for_layer(dtype, seed, self.train_size)
         self.supports_masking = True
         self._layer_takes_mask = "mask" in inspect.signature(layer.call).parameters

@@ -184,7 +184,9 @@ class MeanFieldLayer(StochasticLayer):
         return [s * noise for s, noise in zip(self.posterior.scales(), latent.noise, strict=True)]
 
     def _means(self) -> list[Tensor]:
-        return [keras_internals.uncast(getattr(self.layer, name)) for name in self._random]
+        """Return the means of the random weights, in the type of the posterior."""
+        values = (keras_internals.uncast(getattr(self.layer, name)) for name in self._random)
+        return [ops.cast(value, self.posterior.dtype) for value in values]
 
     def _bias(self) -> Tensor | None:
         bias = self.layer.bias

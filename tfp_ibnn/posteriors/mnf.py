@@ -38,7 +38,8 @@ class MNF(MeanField):
     Reference: Louizos and Welling, Multiplicative Normalizing Flows, arXiv 1703.01961.
 
     Args:
-        flows: of z; None is two masked affine couplings, with alternating masks. They are copied.
+        flows: of z; None is two masked affine couplings, with alternating masks, and no flow where
+            z has one channel only. They are copied.
         auxiliary_flows: g, likewise.
         z_scale: standard deviation s of z_0 at the start; its mean starts at 1.
         **kwargs: those of `MeanField`, whose example shows the steps.
@@ -56,6 +57,8 @@ class MNF(MeanField):
     ) -> None:
         super().__init__(**kwargs)
         self.z_scale = checks.positive("z_scale", z_scale)
+        given = {"flows": flows, "auxiliary_flows": auxiliary_flows}
+        self._left_open = [name for name, value in given.items() if value is None]
         flows = _couplings() if flows is None else flows
         options = {"initial_scale": z_scale, "affine": "first", "dtype": self.dtype, "name": "z"}
         self.z = _Factors(flows, **options)
@@ -67,6 +70,9 @@ class MNF(MeanField):
         kernel = next(iter(input_shape.values()))
         self.on_inputs = len(kernel) == 2
         channels = kernel[0] if self.on_inputs else kernel[-1]
+        if channels == 1:  # a coupling needs one to keep and one to move
+            for name in self._left_open:
+                getattr(self, name).clear()
         for part in (self.z, *self.auxiliary_flows):
             part.build((None, channels))
         log_scale = keras.initializers.Constant(math.log(self.z_scale))
@@ -81,6 +87,11 @@ class MNF(MeanField):
     def flows(self) -> list[Flow]:
         """The flows of z."""
         return self.z.flows
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments; until the layer is known, flows that were left open stay so."""
+        left_open = {} if self.built else dict.fromkeys(self._left_open)
+        return {**super().get_config(), **left_open}
 
     def times_z(self, kernel: Tensor, z: Tensor) -> Tensor:
         """Return a kernel multiplied by z (..., channels), with the leading axes of z."""

@@ -13,6 +13,9 @@ from tfp_ibnn.flows.coupling import Coupling, CouplingBijector, MovesBijector
 from tfp_ibnn.flows.flow import Flow, FlowBijector, total
 
 
+_LARGEST_LIMIT = 20
+
+
 class SplineBijector(FlowBijector):
     """A monotone spline for each channel; the identity outside of [-interval, interval].
 
@@ -83,6 +86,11 @@ class _Splines(Flow):
         self.bins = checks.positive_integer("bins", bins, checks.LARGEST_SIZE)
         self.interval = checks.scale("interval", interval)
         self.limit = checks.positive("limit", limit)
+        if self.limit > _LARGEST_LIMIT:
+            raise ValueError(
+                f"`limit` must be at most {_LARGEST_LIMIT}, or slopes leave the range of float32; "
+                f"got {checks.shown(limit)}."
+            )
         if self.bins == 1:
             raise ValueError("`bins` must be 2 or more: a spline of 1 bin is the identity.")
 
@@ -104,7 +112,8 @@ class Spline(_Splines):
     Args:
         bins: number of bins between -interval and interval.
         interval: beyond it, on either side, the map is the identity.
-        limit: bound of the logarithms of slopes, and of widths and heights relative to each other.
+        limit: bound of the logarithms of slopes, and of widths and heights relative to each other,
+            at most 20. Beyond 4 a bin may be so flat that float32 hardly determines its inverse.
 
     References:
         Durkan et al., Neural Spline Flows, arXiv 1906.04032.
@@ -152,21 +161,36 @@ def _spline(
     """Return splines at values (..., channels), or where they take them, and log dy/dx there."""
     near, x0, y0, width, height, d0, d1 = _bin_of(values, knots, interval, int(back))
     slope = height / width
-    bend = d0 + d1 - 2 * slope
     if back:
-        # t solves a t^2 + b t + c = 0; this form of the root loses no digits near a = 0.
-        up = ops.clip(near - y0, 0.0, height)
-        a, b, c = height * (slope - d0) + up * bend, height * d0 - up * bend, -slope * up
-        t = -2 * c / (b + ops.sqrt(b * b - 4 * a * c))
+        t, rest = _shares_of_width(ops.clip((near - y0) / height, 0.0, 1.0), slope, d0, d1)
+        found = x0 + width * t
     else:
         t = ops.clip((near - x0) / width, 0.0, 1.0)
-    both = t * (1 - t)
-    below = slope + bend * both
-    found = x0 + width * t if back else y0 + height * (slope * t * t + d0 * both) / below
-    rise = d1 * t * t + 2 * slope * both + d0 * (1 - t) * (1 - t)
-    log_slope = ops.log(rise * ops.square(slope / below))
+        rest = 1 - t
+    # Sums of positive terms, which lose no digits however different these are.
+    ahead = slope * t * t + d0 * t * rest
+    below = ahead + d1 * t * rest + slope * rest * rest
+    if not back:
+        found = y0 + height * (ahead / below)
+    rise = d1 * t * t + 2 * slope * t * rest + d0 * rest * rest
+    log_slope = ops.log(rise) + 2 * ops.log(slope / below)
     inside = ops.abs(values) < interval
     return ops.where(inside, found, values), ops.where(inside, log_slope, ops.zeros_like(log_slope))
+
+
+def _shares_of_width(up: Tensor, slope: Tensor, d0: Tensor, d1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return t and 1 - t at which a bin reaches a share of its height.
+
+    r = t / (1 - t) solves slope (1 - up) r^2 + b r - slope up = 0 with b = d0 (1 - up) - d1 up.
+    Its discriminant is a sum of positive terms, and so is one of the two forms of its root.
+    """
+    down = 1 - up
+    b = d0 * down - d1 * up
+    root = ops.sqrt(b * b + 4 * slope * slope * up * down)
+    before = ops.where(b > 0, 2 * slope * up, root - b)
+    behind = ops.where(b > 0, root + b, 2 * slope * down)
+    whole = before + behind
+    return before / whole, behind / whole
 
 
 def _bin_of(x: Tensor, knots: Tensor, interval: float, axis: int) -> tuple[Tensor, ...]:

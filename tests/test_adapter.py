@@ -6,7 +6,7 @@ import pytest
 from keras import layers
 
 import tfp_ibnn as ibnn
-from tests.layer_checklist import numpy
+from tests.layer_checklist import numpy, predict_without_noise, stir
 from tests.precision import at_least
 from tfp_ibnn.layers.adapter import StochasticAdapter
 
@@ -139,6 +139,100 @@ def test_other_equations_have_noise_on_their_input(equation):
     sto = stochastic(model)
     assert type(ibnn.stochastic_layers(sto)[0]) is ibnn.Stochastic
     assert numpy(sto(image(shape))).shape == (8, *output)
+
+
+NEITHER = {
+    "groups": ((7, 7, 6), lambda: layers.Conv2D(4, 3, groups=2)),
+    "other equation": ((3, 6), lambda: layers.EinsumDense("abc,cd->adb", (5, 3))),
+    "other kernel": ((6,), lambda: layers.EinsumDense("ab,cb->ac", (5,))),
+    "dense": ((6,), lambda: layers.Dense(5, "relu")),
+}
+
+
+# A Dense layer that has its adapter before becomes a `StochasticAdapter`; sides="both" needs the
+# channels of the output on the last axis of the kernel.
+@pytest.mark.parametrize(
+    ("name", "when", "posterior"),
+    [
+        *((name, "before", "gaussian") for name in NEITHER if name != "dense"),
+        *((name, "after", "gaussian") for name in NEITHER),
+        *(("groups", when, "both") for when in ("before", "after")),
+        *(("dense", "after", "both"), ("other kernel", "after", "both")),
+    ],
+)
+def test_what_other_adapters_add_is_folded_too(name, when, posterior):
+    keras.utils.set_random_seed(0)
+    shape, make = NEITHER[name]
+    model = keras.Sequential([keras.Input(shape), make()])
+    both = ibnn.NormalAffine(initial_scale=0.3, sides="both")
+    template = both if posterior == "both" else POSTERIORS[posterior]()
+
+    def enable(layer):
+        layer.enable_lora(2, lora_alpha=3)
+        layer.lora_kernel_b.assign(RNG.normal(size=layer.lora_kernel_b.shape))
+
+    if when == "before":
+        enable(model.layers[0])
+    sto = ibnn.to_stochastic(model, template, train_size=8)
+    (layer,) = ibnn.stochastic_layers(sto)
+    if when == "after":
+        enable(layer.layer)
+    stir(sto)
+    x = image(shape)
+    expected = predict_without_noise(sto, x)
+    back = ibnn.to_deterministic(sto)
+    np.testing.assert_allclose(numpy(back(x)), expected, atol=3 * at_least(1e-5))
+    assert back.layers[-1].lora_alpha == 3
+    np.testing.assert_array_equal(numpy(back.layers[-1].lora_kernel_b), 0)
+    with ibnn.noise_off(sto):  # the original is as it was
+        np.testing.assert_allclose(numpy(sto(x)), expected, atol=at_least(1e-6))
+
+
+def test_regularizers_and_penalties_stay():
+    keras.utils.set_random_seed(0)
+    options = {"kernel_regularizer": "l2", "activity_regularizer": "l1"}
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5, **options)])
+    model.layers[0].enable_lora(2)
+    model.layers[0].lora_kernel_b.assign(RNG.normal(size=(2, 5)))
+    sto, x = stochastic(model), image((6,))
+    model(x)
+    expected = [float(loss) for loss in model.losses]
+    with ibnn.noise_off(sto):
+        sto(x)
+    found = [float(loss) for loss in sto.losses if float(loss)]
+    assert len(expected) == 3
+    np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-5)
+    with ibnn.noise_off(sto):
+        again = ibnn.to_deterministic(sto)
+    again(x)
+    np.testing.assert_allclose([float(loss) for loss in again.losses], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("outer", "given"), [("mixed_float16", "float16"), ("float64", "float64")])
+def test_the_type_of_the_output_is_that_of_the_layer_inside(outer, given):
+    inner = "float32"
+    rank_one = ibnn.NormalAffine(sides="both")
+    made = {
+        "adapter": StochasticAdapter(layers.Dense(3, dtype=inner), train_size=8, dtype=outer),
+        "both": ibnn.Stochastic(layers.Dense(3, dtype=inner), rank_one, train_size=8, dtype=outer),
+    }
+    for layer in made.values():
+        y = layer(image((6,)), training=True)
+        assert keras.backend.standardize_dtype(y.dtype) == inner
+        assert layer.compute_output_spec(keras.KerasTensor((8, 6), given)).dtype == inner
+
+
+def test_adapters_that_do_not_fit_are_refused():
+    grouped = layers.Conv2D(4, 3, groups=2, lora_rank=2)
+    grouped.build((None, 7, 7, 6))
+    with pytest.raises(ValueError, match="Use ibnn.Stochastic"):
+        StochasticAdapter(grouped, train_size=8)
+    model, _ = adapted("dense")
+    with pytest.raises(ValueError, match="layers without LoRA.*Use sides='input'"):
+        ibnn.to_stochastic(model, ibnn.NormalAffine(sides="both"), train_size=8)
+    (layer,) = ibnn.stochastic_layers(stochastic(model))
+    with pytest.raises(NotImplementedError, match="does not allow `enable_lora`"):
+        layer.layer.enable_lora(2)
 
 
 def test_posteriors_over_weights_leave_adapters_alone():

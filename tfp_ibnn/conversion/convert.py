@@ -13,10 +13,9 @@ from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.conversion.classes import deterministic_model, stochastic_model
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.layers.adapter import has_adapter
-from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, check_train_size
+from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, check_train_size, has_lora, is_quantized
 from tfp_ibnn.layers.control import some_stochastic_layers
-from tfp_ibnn.layers.inside import Steps, places, replace
+from tfp_ibnn.layers.inside import Place, Steps, places, replace
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass
 from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 from tfp_ibnn.layers.rows import check_rows
@@ -85,13 +84,15 @@ def to_stochastic(
     convertible = [place for place in known if place.shape is not None]
     chosen: dict[Steps, str] = {}
     passed_over: list[str] = []
+    unfit: list[Place] = []
     reached = {id(owner) for place in convertible for owner in place.owners}
     for place in known:
         names = (place.layer.name, place.path)
         pattern = next((p for p in templates if any(re.fullmatch(p, x) for x in names)), None)
         # Of several kernels only posteriors over z know what to multiply.
-        is_plain = not isinstance(place.layer, CELLS) and not has_adapter(place.layer)
-        fits = is_plain or hasattr(templates.get(pattern), "draw")
+        is_one_kernel = not (type(place.layer) in CELLS or is_quantized(place.layer))
+        is_one_kernel = is_one_kernel and not has_lora(place.layer)
+        fits = is_one_kernel or hasattr(templates.get(pattern), "draw")
         if pattern is not None and place in convertible and fits:
             chosen[place.steps] = pattern
         elif pattern is not None and not isinstance(place.layer, _SILENT):
@@ -99,6 +100,7 @@ def to_stochastic(
             if id(place.layer) not in reached and any(weight.trainable for weight in own):
                 hint = "" if fits else ", which needs a posterior over z"
                 passed_over.append(f"{place.path} ({type(place.layer).__name__}{hint})")
+                unfit += [] if fits else [place]
     remedy = (
         f"cannot be converted: {', '.join(passed_over)}. To make one stochastic, put "
         "`ibnn.Stochastic(layer, posterior, train_size)` in its place, if it has one input, or "
@@ -111,7 +113,7 @@ def to_stochastic(
     used = {*chosen.values(), *([_REST] if chosen else ())}
     unused = [pattern for pattern in templates if pattern not in used]
     if unused:
-        names = ", ".join(place.path for place in convertible)
+        names = ", ".join(place.path for place in convertible if place not in unfit) or "none"
         raise ValueError(
             f"`posterior` has the pattern {unused[0]!r}, which converts no layer. It must be the "
             f"first to match a whole name or path. Those that can be converted: {names}.{more}"

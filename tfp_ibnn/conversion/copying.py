@@ -10,7 +10,7 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.layers import StochasticLayer, inside, stochastic_layers
+from tfp_ibnn.layers import StochasticLayer, folding, inside, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE
 from tfp_ibnn.layers.model import StochasticModel
 
@@ -130,7 +130,7 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
     swaps: dict[inside.Steps, keras.layers.Layer] = {}
     pairs = [(x, before[x].layer, after[x].layer) for x in before if x in after]
     for steps, layer, copied in [((), old, new), *pairs]:
-        _adapt(copied, layer)
+        folding.adapt(copied, layer)
         inner = steps and not fold and not after[steps].in_graph
         if inner and _options(layer) != _options(copied):
             raise _cannot_copy(old, f"{layer.name!r} was made with other options in the copy")
@@ -138,7 +138,7 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
             if is_opened(old) and before[steps].in_graph:  # it is folded already
                 continue
             layer = layer.fold()
-            _adapt(copied, layer)
+            folding.adapt(copied, layer)
             if isinstance(copied, StochasticLayer):
                 swaps[steps] = layer
                 continue
@@ -151,9 +151,7 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
                     reason = f"`{name}` of {layer.name!r} is {value!r}, and {found!r} in the copy"
                     raise _cannot_copy(layer, reason)
         if isinstance(layer, inside.LEAVES):
-            copied.set_weights(layer.get_weights())
-            for weight, own in zip(layer.weights, copied.weights, strict=True):
-                own.trainable = weight.trainable  # beside LoRA the kernel is not
+            folding.copy_weights(copied, layer)
         elif type(layer) is type(copied):
             store: dict[str, Any] = {}
             layer.save_own_variables(store)
@@ -165,14 +163,6 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
     for steps in swaps:  # an owner's own constructor may make what was replaced just now
         if stochastic_layers(_copy_layer(after[steps].owners[:2][-1])):
             raise _cannot_fold(before[steps])
-
-
-def _adapt(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
-    """Give a layer LoRA if another one has it; not all configs tell."""
-    if getattr(like, "lora_enabled", False) and type(layer) is type(like):
-        if not layer.lora_enabled:
-            layer.enable_lora(like.lora_rank)
-        layer.lora_alpha = like.lora_alpha
 
 
 def _options(layer: keras.layers.Layer) -> str | None:

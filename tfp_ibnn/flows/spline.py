@@ -12,8 +12,7 @@ from tfp_ibnn.flows.autoregressive import AutoregressiveBijector, InverseAutoreg
 from tfp_ibnn.flows.coupling import Coupling, CouplingBijector, MovesBijector
 from tfp_ibnn.flows.flow import Flow, FlowBijector, total
 
-
-_LARGEST_LIMIT = 20
+_LARGEST_LIMIT = 20  # slopes are up to its exponential, and ratios of sizes up to their square
 
 
 class SplineBijector(FlowBijector):

@@ -8,17 +8,18 @@ from keras import ops
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import PosteriorTemplate
+from tfp_ibnn.layers.base import has_lora, is_known, is_quantized
 from tfp_ibnn.layers.convolution import finish
 from tfp_ibnn.layers.multiplicative import Stochastic
 
 
 def has_adapter(layer: keras.layers.Layer) -> bool:
     """Whether a layer has LoRA, of a form whose two kernels follow one another."""
-    plain = getattr(layer, "groups", 1) == 1 and getattr(layer, "quantization_mode", None) is None
+    plain = is_known(layer) and getattr(layer, "groups", 1) == 1 and not is_quantized(layer)
     if isinstance(layer, keras.layers.EinsumDense):  # the kernel's last axis is the output's
         inputs, kernel, outputs = layer.equation.replace("->", ",").split(",")
         plain = plain and kernel[-1] == outputs[-1] and kernel[-1] not in inputs
-    return plain and bool(getattr(layer, "lora_enabled", False))
+    return plain and has_lora(layer)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -55,15 +56,27 @@ class StochasticAdapter(Stochastic):
             for weight, own in zip(kept, plain.weights, strict=True):
                 own.trainable = weight.trainable
             layer = plain
+        if not is_known(layer) or is_quantized(layer) or has_lora(layer):
+            raise ValueError(
+                "StochasticAdapter needs one of Keras's own layers, neither quantized nor in "
+                f"groups, with an adapter whose two kernels follow one another; got {layer!r}. Use "
+                "ibnn.Stochastic(layer, posterior, train_size), with z on the input."
+            )
         super().__init__(layer, posterior, train_size, **kwargs)
+        if self._both:
+            raise ValueError(
+                f"`sides='both'` is for layers without LoRA; got {layer.name!r}. Use sides='input'."
+            )
         self.rank, self.alpha = rank, rank if alpha is None else alpha
+        self.activity_regularizer = layer.activity_regularizer
+        self.forbid("quantize", "enable_lora")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         *inputs, outputs = self.layer.kernel.shape
         shapes = {"lora_kernel_a": (*inputs, self.rank), "lora_kernel_b": (self.rank, outputs)}
         self.kernels = [
-            self.add_weight(shape, start, name=name)
+            self.add_weight(shape, start, regularizer=self.layer.kernel_regularizer, name=name)
             for (name, shape), start in zip(shapes.items(), self._start, strict=True)
         ]
         self.layer.kernel.trainable = False
@@ -73,6 +86,7 @@ class StochasticAdapter(Stochastic):
 
     def apply(self, inputs: Tensor, latent: Tensor, groups: Any = None, *_: Any) -> Tensor:
         first, second = self.kernels
+        inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
         linear = {"bias": None, "use_bias": False, "activation": None}
         small = keras_internals.call_with(self.layer, inputs, kernel=first, **linear)
         small = self._multiply(small, latent, shared=groups is not None)

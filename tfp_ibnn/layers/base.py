@@ -23,6 +23,29 @@ CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
 """The cells of recurrent layers that it wraps: each multiplies its state by a kernel, too."""
 
 
+def is_known(layer: keras.layers.Layer) -> bool:
+    """Whether a layer multiplies by its kernels and does no more: a subclass may do anything."""
+    return type(layer) in (*CONVERTIBLE, *CELLS)
+
+
+def is_quantized(layer: keras.layers.Layer) -> bool:
+    """Whether `quantize` was called on a layer, or its policy has it quantized from the start."""
+    return layer.quantization_mode is not None
+
+
+def has_lora(layer: keras.layers.Layer) -> bool:
+    """Whether `enable_lora` was called on a layer."""
+    return bool(getattr(layer, "lora_enabled", False))
+
+
+def float_policy(layer: keras.layers.Layer) -> Any:
+    """Return the dtype policy of a layer, or that from which it was quantized."""
+    if not is_quantized(layer):
+        return layer.dtype_policy
+    compute, variable = layer.compute_dtype, layer.variable_dtype
+    return keras.DTypePolicy(compute if compute == variable else f"mixed_{compute}")
+
+
 class StochasticLayer(keras.layers.Wrapper):
     """A Keras layer with a random latent, drawn once in each forward pass, whose KL is a loss.
 
@@ -56,7 +79,7 @@ class StochasticLayer(keras.layers.Wrapper):
             raise ValueError(f"`layer` is already stochastic: {layer.name!r}.")
         if getattr(layer, "data_format", None) == "channels_first":
             raise ValueError(f"`layer` must have its channels last; {layer.name!r} has them first.")
-        kwargs.setdefault("dtype", layer.dtype_policy)
+        kwargs.setdefault("dtype", float_policy(layer))
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):
             got = f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine"
@@ -111,6 +134,19 @@ class StochasticLayer(keras.layers.Wrapper):
             got = f"{draws} draws in this pass, which do not fit a batch of {batch}"
             want = "called twice it must see one batch size, which `groups` of a noise scope divide"
             raise ValueError(f"{self._owner} has {got}: {want}.")
+
+    def forbid(self, *methods: str) -> None:
+        """Let methods of the wrapped layer, which would change its weights, raise from now on."""
+        for method in methods:
+
+            def refuse(*_: Any, method: str = method, **__: Any) -> None:
+                raise NotImplementedError(
+                    f"{self._owner} does not allow `{method}` on the layer inside. Call it on what "
+                    "ibnn.to_deterministic(model) returns; or before ibnn.to_stochastic, with a "
+                    "posterior over z with sides='input', such as ibnn.NormalAffine()."
+                )
+
+            setattr(self.layer, method, refuse)
 
     @property
     def _owner(self) -> str:

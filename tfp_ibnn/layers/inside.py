@@ -33,7 +33,8 @@ class Place(NamedTuple):
     @property
     def shape(self) -> tuple[int | None, ...] | None:
         """The input shape it was built for; None if it cannot be converted, or not be reached."""
-        if not isinstance(self.layer, (*CONVERTIBLE, *CELLS)) or not self.layer.built:
+        fits = isinstance(self.layer, CONVERTIBLE) or type(self.layer) in CELLS
+        if not fits or not self.layer.built:
             return None
         is_hidden = keras_internals.HIDDEN in self.steps
         return None if is_hidden else (self.layer.get_build_config() or {}).get("input_shape")

@@ -1,9 +1,10 @@
 """A layer whose weights are independent Gaussians."""
 
 import functools
+import inspect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -13,7 +14,7 @@ from keras.backend import is_float_dtype
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer
+from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer, is_known
 from tfp_ibnn.noise import Pass, current
 
 ESTIMATORS = ("flipout", "shared", "local")
@@ -57,27 +58,35 @@ class MeanFieldLayer(StochasticLayer):
         if not isinstance(layer, CONVERTIBLE):
             kinds = ", ".join(kind.__name__ for kind in CONVERTIBLE)
             raise ValueError(f"MeanField needs one of {kinds}; got {layer!r}.")
-        if self.posterior.estimator == "local" and not isinstance(layer, layers.Dense):
+        self._estimator = self.posterior.estimator
+        if self._estimator == "local" and type(layer) is not layers.Dense:
             raise self._not_local(f"it is {type(layer).__name__}")
+        if not is_known(layer):
+            self._estimator = "shared"  # the others need outputs that are linear in the kernel
         self.activity_regularizer = layer.activity_regularizer
+        self.forbid("quantize", "enable_lora")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         layer, posterior = self.layer, self.posterior
-        if posterior.estimator == "local" and len(input_shape) != 2:
+        if self._estimator == "local" and len(input_shape) != 2:
             raise self._not_local(f"its input has the shape {tuple(input_shape)}")
         self._input_shape = tuple(input_shape)
         if not layer.built:
             layer.build(input_shape)
         self._kernels = [name for name in _KERNELS if hasattr(layer, name)]
-        random_bias = posterior.bias == "stochastic" and layer.bias is not None
+        random_bias = posterior.bias == "stochastic" and self._bias() is not None
         self._random = [*self._kernels, *["bias"] * random_bias]
-        for weight in (getattr(layer, name) for name in self._random):
+        for name in self._random:
+            weight = getattr(layer, name)
             if not isinstance(weight, keras.Variable) or not is_float_dtype(weight.dtype):
-                wanted = "without quantization or LoRA"
-                raise ValueError(f"MeanField needs a layer {wanted}; got {layer.name!r}.")
+                raise ValueError(
+                    f"MeanField needs a layer without quantization or LoRA, whose `{name}` is a "
+                    f"floating-point variable; got {layer.name!r}. Use a posterior over z for it, "
+                    "such as ibnn.NormalAffine(), by patterns of layer names."
+                )
         shapes = {name: tuple(getattr(layer, name).shape) for name in self._random}
         self._shapes = list(shapes.values())
-        if posterior.estimator == "flipout":
+        if self._estimator == "flipout":
             self._sign_shapes = _sign_shapes(layer, self._input_shape)
         posterior.build(shapes)
         posterior.start_at(self._means())
@@ -114,7 +123,7 @@ class MeanFieldLayer(StochasticLayer):
         switch = ops.cast(self.noise_switch > 0.5, posterior.dtype)
         normal = functools.partial(source.normal, **kind, stddev=switch)
         grouped = forward_pass.groups is not None
-        estimator = posterior.estimator if training and not grouped else None
+        estimator = self._estimator if training and not grouped else None
         if estimator == "local":
             latent = Local(normal(count, (self.layer.units,)))
         else:
@@ -125,8 +134,18 @@ class MeanFieldLayer(StochasticLayer):
             latent = Flipped(*latent, *signs)
         return self._with_kl(forward_pass, latent, count, training)
 
-    def apply(self, inputs: Tensor, latent: Explicit | Flipped | Local, *_: Any) -> Tensor:
-        outputs = self._outputs(ops.cast(inputs, self.layer.compute_dtype), latent)
+    def apply(
+        self,
+        inputs: Tensor,
+        latent: Explicit | Flipped | Local,
+        groups: int | Tensor | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        inputs = ops.cast(inputs, self.layer.compute_dtype)
+        if not is_known(self.layer):
+            return self._outputs_of_subclass(inputs, latent, mask, training)
+        outputs = self._outputs(inputs, latent)
         activation = self.layer.activation
         return outputs if activation is None else activation(outputs)
 
@@ -141,8 +160,10 @@ class MeanFieldLayer(StochasticLayer):
     def fold(self) -> keras.layers.Layer:
         plain = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         plain.build(self._input_shape)
-        centers = map(ops.convert_to_numpy, self.posterior.centers(self._means()))
-        plain.set_weights([*centers, *self.layer.get_weights()[len(self._random) :]])
+        plain.set_weights(self.layer.get_weights())
+        centers = self.posterior.centers(self._means())
+        for name, center in zip(self._random, centers, strict=True):
+            getattr(plain, name).assign(ops.convert_to_numpy(center))
         return plain
 
     def summary(self) -> Draw:
@@ -179,6 +200,31 @@ class MeanFieldLayer(StochasticLayer):
             return self._in_terms(inputs, [x[0] for x in deviations], *signs)
         return self._explicit(inputs, deviations)
 
+    def _outputs_of_subclass(
+        self, inputs: Tensor, latent: Explicit, mask: Any, training: bool
+    ) -> Tensor:
+        """Return what a layer's own `call` gives for random weights, activation and all.
+
+        Nothing is known of it, so that each set of weights is a sum, in full precision.
+        """
+        takes = inspect.signature(self.layer.call).parameters
+        options = {"training": training} if "training" in takes else {}
+        means = self._means()
+
+        def one(examples: dict[str, Tensor], deviations: list[Tensor]) -> Tensor:
+            weights = [x + y for x, y in zip(means, deviations, strict=True)]
+            values = dict(zip(self._random, weights, strict=True))
+            masks = {name: x for name, x in examples.items() if name == "mask"}
+            return keras_internals.call_with(
+                self.layer, examples["inputs"], options={**options, **masks}, **values
+            )
+
+        examples = {"inputs": ops.cast(inputs, means[0].dtype)}
+        if mask is not None and "mask" in takes:
+            examples["mask"] = mask
+        outputs = self._by_block(one, examples, self._deviations(latent))
+        return ops.cast(outputs, self.layer.compute_dtype)
+
     def _deviations(self, latent: Explicit | Flipped) -> list[Tensor]:
         """Return by how much the weights of each draw differ from their means."""
         return [s * noise for s, noise in zip(self.posterior.scales(), latent.noise, strict=True)]
@@ -189,7 +235,7 @@ class MeanFieldLayer(StochasticLayer):
         return [ops.cast(value, self.posterior.dtype) for value in values]
 
     def _bias(self) -> Tensor | None:
-        bias = self.layer.bias
+        bias = getattr(self.layer, "bias", None)
         return None if bias is None else keras_internals.uncast(bias)
 
     def _linear(self, inputs: Tensor, kernels: Sequence[Tensor], bias: Any = None) -> Tensor:
@@ -204,21 +250,35 @@ class MeanFieldLayer(StochasticLayer):
         """Return the outputs for one set of weights, or for one for each block of examples."""
         number, means, bias = len(self._kernels), self._means(), self._bias()
 
-        def one(inputs: Tensor, deviations: list[Tensor]) -> Tensor:
+        def one(examples: dict[str, Tensor], deviations: list[Tensor]) -> Tensor:
+            inputs = examples["inputs"]
             if inputs.dtype != means[0].dtype:
                 # In half precision the sum of a weight and its noise would lose the noise.
                 return self._in_terms(inputs, deviations)
             weights = [x + y for x, y in zip(means, deviations, strict=True)]
             return self._linear(inputs, weights[:number], *(weights[number:] or [bias]))
 
+        return self._by_block(one, {"inputs": inputs}, deviations)
+
+    def _by_block(
+        self,
+        one: Callable[[dict[str, Tensor], list[Tensor]], Tensor],
+        examples: dict[str, Tensor],
+        deviations: list[Tensor],
+    ) -> Tensor:
+        """Return `one(examples, deviations)` of each draw, on its own block of the examples."""
         draws = deviations[0].shape[0]
         if draws == 1:
-            return one(inputs, [x[0] for x in deviations])
+            return one(examples, [x[0] for x in deviations])
+        inputs = examples["inputs"]
         self.check_blocks(inputs, draws)
-        size, draws = ops.shape(inputs), ops.shape(deviations[0])[0]
-        blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
+        batch, draws = ops.shape(inputs)[0], ops.shape(deviations[0])[0]
+        blocks = {
+            name: ops.reshape(x, (draws, batch // draws, *ops.shape(x)[1:]))
+            for name, x in examples.items()
+        }
         outputs = ops.map(lambda pair: one(*pair), (blocks, deviations))
-        return ops.reshape(outputs, (size[0], *ops.shape(outputs)[2:]))
+        return ops.reshape(outputs, (batch, *ops.shape(outputs)[2:]))
 
     def _in_terms(
         self, inputs: Tensor, deviations: list[Tensor], sign_in: Any = 1, sign_out: Any = 1

@@ -12,7 +12,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer
-from tfp_ibnn.layers import base
+from tfp_ibnn.layers import base, folding
 from tfp_ibnn.layers.convolution import convolves, finish, noisy_convolution, separate_channels
 from tfp_ibnn.noise import Pass
 
@@ -76,12 +76,20 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if noise == "position" and type(self).draws_ahead is True:
             got = f"{type(layer).__name__}, named {layer.name!r}"
             raise ValueError(f"`noise` must be 'channel' for {got}.")
-        if self._both and not (isinstance(layer, base.CONVERTIBLE) and noise == "channel"):
-            wanted = "`sides='both'` is for Dense layers and convolutions with noise='channel'"
-            got = f"{type(layer).__name__} with noise={noise!r}. Use sides='input'"
-            raise ValueError(f"{wanted}; got {got}.")
         if self._both:
+            self._check_both()
+            self.forbid("quantize")
             self.activity_regularizer = layer.activity_regularizer  # the layer's call is not used
+
+    def _check_both(self) -> None:
+        """Raise if it is not known where the kernel of the layer is, between two factors."""
+        layer = self.layer
+        is_kernel = base.is_known(layer) and not base.is_quantized(layer)
+        if not is_kernel or self.noise != "channel":
+            raise ValueError(
+                "`sides='both'` is for Keras's own Dense layers and convolutions, not quantized, "
+                f"with noise='channel'; got {layer!r} with noise={self.noise!r}. Use sides='input'."
+            )
 
     @property
     def draws_ahead(self) -> bool:
@@ -125,6 +133,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
             normal = self.broadcast(normal, len(inputs.shape))
             return noisy_convolution(self.layer, inputs, normal, loc, scale)
         shared, size = groups is not None, self._channels
+        if self._both:
+            inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
         modulated = self._multiply(inputs, latent[..., :size], shared)
         if self._both:
             linear = {"bias": None, "use_bias": False, "activation": None}
@@ -136,24 +146,26 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return self.posterior.mean()[None]
 
     def fold(self) -> keras.layers.Layer:
-        """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`."""
-        copy = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
-        weights, mean = self.layer.get_weights(), ops.convert_to_numpy(self.posterior.mean())
-        if len(mean) > self._channels:
-            place, factors = self._output_factors(mean[self._channels :])
-            weights[place] = (weights[place] * factors).astype(weights[place].dtype)
-        factors = _kernel_factors(self.layer, mean[: self._channels])
-        if factors is not None:
-            copy.build(self._input_shape)
-            copy.set_weights([(weights[0] * factors).astype(weights[0].dtype), *weights[1:]])
-            return copy
-        factors = self.broadcast(mean[None, : self._channels], len(self._input_shape))[0]
-        factors = ops.convert_to_numpy(factors).tolist()
-        rescaling = layers.Rescaling(factors, dtype=self.layer.dtype_policy)
-        folded = keras.Sequential([rescaling, copy], name=self.name)
-        folded.build(self._input_shape)
-        folded.set_weights(weights)
-        return folded
+        """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`.
+
+        What LoRA adds becomes part of the kernel, as in a file of Keras.
+        """
+        layer, place = self.layer, (self.name, self._input_shape)
+        mean = ops.convert_to_numpy(self.posterior.mean())
+        on_inputs, on_outputs = mean[: self._channels], mean[self._channels :]
+        spread = self.broadcast(on_inputs[None], len(self._input_shape))[0]
+        spread = ops.convert_to_numpy(spread)
+        if not base.is_known(layer) or base.is_quantized(layer):
+            return folding.behind_rescaling(layer, spread, *place)
+        weights = folding.merged_weights(layer)
+        if len(on_outputs):
+            number, factors = self._output_factors(on_outputs)
+            weights[number] = (weights[number] * factors).astype(weights[number].dtype)
+        factors = folding.kernel_factors(layer, on_inputs)
+        if factors is None:
+            return folding.behind_rescaling(layer, spread, *place, weights)
+        weights[0] = (weights[0] * factors).astype(weights[0].dtype)
+        return folding.with_weights(layer, weights, *place)
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
         """Return the number of positions that have a z of their own, if their KLs are summed."""
@@ -189,7 +201,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
                 wanted = "`sides='both'` needs an equation whose last output axis is the kernel's"
                 got = f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}"
                 raise ValueError(f"{wanted}; got {got}.")
-            return 0, _along(scale, kernel, target[-1])
+            return 0, folding.along(scale, kernel, target[-1])
         if isinstance(layer, base.SEPARABLE):
             return 1, scale
         if isinstance(layer, base.DEPTHWISE):
@@ -248,29 +260,3 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     def _wrong_shape(self, shape: Any) -> ValueError:
         wanted = "an input of shape (batch, ..., channels)"
         return ValueError(f"{self._owner} needs {wanted}; got {tuple(shape)}.")
-
-
-def _along(scale: np.ndarray, labels: str, label: str) -> np.ndarray:
-    """Return numbers along one of the axes of an einsum's operand."""
-    return scale.reshape([-1 if one == label else 1 for one in labels])
-
-
-def _kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray | None:
-    """Return by what to multiply a layer's first weight instead of its input; None if one cannot.
-
-    The shapes of the kernels: Dense (in, out); convolutions (..., in / groups, out), transposed
-    (..., out, in), depthwise and separable (..., in, multiplier).
-    """
-    if isinstance(layer, layers.EinsumDense):
-        operands, _ = layer.equation.replace(" ", "").split("->")
-        source, kernel = operands.split(",")
-        kernel = kernel.replace("...", "")
-        if source.endswith("...") or kernel.count(source[-1]) != 1:
-            return None
-        return _along(scale, kernel, source[-1])
-    if isinstance(layer, base.TRANSPOSED):
-        return scale
-    if isinstance(layer, base.CONVOLUTIONS):
-        by_group = scale.reshape(layer.groups, -1).T  # (in / groups, groups)
-        return np.repeat(by_group, layer.filters // layer.groups, axis=1)
-    return scale[:, None] if isinstance(layer, (*base.CONVERTIBLE, *base.CELLS)) else None

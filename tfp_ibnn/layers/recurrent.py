@@ -9,6 +9,7 @@ from keras import layers, ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.layers.base import CELLS, is_known
 from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import current
 
@@ -26,6 +27,15 @@ class StochasticCell(Stochastic, keras_internals.DropoutRNNCell):
     """
 
     draws_ahead = True  # a step has one position only
+
+    def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
+        if not is_known(layer):
+            kinds = ", ".join(kind.__name__ for kind in CELLS)
+            raise ValueError(
+                f"The cell must be one of {kinds}, and not of a subclass, which may use its state "
+                f"in other ways; got {layer!r}."
+            )
+        super().__init__(layer, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the recurrent layer reads of its cell, the cell's options above all."""

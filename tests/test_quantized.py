@@ -113,11 +113,32 @@ def test_a_quantized_kernel_is_refused():
         stochastic(model, ibnn.NormalAffine(sides="both"))
 
 
-def test_a_network_that_waits_for_its_calibration_is_refused():
+def test_gptq_needs_its_calibration():
     model = network()
     config = keras.quantizers.GPTQConfig(dataset=[X[:1]], tokenizer=None)
     model.layers[0].quantize("gptq", config=config)
     with pytest.raises(ValueError, match="quantized by 'gptq' and not calibrated yet"):
+        stochastic(model)
+
+    layer = model.layers[0]
+    layer.quantized_kernel.assign(RNG.integers(0, 255, layer.quantized_kernel.shape))
+    layer.kernel_scale.assign(RNG.uniform(0.01, 0.02, layer.kernel_scale.shape))
+    layer.is_gptq_calibrated = True
+    sto = stochastic(model)
+    np.testing.assert_allclose(predict_without_noise(sto, X), numpy(model(X)), atol=1e-5)
+    is_folded(sto)
+
+
+def test_attention_is_quantized_after_the_conversion():
+    """Keras's own files lose what is quantized inside of attention."""
+    inputs = keras.Input((5, 6))
+    model = keras.Model(inputs, layers.MultiHeadAttention(2, 3)(inputs, inputs))
+    sto = stochastic(model)
+    before = predict_without_noise(sto, X)
+    sto.quantize("int8")
+    np.testing.assert_allclose(predict_without_noise(sto, X), before, atol=0.1)
+    model.quantize("int8")
+    with pytest.raises(ValueError, match="query' is quantized, of which the config"):
         stochastic(model)
 
 

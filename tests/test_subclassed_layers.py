@@ -17,6 +17,7 @@ class StandardizedConv2D(layers.Conv2D):
     """A convolution by its kernel less the mean, over the standard deviation."""
 
     def convolution_op(self, inputs, kernel):
+        kernel = ops.cast(kernel, inputs.dtype)
         mean, variance = ops.moments(kernel, axes=(0, 1, 2), keepdims=True)
         return super().convolution_op(inputs, (kernel - mean) / ops.sqrt(variance + 1e-6))
 

@@ -11,7 +11,7 @@ from keras import ops
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import StochasticLayer, folding, inside, stochastic_layers
-from tfp_ibnn.layers.base import CONVERTIBLE
+from tfp_ibnn.layers.base import CONVERTIBLE, is_quantized
 from tfp_ibnn.layers.model import StochasticModel
 
 
@@ -131,6 +131,11 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
     pairs = [(x, before[x].layer, after[x].layer) for x in before if x in after]
     for steps, layer, copied in [((), old, new), *pairs]:
         folding.adapt(copied, layer)
+        if is_quantized(layer) and not is_quantized(copied):
+            raise ValueError(
+                f"{before[steps].path!r} is quantized, of which the config of the layer around it "
+                "does not know: quantize the model that ibnn.to_stochastic returns instead."
+            )
         inner = steps and not fold and not after[steps].in_graph
         if inner and _options(layer) != _options(copied):
             raise _cannot_copy(old, f"{layer.name!r} was made with other options in the copy")

@@ -59,28 +59,28 @@ def adapt(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
 
 def copy_weights(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
     """Give a layer the weights of one of the same class and options, and say which are trained."""
-    values = like.get_weights()
-    if not base.is_quantized(like):
-        layer.set_weights(values)
-        for weight, own in zip(like.weights, layer.weights, strict=True):
-            own.trainable = weight.trainable  # beside LoRA the kernel is not
+    if base.is_quantized(like):
+        _copy_quantized(layer, like)
         return
-    mode = like.quantization_mode
-    if not getattr(like, f"is_{mode}_calibrated", True):
+    layer.set_weights(like.get_weights())
+    for weight, own in zip(like.weights, layer.weights, strict=True):
+        own.trainable = weight.trainable  # beside LoRA the kernel is not
+
+
+def _copy_quantized(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
+    """Do it by names: a layer that was quantized after it was built has another order."""
+    flag, mode = f"is_{like.quantization_mode}_calibrated", like.quantization_mode
+    if not getattr(like, flag, True):
         raise ValueError(
             f"Layer {like.name!r} is quantized by {mode!r} and not calibrated yet, so it cannot be "
             f"copied: call `model.quantize({mode!r}, config)` on the whole model first."
         )
-    if not base.has_lora(like):
-        store = {}
-        like.save_own_variables(store)
-        arrays = {key: ops.convert_to_numpy(value).copy() for key, value in store.items()}
-        layer.load_own_variables(arrays)  # which also notes that the layer is calibrated
-        return
-    # Weights of a layer that was quantized after it was built have another order.
-    named = {weight.name: value for weight, value in zip(like.weights, values, strict=True)}
+    named = {weight.name: weight for weight in like.weights}
     for weight in layer.weights:
-        weight.assign(named[weight.name])
+        weight.assign(ops.convert_to_numpy(named[weight.name]))
+        weight.trainable = named[weight.name].trainable
+    if hasattr(like, flag):
+        setattr(layer, flag, True)
 
 
 def kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray | None:
@@ -118,4 +118,4 @@ def _assign(
     if base.has_lora(like):
         layer.lora_alpha = like.lora_alpha
         layer.lora_kernel_a.assign(ops.convert_to_numpy(like.lora_kernel_a))
-        layer.lora_kernel_b.assign(ops.zeros_like(layer.lora_kernel_b))
+        layer.lora_kernel_b.assign(np.zeros(layer.lora_kernel_b.shape))

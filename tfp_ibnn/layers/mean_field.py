@@ -64,7 +64,6 @@ class MeanFieldLayer(StochasticLayer):
         if not is_known(layer):
             self._estimator = "shared"  # the others need outputs that are linear in the kernel
         self.activity_regularizer = layer.activity_regularizer
-        self.forbid("quantize", "enable_lora")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         layer, posterior = self.layer, self.posterior
@@ -84,6 +83,7 @@ class MeanFieldLayer(StochasticLayer):
                     f"floating-point variable; got {layer.name!r}. Use a posterior over z for it, "
                     "such as ibnn.NormalAffine(), by patterns of layer names."
                 )
+        self.forbid("quantize", "enable_lora")
         shapes = {name: tuple(getattr(layer, name).shape) for name in self._random}
         self._shapes = list(shapes.values())
         if self._estimator == "flipout":

@@ -30,6 +30,7 @@ class MeanField(Template):
     - "shared": one weight draw for the batch, as in Bayes by Backprop (1505.05424);
     - "local": the output is drawn instead of the weights, independently for each example. For Dense
       layers on vectors, called once in a pass: elsewhere this is another model (1506.02557).
+    Subclasses of Keras's layers, which may not be linear in their kernel, train by "shared".
     All predictions use explicit weights, one draw for each of the `samples` of `MonteCarlo`.
 
     Args:

@@ -72,7 +72,8 @@ def methods(build, data, validation, epochs):
     fit, made = {"batch_size": 200, "verbose": 0}, {}
     trained = train(build(seed=0), data, epochs)
     # Those of the last layer take the prior that the Laplace approximation finds.
-    first = ibnn.Laplace(trained, "last_layer", "full").fit(*data, **fit)
+    first = ibnn.Laplace(trained, "last_layer", "full", prior_precision="marglik")
+    first.fit(*data, **fit)
     prior = {"prior_scale": float(first.prior_precision) ** -0.5}
 
     def laplace(*options, **more):

@@ -191,7 +191,8 @@ def laplace(problem, models):
     fit = {"batch_size": BATCH, "verbose": 0}
 
     def fitted(subset, structure, **options):
-        return ibnn.Laplace(models[0], subset, structure, **options).fit(*problem.train, **fit)
+        found = ibnn.Laplace(models[0], subset, structure, prior_precision="marglik", **options)
+        return found.fit(*problem.train, **fit)
 
     yield "Laplace, last diag", lambda: fitted("last_layer", "diag")
     yield "Laplace, last Kronecker", lambda: fitted("last_layer", "kron")
@@ -206,7 +207,8 @@ def laplace(problem, models):
 def last_layer(problem, models):
     """Posteriors of the last layer under one prior: that of the largest marginal likelihood."""
     train, quiet = problem.train, {"verbose": 0}
-    found = ibnn.Laplace(models[0], "last_layer", "full").fit(*train, batch_size=BATCH, **quiet)
+    found = ibnn.Laplace(models[0], "last_layer", "full", prior_precision="marglik")
+    found.fit(*train, batch_size=BATCH, **quiet)
     prior = {"prior_scale": float(found.prior_precision) ** -0.5}
     steps = {"steps": 20 if problem.epochs == 1 else 2000}
     made = {}

@@ -222,7 +222,7 @@ def methods(problem, group):
         return model, [model]
 
     def laplace(subset):
-        found = ibnn.Laplace(members[0], subset, "kron")
+        found = ibnn.Laplace(members[0], subset, "kron", prior_precision="marglik")
         return found.fit(*problem.train, batch_size=BATCH, verbose=0), []
 
     def dropout():

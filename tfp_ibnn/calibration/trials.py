@@ -248,6 +248,7 @@ def _laplace(setting: Setting, name: str, subset: str) -> Trial:
     examples = read(setting.training.data, model, output, "train", every)
     # A temperature below 1 makes up for the examples that are not used.
     options = {"temperature": len(examples.y) / setting.training.size, **output.head}
+    options |= {"prior_precision": "marglik"}  # the larger ones are compared below
     with warnings.catch_warnings(action="ignore"):  # of what the comparison shows
         posterior = Laplace(copy_of(model), subset, structure, **options)
         posterior.fit(examples.x, examples.y, verbose=0)

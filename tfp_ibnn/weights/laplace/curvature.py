@@ -1,6 +1,7 @@
 """One pass, or several, over the data: the sums of which a Hessian is made."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -49,9 +50,18 @@ def linearized(network: LogitNetwork, blocks: list[Block], values: Any) -> tuple
 
 
 def collect(
-    network: LogitNetwork, structure: Structure, x: Any, y: Any, batch_size: int, verbose: Any
+    network: LogitNetwork,
+    structure: Structure,
+    x: Any,
+    y: Any,
+    batch_size: int,
+    verbose: Any,
+    watch: Callable[[Any, np.ndarray], None] = lambda inputs, targets: None,
 ) -> Fit:
-    """Go through the data and return what it says; the network stays as it is."""
+    """Go through the data and return what it says; the network stays as it is.
+
+    `watch` is given the inputs and the targets of each batch, as the likelihood takes them.
+    """
     likelihood, blocks = network.likelihood, structure.blocks
 
     def of_batch(inputs: Any, y: Tensor, mask: Tensor, *basis: Tensor) -> Any:
@@ -81,6 +91,7 @@ def collect(
         count, size, sums, recent = 0, 0, None, None
         for step, (inputs, labels) in enumerate(batches(x, y, batch_size, verbose), start=1):
             labels = likelihood.targets(labels, network.width)
+            watch(inputs, labels)
             size, number = max(size, len(labels)), len(labels)
             # A batch that is not full is filled up, since another size would be compiled anew.
             rows, mask = np.arange(size) % number, (np.arange(size) < number).astype("float32")

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -18,15 +19,17 @@ from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
 from tfp_ibnn.weights.flat import FlatPosterior, double, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import collect
+from tfp_ibnn.weights.laplace.guard import MARGIN, Reservoir, gain_along, guarded
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structures import STRUCTURES, check_side
 
 _METHODS = ("marglik", "validation")
+_PRIORS = ("guarded", *_METHODS)
 GRID = np.logspace(-4, 4, 21)
 """The prior precisions that are compared on validation data."""
 
 _FAR = 0.3
-"""By how many nats per example a Newton step may raise the likelihood of a trained network."""
+"""By how many nats per example a step may raise the log-likelihood of a trained network."""
 
 
 class Evidence(NamedTuple):
@@ -99,7 +102,10 @@ class Laplace(FlatPosterior):
             regular expression, which is searched for in `path` of each trainable weight.
         hessian_structure: "diag", "kron" (a Kronecker product for each layer: Dense layers, and
             convolutions by the expand rule), "full" or "lowrank".
-        prior_precision: a number; or "marglik", that of the largest marginal likelihood; or
+        prior_precision: a number; "marglik", that of the largest marginal likelihood; "guarded"
+            (the default), that one or, for classifiers and a `GaussianHead`, the next larger one
+            at which the NLL of predictions exceeds that of the network by at most 0.01 nats per
+            example, on up to 512 examples of the training data, or of `validation_data` if given;
             "validation", that of the least NLL on `validation_data`.
         noise_scale: of the targets of a plain regression: a number, or "marglik".
         temperature: multiplies the covariance that the data leaves; below 1 it is a cold posterior.
@@ -126,7 +132,7 @@ class Laplace(FlatPosterior):
         model: keras.Model,
         subset_of_weights: str = "last_layer",
         hessian_structure: str = "kron",
-        prior_precision: str | float = "marglik",
+        prior_precision: str | float = "guarded",
         noise_scale: str | float = "marglik",
         temperature: float = 1.0,
         pred_type: str = "glm",
@@ -142,7 +148,7 @@ class Laplace(FlatPosterior):
         structure = STRUCTURES[checks.one_of("hessian_structure", hessian_structure, [*STRUCTURES])]
         checks.one_of("pred_type", pred_type, ("glm", "nn"))
         checks.one_of("link_approx", link_approx, ("mc", "probit"))
-        for name, words in {"prior_precision": _METHODS, "noise_scale": _METHODS[:1]}.items():
+        for name, words in {"prior_precision": _PRIORS, "noise_scale": ("marglik",)}.items():
             if isinstance(options[name], str):
                 checks.one_of(name, options[name], words)
             else:
@@ -179,7 +185,7 @@ class Laplace(FlatPosterior):
         """Find the posterior from the training data, and return it; the network stays as it is.
 
         `x` and `y` are arrays, or `x` is a `tf.data.Dataset` or `PyDataset` of batches (x, y), and
-        so is `validation_data`, for prior_precision="validation".
+        so is `validation_data`, for prior_precision="validation" or "guarded".
         """
         wanted = self._options["prior_precision"]
         if wanted == "validation" and validation_data is None:
@@ -188,24 +194,29 @@ class Laplace(FlatPosterior):
             fixed = f"The scale and shift of batch normalization {', '.join(self._left_out)}"
             remedy = "a pattern in `subset_of_weights` can include them, but not its statistics"
             warnings.warn(f"{fixed} stay as they are: {remedy}.", stacklevel=2)
-        found = collect(self.logit_network, self.structure, x, y, batch_size, verbose)
+        sample = Reservoir()
+        data = x, y, batch_size, verbose
+        found = collect(self.logit_network, self.structure, *data, watch=sample.add)
         least = max(2, self.logit_network.width)
         if found.examples < least:
             raise ValueError(f"`x` must hold at least {least} examples; got {found.examples}.")
         for variable, value in zip(self.structure.variables, found.values, strict=True):
             variable.assign(value)
         self._fit = {"examples": found.examples, "log_likelihood": found.log_likelihood}
-        if isinstance(wanted, str):
+        if wanted == "guarded":
+            self._maximize_evidence(None)
+            self._guard(sample, validation_data, batch_size)
+        elif isinstance(wanted, str):
             self.optimize_prior_precision(wanted, validation_data, batch_size)
         else:
             self._maximize_evidence(wanted)
-        factor = self._options["temperature"] * float(self.noise_scale) ** 2
-        slope = ops.convert_to_tensor((found.gradient / factor).astype(self.logit_network.dtype))
-        gain = float(ops.sum(slope * self.structure.scaled(slope, self.scale))) / 2 / found.examples
+        gain = self._gain_of_a_step(found.gradient, sample, batch_size)
         if gain > _FAR:
-            step = f"a Newton step would raise the log-likelihood by {gain:.2g} nats per example"
-            problem = "The network does not seem to be trained on these data, as it should be"
-            warnings.warn(f"{problem}: {step}.", stacklevel=2)
+            warnings.warn(
+                "The network does not seem to be trained on these data, as it should be: a step "
+                f"of its weights raises the log-likelihood by {gain:.2g} nats per example.",
+                stacklevel=2,
+            )
         return self
 
     def optimize_prior_precision(
@@ -247,14 +258,22 @@ class Laplace(FlatPosterior):
             self._options["temperature"],
         )
 
+    @property
+    def prior_scale(self) -> float:
+        """The prior's standard deviation: where "guarded" narrowed it, that of "marglik"."""
+        current = float(self.prior_precision)
+        before, narrowed = self._fit.get("guarded", (current, current))
+        return (before if current == narrowed else current) ** -0.5
+
     def log_marginal_likelihood(
         self, prior_precision: float | None = None, noise_scale: float | None = None
     ) -> float:
         """Return the logarithm of the evidence in nats, to compare models and priors by.
 
-        The arguments take the place of those that were fitted; it costs a sum over the weights.
+        The arguments take the place of those that were fitted, before "guarded" narrowed the prior;
+        it costs a sum over the weights.
         """
-        prior = float(self.prior_precision) if prior_precision is None else prior_precision
+        prior = self.prior_scale**-2 if prior_precision is None else prior_precision
         scale = float(self.noise_scale) if noise_scale is None else noise_scale
         checks.positive("prior_precision", prior)
         return self.evidence.log_prob(prior, checks.positive("noise_scale", scale))
@@ -324,24 +343,66 @@ class Laplace(FlatPosterior):
         if not self._fit:
             raise ValueError("The Laplace approximation is not fitted: call fit(x, y) first.")
 
-    def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
-        """Return the NLL for each prior precision of the grid."""
+    def _guard(self, sample: Reservoir, validation_data: Any, batch_size: int) -> None:
+        """Raise the prior precision until the posterior costs at most `MARGIN` nats."""
+        if self.logit_network.likelihood.free_scale:
+            return  # the network alone does not know how large its errors are
+        if validation_data is not None:
+            sample = Reservoir()
+            for inputs, labels in self._validation_batches(validation_data, batch_size):
+                sample.add(inputs, labels)
+        data = *sample.examples(), batch_size
+        options = {name: self._options[name] for name in ("head", "from_logits")}
+        network = MonteCarlo(self.network, samples=1, seed=0, **options)
+        limit = self._loss(network, *data) + MARGIN
+        averaged = MonteCarlo(self, samples=32, seed=0, **options)
+        prior = chosen = float(self.prior_precision)
+
+        def loss(prior: float) -> float:
+            self.prior_precision.assign(prior)
+            return self._loss(averaged, *data)
+
+        try:
+            chosen = guarded(prior, loss, limit)
+        finally:
+            self.prior_precision.assign(chosen)
+        self._fit["guarded"] = [prior, float(self.prior_precision)]
+
+    def _gain_of_a_step(self, gradient: np.ndarray, sample: Reservoir, batch_size: int) -> float:
+        """Return by how many nats per example a Newton step, or a part of it, helps the network."""
+        factor = self._options["temperature"] * float(self.noise_scale) ** 2
+        slope = ops.convert_to_tensor((gradient / factor).astype(self.logit_network.dtype))
+        step = self.structure.scaled(slope, self.scale)
+        promised = float(ops.sum(slope * step)) / 2 / self._fit["examples"]
+        if promised <= _FAR:
+            return promised
+        # The quadratic promises more than there is where a prediction is confident and wrong.
+        return gain_along(step, self, sample, batch_size)
+
+    def _loss(self, averaged: MonteCarlo, x: Any, y: np.ndarray, batch_size: int) -> float:
+        """Return the NLL of predictions, in nats per example."""
+        found = averaged.predict(x, batch_size=batch_size, verbose=0)
+        if self.logit_network.likelihood.free_scale:
+            variance = found["total_variance"] + float(self.noise_scale) ** 2
+            return float(ops.mean(gaussian_nll(y, found["mean"], variance)))
+        return float(ops.mean(averaged.compute_loss(y=y, y_pred=found)))
+
+    def _validation_batches(self, data: Any, batch_size: int) -> Iterator[tuple[Any, np.ndarray]]:
+        """Yield inputs and checked targets."""
         if data is None:
             raise ValueError("`validation_data` is missing: give (x, y) or a dataset.")
         x, y = data if isinstance(data, (tuple, list)) else (data, None)
-        parts = list(batches(x, y, batch_size))
+        likelihood, width = self.logit_network.likelihood, self.logit_network.width
+        for inputs, labels in batches(x, y, batch_size):
+            yield inputs, likelihood.targets(labels, width)
+
+    def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
+        """Return the NLL for each prior precision of the grid."""
+        parts = list(self._validation_batches(data, batch_size))
         x, y = keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-        likelihood, losses = self.logit_network.likelihood, []
-        y = likelihood.targets(y, self.logit_network.width)
         options = {name: self._options[name] for name in ("head", "from_logits")}
-        averaged = MonteCarlo(self, samples=32, seed=0, **options)
+        averaged, losses = MonteCarlo(self, samples=32, seed=0, **options), []
         for prior in GRID:
             self.prior_precision.assign(prior)
-            found = averaged.predict(x, batch_size=batch_size, verbose=0)
-            if likelihood.free_scale:
-                variance = found["total_variance"] + float(self.noise_scale) ** 2
-                loss = gaussian_nll(y, found["mean"], variance)
-            else:
-                loss = averaged.compute_loss(y=y, y_pred=found)
-            losses.append(float(ops.mean(loss)))
+            losses.append(self._loss(averaged, x, y, batch_size))
         return losses

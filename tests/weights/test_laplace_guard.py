@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 from scipy.special import log_softmax, softmax
+from sklearn.datasets import load_breast_cancer, load_digits
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.weights.laplace.guard import MARGIN, Reservoir, guarded
@@ -133,3 +134,55 @@ def test_no_warning_where_little_can_be_gained(recwarn):
     options = {"hessian_structure": "full", "prior_precision": 0.01}
     ibnn.Laplace(network(3.0), **options).fit(*TRAIN, verbose=0)
     assert not [w for w in recwarn if "seem to be trained" in str(w.message)]
+
+
+def resnet():
+    """Return a residual network with batch normalization, for 8 x 8 pixels."""
+
+    def convolved(x, filters, size=3, strides=1):
+        x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization(momentum=0.9)(x)
+
+    inputs = keras.Input((64,))
+    x = layers.ReLU()(convolved(layers.Reshape((8, 8, 1))(inputs), 8))
+    for filters, strides in ((8, 1), (16, 2)):
+        y = convolved(layers.ReLU()(convolved(x, filters, 3, strides)), filters)
+        x = convolved(x, filters, 1, strides) if strides > 1 else x
+        x = layers.ReLU()(layers.Add()([x, y]))
+    outputs = layers.Dense(10, "softmax")(layers.GlobalAveragePooling2D()(x))
+    return keras.Model(inputs, outputs)
+
+
+def perceptron(inputs, classes):
+    hidden = layers.Dense(32, "relu")
+    return keras.Sequential([keras.Input((inputs,)), hidden, layers.Dense(classes, "softmax")])
+
+
+# The data, the network, and epochs that stop it early, or leave it to overfit.
+PROBLEMS = {
+    "digits, 15 epochs": (load_digits, lambda: perceptron(64, 10), 15),
+    "digits, 100 epochs": (load_digits, lambda: perceptron(64, 10), 100),
+    "cancer, 60 epochs": (load_breast_cancer, lambda: perceptron(30, 2), 60),
+    "digits, ResNet": (load_digits, resnet, 10),
+}
+
+
+@pytest.mark.once
+@pytest.mark.slow
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.filterwarnings("ignore:The scale and shift")
+def test_the_default_is_not_worse_than_trained_networks(name, subset):
+    """By the marginal likelihood alone the NLL grows by up to half a nat."""
+    load, make, epochs = PROBLEMS[name]
+    keras.utils.set_random_seed(0)
+    x, y = load(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(x))
+    x, y = ((x - x.mean(axis=0)) / (x.std(axis=0) + 0.1))[order].astype("float32"), y[order]
+    half, model = len(x) // 2, make()
+    model.compile(keras.optimizers.Adam(3e-3), "sparse_categorical_crossentropy")
+    model.fit(x[:half], y[:half], epochs=epochs, verbose=0)
+    posterior = ibnn.Laplace(model, subset).fit(x[:half], y[:half], verbose=0)
+    averaged = ibnn.MonteCarlo(posterior, samples=32, seed=0)
+    found = averaged.predict(x[half:], verbose=0)["mean"]
+    assert nll(found, y[half:]) < nll(model.predict(x[half:], verbose=0), y[half:]) + 2 * MARGIN

@@ -251,7 +251,7 @@ def test_randomized_sets_of_single_requests():
 @pytest.mark.slow
 def test_single_requests_are_covered_for_every_seed():
     """New examples one at a time, 1,000 calibrations for each seed of `randomized`."""
-    for seed in range(8):
+    for seed in range(4):
         check_sets("aps", {"randomized": seed}, overconfident, 3, 1000)
         rng = np.random.default_rng(seed)
         y = rng.integers(0, CLASSES, 2000)
@@ -259,8 +259,8 @@ def test_single_requests_are_covered_for_every_seed():
         made = ibnn.Conformal(classifier(), "aps", COVERAGE, randomized=seed).fit(
             x[:1000], y[:1000]
         )
-        inside = [made.predict(x[i : i + 1])[0, y[i]] for i in range(1000, 2000)]
-        assert_covered(np.sum(inside, keepdims=True), 1000, 1000, exact=True)
+        inside = [made.predict(x[i : i + 1])[0, y[i]] for i in range(1000, 1250)]
+        assert_covered(np.sum(inside, keepdims=True), 250, 1000, exact=True)
 
 
 def test_numbers_of_the_inputs():

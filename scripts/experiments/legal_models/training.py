@@ -72,9 +72,11 @@ def _of_z(posterior: ibnn.Posterior, z: np.ndarray) -> tuple[float, float]:
     entropy = array(q.entropy()) if exact else -array(q.log_prob(rows)).mean()
     if not exact or posterior._given_prior is not None:
         return -entropy - array(p.log_prob(rows)).mean(), entropy
-    is_diagonal = not isinstance(posterior, (ibnn.NormalFull, ibnn.NormalLowRank))
-    covariance = np.diag(array(q.variance())) if is_diagonal else array(q.covariance())
-    loc = array(q.mean())
+    if posterior.is_centered:
+        loc, scale = map(array, posterior.loc_and_scale())
+        covariance = np.diag(scale**2)
+    else:
+        loc, covariance = array(q.mean()), array(q.covariance())
     return answers.gaussian_kl(loc, covariance, 1.0, array(p.stddev())[0]), entropy
 
 

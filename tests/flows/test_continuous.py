@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.linalg
 from keras import layers, ops
 
@@ -158,3 +159,24 @@ def test_estimate_for_images_has_no_bias():
     assert found.std() > 0.01
     # The Runge-Kutta method errs by some 1e-4.
     assert abs(found.mean() - expected) < 3 * found.std() / len(found) ** 0.5 + 1e-3
+
+
+def test_at_large_weights_the_error_is_that_of_the_tolerance(float64):
+    flow, x = made(tolerance=1e-7), draws((3, 3))
+    perturb(flow, 2, size=8.0)
+    kernel, bias, last = (numpy(weight) for weight in (flow.kernel, flow.bias, flow.output_kernel))
+    kernel, last = kernel / 2, last / 6**0.5  # by the square roots of their inputs
+
+    def rate(t, state):
+        points = np.column_stack([state.reshape(3, 4)[:, :3], np.full(3, t)])
+        hidden = np.tanh(points @ kernel + bias)
+        trace = np.einsum("nh,ch,hc->n", 1 - hidden**2, kernel[:3], last)
+        return np.column_stack([hidden @ last, trace]).ravel()
+
+    start = np.column_stack([x, np.zeros(3)]).ravel()
+    solved = scipy.integrate.solve_ivp(rate, (0, 1), start, rtol=1e-10, atol=1e-10)
+    expected = solved.y[:, -1].reshape(3, 4)
+    assert np.abs(expected[:, 3]).max() > 3  # far from the identity
+    y, log_det = solve(flow, x)
+    close(y, expected[:, :3], 1e-5)
+    close(log_det, expected[:, 3], 1e-5)

@@ -71,7 +71,8 @@ def _of_z(posterior: ibnn.Posterior, z: np.ndarray) -> tuple[float, float]:
     exact = not getattr(posterior, "flows", []) and not is_mixture
     entropy = array(q.entropy()) if exact else -array(q.log_prob(rows)).mean()
     if not exact or posterior._given_prior is not None:
-        return -entropy - array(p.log_prob(rows)).mean(), entropy
+        own = ops.cast(rows, p.dtype)  # of a prior that was given
+        return -entropy - array(p.log_prob(own)).mean(), entropy
     if posterior.is_centered:
         loc, scale = map(array, posterior.loc_and_scale())
         covariance = np.diag(scale**2)

@@ -27,7 +27,9 @@ class Inapplicable(Exception):
 
 
 def array(x: Any) -> np.ndarray:
-    """Return a tensor of any precision in float64."""
+    """Return a number or a tensor of any precision in float64."""
+    if isinstance(x, (float, np.ndarray)):
+        return np.asarray(x, "float64")
     return ops.convert_to_numpy(ops.cast(ops.convert_to_tensor(x), "float64"))
 
 

@@ -790,6 +790,17 @@ def test_to_deterministic_of_wrapped_layers(make, shape):
     assert np.abs(numpy(plain(x)) - numpy(ibnn.stochastic_layers(model)[0].layer(x))).max() > 1e-2
 
 
+@pytest.mark.once
+def test_a_mean_behind_the_input_keeps_its_precision(float64):
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layers.EinsumDense("abc,bd->adc", (4, 2))(inputs))
+    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+    stir(sto)
+    x = np.random.default_rng(0).normal(size=(5, 3, 2))
+    found = numpy(ibnn.to_deterministic(sto)(x))
+    np.testing.assert_allclose(found, predict_without_noise(sto, x), rtol=1e-12)
+
+
 def test_to_deterministic_of_a_nested_stochastic_model():
     inner, x, _ = sequential()
     inner = to_stochastic(inner)

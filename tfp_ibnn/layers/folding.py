@@ -38,7 +38,8 @@ def behind_rescaling(
 ) -> keras.Sequential:
     """Return any layer, with its own weights or other `merged_weights`, on inputs times factors."""
     copy = type(layer).from_config({**layer.get_config(), "name": name})
-    rescaling = layers.Rescaling(factors.tolist(), dtype=base.float_policy(layer))
+    # An array, since Keras takes a list for float32.
+    rescaling = layers.Rescaling(factors, dtype=base.float_policy(layer))
     folded = keras.Sequential([rescaling, copy], name=name)
     folded.build(input_shape)
     if weights is not None:

@@ -107,8 +107,9 @@ class Trial:
     @property
     def eps(self) -> float:
         """The rounding of a number in the precision of the case."""
-        # On JAX Keras computes some functions in float32 only.
-        return max(_EPS[self.case.policy], _EPS["float32"] if JAX else 0)
+        # Keras computes some functions of JAX, and has adapters, in float32 only.
+        is_float32 = JAX or any(weight.dtype == "float32" for weight in self.model.weights)
+        return max(_EPS[self.case.policy], _EPS["float32"] if is_float32 else 0)
 
     @functools.cached_property
     def rounding(self) -> float:

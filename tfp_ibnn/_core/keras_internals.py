@@ -96,8 +96,8 @@ def _in_attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any, list[A
 
 def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.Layer]:
     """Return the layers directly inside of a layer, by where it keeps each, or `HIDDEN`."""
-    graph = layer._functional if isinstance(layer, keras.Sequential) else layer
-    parts = {GRAPH: graph.layers if isinstance(graph, Functional) else []}
+    graph = graph_of(layer)
+    parts = {GRAPH: graph.layers if graph is not None else []}
     parts |= {name: inside for name, _, inside in _in_attributes(layer)}
     parts[HIDDEN] = list(layer._layers)
     open_ones, found = {id(x) for x in layer._layers}, {}
@@ -387,21 +387,14 @@ def uncast(variable: keras.Variable) -> Any:
 
 
 def call_with(
-    layer: keras.layers.Layer,
-    inputs: Any,
-    *args: Any,
-    options: Mapping[str, Any] | None = None,
-    **values: Any,
+    layer: keras.layers.Layer, inputs: Any, *args: Any, options: Any = None, **values: Any
 ) -> Any:
-    """Return `layer.call(inputs, *args, **options)`, by a copy with other attributes.
-
-    The attributes may be the layer's kernel. Its other weights come in the type of the inputs.
-    """
+    """Return `layer.call(inputs, *args, **options)` with other attributes, its kernel say."""
     copied = object.__new__(type(layer))
     vars(copied).update(vars(layer))
     for name, value in values.items():  # some layers keep `kernel` behind a property
         is_property = isinstance(getattr(type(layer), name, None), property)
         vars(copied)[f"_{name}" if is_property else name] = value
-    dtype = keras.backend.standardize_dtype(inputs.dtype)
+    dtype = keras.backend.standardize_dtype(inputs.dtype)  # in which all other weights come
     with backend.AutocastScope(dtype if keras.backend.is_float_dtype(dtype) else None):
         return type(layer).call(copied, inputs, *args, **(options or {}))

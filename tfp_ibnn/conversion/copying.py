@@ -132,10 +132,7 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
     for steps, layer, copied in [((), old, new), *pairs]:
         folding.adapt(copied, layer)
         if is_quantized(layer) and not is_quantized(copied):
-            raise ValueError(
-                f"{before[steps].path!r} is quantized, of which the config of the layer around it "
-                "does not know: quantize the model that ibnn.to_stochastic returns instead."
-            )
+            raise _lost_quantization(before[steps])
         inner = steps and not fold and not after[steps].in_graph
         if inner and _options(layer) != _options(copied):
             raise _cannot_copy(old, f"{layer.name!r} was made with other options in the copy")
@@ -186,6 +183,13 @@ def settings(layer: keras.layers.Layer) -> dict[str, Any]:
     of_keras = {*vars(keras.Model()), "name", "stop_training", "train_samples"}
     own = {k: v for k, v in vars(layer).items() if isinstance(v, (bool, int, float, str))}
     return {k: v for k, v in own.items() if k not in of_keras and not k.startswith("_")}
+
+
+def _lost_quantization(place: inside.Place) -> ValueError:
+    return ValueError(
+        f"{place.path!r} is quantized, of which the config of the layer around it does not know: "
+        "quantize the model that ibnn.to_stochastic returns instead."
+    )
 
 
 def _cannot_fold(place: inside.Place) -> ValueError:

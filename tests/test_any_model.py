@@ -398,10 +398,71 @@ def test_a_subclass_without_a_config():
     model(x)
     with pytest.raises(ValueError, match="Careless.*'dense.*other options in the copy"):
         ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+
+
+@REGISTER
+class Scaled(keras.Model):
+    """Forgets its arguments in its config, and counts in an attribute."""
+
+    def __init__(self, scale=1.0, shift=0.0):
+        super().__init__()
+        self.scale = scale
+        self._shift = shift
+        self.count = 0
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.scale * getattr(self, "factor", 1.0) * self.dense(x) + self._shift
+
+    def get_config(self):
+        return {}
+
+
+X, Y = np.linspace(-1, 1, 16, dtype="float32").reshape(4, 4), np.array([0, 1, 2, 0])
+VERBS = {
+    "fit": lambda model, folder: model.fit(X, Y, validation_data=(X, Y), verbose=0),
+    "evaluate": lambda model, folder: model.evaluate(X, Y, verbose=0),
+    "predict": lambda model, folder: model.predict(X, verbose=0),
+    "train_on_batch": lambda model, folder: model.train_on_batch(X, Y),
+    "test_on_batch": lambda model, folder: model.test_on_batch(X, Y),
+    "predict_on_batch": lambda model, folder: model.predict_on_batch(X),
+    "save": lambda model, folder: model.save(folder / "model.keras"),
+    "save_weights": lambda model, folder: model.save_weights(folder / "model.weights.h5"),
+    "compile": lambda model, folder: model.compile("sgd", steps_per_execution=4),
+    "summary": lambda model, folder: model.summary(print_fn=lambda line: None),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_subclass_is_converted_after_any_verb(verb, tmp_path):
     model = Careless()
-    model(x)
-    model.factor = 3.0
-    with pytest.raises(ValueError, match="`factor` of 'careless.*' is 3.0, and None in the copy"):
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model(X)
+    VERBS[verb](model, tmp_path)
+    converted = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+    with ibnn.noise_off(converted):
+        close(converted(X), model(X))
+    close(ibnn.to_deterministic(converted)(X), model(X))
+
+
+def test_what_was_set_after_the_constructor_is_carried_over():
+    model = Scaled()
+    model(X)
+    model.factor, model.count = 3.0, 5
+    converted = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+    assert converted.model.count == 5
+    with ibnn.noise_off(converted):
+        close(converted(X), model(X))
+    close(ibnn.to_deterministic(converted)(X), model(X))
+
+
+@pytest.mark.parametrize(("argument", "attribute"), [("scale", "scale"), ("shift", "_shift")])
+def test_what_the_constructor_got_must_be_in_the_config(argument, attribute):
+    model = Scaled(**{argument: 2.0})
+    model(X)
+    with pytest.raises(
+        ValueError, match=rf"`{attribute}` of 'scaled.*' is 2.0, and .* in the copy"
+    ):
         ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
 
 

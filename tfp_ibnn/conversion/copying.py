@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -148,10 +148,7 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
                 raise _cannot_fold(before[steps])
         if type(layer) is type(copied):
             copied.trainable = layer.trainable
-            for name, value in settings(layer).items():
-                if (found := settings(copied).get(name)) != value:
-                    reason = f"`{name}` of {layer.name!r} is {value!r}, and {found!r} in the copy"
-                    raise _cannot_copy(layer, reason)
+            _carry_settings(layer, copied)
         if isinstance(layer, inside.LEAVES):
             folding.copy_weights(copied, layer)
         elif type(layer) is type(copied):
@@ -167,6 +164,24 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
             raise _cannot_fold(before[steps])
 
 
+def _carry_settings(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
+    """Give a copy what was set after the constructor; raise on what its constructor did not get."""
+    present, arguments = settings(copied), _arguments(layer)
+    for name, value in settings(layer).items():
+        if name in present and present[name] == value:
+            continue
+        if name in present and name.removeprefix("_") in arguments:
+            other = present[name]
+            reason = f"`{name}` of {layer.name!r} is {value!r}, and {other!r} in the copy"
+            raise _cannot_copy(layer, reason)
+        setattr(copied, name, value)
+
+
+def _arguments(layer: keras.layers.Layer) -> Collection[str]:
+    """Return the names of what the constructor of a layer takes."""
+    return inspect.signature(type(layer).__init__).parameters
+
+
 def _options(layer: keras.layers.Layer) -> str | None:
     """Return the config of a layer, less its name; None if there is none, or are layers inside."""
     with contextlib.suppress(NotImplementedError):
@@ -180,9 +195,11 @@ def settings(layer: keras.layers.Layer) -> dict[str, Any]:
     kind = getattr(layer, "carried", None) or type(layer)
     if kind.__module__.startswith(("keras.", "tfp_ibnn.")):
         return {}
-    of_keras = {*vars(keras.Model()), "name", "stop_training", "train_samples"}
+    of_keras = {*keras_internals.bookkeeping(), "train_samples"}
     own = {k: v for k, v in vars(layer).items() if isinstance(v, (bool, int, float, str))}
-    return {k: v for k, v in own.items() if k not in of_keras and not k.startswith("_")}
+    # Private attributes are left out, which are Keras's more often, but for kept arguments.
+    kept = {f"_{name}" for name in _arguments(layer)}
+    return {k: v for k, v in own.items() if k not in of_keras and (k[0] != "_" or k in kept)}
 
 
 def _lost_quantization(place: inside.Place) -> ValueError:

@@ -122,9 +122,36 @@ def test_each_class_and_group_has_its_own_threshold():
     sets = found.predict(P, groups)
     np.testing.assert_array_equal(sets, 1 - P <= thresholds[groups])
     assert found.evaluate(P, Y, groups)["coverage"] >= 0.7
-    for wrong in (None, groups + 1, groups[1:], groups + 0.5):
+    for wrong in (None, groups[1:], groups + 0.5, groups.astype(str), np.full(200, np.inf)):
         with pytest.raises(ValueError, match="`groups` must"):
             found.predict(P, wrong)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("ids", [(1, 2), (0, 200_000_000), (-(2**62) - 1, 2**62 + 1)])
+def test_groups_are_any_whole_numbers(ids, tmp_path):
+    plain = conformal("lac", by="class").fit(P, Y, np.arange(200) % 2)
+    groups = np.array(ids)[np.arange(200) % 2]
+    found = conformal("lac", by="class").fit(P, Y, groups)
+    np.testing.assert_array_equal(found.thresholds, plain.thresholds)
+    found.save(tmp_path / "sets.keras")
+    loaded = keras.saving.load_model(tmp_path / "sets.keras")
+    for sets in (found, loaded):
+        np.testing.assert_array_equal(
+            sets.predict(P[:9], groups[:9]), plain.predict(P[:9], np.arange(9) % 2)
+        )
+        with pytest.raises(ValueError, match=f"has 7, 8, .* saw no .* it saw {ids[0]}, {ids[1]}"):
+            sets.predict(P[:3], [7, 8, ids[0]])
+
+
+@pytest.mark.once
+def test_groups_in_a_file_without_ids_are_counted_from_0():
+    found = conformal("lac").fit(P, Y, Y + 5)
+    limits = {"limits": np.asarray(found.arrays["limits"])}
+    found.load_own_variables(limits)
+    assert found.predict(P[:K], np.arange(K)).shape == (K, K)
+    with pytest.raises(ValueError, match="has 4, of which `fit` saw no example"):
+        found.predict(P[:1], [4])
 
 
 def test_intervals():

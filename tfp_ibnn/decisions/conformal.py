@@ -85,27 +85,30 @@ class Conformal(Fitted):
         if isinstance(randomized, bool):
             raise ValueError(f"`randomized` must be None or a seed, such as 0; got {randomized}.")
         self.randomized = None if randomized is None else checks.whole("randomized", randomized)
+        self._group_ids: np.ndarray | None = None
         self.k, self.penalty = checks.whole("k", k), checks.non_negative("penalty", penalty)
 
     def fit(self, x: Any, y: Any, groups: Any = None, **options: Any) -> "Conformal":
         """Calibrate with examples that the model was not trained on, and return the object.
 
-        `y` are classes or numbers. `groups`, whole numbers (N,), give each group a threshold, so
-        that each is covered; `predict` and `evaluate` then take them too. Options are of `predict`.
+        `y` are classes or numbers. `groups`, any whole numbers (N,), give each group a threshold,
+        so that each is covered; `predict` and `evaluate` then take them too. Options are of
+        `predict`.
         """
         parts = self._run(x, options)
         y = self._targets(parts, y)
-        groups = _groups(groups, len(y))
+        ids, groups = np.unique(_group_ids(groups, len(y)), return_inverse=True)
         if self._is_set:
             scores = parts["score"][np.arange(len(y)), y]
         else:
             scores = np.maximum(parts["low"] - y, y - parts["high"]) / parts["scale"]
         labels, classes = (y, parts["score"].shape[1]) if self.by else (0, 1)
         cells = groups * classes + labels
-        ends = np.cumsum(np.bincount(cells, minlength=(groups.max() + 1) * classes))
+        ends = np.cumsum(np.bincount(cells, minlength=len(ids) * classes))
         cells = np.split(scores[np.argsort(cells, kind="stable")], ends[:-1])
         limits = np.reshape([*map(self._threshold, cells)], (-1, classes))
         self.keep({"limits": _rounded_up(limits)})
+        self._group_ids = ids
         return self
 
     def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
@@ -127,16 +130,24 @@ class Conformal(Fitted):
 
     @property
     def thresholds(self) -> np.ndarray:
-        """What `fit` found, (groups, 1), or (groups, classes) with `by`."""
+        """What `fit` found, (groups, 1) in the order of the ids; (groups, classes) with `by`."""
         limits = ops.convert_to_numpy(self.arrays["limits"])
         return limits + 1 if self._is_set else limits
 
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        if self._group_ids is not None:  # beside the weights, which hold no integers of 64 bits
+            store["groups"] = self._group_ids
+
     def load_own_variables(self, store: Any) -> None:
         arrays = {name: np.asarray(store[name]) for name in store.keys()}
+        ids = arrays.pop("groups", None)
         if "thresholds" in arrays:  # of version 0.1.0, which rounded them to the nearest number
             thresholds = np.nextafter(arrays.pop("thresholds"), np.float32(np.inf))
             arrays["limits"] = _rounded_up(thresholds - np.float64(self._is_set))
         self.keep(arrays)
+        # Files of version 0.1.0 have no ids: theirs were 0, 1, 2, ...
+        self._group_ids = np.arange(len(arrays["limits"])) if ids is None and arrays else ids
 
     def call(self, inputs: Any) -> dict[str, Tensor]:
         """Return the dict of `MonteCarlo` for one batch, with the `set` or `interval`."""
@@ -202,8 +213,24 @@ class Conformal(Fitted):
     def _by_groups(self, parts: dict[str, Any], groups: Any) -> np.ndarray:
         limits = ops.convert_to_numpy(self.arrays["limits"])
         count = len(next(iter(parts.values())))
-        answer = self._answer(parts, limits[_groups(groups, count, len(limits))])
+        answer = self._answer(parts, limits[self._rows(groups, count)])
         return ops.convert_to_numpy(answer)
+
+    def _rows(self, groups: Any, count: int) -> np.ndarray:
+        """Return the place of each example's group among those that `fit` saw."""
+        known = self._group_ids
+        if groups is None and len(known) == 1:
+            return np.zeros(count, int)
+        if groups is None:
+            raise ValueError("`groups` must be given, as they were to `fit`; got None.")
+        found = _group_ids(groups, count)
+        unknown = np.setdiff1d(found, known)
+        if len(unknown):
+            raise ValueError(
+                f"`groups` has {_listed(unknown)}, of which `fit` saw no example; it saw "
+                f"{_listed(known)}."
+            )
+        return np.searchsorted(known, found)
 
     def _answer(self, parts: dict[str, Any], limits: Any) -> Any:
         """Return sets or intervals by the limits of each example, or of all."""
@@ -238,12 +265,24 @@ def _rounded_up(values: np.ndarray) -> np.ndarray:
     return np.where(nearest < values, above, nearest)
 
 
-def _groups(groups: Any, count: int, known: int | None = None) -> np.ndarray:
-    if groups is None and known in (None, 1):
-        return np.zeros(count, int)
+def _group_ids(groups: Any, count: int) -> np.ndarray:
+    """Return the group of each example as an integer: 0 without groups."""
     if groups is None:
-        raise ValueError("`groups` must be given, as they were to `fit`; got None.")
-    found = finite_vector("groups", groups, count)
-    if np.any((found < 0) | (found % 1 > 0) | (found >= (known or np.inf))):
-        raise ValueError(f"`groups` must be whole numbers that `fit` saw; got {np.unique(found)}.")
-    return found.astype(int)
+        return np.zeros(count, "int64")
+    found = np.ravel(np.asarray(groups))
+    if len(found) != count:
+        raise ValueError(f"`groups` must be {count} ids, one per example; got {len(found)}.")
+    is_whole = found.dtype.kind in "biu"
+    if found.dtype.kind == "f":
+        is_whole = np.all((np.floor(found) == found) & (np.abs(found) < 2.0**63))
+    if not is_whole:
+        raise ValueError(
+            f"`groups` must be whole numbers, such as np.unique(names, return_inverse=True)[1]; "
+            f"got {_listed(found)}."
+        )
+    return found.astype("int64")
+
+
+def _listed(values: np.ndarray, most: int = 8) -> str:
+    """Return the first of some values as text."""
+    return ", ".join(map(str, values[:most].tolist())) + ", ..." * (len(values) > most)

@@ -398,6 +398,10 @@ def test_a_subclass_without_a_config():
     model(x)
     with pytest.raises(ValueError, match="Careless.*'dense.*other options in the copy"):
         ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+    model = Careless()
+    model.build((None, 4))
+    with pytest.raises(ValueError, match=r"'dense\S*' in model 'careless\S*' is not built.*once"):
+        ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
 
 
 @REGISTER

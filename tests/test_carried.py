@@ -90,8 +90,11 @@ def closed():
 @pytest.mark.parametrize(("make", "own"), [(opened, Opened), (closed, Closed)])
 def test_training_and_evaluation_are_the_users(make, own, tmp_path):
     original = make()
+    original.compile(keras.optimizers.SGD(0.1), factor=3.0)  # which it keeps, in `factor`
+    original.fit(X, Y, verbose=0)
     model = ibnn.to_stochastic(original, ibnn.NormalAffine(initial_scale=0.1), train_size=N)
     assert isinstance(model, own)
+    assert model.factor == 3.0
     model.compile(keras.optimizers.SGD(0.0), factor=4.0, kl_scale=1.0)
     logs = model.fit(X, Y, batch_size=N, verbose=0).history
     assert logs.keys() >= {"nll", "kl", "extra", "counted", "trained"}

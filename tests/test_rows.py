@@ -118,6 +118,44 @@ def test_dropout_on_moved_examples_is_refused():
         ibnn.MonteCarlo(model, head="point", dropout=True)
 
 
+def centered(x):
+    return x - ops.mean(x, axis=0)  # of the batch
+
+
+SEEDS = keras.random.SeedGenerator(0)
+
+
+def noisy_by_seed(x):
+    return x + keras.random.normal(ops.shape(x), seed=SEEDS)
+
+
+def noisy(x):
+    return x + np.random.default_rng().normal()
+
+
+@keras.saving.register_keras_serializable(package="tests.rows")
+class Changed(keras.layers.Layer):
+    def __init__(self, how, **kwargs):
+        super().__init__(**kwargs)
+        self.how = how
+
+    def call(self, x):
+        return globals()[self.how](x)
+
+    def get_config(self):
+        return {**super().get_config(), "how": self.how}
+
+
+@pytest.mark.parametrize("how", [centered, noisy_by_seed, noisy], ids=lambda f: f.__name__)
+def test_layers_that_use_the_batch_or_draw_noise_keep_the_rows(how):
+    def changed(then):
+        return opened(lambda x, dense: then(Changed(how.__name__)(x), dense))
+
+    ibnn.to_stochastic(changed(lambda x, dense: dense(x)), AFFINE, train_size=10)
+    with pytest.raises(ValueError, match="'moved' does not have the examples"):
+        ibnn.to_stochastic(changed(time_first), {"moved": AFFINE}, train_size=10)
+
+
 @pytest.mark.parametrize(("make", "through"), [*((opened, f) for f in WORKING), (closed, merged)])
 def test_draws_are_those_of_a_loop_over_draws_and_examples(make, through):
     stochastic = ibnn.to_stochastic(make(through), {"moved": AFFINE}, train_size=10)

@@ -150,6 +150,12 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
             copied.trainable = layer.trainable
             _carry_settings(layer, copied)
         if isinstance(layer, inside.LEAVES):
+            if copied.built and not layer.built:
+                raise ValueError(
+                    f"{before[steps].path!r} in model {old.name!r} is not built, which `build` of "
+                    "a model with a `call` of its own leaves to the first call: use the model "
+                    "once, as in model(x_train[:1])."
+                )
             folding.copy_weights(copied, layer)
         elif type(layer) is type(copied):
             store: dict[str, Any] = {}

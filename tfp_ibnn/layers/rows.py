@@ -7,7 +7,7 @@ time step, say, and not for an example.
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -28,6 +28,13 @@ _checked: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 Run = Callable[[Any, Pass], Any]
 """How to run a model: (inputs, forward pass)."""
+
+
+class LayerInput(NamedTuple):
+    """A stochastic layer, and what it was called with in a run."""
+
+    layer: keras.layers.Layer
+    values: np.ndarray
 
 
 def may_move_examples(model: keras.Model) -> bool:
@@ -56,19 +63,17 @@ def check_rows(model: keras.Model, run: Run | None = None) -> None:
     if model in _checked or not may_move_examples(model):
         return
     try:
-        three = _made_up_inputs(model)
-        two = keras.tree.map_structure(lambda x: x[[0, 2]], three)
-        seen = [_inputs_seen(model, inputs, run) for inputs in (two, three)]
+        misplaced = _first_misplaced(model, run)
     except Exception:  # whatever does not suit the model
         return
-    for (layer, of_two), (_, of_three) in zip(*seen, strict=False):
-        if not _are_rows_of_examples(of_two, of_three):
-            raise ValueError(
-                f"Layer {layer.name!r} does not have the examples on the first axis of its input, "
-                f"which is {of_two.shape} for two of them: an example could not keep one draw. "
-                "Transpose the input back before this layer, or leave it deterministic: "
-                "`to_stochastic` takes posteriors by patterns of layer names."
-            )
+    if misplaced is not None:
+        layer, of_two = misplaced
+        raise ValueError(
+            f"Layer {layer.name!r} does not have the examples on the first axis of its input, "
+            f"which is {of_two.shape} for two of them: an example could not keep one draw. "
+            "Transpose the input back before this layer, or leave it deterministic: "
+            "`to_stochastic` takes posteriors by patterns of layer names."
+        )
     if run is None:
         _checked.add(model)
 
@@ -104,9 +109,36 @@ def _made_up_inputs(model: keras.Model) -> Any:
     return zeros_and_ones(owner.get_build_config()["input_shape"], keras.config.floatx())
 
 
-def _inputs_seen(
-    model: keras.Model, inputs: Any, run: Run | None
-) -> list[tuple[keras.layers.Layer, np.ndarray]]:
+def _first_misplaced(model: keras.Model, run: Run | None) -> LayerInput | None:
+    """Return the first stochastic layer, with its input, whose rows are not those of examples."""
+    examples = _made_up_inputs(model)
+
+    def seen(*chosen: int) -> list[LayerInput]:
+        inputs = keras.tree.map_structure(lambda x: x[list(chosen)], examples)
+        return _inputs_seen(model, inputs, run)
+
+    of_two, of_three = seen(0, 2), seen(0, 1, 2)
+    odd = [n for n, x in enumerate(of_two) if not _agree_on_rows(x.values, of_three[n].values)]
+    if not odd:
+        return None
+    swapped, again, replaced = seen(2, 0), seen(0, 2), seen(1, 2)
+    for n in odd:
+        layer, values = of_two[n]
+        if len(values) % 2 == 0 and len(of_three[n].values) == 3 * len(values) // 2:
+            half = len(values) // 2
+            # A layer of a user's own may normalize by the batch,
+            keeps_order = _is_close(values, np.roll(swapped[n].values, half, axis=0))
+            # draw noise at prediction by seeds of Keras, which start afresh in each run,
+            keeps_apart = _is_close(values[half:], replaced[n].values[half:])
+            # or draw it in another way, in which case the values show nothing.
+            is_random = not _is_close(values, again[n].values)
+            if keeps_order or keeps_apart or is_random:
+                continue
+        return of_two[n]
+    return None
+
+
+def _inputs_seen(model: keras.Model, inputs: Any, run: Run | None) -> list[LayerInput]:
     """Return the stochastic layers in the order of their calls, each with its input."""
     inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
     # Nothing of the run stays.
@@ -116,13 +148,17 @@ def _inputs_seen(
             model(inputs, training=False)
         else:
             run(inputs, forward_pass)
-    return [(layer, keras.ops.convert_to_numpy(x)) for layer, x in forward_pass.seen]
+    return [LayerInput(layer, keras.ops.convert_to_numpy(x)) for layer, x in forward_pass.seen]
 
 
-def _are_rows_of_examples(of_two: np.ndarray, of_three: np.ndarray) -> bool:
-    """Whether arrays for two and three examples have consecutive rows for each, if any."""
+def _agree_on_rows(of_two: np.ndarray, of_three: np.ndarray) -> bool:
+    """Whether arrays for two and three examples have the same consecutive rows for each, if any."""
     rows = len(of_two) // 2
     if len(of_two) != 2 * rows or len(of_three) != 3 * rows:
         return False
-    same = np.concatenate([of_three[:rows], of_three[2 * rows :]]).astype("float64")
-    return np.allclose(of_two, same, atol=_TOLERANCE * np.max(np.abs(same), initial=0))
+    return _is_close(of_two, np.concatenate([of_three[:rows], of_three[2 * rows :]]))
+
+
+def _is_close(values: np.ndarray, expected: np.ndarray) -> bool:
+    expected = expected.astype("float64")
+    return np.allclose(values, expected, atol=_TOLERANCE * np.max(np.abs(expected), initial=0))

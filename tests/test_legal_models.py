@@ -95,3 +95,19 @@ def test_answers_know_the_textbook():
     np.testing.assert_allclose(kl, 2 - np.log(2))
     whole = answers.gaussian_kl(np.array([1.0]), np.array([[4.0]]), 0.0, 1.0)
     np.testing.assert_allclose(whole, 2 - np.log(2))
+
+
+# Without what takes longest: `make robustness` checks all.
+CHEAP = ("noise off", "folded", "divergence", "draws", "scores", "loss", "moments")
+FEW = 2 if keras.backend.backend() == "jax" else 10  # of a block of seeds
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_a_hundred_legal_models(eagerly, block, tmp_path):
+    faults = []
+    for seed in range(10 * block, 10 * block + FEW):
+        case = draw.draw(seed)
+        checks = ["noise off", CHEAP[1 + seed % 6]]
+        found = worker.examine(case, checks, tmp_path)
+        faults += [(seed, fault["check"], fault["text"]) for fault in found["faults"]]
+    assert faults == []

@@ -40,7 +40,7 @@ class Predictive:
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         """Return the bounds of the central interval that holds the given probability."""
-        ends = ops.cast([(1 - level) / 2, (1 + level) / 2], draws.dtype)
+        ends = ops.convert_to_tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype)
         bounds = ops.quantile(self.public(draws), ends, axis=0)
         return bounds[0], bounds[1]
 

@@ -170,8 +170,9 @@ class _Builder:
         except Exception:  # whatever Keras has against it
             return False
         if isinstance(value, keras.KerasTensor):
-            sizes = [size or 3 for size in value.shape[1:]]
-            if not sizes or math.prod(sizes) > LARGEST or min(sizes) < 1:
+            sizes = [3 if size is None else size for size in value.shape[1:]]
+            is_known = bool(sizes) and value.shape[-1] is not None
+            if not is_known or math.prod(sizes) > LARGEST or min(sizes) < 1:
                 return False
             self.tensors.append(line.name)
         self.known[line.name] = value
@@ -241,10 +242,7 @@ class _Builder:
         if len(self.shape(last)) > 2:
             sources = list(kinds.FLATTEN.get(len(self.shape(last)), ("layers.Flatten()({0})",)))
             self.rng.shuffle(sources)
-            any(self.add(source, last) and self._is_known() for source in sources)
-
-    def _is_known(self) -> bool:
-        return self.shape(self.tensors[-1])[-1] is not None
+            any(self.add(source, last) for source in sources)
 
     def join(self) -> None:
         """Add another input, and join it to the last tensor, both as vectors."""

@@ -86,8 +86,14 @@ def step(trial: Trial) -> None:
     several = len(trial.case.heads) > 1
     y = trial.y if several else trial.y[0]
     weight = [trial.weight] * len(trial.y) if several and trial.weight is not None else trial.weight
-    trial.sto.compile(keras.optimizers.SGD(1e-3), losses_for(trial))
-    trial.sto.run_eagerly = True
+    plain = ibnn.to_deterministic(trial.sto)
+    for model in (plain, trial.sto):
+        model.compile(keras.optimizers.SGD(1e-3), losses_for(trial))
+        model.run_eagerly = True
+    try:
+        plain.train_on_batch(trial.x, y, weight)
+    except Exception as error:  # whatever Keras has against it
+        raise Inapplicable("a model that Keras does not train") from error
     logs = trial.sto.train_on_batch(trial.x, y, weight, return_dict=True)
     if not all(np.isfinite(value) for value in logs.values()):
         raise Wrong(f"a training step has {logs}")

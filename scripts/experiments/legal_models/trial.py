@@ -133,21 +133,30 @@ class Trial:
         return largest + self.eps * scale
 
     def close(
-        self, what: str, found: Any, wanted: Any, times: float = 30, slack: float = 0.0
+        self, what: str, found: Any, wanted: Any, times: float = 30, slack: Any = float
     ) -> None:
-        """Raise unless numbers agree, but for so many times the rounding and some slack."""
+        """Raise unless numbers agree, but for so many times the rounding and some slack.
+
+        Args:
+            what: the numbers are.
+            found: numbers of the library.
+            wanted: what they must be.
+            times: how many times the rounding they may be off.
+            slack: returns by how much more, if it matters.
+        """
         found, wanted = array(found), array(wanted)
         if found.shape != wanted.shape:
             raise Wrong(f"{what} has the shape {found.shape} for {wanted.shape}")
-        if np.array_equal(np.isfinite(found), np.isfinite(wanted)):
-            is_finite = np.isfinite(wanted)
-            error = np.abs(found[is_finite] - wanted[is_finite]).max(initial=0)
-            scale = np.abs(wanted[is_finite]).max(initial=0)
-            allowed = times * (self.rounding + self.eps * max(1.0, scale)) + slack
-            if error <= allowed:
-                return
+        is_finite = np.isfinite(wanted)
+        if not np.array_equal(np.isfinite(found), is_finite):
+            raise Wrong(f"{what} is not finite where it must be, or the other way round")
+        error = np.abs(found[is_finite] - wanted[is_finite]).max(initial=0)
+        allowed = times * self.eps * max(1.0, np.abs(wanted[is_finite]).max(initial=0))
+        if error <= allowed:  # which saves the passes that show the rounding
+            return
+        allowed += times * self.rounding + slack()
+        if error > allowed:
             raise Wrong(f"{what} is off by {error:.2g}, where {allowed:.1g} is allowed")
-        raise Wrong(f"{what} is not finite where it must be, or the other way round")
 
     def _targets(self, head: Any, output: np.ndarray) -> np.ndarray:
         shape = output.shape

@@ -103,6 +103,7 @@ FEW = 2 if keras.backend.backend() == "jax" else 10  # of a block of seeds
 
 
 @pytest.mark.parametrize("block", range(10))
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_hundred_legal_models(eagerly, block, tmp_path):
     faults = []
     for seed in range(10 * block, 10 * block + FEW):

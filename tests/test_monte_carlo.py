@@ -28,6 +28,7 @@ from tests.monte_carlo_tools import (
 )
 from tfp_ibnn import noise
 from tfp_ibnn.layers import GaussianHead, GaussianNLL
+from tfp_ibnn.prediction import predictive
 
 N, S = 5, 8
 COMMON = {"samples": S, "seed": 3}

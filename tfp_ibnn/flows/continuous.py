@@ -60,7 +60,9 @@ class Continuous(NetworkFlow):
 
     Log-determinant: the integral of the trace of the Jacobian, which has a closed form. Always
     invertible, by integrating back. W starts at 0: the identity. Cost: 4 * steps evaluations, both
-    ways, which a gradient keeps in memory. Error, of the inverse too: O(steps^-4).
+    ways, which a gradient keeps in memory. Error, of the inverse too: O(steps^-4). It grows with
+    the weights: at random ones of size 3 eight steps were off by 5e-5 nats, at size 10 by 5.6.
+    Compare the densities with those of `tolerance=1e-6` before you rely on them.
 
     Args:
         hidden: units of the hidden layer.

@@ -189,18 +189,50 @@ def test_open_noise_warns_once_with_the_remedy():
     assert model.get_compile_config()["kl_scale"] == 1  # 2 / 2 numbers
 
 
-@pytest.mark.once
-def test_a_loss_of_unknown_meaning_warns_where_it_averages_over_positions():
-    def mine(y_true, y_pred):
-        return ops.mean(ops.square(y_true - y_pred), axis=-1)
+def each_class(y_true, y_pred):
+    return losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
 
-    model = stochastic(network(2, 5, 3))
-    with pytest.warns(UserWarning, match="'mine' were the mean of 5 negative log-likelihoods"):
-        model.compile("sgd", mine)
+
+def all_classes(y_true, y_pred):
+    return ops.sum(each_class(y_true, y_pred), axis=-1)
+
+
+def each_number(y_true, y_pred):
+    return ops.square(y_true - y_pred) / 2
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("loss", "shape", "y", "count"),
+    [
+        (each_class, (), CLASS, 1),
+        (each_class, (5,), STEPS, 5),
+        (all_classes, (5,), STEPS, 1),
+        (each_number, (), np.ones((ROWS, 3)), 3),
+        (lambda y_true, y_pred: ops.mean(each_class(y_true, y_pred)), (), CLASS, 1),
+    ],
+    ids=["class", "classes", "sum of classes", "numbers", "mean"],
+)
+def test_the_values_of_a_loss_of_unknown_meaning_are_counted(loss, shape, y, count):
+    model = stochastic(network(3, *shape, 2))
+    model.compile("sgd", loss, run_eagerly=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.fit(inputs(*shape, 2), y, batch_size=ROWS, verbose=0)
+    told = [w for w in caught if f"the mean of {count} negative log-likelihoods" in str(w.message)]
+    assert len(told) == (count > 1)
+    assert model.get_compile_config()["kl_scale"] == pytest.approx(1 / count)
+
+
+@pytest.mark.once
+def test_a_loss_of_unknown_meaning_can_be_explained():
     with warnings.catch_warnings(action="error", category=UserWarning):
-        model.compile("sgd", mine, kl_scale=0.1)
+        model = stochastic(network(3, 5, 2))
+        model.compile("sgd", each_class, kl_scale=0.1)
         assert ibnn.stochastic_layers(model)[0].kl_scale == 0.1
-        stochastic(network(2, 3)).compile("sgd", mine)
+        model = stochastic(network(1, 2))
+        model.compile("sgd", each_number)  # of one number: one value
+        assert model.get_compile_config()["kl_scale"] == 1
 
 
 @pytest.mark.once

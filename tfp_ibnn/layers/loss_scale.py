@@ -40,7 +40,6 @@ _POINT_FACTORS: dict[Callable[..., Any], Callable[[float], float]] = {
 The noise is Gaussian, or Laplacian for absolute errors, and relative for percentages.
 """
 
-_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _TOLERANCE = 0.01  # of the outputs' likelihoods, which weights of three digits meet
 _ROWS = 32  # Keras's own batch size
 
@@ -73,7 +72,7 @@ def kl_scale(
             f"got the loss {names!r}. Leave it out."
         )
     answers = [_answers(part, copies) for part in parts]
-    if None in answers:
+    if None in answers or any(map(_needs_values, parts)):
         return None
     if open_parts and noise_scale is None:
         _warn_of_open_noise(open_parts[0].loss)
@@ -143,6 +142,17 @@ def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
     return _function(loss) in _POINT_FACTORS
 
 
+def _is_known(loss: keras.losses.Loss) -> bool:
+    known = (*_BY_EXAMPLE, *_BY_POSITION, *_BY_NUMBER, *_POINT_FACTORS)
+    return isinstance(loss, (GaussianNLL, DistributionNLL)) or _function(loss) in known
+
+
+def _needs_values(part: OutputLoss) -> bool:
+    """Whether only the values of a loss can show over what it averages: classes, or numbers."""
+    is_symbolic = isinstance(part.y_pred, keras.KerasTensor)
+    return is_symbolic and not _is_known(part.loss) and part.y_pred.shape[1:] not in ((), (1,))
+
+
 def _answers(part: OutputLoss, copies: int) -> float | None:
     """Return over how many log-likelihoods of one example a loss is a mean; None if not known."""
     if isinstance(part.y_pred, keras.KerasTensor):
@@ -156,7 +166,7 @@ def _answers(part: OutputLoss, copies: int) -> float | None:
     averaged = 1.0  # by the loss itself, for each of its values
     if _function(part.loss) in (*_BY_NUMBER, *_POINT_FACTORS):
         averaged = math.prod(part.y_pred.shape[1:]) / number
-    if part.loss.reduction not in _MEANS:  # a sum over the batch
+    if part.loss.reduction == "sum":  # over the batch
         return averaged / (examples * copies)
     return share * number * averaged or None
 
@@ -165,7 +175,7 @@ def _answers_by_shape(part: OutputLoss) -> float | None:
     loss, shape = part.loss, list(part.y_pred.shape)
     ignores = getattr(loss, "ignore_class", None) is not None
     masked = keras_internals.mask_of(part.y_pred) is not None
-    if ignores or masked or loss.reduction not in _MEANS:
+    if ignores or masked or loss.reduction == "sum":
         return None
     if _function(loss) in _BY_EXAMPLE:
         return 1.0
@@ -184,10 +194,8 @@ def _warn_of_open_noise(loss: keras.losses.Loss) -> None:
 
 
 def _warn_of_unknown(parts: Sequence[OutputLoss], answers: Sequence[float]) -> None:
-    known = (*_BY_EXAMPLE, *_BY_POSITION, *_BY_NUMBER, *_POINT_FACTORS)
     for part, count in zip(parts, answers, strict=True):
-        is_ours = isinstance(part.loss, (GaussianNLL, DistributionNLL))
-        if count != 1 and not is_ours and _function(part.loss) not in known:
+        if count != 1 and not _is_known(part.loss):
             warnings.warn(
                 f"The KL is weighed as if the loss {part.loss.name!r} were the mean of {count:.5g} "
                 "negative log-likelihoods of each example. If it is the mean of another number, "

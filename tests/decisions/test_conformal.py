@@ -232,8 +232,8 @@ def test_of_a_posterior_pickled(eagerly):
         (lambda: conformal("lac").predict(P), "call `fit`"),
         (lambda: conformal("lac")(P), "call `fit`"),
         (
-            lambda: conformal("aps", randomized=0).fit(iter([P]), Y),
-            r"`x` must be arrays, from which `randomized` .*; got \['list_iterator'\]",
+            lambda: conformal("aps", randomized=0).fit(P.tolist(), Y),
+            r"`x` must be arrays, from which `randomized` .*; got \['float'\]",
         ),
         (lambda: conformal("aps", randomized=0).fit(P[:0], Y[:0]), "`x` holds no examples"),
         (lambda: conformal("lac").fit(P, Y, Y % 2)(P), "for `predict` alone"),

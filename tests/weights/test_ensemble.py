@@ -268,6 +268,16 @@ def test_training(eagerly, capsys):
 
 
 @pytest.mark.once
+def test_functions_need_not_take_the_seed(eagerly):
+    options = {"epochs": 1, "verbose": 0, "seed": 4}
+    expected = ibnn.DeepEnsemble.train(small, 2, SMALL, LABELS, **options)
+    options["callbacks"] = lambda: [keras.callbacks.Callback()]
+    found = ibnn.DeepEnsemble.train(lambda: small(0), 2, SMALL, LABELS, **options)
+    for one, other in zip(expected.weights, found.weights, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(one), ops.convert_to_numpy(other))
+
+
+@pytest.mark.once
 def test_a_member_that_diverges_is_left_out(eagerly):
     def build(seed):
         return small(seed, rate=1e38 if seed == 1 else 0.1)

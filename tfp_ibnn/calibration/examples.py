@@ -10,7 +10,8 @@ import numpy as np
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.outputs import Output
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.weights.features import check_finite, dataset_batches
+from tfp_ibnn.prediction.batches import dataset_batches
+from tfp_ibnn.weights.features import check_finite
 
 FOLDS = 5
 CROSS_FIT_BELOW = 1000

@@ -13,6 +13,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
 from tfp_ibnn.metrics.detection import finite_vector
+from tfp_ibnn.prediction.batches import is_dataset, unpacked
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 from tfp_ibnn.weights.likelihood import classes, numbers
 
@@ -47,7 +48,7 @@ class Conformal(Fitted):
             "raps": coverage is exact, and sets can be empty. u is a hash of the seed and of the
             example's inputs, in float32: an example has the same set alone, in any batch, and
             exported. Identical inputs share their u, so their scores can tie: where many are
-            identical, coverage is above `coverage`, as it is without u. Takes arrays, no datasets.
+            identical, coverage is above `coverage`, as it is without u.
         k: of "raps", the number of classes without a penalty.
         penalty: of "raps".
         **kwargs: those of `keras.Model`.
@@ -88,14 +89,19 @@ class Conformal(Fitted):
         self._group_ids: np.ndarray | None = None
         self.k, self.penalty = checks.whole("k", k), checks.non_negative("penalty", penalty)
 
-    def fit(self, x: Any, y: Any, groups: Any = None, **options: Any) -> "Conformal":
+    def fit(self, x: Any, y: Any = None, groups: Any = None, **options: Any) -> "Conformal":
         """Calibrate with examples that the model was not trained on, and return the object.
 
-        `y` are classes or numbers. `groups`, any whole numbers (N,), give each group a threshold,
-        so that each is covered; `predict` and `evaluate` then take them too. Options are of
-        `predict`.
+        Args:
+            x: inputs; or a dataset of batches (x, y), read once: a `tf.data.Dataset`, a `PyDataset`
+                or a generator.
+            y: classes or numbers, for arrays.
+            groups: any whole numbers (N,), for arrays. They give each group a threshold, so that
+                each is covered; `predict` and `evaluate` then take them too.
+            **options: of Keras's `predict`, such as `batch_size` or `verbose` (0); of datasets
+                `verbose` alone.
         """
-        parts = self._run(x, options)
+        parts, y = self._run_labelled(x, y, groups, options)
         y = self._targets(parts, y)
         ids, groups = np.unique(_group_ids(groups, len(y)), return_inverse=True)
         if self._is_set:
@@ -113,11 +119,20 @@ class Conformal(Fitted):
 
     def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
         """Return sets, booleans (N, classes), or intervals (N, 2); the options are Keras's."""
-        return self._by_groups(self._run(x, options), groups)
+        if self.randomized is not None and is_dataset(x):
+            parts, _ = self._run_batches(x, options)
+        else:
+            parts = self._run(x, options)
+        return self._by_groups(parts, groups)
 
-    def evaluate(self, x: Any, y: Any, groups: Any = None, **options: Any) -> dict[str, float]:
-        """Return `coverage`, its exact 95 % interval `lower` to `upper`, and the mean `size`."""
-        parts = self._run(x, options)
+    def evaluate(
+        self, x: Any, y: Any = None, groups: Any = None, **options: Any
+    ) -> dict[str, float]:
+        """Return `coverage`, its exact 95 % interval `lower` to `upper`, and the mean `size`.
+
+        The arguments are those of `fit`.
+        """
+        parts, y = self._run_labelled(x, y, groups, options)
         y, answer = self._targets(parts, y), self._by_groups(parts, groups)
         if self._is_set:
             covered, size = answer[np.arange(len(y)), y], answer.sum(axis=1)
@@ -159,6 +174,37 @@ class Conformal(Fitted):
         return {**prediction, "set" if self._is_set else "interval": answer}
 
     serve = call
+
+    def _run_labelled(
+        self, x: Any, y: Any, groups: Any, options: dict[str, Any]
+    ) -> tuple[dict[str, Any], Any]:
+        """Return what `_run` does, and the labels, of arrays or of a dataset."""
+        if not is_dataset(x):
+            return self._run(x, options), y
+        if y is not None:
+            raise ValueError("`y` must come from `x`, a dataset of batches (x, y): omit it.")
+        if groups is not None:
+            raise ValueError("`groups` are for arrays: give arrays x and y.")
+        parts, y = self._run_batches(x, options)
+        if y is None:
+            raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
+        return parts, y
+
+    def _run_batches(self, x: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Return what `_run` does, and the labels, in one pass, since it may be shuffled."""
+        others = options.keys() - {"verbose"}
+        if others:
+            raise ValueError(f"`{min(others)}` is for arrays: `x` is a {type(x).__name__}.")
+        found = []
+        for inputs, labels, weight in unpacked(x, "x", options.get("verbose", 0)):
+            if weight is not None:
+                raise ValueError("`x` must give batches (x, y): sets take no `sample_weight`.")
+            inputs = keras.tree.map_structure(ops.convert_to_numpy, inputs)
+            u = None if self.randomized is None else uniform_of_arrays(inputs, self.randomized)
+            parts = self._parts(self.inner.predict_on_batch(inputs), u)
+            parts = {name: ops.convert_to_numpy(part) for name, part in parts.items()}
+            found.append((parts, None if labels is None else ops.convert_to_numpy(labels)))
+        return keras.tree.map_structure(_joined, *found)
 
     def _run(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
         u = None if self.randomized is None else uniform_of_arrays(x, self.randomized)
@@ -256,6 +302,10 @@ class Conformal(Fitted):
             wanted = f"{needed} examples, of each class and group if they are covered separately"
             raise ValueError(f"coverage={self.coverage} needs {wanted}; got {len(scores)}.")
         return np.sort(scores)[rank - 1]
+
+
+def _joined(*parts: Any) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)
 
 
 def _rounded_up(values: np.ndarray) -> np.ndarray:

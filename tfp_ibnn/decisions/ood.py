@@ -15,6 +15,7 @@ from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
+from tfp_ibnn.prediction.batches import is_dataset, unpacked
 from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 from tfp_ibnn.prediction.predictive import Categorical, with_rank
@@ -90,16 +91,29 @@ class OODDetector(Fitted):
             self._network, _ = _chosen(self.inner, score, layer)
             _warn_of_modes(_unwrapped(self.inner), score)
 
-    def fit(self, x: Any, y: Any = None, batch_size: int | None = None) -> "OODDetector":
-        """Learn from training data; Mahalanobis scores take classes, (N,) or one-hot, if any."""
+    def fit(
+        self, x: Any, y: Any = None, batch_size: int | None = None, verbose: Any = 0
+    ) -> "OODDetector":
+        """Learn from training data, and return the detector.
+
+        Args:
+            x: inputs; or a dataset of batches: a `tf.data.Dataset`, a `PyDataset` or a generator.
+            y: classes, (N,) or one-hot, for Mahalanobis scores; from batches (x, y) if not given.
+            batch_size: for arrays; as for `predict`.
+            verbose: 1 shows progress, 0 nothing.
+        """
         if self._network is None:
-            self.keep({"known": self.score(x, batch_size)})
+            self.keep({"known": self.score(x, batch_size, verbose)})
             return self
         check_input(x)
         network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
         keras_internals.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
-        f = self._network.predict(x, batch_size=batch_size, verbose=0)
+        if is_dataset(x):
+            f, labels = self._features_of_dataset(x, verbose)
+            y = labels if y is None else y
+        else:
+            f = self._network.predict(x, batch_size=batch_size, verbose=verbose)
         check_finite(f, "features")
         found = {"center": f.mean(axis=0), **self._learn(f.astype("float64"), y, layer)}
         self.keep(found)
@@ -107,12 +121,26 @@ class OODDetector(Fitted):
         self.keep({**found, "known": np.concatenate(known)})
         return self
 
-    def score(self, x: Any, batch_size: int | None = None) -> np.ndarray:
-        """Return the scores (N,); higher is more unusual."""
-        options = {"batch_size": batch_size, "verbose": 0}
+    def _features_of_dataset(self, x: Any, verbose: Any) -> tuple[np.ndarray, Any]:
+        """Return features and classes, if any, in one pass, since it may be shuffled."""
+        has_classes = isinstance(self.inner._predictive, Categorical)
+        features, labels = [], []
+        for inputs, y, _ in unpacked(x, "x", verbose):
+            features.append(self._network.predict_on_batch(inputs))
+            if y is not None and has_classes:
+                labels.append(ops.convert_to_numpy(y))
+        return np.concatenate(features), np.concatenate(labels) if labels else None
+
+    def score(self, x: Any, batch_size: int | None = None, verbose: Any = 0) -> np.ndarray:
+        """Return the scores (N,) of arrays, or of a dataset; higher is more unusual."""
+        options = {"batch_size": batch_size, "verbose": verbose}
+        if self._masks is not None and self._network is None and is_dataset(x):
+            batches = unpacked(x, "x", verbose)
+            return np.concatenate([self.score(inputs, batch_size) for inputs, _, _ in batches])
         if self._network is None:
             found = self._of_positions(self.inner.predict(x, **options))
-            return ops.convert_to_numpy(_summed(found, self._mask_of_all(x)))
+            mask = None if self._masks is None else mask_of_arrays(self._masks, x)
+            return ops.convert_to_numpy(_summed(found, mask))
         with self.inner._checked(x):
             found = self.predict(x, **options)
         check_finite(found, "features")
@@ -137,24 +165,18 @@ class OODDetector(Fitted):
         scores = ops.convert_to_numpy(self.arrays["known"]) if x is None else self.score(x)
         return float(np.quantile(scores, rate, method="higher"))
 
-    def evaluate(self, known: Any, unknown: Any) -> dict[str, float]:
+    def evaluate(
+        self, known: Any, unknown: Any, batch_size: int | None = None, verbose: Any = 0
+    ) -> dict[str, float]:
         """Return `auroc`, `aupr` and `fpr95`, as `metrics.ood_scores` does."""
-        return ood_scores(self.score(known), self.score(unknown))
+        scores = [self.score(x, batch_size, verbose) for x in (known, unknown)]
+        return ood_scores(*scores)
 
     def _of_positions(self, prediction: dict[str, Any]) -> Any:
         """Return the score of each position of an output, (N, ...)."""
         if self.kind in prediction:
             return prediction[self.kind]
         return -ops.max(prediction["mean"], axis=-1)
-
-    def _mask_of_all(self, x: Any) -> np.ndarray | None:
-        """Return the mask of arrays of inputs."""
-        if self._masks is None:
-            return None
-        if not all(hasattr(part, "shape") for part in keras.tree.flatten(x)):
-            got = type(x).__name__
-            raise ValueError(f"`x` must be arrays for a model that masks its padding; got {got}.")
-        return mask_of_arrays(self._masks, x)
 
     def _learn(self, f: np.ndarray, y: Any, layer: Any) -> dict[str, np.ndarray]:
         """Return what the score needs to know of the features of all training data."""

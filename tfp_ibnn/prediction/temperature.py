@@ -13,6 +13,7 @@ from scipy.special import softmax
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import Examples, checked, spread
+from tfp_ibnn.prediction.batches import is_dataset, unpacked
 from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
@@ -84,42 +85,38 @@ class TemperatureScaling(ScaledModel, keras.Model):
         return ops.softmax(log_probabilities / self.temperature)
 
     def fit(
-        self, x: Any, y: Any = None, sample_weight: Any = None, batch_size: int | None = None
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = 0,
     ) -> "TemperatureScaling":
         """Find the one temperature of the least negative log-likelihood, and return the model.
 
         Args:
             x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
-                batches (x, y) or (x, y, sample_weight) that ends.
+                batches (x, y) or (x, y, sample_weight) that ends: a `tf.data.Dataset`, a
+                `PyDataset` or a generator.
             y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
             sample_weight: weights of arrays.
             batch_size: for arrays; as for `predict`.
+            verbose: 1 shows progress, 0 nothing.
         """
-        flat, masks = keras.tree.flatten(x), output_masks(self)
-        if any(hasattr(part, "shape") for part in flat):
+        masks = output_masks(self)
+        if is_dataset(x):
+            if y is not None or sample_weight is not None:
+                raise ValueError(
+                    "`y` and `sample_weight` must come from `x`, a dataset: omit them."
+                )
+            outputs, y, sample_weight, mask = self._outputs_of_dataset(x, masks, verbose)
+        else:
             if y is None:
                 raise ValueError("`y` must hold the labels when `x` is an array; got None.")
-            if not flat[0].shape[0]:
+            if not len(keras.tree.flatten(x)[0]):
                 raise ValueError("`x` must hold at least one example; got none.")
-            outputs = self.model.predict(x, batch_size=batch_size, verbose=0)
+            outputs = self.model.predict(x, batch_size=batch_size, verbose=verbose)
             mask = None if masks is None else mask_of_arrays(masks, x)
-        elif y is not None or sample_weight is not None:
-            raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
-        else:
-            # In one pass, as it may be shuffled.
-            is_indexed, parts = isinstance(x, keras.utils.PyDataset), []
-            for batch in map(x.__getitem__, range(len(x))) if is_indexed else x:
-                inputs, labels, weight = keras.utils.unpack_x_y_sample_weight(batch)
-                if labels is None:
-                    raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
-                weight = np.ones(len(labels)) if weight is None else weight
-                outputs = self.model.predict_on_batch(inputs)
-                mask = None if masks is None else mask_of_arrays(masks, inputs)
-                parts.append((outputs, labels, weight, mask))
-            if not parts:
-                raise ValueError("`x` must hold at least one example; got none.")
-            joined = keras.tree.map_structure(_joined, *parts)
-            outputs, y, sample_weight, mask = joined
         outputs, from_logits = self._read(outputs)
         names = ("model(x)", "y", "sample_weight")
         if mask is not None:
@@ -129,6 +126,18 @@ class TemperatureScaling(ScaledModel, keras.Model):
         self._head = "sigmoid" if outputs.shape[-1] == 1 else None
         self.built = True  # the classifier is, now that it was run
         return self
+
+    def _outputs_of_dataset(self, x: Any, masks: Any, verbose: Any) -> tuple[Any, Any, Any, Any]:
+        """Return outputs, labels, weights and masks, in one pass, since it may be shuffled."""
+        parts = []
+        for inputs, labels, weight in unpacked(x, "x", verbose):
+            if labels is None:
+                raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
+            weight = np.ones(len(labels)) if weight is None else weight
+            outputs = self.model.predict_on_batch(inputs)
+            mask = None if masks is None else mask_of_arrays(masks, inputs)
+            parts.append((outputs, labels, weight, mask))
+        return keras.tree.map_structure(_joined, *parts)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with."""

@@ -13,6 +13,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import storable
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.noise import counter
+from tfp_ibnn.prediction.batches import unpacked
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.architecture import difference
 
@@ -190,6 +191,5 @@ def _batches(data: Any, batch_size: int) -> Iterator[Any]:
         for start in range(0, len(leaves[0]), batch_size):
             yield keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], data)
         return
-    has_length = isinstance(data, keras.utils.PyDataset)
-    for batch in (data[i] for i in range(len(data))) if has_length else data:
-        yield batch[0] if isinstance(batch, tuple) else batch
+    for inputs, _, _ in unpacked(data, "data"):
+        yield inputs

@@ -1,9 +1,10 @@
 """Ensembles of trained models; mixtures of posteriors over weights, and one at a temperature."""
 
 import functools
+import inspect
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -48,7 +49,7 @@ class DeepEnsemble(WeightSets):
     @classmethod
     def train(
         cls,
-        build: Callable[[int], keras.Model],
+        build: Callable[..., keras.Model],
         n: int,
         x: Any,
         y: Any = None,
@@ -66,12 +67,12 @@ class DeepEnsemble(WeightSets):
         (Ctrl-C) those that are finished are returned, both with a warning.
 
         Args:
-            build: a function that returns a compiled model, given the member's seed.
+            build: a function that returns a compiled model; it may take the member's seed.
             n: number of members.
             x: training inputs, or a dataset, as for `fit`.
             y: training targets.
             seed: of the first member; the others follow.
-            callbacks: for `fit`; or a function that returns new ones, given the member's seed.
+            callbacks: for `fit`; or a function that returns new ones, which may take that seed.
             side_by_side: take all members through the same batches, in the order of `x`, without
                 `callbacks`: on JAX all of them in one compiled step, which an interrupt loses, on
                 TensorFlow one after the other. What they learn is the same up to rounding.
@@ -82,6 +83,11 @@ class DeepEnsemble(WeightSets):
         seeds, first, sets, together = list(range(seed, seed + n)), None, [], []
         if side_by_side and callbacks is not None:
             raise ValueError("`callbacks` must be None if members train side by side.")
+        if n > 1 and isinstance(x, Iterator):
+            raise ValueError(
+                f"`x` is a {type(x).__name__}, which the first of {n} members would use up: give "
+                "arrays, a tf.data.Dataset or a PyDataset."
+            )
         options = {"verbose": 2 if verbose > 1 else 0, **fit}
         options |= {"shuffle": False} if side_by_side else {}
         start = time.monotonic()
@@ -95,7 +101,7 @@ class DeepEnsemble(WeightSets):
                 else:
                     start, model = time.monotonic(), _built(build, number)
                     _check_alike(first or model, model, number)
-                    own = callbacks(number) if callable(callbacks) else callbacks
+                    own = _called(callbacks, number) if callable(callbacks) else callbacks
                     loss = _fit(model, x, y, options, own or ())
             except KeyboardInterrupt:
                 if not sets:
@@ -119,9 +125,16 @@ class DeepEnsemble(WeightSets):
         return cls.of(first, sets)
 
 
-def _built(build: Callable[[int], keras.Model], seed: int) -> keras.Model:
+def _called(function: Callable[..., Any], seed: int) -> Any:
+    """Return what a user's function makes, which need not take the seed."""
+    parameters = inspect.signature(function).parameters.values()
+    takes_seed = any(p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+    return function(seed) if takes_seed else function()
+
+
+def _built(build: Callable[..., keras.Model], seed: int) -> keras.Model:
     keras.utils.set_random_seed(seed)
-    model = build(seed)
+    model = _called(build, seed)
     if not isinstance(model, keras.Model) or not model.compiled:
         raise ValueError(f"`build({seed})` must return a compiled Keras model; got {model!r}.")
     return model

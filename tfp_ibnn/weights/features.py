@@ -11,6 +11,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn.conversion.graph import Graph, functional_graph, infer
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
+from tfp_ibnn.prediction.batches import dataset_batches, progress_bar
 from tfp_ibnn.prediction.head import is_transparent, output_call, own_activation
 from tfp_ibnn.weights.flat import precision_of
 from tfp_ibnn.weights.likelihood import likelihood_of
@@ -194,8 +195,13 @@ def check_network(model: Any, stochastic: bool = False) -> None:
         raise ValueError("`model` has stochastic layers: give ibnn.to_deterministic(model).")
 
 
-def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield (inputs, targets) of arrays, or of a dataset that ends, with a progress bar."""
+def batches(
+    x: Any, y: Any, batch_size: int, verbose: Any = 0, once: bool = True
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield (inputs, targets) of arrays, or of a dataset that ends, with a progress bar.
+
+    A generator is taken if it is read `once`.
+    """
     if y is not None:
         size = checks.positive_integer("batch_size", batch_size)
         x, y = keras.tree.map_structure(np.asarray, x), np.asarray(y)
@@ -206,8 +212,8 @@ def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple
         count = len(slices)
         found = (keras.tree.map_structure(lambda a, rows=rows: a[rows], (x, y)) for rows in slices)
     else:
-        count, found = dataset_batches(x, "x")
-    bar = keras.utils.Progbar(max(count, 0) or None, verbose=1 if verbose == "auto" else verbose)
+        count, found = dataset_batches(x, "x", once)
+    bar = progress_bar(count, verbose)
     number = 0
     for number, batch in enumerate(found, start=1):
         if len(batch) != 2:
@@ -221,21 +227,6 @@ def batches(x: Any, y: Any, batch_size: int, verbose: Any = 0) -> Iterator[tuple
         bar.update(number)
     if not number:
         raise ValueError("There are no examples.")
-
-
-def dataset_batches(data: Any, name: str) -> tuple[int, Iterator[Any]]:
-    """Return the number of batches of a dataset that ends, and these."""
-    if isinstance(data, keras.utils.PyDataset):
-        count = -1 if data.num_batches is None else data.num_batches
-        found = map(data.__getitem__, range(count))
-    elif hasattr(data, "cardinality"):
-        count, found = int(data.cardinality()), iter(data)
-    else:
-        kinds = "Give arrays x and y, a tf.data.Dataset or a PyDataset"
-        raise ValueError(f"{kinds}; `{name}` is a {type(data).__name__}.")
-    if count == -1:
-        raise ValueError(f"`{name}` never ends: give a dataset of one pass over the examples.")
-    return count, found
 
 
 def check_finite(values: np.ndarray, what: str) -> None:

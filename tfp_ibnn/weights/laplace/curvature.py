@@ -89,7 +89,8 @@ def collect(
 
     def one_pass(*basis: np.ndarray) -> Fit:
         count, size, sums, recent = 0, 0, None, None
-        for step, (inputs, labels) in enumerate(batches(x, y, batch_size, verbose), start=1):
+        read = batches(x, y, batch_size, verbose, once=structure.passes == 1)
+        for step, (inputs, labels) in enumerate(read, start=1):
             labels = likelihood.targets(labels, network.width)
             watch(inputs, labels)
             size, number = max(size, len(labels)), len(labels)

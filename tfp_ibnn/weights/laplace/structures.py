@@ -30,6 +30,9 @@ class Structure:
     likelihood's factors; `finish` makes of the sums, arrays, what the variables hold.
     """
 
+    passes = 1
+    """At most so many over the data."""
+
     def __init__(self, blocks: list[Block], is_last_layer: bool = False, **_: Any) -> None:
         self.blocks, self.size = blocks, sum(block.size for block in blocks)
         self._is_last_layer = is_last_layer

@@ -155,6 +155,17 @@ def test_draws_have_the_moments_of_the_tfp_distribution(float64, name):
         assert np.all(np.abs(ours.mean(axis=0) - theirs.mean(axis=0)) < 5 * error)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["NormalAffine", "NormalPlanar1d", "NormalGlowStep", "mixture-base", "mixture-base-planar"],
+)
+def test_the_distribution_of_flows_has_their_mean(float64, name):
+    posterior = make_posterior(name, channels=4, seed=1, size=0.7)
+    for q in (posterior.distribution(), posterior.distribution().copy()):
+        assert isinstance(q, ibnn.tfd.TransformedDistribution)
+        close(numpy(q.mean()), numpy(posterior.mean()), 1e-6)
+
+
 def test_gaussian_has_the_closed_form(float64):
     posterior = make_posterior("NormalAffine", channels=3, seed=1)
     m, raw = numpy(posterior.affine.shift.value), numpy(posterior.affine.raw_scale.value)

@@ -44,6 +44,13 @@ def test_two_weights_come_within_a_hundredth_of_a_nat(gaussian, refined):
     assert refined.history[0] < refined.history[-1]
 
 
+@pytest.mark.slow
+def test_the_distribution_has_a_mean(refined):
+    q = refined.distribution()
+    assert isinstance(q, ibnn.tfd.TransformedDistribution)
+    np.testing.assert_allclose(numpy(q.mean()), numpy(refined.center()), atol=0.1)
+
+
 def test_one_weight_comes_within_a_hundredth_of_a_nat():
     exact = Quadrature(1)
     gaussian = ibnn.GaussianVI(logistic(1), prior_scale=PRIOR).fit(X, Y, steps=60, verbose=0)

@@ -328,9 +328,13 @@ class Posterior(Template):
         return log_normal((z - self.prior_loc) * (1 / scale)) - self.channels * log_scale
 
     def _fixed_noise(self) -> np.ndarray:
-        """Return antithetic pairs of standard normal noise, always the same."""
-        half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, self.channels))
-        return np.stack([half, -half], axis=1).reshape(-1, self.channels).astype(self.dtype)
+        return fixed_noise(self.channels, self.dtype)
+
+
+def fixed_noise(channels: int, dtype: str) -> np.ndarray:
+    """Return antithetic pairs of standard normal noise, always the same, (draws, channels)."""
+    half = np.random.default_rng(0).standard_normal((_FIXED_PAIRS, channels))
+    return np.stack([half, -half], axis=1).reshape(-1, channels).astype(dtype)
 
 
 def diagonal_normal(loc: Tensor, scale: Tensor) -> tfd.Independent:

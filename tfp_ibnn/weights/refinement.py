@@ -15,7 +15,7 @@ from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.flows.chain import through
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
-from tfp_ibnn.posteriors.flow import copied
+from tfp_ibnn.posteriors.flow import Pushforward, copied
 from tfp_ibnn.weights.flat import FlatPosterior, double, places_of
 from tfp_ibnn.weights.likelihood import numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
@@ -86,7 +86,7 @@ class RefinedPosterior(FlatPosterior):
         zeros = ops.zeros((self.size,), dtype=self.variable_dtype)
         chain = [self._affine(), *(flow.bijector() for flow in reversed(self.flows))]
         normal = diagonal_normal(zeros, ops.ones_like(zeros))
-        return tfd.TransformedDistribution(normal, tfb.Chain(chain))
+        return Pushforward(normal, tfb.Chain(chain))
 
     def transform(self, eps: Tensor) -> tuple[Tensor, Tensor]:
         """Turn standard normal rows (S, size) into draws and their log-densities (S,)."""

@@ -9,6 +9,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,19 @@ BLOCK = 40
 
 SECONDS = 300
 """A seed that takes longer counts as hung."""
+
+SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    # On JAX most of the time goes into compiling: do not optimize, and share what is compiled.
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "legal_models_compiled"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+"""Of the processes, where the environment has no other."""
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"), "1")
 
 SCRIPTS = Path(__file__).parents[2]
 
@@ -110,8 +124,7 @@ def _try_block(first: int, last: int, told: queue.SimpleQueue) -> int:
     """Try seeds in one process; return the first that is left."""
     command = [sys.executable, "-m", "experiments.legal_models.worker", str(first), str(last)]
     path = os.pathsep.join([str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")])
-    one = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"), "1")
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **os.environ, **one}
+    environment = {**SETTINGS, **os.environ, **ONE_THREAD}
     process = subprocess.Popen(
         command,
         env={**environment, "PYTHONPATH": path},

@@ -263,6 +263,30 @@ def test_unknown_positions():
     assert model.predict(data(2, 4, 4, 3), verbose=0).shape == (2, 2, 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [((4,), (2,)), ((4,), (1,)), ((1,), (4,)), ((4,), ()), ((2, 2), (4,))]
+)
+def test_positions_of_two_calls_must_agree(first, second):
+    layer = identity(noise="position", name="twice")
+    with ibnn.noise.scope():
+        layer(np.ones((3, *first, 5)))
+        with pytest.raises(ValueError, match=r"'twice'.*has noise='position'.*noise='channel'"):
+            layer(np.ones((3, *second, 5)))
+    with ibnn.noise.scope():  # another pass may have others
+        assert layer(np.ones((3, *second, 5))).shape == (3, *second, 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*retracing")
+def test_an_unknown_number_of_positions_is_not_taken_for_one():
+    inputs = keras.Input((None, 2))
+    layer = identity(noise="position")
+    pooled = layers.GlobalAveragePooling1D(keepdims=True)(layer(inputs))
+    model = keras.Model(inputs, layer(pooled))
+    assert model.predict(data(1, 1, 2), verbose=0).shape == (1, 1, 2)
+    with pytest.raises(Exception, match=r"Input to reshape|noise='position'"):
+        model.predict(data(1, 4, 2), verbose=0)
+
+
 def test_layer_called_twice_has_one_z_and_one_kl():
     layer = identity(ibnn.NormalAffine(initial_scale=0.2))
     inputs = keras.Input((3,))

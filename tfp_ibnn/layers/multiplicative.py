@@ -39,7 +39,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         posterior: template; the layer builds its own copy for its channels. None is a Gaussian.
         train_size: number of training examples, over which the KL is spread.
         noise: "channel", one z for each example and channel; or "position", one for each position
-            (pixel, time step) too, from the same posterior.
+            (pixel, time step) too, from the same posterior, and the same in each call of a pass.
         kl_reduction: with position noise, "sum" the KL over positions (the ELBO) or take the "mean"
             (as the original report did).
         seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
@@ -210,6 +210,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
         """Return z * inputs, z (draws, [positions,] channels): by example, or block if shared."""
+        if len(z.shape) > 2:
+            z = self._at_positions(z, inputs)
         z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
         draws, batch = z.shape[0], inputs.shape[0]
         if draws == 1 or draws == batch is not None or (draws is None and not shared):
@@ -220,6 +222,21 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         draws = ops.shape(z)[0]
         blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
         return ops.reshape(times(blocks, z[:, None]), size)
+
+    def _at_positions(self, z: Tensor, inputs: Tensor) -> Tensor:
+        """Return z (draws, positions, channels), drawn in the first call, or raise for others."""
+        drawn, needed = tuple(z.shape[1:-1]), tuple(inputs.shape[1:-1])
+        known = [pair for pair in zip(drawn, needed, strict=False) if None not in pair]
+        if len(drawn) != len(needed) or any(first != second for first, second in known):
+            raise ValueError(
+                f"{self._owner} has noise='position', a z for each position, and must be called "
+                f"with the same positions each time; they were {drawn} in the first call of this "
+                f"pass, and are {needed} now. Use noise='channel' for it."
+            )
+        if len(known) == len(drawn):
+            return z
+        # Or a product would repeat what turns out to be one position.
+        return ops.reshape(z, (ops.shape(z)[0], *ops.shape(inputs)[1:-1], z.shape[-1]))
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:
         """Return z (groups, [positions,] channels) with the axes of an input of that rank."""

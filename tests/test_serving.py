@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import importlib.metadata
 import importlib
 import json
 import random
@@ -411,6 +412,16 @@ def test_samples_and_seed_are_those_that_are_given(tmp_path):
     same(ask(path, "serving_default", inputs=x), expected)
     manifest = json.loads((path / MANIFEST).read_text())
     assert (manifest["samples"], manifest["seed"]) == (3, 2**40)
+
+
+@on_tensorflow
+def test_a_source_tree_that_is_not_installed_exports(tmp_path, monkeypatch):
+    def unknown(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    path = ibnn.export(averaged(shallow(), 2, seed=1), tmp_path / "1")
+    assert json.loads((path / MANIFEST).read_text())["versions"]["tfp_ibnn"] == ibnn.__version__
 
 
 @on_tensorflow

@@ -1,7 +1,7 @@
 """Write a TensorFlow SavedModel."""
 
 import hashlib
-import importlib.metadata
+import importlib
 import json
 import keyword
 import os
@@ -57,7 +57,7 @@ def write_saved_model(
             "seed": served.seed,
             "inputs": {x: {"shape": list(s), "dtype": dtype} for x, (s, dtype) in specs.items()},
             "signatures": list(functions),
-            "versions": {name: importlib.metadata.version(name) for name in packages},
+            "versions": {name: importlib.import_module(name).__version__ for name in packages},
             "sha256": {
                 x.relative_to(folder).as_posix(): hashlib.sha256(x.read_bytes()).hexdigest()
                 for x in sorted(folder.rglob("*"))

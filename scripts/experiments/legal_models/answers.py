@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-__all__ = ["gaussian_kl", "interval_mass", "losses_of", "normal_kl", "scores", "statistics"]
+__all__ = [
+    "gaussian_kl",
+    "interval_mass",
+    "losses_of",
+    "normal_kl",
+    "scale",
+    "scores",
+    "statistics",
+]
 
 BINS = 15
 
@@ -130,6 +138,11 @@ def _class_scores(p: np.ndarray, labels: np.ndarray, weight: np.ndarray) -> dict
         "brier": np.average(squares, weights=weight),
         "ece": np.abs(gaps).sum() / weight.sum(),
     }
+
+
+def scale(raw: np.ndarray) -> np.ndarray:
+    """Return the standard deviations that posteriors have for their parameters."""
+    return 1e-6 + np.logaddexp(0, raw)
 
 
 def normal_kl(loc: np.ndarray, scale: np.ndarray, prior_loc: Any, prior_scale: Any) -> np.ndarray:

@@ -348,13 +348,20 @@ def is_legal(case: Case) -> bool:
         with precision(case.policy):
             model = build(case)
             inner = model.inner if case.form == "subclass" else model
-            outputs = model(data(case, inner))
+            inputs = data(case, inner)
+            inner(keras.tree.map_structure(_symbol, inputs))
+            outputs = model(inputs)
     except Exception:  # whatever Keras has against it
         return False
     return all(
         np.isfinite(np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")))).all()
         for x in keras.tree.flatten(outputs)
     )
+
+
+def _symbol(x: np.ndarray) -> keras.KerasTensor:
+    """Return a symbol of known shape: of those, Keras refuses what is too short for a kernel."""
+    return keras.KerasTensor(x.shape, str(x.dtype))
 
 
 def draw(seed: int) -> Case:

@@ -52,7 +52,7 @@ def _without(case: Case, line: Line, stand_in: str) -> Iterator[Case]:
     if line.name in {head.name for head in case.heads} or stand_in.startswith("shared"):
         return
     lines = tuple(
-        other._replace(uses=tuple(stand_in if x == line.name else x for x in other.uses))
+        Line(other.name, other.source, tuple(stand_in if x == line.name else x for x in other.uses))
         for other in case.lines
         if other is not line
     )

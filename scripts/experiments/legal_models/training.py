@@ -8,7 +8,6 @@ import tfp_ibnn as ibnn
 from experiments.legal_models import answers
 from experiments.legal_models.trial import Inapplicable, Trial, Wrong, array
 from experiments.legal_models.uses import losses_for
-from tfp_ibnn._core import constraints
 
 __all__ = ["divergence", "moments", "step"]
 
@@ -53,7 +52,7 @@ def _of_weights(layer: keras.layers.Layer) -> tuple[float, float]:
     means = [weight for weight in layer.layer.weights if "kernel" in weight.name]
     means += [layer.layer.bias] * (len(posterior.raw_scales) > len(means))
     for number, (mean, raw) in enumerate(zip(means, posterior.raw_scales, strict=True)):
-        loc, scale = array(mean), array(constraints.scale(raw))
+        loc, scale = array(mean), answers.scale(array(raw))
         center = array(posterior.prior_locs[number]) if posterior.prior_locs else prior.loc
         center = loc if isinstance(prior, ibnn.priors.Tied) else center
         kl += answers.normal_kl(loc, scale, center, prior.scale).sum()
@@ -156,7 +155,7 @@ def _sampled(trial: Trial, layer: keras.layers.Layer, example: np.ndarray) -> np
     weights += [plain.bias] * (len(posterior.raw_scales) > len(weights))
     means = [array(weight) for weight in weights]
     for weight, mean, raw in zip(weights, means, posterior.raw_scales, strict=True):
-        draw = mean + array(constraints.scale(raw)) * trial.rng.normal(size=mean.shape)
+        draw = mean + answers.scale(array(raw)) * trial.rng.normal(size=mean.shape)
         weight.assign(draw.astype(keras.backend.standardize_dtype(weight.dtype)))
     found = plain(example[None])
     for weight, mean in zip(weights, means, strict=True):

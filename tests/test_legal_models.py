@@ -59,6 +59,20 @@ def test_a_wrong_answer_is_seen_and_shrunk(monkeypatch, tmp_path):
 
 
 @pytest.mark.once
+def test_a_kernel_longer_than_its_input_is_not_legal():
+    kernel = "layers.DepthwiseConv1D(2, strides=2)({0})"  # of which TensorFlow runs garbage
+    lines = (
+        draw.Line("x0", "keras.Input((None, 2), name='x0')"),
+        draw.Line("x1", kernel, ("x0",)),
+        draw.Line("x2", kernel, ("x1",)),
+    )
+    case = dataclasses.replace(draw.draw(0), inputs=("x0",), form="list")
+    one, two = (draw.Head(name, "point") for name in ("x1", "x2"))
+    assert draw.is_legal(dataclasses.replace(case, lines=lines[:2], heads=(one,)))
+    assert not draw.is_legal(dataclasses.replace(case, lines=lines, heads=(two,)))
+
+
+@pytest.mark.once
 def test_what_is_refused_is_told_from_what_crashes(tmp_path):
     case = dataclasses.replace(draw.draw(0), posterior="{'nothing': ibnn.NormalAffine()}")
     found = worker.examine(case, [], tmp_path)

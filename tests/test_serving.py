@@ -2,8 +2,8 @@
 
 import collections
 import hashlib
-import importlib.metadata
 import importlib
+import importlib.metadata
 import json
 import random
 import re

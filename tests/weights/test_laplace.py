@@ -130,13 +130,13 @@ def test_all_weights_linearised():
     np.testing.assert_allclose(covariance, inverse, atol=1e-9)
 
 
-def test_materialized_it_predicts_the_same_or_is_refused(eagerly, model, full):
+def test_materialized_it_predicts_the_same_or_is_refused(model, full):
     """The linearised network has no weights of its own."""
     draws = [ibnn.MonteCarlo(x, samples=4, seed=0) for x in (full, full.materialize(4))]
     found, expected = (ops.convert_to_numpy(mc(POINTS)["mean"]) for mc in draws)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     linear, probit = (
-        fitted(model, subset_of_weights="all"),
+        fitted(model, subset_of_weights="all", hessian_structure="diag"),
         with_options(full, link_approx="probit"),
     )
     for posterior in (linear, probit, ibnn.WeightMixture([full, linear])):
@@ -311,7 +311,7 @@ def test_an_interrupted_fit_changes_nothing(model, monkeypatch):
     la = fitted(model)
     before = [np.array(w) for w in la.get_weights()]
 
-    def interrupted(*_):
+    def interrupted(*_, **options):
         yield POINTS[:8], LABELS[:8]
         raise KeyboardInterrupt
 

@@ -470,6 +470,42 @@ def test_what_the_constructor_got_must_be_in_the_config(argument, attribute):
         ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
 
 
+@pytest.mark.once
+def test_what_does_not_take_a_subclass_names_what_does():
+    model = Careless()
+    model(X)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for refused in (ibnn.Laplace, ibnn.GaussianVI, lambda m: ibnn.calibrate(m, (X, Y), (X, Y))):
+        with pytest.raises(ValueError, match="'careless.*' has a `call` of its own.*Temperature"):
+            refused(model)
+    with pytest.raises(ValueError, match="'careless.*' has a `call` of its own. Take score='max"):
+        ibnn.OODDetector(model, "mahalanobis")
+    scaled = ibnn.TemperatureScaling(model).fit(X, Y)  # knows by the loss that these are logits
+    close(scaled(X), model(X) / scaled.temperature)
+    assert ibnn.OODDetector(scaled).fit(X).score(X).shape == (4,)
+
+
+@pytest.mark.once
+def test_what_does_not_take_outputs_at_positions_names_what_does():
+    x, y = np.ones((6, 4, 4, 1), "float32"), np.arange(96).reshape(6, 4, 4) % 2
+    model = keras.Sequential([keras.Input((4, 4, 1)), layers.Conv2D(2, 3, padding="same")])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for refused in (
+        ibnn.Laplace,
+        lambda m: ibnn.GaussianVI(m).fit(x, y, verbose=0),
+        lambda m: ibnn.calibrate(m, (x, y), (x, y)),
+    ):
+        with pytest.raises(ValueError, match="got .*4, 4, 2.*take ibnn.TemperatureScaling"):
+            refused(model)
+    with pytest.raises(ValueError, match="it predicts .6, 4, 4, 2.*ibnn.TemperatureScaling"):
+        ibnn.Conformal(model).fit(x, y)
+    with pytest.raises(ValueError, match=r"`y` has the shape \(6, 4, 4\), one at each position"):
+        ibnn.OODDetector(model, "mahalanobis").fit(x, y)
+    with pytest.raises(ValueError, match="Dense layer at the end.*score='entropy' or 'knn'"):
+        ibnn.OODDetector(model, "energy")
+    ibnn.OODDetector(model, "knn", k=3).fit(x, y)
+
+
 def test_layers_that_are_frozen_stay_so():
     model = Careless()
     x = examples(model)

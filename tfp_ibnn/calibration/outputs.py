@@ -15,6 +15,7 @@ from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 from tfp_ibnn.prediction.head import activation_of, is_loss
 from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
+from tfp_ibnn.weights.features import check_rows
 from tfp_ibnn.weights.likelihood import classes, numbers
 
 _DOUBT = 2.0
@@ -253,8 +254,7 @@ def output_of(model: keras.Model, loss: Any) -> tuple[Output, Any]:
         remedy = "loss='sparse_categorical_crossentropy' or loss='mse'"
         raise ValueError(f"`model` is not compiled with one loss: give one, such as {remedy}.")
     shape = model.output_shape
-    if len(shape) != 2 or shape[-1] is None:
-        raise ValueError(f"`model` must have one output of shape (N, width); got {shape}.")
+    check_rows(shape)
     width, known = shape[-1], losses.get(given)
     from_logits = bool(getattr(known, "from_logits", False))
     if from_logits and activation_of(model) in ("softmax", "sigmoid"):

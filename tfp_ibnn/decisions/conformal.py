@@ -221,8 +221,11 @@ class Conformal(Fitted):
         elif self.method == "cqr":
             low, high = prediction["lower"], prediction["upper"]
         if len(p.shape) != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
-            wanted = "classes (N, K), or one number per example, (N, 1)"
-            raise ValueError(f"`model` must predict {wanted}; it predicts {tuple(p.shape)}.")
+            raise ValueError(
+                "`model` must predict classes (N, K), or one number per example, (N, 1); it "
+                f"predicts {tuple(p.shape)}. ibnn.MonteCarlo takes such a model, and "
+                "ibnn.TemperatureScaling if it predicts classes."
+            )
         if self._is_set:
             is_one_label = isinstance(self._kind, Labels)
             return self._class_scores(ops.concatenate([1 - p, p], axis=1) if is_one_label else p, u)

@@ -16,7 +16,7 @@ from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.batches import is_dataset, unpacked
-from tfp_ibnn.prediction.head import PredictionWrapper
+from tfp_ibnn.prediction.head import PredictionWrapper, innermost
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 from tfp_ibnn.prediction.predictive import Categorical, with_rank
 from tfp_ibnn.prediction.validation import check_input
@@ -109,6 +109,12 @@ class OODDetector(Fitted):
         network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
         keras_internals.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
+        is_distance = self.kind.endswith("mahalanobis")
+        if is_distance and y is not None and self._has_positions(y):
+            raise ValueError(
+                f"score={self.kind!r} needs one class per example; `y` has the shape "
+                f"{np.shape(y)}, one at each position: leave it out, or take score='entropy'."
+            )
         if is_dataset(x):
             f, labels = self._features_of_dataset(x, verbose)
             y = labels if y is None else y
@@ -127,9 +133,14 @@ class OODDetector(Fitted):
         features, labels = [], []
         for inputs, y, _ in unpacked(x, "x", verbose):
             features.append(self._network.predict_on_batch(inputs))
-            if y is not None and has_classes:
+            if y is not None and has_classes and not self._has_positions(y):
                 labels.append(ops.convert_to_numpy(y))
         return np.concatenate(features), np.concatenate(labels) if labels else None
+
+    def _has_positions(self, y: Any) -> bool:
+        """Whether labels are at each position of an output, such as pixels."""
+        rank = len(functional_graph(innermost(self.inner)).outputs[0].shape)
+        return rank > 2 and np.prod(np.shape(y)[1:]) > 1
 
     def score(self, x: Any, batch_size: int | None = None, verbose: Any = 0) -> np.ndarray:
         """Return the scores (N,) of arrays, or of a dataset; higher is more unusual."""
@@ -341,13 +352,22 @@ def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, kera
         model = model.mean_network()
     model = to_deterministic(model) if stochastic_layers(model) else model
     graph = functional_graph(model)
-    layers = {x.name: x for x in (graph.layers if graph else ()) if x.weights}
+    if graph is None:
+        raise ValueError(
+            f"score={score!r} needs features of a Functional or Sequential model; {model.name!r} "
+            "has a `call` of its own. Take score='max_probability' or 'entropy', or 'epistemic' "
+            "for a posterior."
+        )
+    layers = {x.name: x for x in graph.layers if x.weights}
     if not layers or name not in (None, *layers):
         wanted = f"a Functional or Sequential model, whose layer is one of {[*layers]}"
         raise ValueError(f"score={score!r} needs features of {wanted}; got `layer`={name!r}.")
     chosen = layers[name or [*layers][-1]]
     if score in _OF_LOGITS and not (isinstance(chosen, keras.layers.Dense) and name is None):
-        raise ValueError(f"score={score!r} needs a Dense layer at the end, and `layer`=None.")
+        raise ValueError(
+            f"score={score!r} needs a Dense layer at the end, and `layer`=None. Others such as "
+            "score='entropy' or 'knn' need none."
+        )
     if score in _OF_LOGITS and logit_layer(model) is not chosen:
         raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
     features = ops.cast(chosen.input, "float32")

@@ -175,9 +175,7 @@ def _one_predictive(
     from_logits = from_logits if known is None else known
     graph = functional_graph(unscaled(model))
     width = None if graph is None else graph.outputs[0].shape[-1]
-    # The loss of one output may stand in a list or a dict.
-    loss = keras.tree.flatten(getattr(model, "loss", None) if model.compiled else None)
-    loss = loss[0] if len(loss) == 1 else loss
+    loss = _one_loss(model)
     loss_head, loss_logits = _head_of_loss(loss)
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
@@ -276,6 +274,18 @@ def is_transparent(layer: Any) -> bool:
 def is_loss(loss: Any, kind: type) -> bool:
     """Whether a loss is one of a Keras class, or the function of that class."""
     return isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss)
+
+
+def _one_loss(model: keras.Model) -> Any:
+    """Return the loss that a model is compiled with; of one output it may be in a list or dict."""
+    loss = keras.tree.flatten(getattr(model, "loss", None) if model.compiled else None)
+    return loss[0] if len(loss) == 1 else loss
+
+
+def logits_by_loss(model: keras.Model) -> bool | None:
+    """Return whether a classifier returns logits by its loss; None if that does not say so."""
+    head, from_logits = _head_of_loss(_one_loss(model))
+    return from_logits if head in ("softmax", "sigmoid") else None
 
 
 def _head_of_loss(loss: Any) -> tuple[Any, bool | None]:

@@ -12,9 +12,10 @@ from scipy.special import softmax
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked, spread
 from tfp_ibnn.prediction.batches import is_dataset, unpacked
-from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost
+from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost, logits_by_loss
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 
@@ -32,7 +33,8 @@ class TemperatureScaling(ScaledModel, keras.Model):
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
-        from_logits: whether it returns logits; None asks the activation of its last layer.
+        from_logits: whether it returns logits; None asks the activation of its last layer, or of a
+            model with a `call` of its own the loss it is compiled with.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -51,6 +53,9 @@ class TemperatureScaling(ScaledModel, keras.Model):
         kwargs.setdefault("dtype", checks.full_precision(model.dtype_policy))
         super().__init__(**kwargs)
         self.model = model
+        has_own_call = functional_graph(innermost(model)) is None
+        if from_logits is None and model.built and has_own_call:
+            from_logits = logits_by_loss(model)
         self.from_logits = None if from_logits is None else bool(from_logits)
         fixed = {"trainable": False, "autocast": False}
         self.temperature = self.add_weight((), "ones", name="temperature", **fixed)

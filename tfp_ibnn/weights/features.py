@@ -36,8 +36,7 @@ class LogitNetwork:
         self.graph = Graph(model, is_chosen)
         self.prefix = self.graph.prefix
         shape = tuple(functional_graph(model).outputs[0].shape)
-        if len(shape) != 2 or shape[-1] is None:
-            raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
+        check_rows(shape)
         self.width = shape[-1]
         self.dtype = precision_of(model)
         self.stripped = stripped_layer(model, self.graph, self.likelihood.end)
@@ -187,12 +186,30 @@ def check_network(model: Any, stochastic: bool = False) -> None:
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
     graph = functional_graph(model)
     if graph is None:
-        problem = "is not built" if not model.built else "has a `call` of its own"
-        raise ValueError(f"`model` must be a built Functional or Sequential one; it {problem}.")
+        if not model.built:
+            raise ValueError(
+                "`model` must be built, and Functional or Sequential; it is not built."
+            )
+        raise ValueError(
+            f"`model` must be a Functional or Sequential one; {model.name!r} has a `call` of its "
+            "own. ibnn.TemperatureScaling, ibnn.to_stochastic and ibnn.MonteCarlo take it."
+        )
     if len(graph.outputs) != 1:
         raise ValueError(f"`model` must have one output; got {len(graph.outputs)}.")
     if not stochastic and stochastic_layers(model):
         raise ValueError("`model` has stochastic layers: give ibnn.to_deterministic(model).")
+
+
+def check_rows(shape: tuple[int | None, ...]) -> None:
+    """Raise unless an output is one vector for each example."""
+    if len(shape) > 2:
+        raise ValueError(
+            f"`model` must have one output of shape (N, K); got {shape}. For outputs at each "
+            "position, such as pixels, take ibnn.TemperatureScaling, or ibnn.to_stochastic with "
+            "ibnn.MonteCarlo."
+        )
+    if len(shape) != 2 or shape[-1] is None:
+        raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
 
 
 def batches(

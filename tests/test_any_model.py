@@ -506,6 +506,38 @@ def test_what_does_not_take_outputs_at_positions_names_what_does():
     ibnn.OODDetector(model, "knn", k=3).fit(x, y)
 
 
+@REGISTER
+class Named(keras.Model):
+    """Its attributes have the names by which places are known."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = layers.Dense(4)
+        self.hidden = layers.Dense(4, "relu")
+        self.graph = [layers.Dense(4), layers.Dense(4)]
+        self.last = layers.Dense(3)
+
+    def call(self, x):
+        x = self.hidden(self.first(x))
+        for layer in self.graph:
+            x = layer(x)
+        return self.last(x)
+
+
+def test_attributes_may_have_any_name(tmp_path):
+    model = Named()
+    x = examples(model)
+    model(x)
+    converted = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9, seed=0)
+    assert len(ibnn.stochastic_layers(converted)) == 5
+    with ibnn.noise_off(converted):
+        close(converted(x), model(x))
+    converted.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(ibnn.stochastic_layers(loaded)) == 5
+    close(ibnn.to_deterministic(loaded)(x), model(x))
+
+
 def test_layers_that_are_frozen_stay_so():
     model = Careless()
     x = examples(model)

@@ -219,7 +219,9 @@ def test_the_values_of_a_loss_of_unknown_meaning_are_counted(loss, shape, y, cou
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.fit(inputs(*shape, 2), y, batch_size=ROWS, verbose=0)
-    told = [w for w in caught if f"the mean of {count} negative log-likelihoods" in str(w.message)]
+    told = [
+        w for w in caught if f"the mean of {count} negative log-likelihoods per" in str(w.message)
+    ]
     assert len(told) == (count > 1)
     assert model.get_compile_config()["kl_scale"] == pytest.approx(1 / count)
 

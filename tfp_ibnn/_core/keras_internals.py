@@ -98,7 +98,8 @@ def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.L
     """Return the layers directly inside of a layer, by where it keeps each, or `HIDDEN`."""
     graph = graph_of(layer)
     parts = {GRAPH: graph.layers if graph is not None else []}
-    parts |= {name: inside for name, _, inside in _in_attributes(layer)}
+    for name, _, inside in _in_attributes(layer):
+        parts[f"self.{name}" if name in (GRAPH, HIDDEN) else name] = inside
     parts[HIDDEN] = list(layer._layers)
     open_ones, found = {id(x) for x in layer._layers}, {}
     for name, inside in parts.items():
@@ -209,11 +210,10 @@ def has_many_parts(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 class GroupedOptimizer(keras.optimizers.Optimizer):
-    """One optimizer of all weights, which has each group of them updated by a part of its own.
+    """One optimizer for all weights, in which each group of weights is updated by its own part.
 
-    Losses are scaled, and gradients accumulated and clipped, for all weights together, and so is
-    their moving average kept; the parts must agree in these settings. Learning rate, update rule
-    and weight decay are the parts'. A subclass has `part_of`; `loss_scale_factor` replaces theirs.
+    Loss scaling, accumulation, clipping and moving averages act on all weights together, so the
+    parts must agree in them; `loss_scale_factor` replaces theirs. A subclass defines `part_of`.
     """
 
     _JOINT = (

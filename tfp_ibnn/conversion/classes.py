@@ -23,12 +23,14 @@ def stochastic_model(
             _warn_of_dropped(methods, own, StochasticSubclass, "copy.model")
         return kind(copied, **options)
     parts = copied.input, copied.output
-    if methods:
-        kind = keras_internals.is_functional(model) and carrying(StochasticModel, own, False)
+    if not methods:
+        return StochasticModel(*parts, **options)
+    if keras_internals.is_functional(model):
+        kind = carrying(StochasticModel, own, is_around=False)
         stochastic = _made_of(kind, parts, options, model)
         if stochastic is not None:
             return stochastic
-        _warn_of_dropped(methods, own, StochasticModel, "copy.inputs, copy.outputs")
+    _warn_of_dropped(methods, own, StochasticModel, "copy.inputs, copy.outputs")
     return StochasticModel(*parts, **options)
 
 

@@ -19,7 +19,7 @@ _STRUCTURE = (
     *("compute_output_spec", "from_config", "get_build_config", "get_config"),
     *("load_own_variables", "save_own_variables"),
 )
-"""What a model around another has from Keras, whatever the class of the other defines."""
+"""What a model around another takes from Keras, whatever the class of the other defines."""
 
 _OURS = ("keras.", "tfp_ibnn.")
 

@@ -1,7 +1,7 @@
-"""By how much the loss of a compiled model is smaller than minus the log-likelihood of an example.
+"""The loss of a compiled model, divided by the negative log-likelihood of one example.
 
 Keras averages over all answers of a batch: over examples, and over the positions or numbers of each
-example. The ELBO sums over the answers of an example, so the KL must be as much smaller.
+example. The ELBO sums over the answers of an example, so the KL is divided by their number as well.
 """
 
 import copy
@@ -18,6 +18,7 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.keras_losses import OutputLoss, output_losses
 from tfp_ibnn.layers.heads import DistributionNLL, GaussianNLL
 
+# Keras's losses, by what one negative log-likelihood belongs to.
 _BY_EXAMPLE = (losses.ctc,)
 _BY_POSITION = (
     losses.categorical_crossentropy,
@@ -35,17 +36,17 @@ _POINT_FACTORS: dict[Callable[..., Any], Callable[[float], float]] = {
     losses.mean_absolute_error: lambda s: s,
     losses.mean_absolute_percentage_error: lambda s: 100 * s,
 }
-"""Of losses that leave the noise's scale open: the loss of a number over its NLL, less a constant.
+"""The loss of a number over its NLL, up to a constant, if the loss leaves the noise's scale open.
 
 The noise is Gaussian, or Laplacian for absolute errors, and relative for percentages.
 """
 
-_TOLERANCE = 0.01  # of the outputs' likelihoods, which weights of three digits meet
+_TOLERANCE = 0.01  # between outputs; `loss_weights` rounded to three digits pass
 _ROWS = 32  # Keras's own batch size
 
 
 class _Term(NamedTuple):
-    """The loss of one output, `scale` times minus the log-likelihood of an example's answers."""
+    """The loss of one output, `scale` times the negative log-likelihood of an example's answers."""
 
     place: str | int | None
     weight: float
@@ -55,14 +56,14 @@ class _Term(NamedTuple):
 def kl_scale(
     parts: Sequence[OutputLoss], noise_scale: float | None, copies: int = 1
 ) -> float | None:
-    """Return Keras's loss divided by minus the log-likelihood of one example.
+    """Return Keras's loss divided by the negative log-likelihood of one example.
 
     With symbolic outputs, None if that depends on the data. Warns where it has to assume something.
 
     Args:
         parts: the losses of all outputs.
-        noise_scale: of losses that leave it open; None is 1.
-        copies: of each example in a training batch.
+        noise_scale: the scale of the targets' noise, for losses that leave it open; None is 1.
+        copies: number of copies of each example in a training batch.
     """
     open_parts = [part for part in parts if _leaves_noise_open(part.loss)]
     if noise_scale is not None and not open_parts:
@@ -92,7 +93,7 @@ def kl_scale(
 
 
 def scale_of(model: keras.Model) -> float | None:
-    """Return the same for any model of one output, or None if its shape does not tell."""
+    """Return `kl_scale` for any model of one output, or None if its shape does not determine it."""
     is_sequential = isinstance(model, keras.Sequential)
     graph = keras_internals.functional_behind(model) if is_sequential else model
     if not (model.compiled and keras_internals.is_functional(graph)):
@@ -154,10 +155,11 @@ def _needs_values(part: OutputLoss) -> bool:
 
 
 def _answers(part: OutputLoss, copies: int) -> float | None:
-    """Return over how many log-likelihoods of one example a loss is a mean; None if not known."""
+    """Return how many log-likelihoods of an example a loss averages over; None if unknown."""
     if isinstance(part.y_pred, keras.KerasTensor):
         return _answers_by_shape(part)
-    values = part.loss.call(*(ops.convert_to_tensor(x, part.loss.dtype) for x in part[3:]))
+    pair = part.y_true, part.y_pred
+    values = part.loss.call(*(ops.convert_to_tensor(x, part.loss.dtype) for x in pair))
     kept = [keras_internals.mask_of(x) for x in (part.y_pred, values)]
     kept = [ops.convert_to_numpy(mask).astype(bool) for mask in kept if mask is not None]
     share = float(np.mean(np.logical_and.reduce(kept))) if kept else 1.0
@@ -186,8 +188,8 @@ def _answers_by_shape(part: OutputLoss) -> float | None:
 
 def _warn_of_open_noise(loss: keras.losses.Loss) -> None:
     warnings.warn(
-        f"The loss {loss.name!r} leaves open how noisy the targets are: the KL is weighed for a "
-        "noise of scale 1. Write compile(..., noise_scale=0.3) for another, or learn it, by "
+        f"The loss {loss.name!r} does not say how noisy the targets are, so the KL is weighted for "
+        "noise of scale 1. Write compile(..., noise_scale=0.3) for another scale, or learn it with "
         "ibnn.layers.GaussianHead and the loss ibnn.layers.GaussianNLL.",
         stacklevel=5,
     )
@@ -197,9 +199,9 @@ def _warn_of_unknown(parts: Sequence[OutputLoss], answers: Sequence[float]) -> N
     for part, count in zip(parts, answers, strict=True):
         if count != 1 and not _is_known(part.loss):
             warnings.warn(
-                f"The KL is weighed as if the loss {part.loss.name!r} were the mean of {count:.5g} "
-                "negative log-likelihoods of each example. If it is the mean of another number, "
-                "write compile(..., kl_scale=1 / number).",
+                f"The KL is weighted as if the loss {part.loss.name!r} were the mean of "
+                f"{count:.5g} negative log-likelihoods per example. If it is the mean of another "
+                "number of them, write compile(..., kl_scale=1 / number).",
                 stacklevel=5,
             )
 
@@ -209,7 +211,7 @@ def _warn_of_tempering(terms: Sequence[_Term]) -> None:
     shown = exact if all(isinstance(place, str) for place in exact) else [*exact.values()]
     warnings.warn(
         "The losses of the outputs are not in proportion to their negative log-likelihoods, so the "
-        "KL is weighed for the output that counts most. The exact ELBO has "
+        "KL is weighted for the output that counts most. The exact ELBO has "
         f"loss_weights={shown}, or a multiple of these.",
         stacklevel=5,
     )

@@ -53,10 +53,10 @@ class _NoiseModel:
             jit_compile: as in Keras; "auto" is decided again where a file is loaded.
             noise_scale: standard deviation of the targets' noise, for losses such as "mse" that
                 leave it open. None is 1, with a warning.
-            kl_scale: the loss divided by minus the log-likelihood of one example, which multiplies
-                the KL. None derives it from the loss and the shape of the output; where it depends
-                on the data (masks, lengths that vary, ignored classes), `fit` measures it on one
-                batch.
+            kl_scale: the loss divided by the negative log-likelihood of one example, which
+                multiplies the KL. None derives it from the loss and the shape of the output; where
+                it depends on the data (masks, lengths that vary, ignored classes) or the loss is
+                not Keras's, `fit` measures it on one batch.
             **kwargs: those of `keras.Model.compile`.
         """
         self._jit_is_open = jit_compile == "auto"
@@ -166,8 +166,8 @@ class _NoiseModel:
         """Take a training step on `train_samples` copies of each example, each with its own z."""
         if self._kl_scale is None:
             warnings.warn(
-                "The KL is weighed for one answer per example, since the number of answers that "
-                "the loss averages over is unknown: write compile(..., kl_scale=1 / number).",
+                "The KL is weighted for one answer per example, since it is unknown how many "
+                "answers the loss averages over: write compile(..., kl_scale=1 / number).",
                 stacklevel=2,
             )
         # The backends disagree on what comes before the data (nothing, or the state on JAX).
@@ -182,8 +182,8 @@ class _NoiseModel:
             self._warned_of_losses = True
             warnings.warn(
                 f"The `train_step` of {self.name!r} trains without the KL divergence: it does not "
-                "use `self.losses`, of which the sum belongs to the loss. Let `self.compute_loss` "
-                "add it, on JAX from `stateless_call(..., return_losses=True)`.",
+                "use `self.losses`, whose sum is part of the loss. Let `self.compute_loss` add it; "
+                "on JAX take it from `stateless_call(..., return_losses=True)`.",
                 stacklevel=2,
             )
         return results

@@ -18,6 +18,8 @@ from tfp_ibnn.layers import inside
 from tfp_ibnn.noise import Pass
 
 _KNOWN = ("keras.", "keras_hub.", "tfp_ibnn.")
+"""Modules whose layers keep the examples on the first axis, each a row."""
+
 _SIZE = 16
 """Of an axis whose size the model leaves open."""
 
@@ -69,9 +71,10 @@ def check_rows(model: keras.Model, run: Run | None = None) -> None:
     if misplaced is not None:
         layer, of_two = misplaced
         raise ValueError(
-            f"Layer {layer.name!r} does not have the examples on the first axis of its input, "
-            f"which is {of_two.shape} for two of them: an example could not keep one draw. "
-            "Transpose the input back before this layer, or leave it deterministic: "
+            f"Layer {layer.name!r} does not have the examples on the first axis of its input, one "
+            f"after another (its shape is {of_two.shape} for two of them), so an example could not "
+            "keep one draw. Transpose the input back before this layer, call the layer once for "
+            "each tensor instead of on all of them concatenated, or leave it deterministic: "
             "`to_stochastic` takes posteriors by patterns of layer names."
         )
     if run is None:

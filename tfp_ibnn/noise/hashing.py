@@ -1,4 +1,4 @@
-"""Random words that an input decides: the same alone, in any batch, exported, on any backend."""
+"""Random words determined by an input: the same alone, in any batch, exported, on any backend."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What differs between two models beside the values of their weights."""
+"""What differs between two models besides the values of their weights."""
 
 import contextlib
 import itertools

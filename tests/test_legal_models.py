@@ -113,14 +113,20 @@ def test_answers_know_the_textbook():
 
 # Without what takes longest: `make robustness` checks all.
 CHEAP = ("noise off", "folded", "divergence", "draws", "scores", "loss", "moments")
-FEW = 2 if keras.backend.backend() == "jax" else 10  # of a block of seeds
+# Of the first 130 those that take longest without compilation, as recurrent layers do.
+SLOW = {
+    *(5, 14, 15, 16, 19, 22, 34, 44, 47, 48, 59, 64, 68, 69, 70, 79),
+    *(82, 86, 96, 97, 98, 99, 104, 105, 107, 110, 111, 115, 123, 127),
+}
+SEEDS = [seed for seed in range(130) if seed not in SLOW]
+FEW = 2 if keras.backend.backend() == "jax" else 10  # of a block of ten seeds
 
 
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_hundred_legal_models(eagerly, block, tmp_path):
     faults = []
-    for seed in range(10 * block, 10 * block + FEW):
+    for seed in SEEDS[10 * block : 10 * block + FEW]:
         case = draw.draw(seed)
         checks = ["noise off", CHEAP[1 + seed % 6]]
         found = worker.examine(case, checks, tmp_path)

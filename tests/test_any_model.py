@@ -386,6 +386,15 @@ class Careless(keras.Model):
         return self.dense(x)
 
 
+def test_a_folded_subclass_is_built():
+    model = Careless()
+    model(X)
+    plain = ibnn.to_deterministic(ibnn.to_stochastic(model, ibnn.NormalAffine(), 50))
+    assert plain.built
+    plain.quantize("int8")  # which Keras refuses for what is not built
+    np.testing.assert_allclose(plain(X), model(X), atol=0.1)
+
+
 def test_a_subclass_without_a_config():
     model = Careless()
     x = examples(model)

@@ -30,8 +30,10 @@ def copy_of(model: keras.Model, fold: bool = False) -> keras.Model:
         copied = keras.Model(*_rebuild(functional_graph(model), convert), name=model.name)
     else:
         copied = _copy_layer(model)
-        if not copied.built:
-            copied.build_from_config(model.get_build_config())
+        config = model.get_build_config()
+        if config and not copied.built:
+            copied.build_from_config(config)
+            copied.built = True  # as where Keras loads a model: it builds only the layers inside
     if not fold:
         inside.restore(copied, inside.configs(model))
     _carry_over(model, copied, fold)

@@ -15,6 +15,8 @@ ALLOWED = 0.2
 
 def quantized(trial: Trial) -> None:
     """A quantized model stays near what it was, converted before or after, or is refused."""
+    if any("TimeDistributed" in line.source for line in trial.case.lines):
+        raise Inapplicable("a wrapper in which Keras takes int8 kernels for numbers")
     plain = build(trial.case)
     folded = ibnn.to_deterministic(trial.sto)
     folded(trial.x)

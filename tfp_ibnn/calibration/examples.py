@@ -10,7 +10,7 @@ import numpy as np
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.outputs import Output
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.prediction.batches import dataset_batches
+from tfp_ibnn.prediction.batches import as_array, dataset_batches
 from tfp_ibnn.weights.features import check_finite
 
 FOLDS = 5
@@ -160,7 +160,7 @@ def _arrays(data: Any) -> tuple[Any, ...] | None:
     if not isinstance(data, (tuple, list)) or not data:
         return None
     x, *others = data
-    return keras.tree.map_structure(np.asarray, x), *map(np.asarray, others)
+    return keras.tree.map_structure(as_array, x), *map(np.asarray, others)
 
 
 def _batches(data: Any, name: str) -> Iterator[Any]:

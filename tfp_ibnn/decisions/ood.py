@@ -15,7 +15,7 @@ from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
-from tfp_ibnn.prediction.batches import is_dataset, unpacked
+from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
 from tfp_ibnn.prediction.head import PredictionWrapper, innermost
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 from tfp_ibnn.prediction.predictive import Categorical, with_rank
@@ -106,6 +106,7 @@ class OODDetector(Fitted):
             self.keep({"known": self.score(x, batch_size, verbose)})
             return self
         check_input(x)
+        x = with_strings(x)
         network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
         keras_internals.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
@@ -153,7 +154,7 @@ class OODDetector(Fitted):
             mask = None if self._masks is None else mask_of_arrays(self._masks, x)
             return ops.convert_to_numpy(_summed(found, mask))
         with self.inner._checked(x):
-            found = self.predict(x, **options)
+            found = self.predict(with_strings(x), **options)
         check_finite(found, "features")
         return found
 

@@ -18,6 +18,7 @@ from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
+from tfp_ibnn.prediction.batches import with_strings
 from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
 from tfp_ibnn.prediction.padding import output_masks, without_padding
 from tfp_ibnn.prediction.predictive import Point, Predictive
@@ -213,21 +214,25 @@ class MonteCarlo(PredictionWrapper, keras.Model):
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes; the arguments are Keras's."""
+        x = with_strings(x)
         with self._checked(x):
             found = super().predict(x, *args, **kwargs)
             return validation.checked_prediction(self.inner.name, found)
 
     def predict_on_batch(self, x: Any) -> dict[str, np.ndarray]:
+        x = with_strings(x)
         with self._checked(x):
             return validation.checked_prediction(self.inner.name, super().predict_on_batch(x))
 
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
         """Score the averaged prediction; `allow_nan` returns NaN scores instead of an error."""
+        x = with_strings(x)
         with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().evaluate(x, *args, **kwargs)
             return scores if allow_nan else validation.checked_scores(self.inner.name, scores)
 
     def test_on_batch(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        x = with_strings(x)
         with self._checked(x, args[0] if args else kwargs.get("y")):
             scores = super().test_on_batch(x, *args, **kwargs)
             return validation.checked_scores(self.inner.name, scores)

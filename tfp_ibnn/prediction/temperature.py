@@ -14,7 +14,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked, spread
-from tfp_ibnn.prediction.batches import is_dataset, unpacked
+from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
 from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost, logits_by_loss
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
@@ -120,6 +120,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
                 raise ValueError("`y` must hold the labels when `x` is an array; got None.")
             if not len(keras.tree.flatten(x)[0]):
                 raise ValueError("`x` must hold at least one example; got none.")
+            x = with_strings(x)
             outputs = self.model.predict(x, batch_size=batch_size, verbose=verbose)
             mask = None if masks is None else mask_of_arrays(masks, x)
         outputs, from_logits = self._read(outputs)

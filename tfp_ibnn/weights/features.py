@@ -11,7 +11,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn.conversion.graph import Graph, functional_graph, infer
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
-from tfp_ibnn.prediction.batches import dataset_batches, progress_bar
+from tfp_ibnn.prediction.batches import as_array, dataset_batches, progress_bar
 from tfp_ibnn.prediction.head import is_transparent, output_call, own_activation
 from tfp_ibnn.weights.flat import precision_of
 from tfp_ibnn.weights.likelihood import likelihood_of
@@ -221,7 +221,7 @@ def batches(
     """
     if y is not None:
         size = checks.positive_integer("batch_size", batch_size)
-        x, y = keras.tree.map_structure(np.asarray, x), np.asarray(y)
+        x, y = keras.tree.map_structure(as_array, x), np.asarray(y)
         lengths = {len(part) for part in keras.tree.flatten(x)} | {len(y)}
         if len(lengths) != 1:
             raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")
@@ -235,7 +235,7 @@ def batches(
     for number, batch in enumerate(found, start=1):
         if len(batch) != 2:
             raise ValueError(f"A dataset must give (x, y); got {len(batch)} parts.")
-        inputs, targets = keras.tree.map_structure(np.asarray, tuple(batch))
+        inputs, targets = keras.tree.map_structure(as_array, tuple(batch))
         if not len(targets):
             continue
         for part in keras.tree.flatten(inputs):

@@ -38,14 +38,16 @@ class Reservoir:
             is_full = len(self._kept) == self._size
             if is_full and key > -self._kept[0][0]:
                 continue
-            example = keras.tree.map_structure(lambda a, i=row: np.array(a[i]), (inputs, targets))
+            example = keras.tree.map_structure(
+                lambda a, i=row: a[i : i + 1].copy(), (inputs, targets)
+            )
             replace = heapq.heapreplace if is_full else heapq.heappush
             replace(self._kept, (-key, self._count, example))
 
     def examples(self) -> tuple[Any, np.ndarray]:
         """Return inputs and targets."""
         examples = [example for _, _, example in self._kept]
-        return keras.tree.map_structure(lambda *rows: np.stack(rows), *examples)
+        return keras.tree.map_structure(lambda *rows: np.concatenate(rows), *examples)
 
 
 def guarded(prior_precision: float, loss: Callable[[float], float], limit: float) -> float:

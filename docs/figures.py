@@ -58,7 +58,7 @@ def reliability() -> Figure:
         powers = mean ** (1 / runs["equal", "deterministic", seed]["scaled"]["temperature"])
         return powers / powers.sum(axis=1, keepdims=True)
 
-    from experiments.store import cross_fit  # found once the path is set
+    from lib.store import cross_fit  # found once the path is set
 
     plain = stored("deterministic")
     labels = plain[0][1]

@@ -24,8 +24,8 @@ def stored(study: str) -> list:
 
 def novelty() -> Figure:
     """Draw how well classes are noticed that were left out, and accuracy by share answered."""
-    from experiments.novelty_study import SHARES
-    from experiments.novelty_tables import CLOTHES, METHODS
+    from studies.novelty.run import SHARES
+    from studies.novelty.tables import CLOTHES, METHODS
 
     runs = [
         json.loads(line) for line in (RESULTS / "novelty" / "runs.jsonl").read_text().splitlines()
@@ -62,8 +62,8 @@ def novelty() -> Figure:
 
 def elephant() -> Figure:
     """Draw what a VGG16 of CIFAR-10 says of things out of place, from stored predictions."""
-    from experiments.data import load
-    from experiments.novelty_study import HELD_OUT, INSIDE, UNKNOWN, out_of_place
+    from lib.data import load
+    from studies.novelty.run import HELD_OUT, INSIDE, UNKNOWN, out_of_place
 
     names = np.array("airplane car bird cat deer dog frog horse ship truck".split())
     names = np.delete(names, HELD_OUT)
@@ -107,7 +107,7 @@ def elephant() -> Figure:
 
 def places() -> Figure:
     """Draw what noise in a place changes in the NLL at a temperature, a dot per seed."""
-    from experiments.place_study import PAIRS, tasks
+    from studies.places.run import PAIRS, tasks
 
     scores = {
         (run["pair"], name, run["seed"]): row["NLL, T"]
@@ -134,7 +134,7 @@ def places() -> Figure:
 
 def when_flows_pay() -> Figure:
     """Draw four answers: gaps to true posteriors, few data, and the distance to HMC."""
-    from experiments.quality_study import AGAIN
+    from studies.quality.run import AGAIN
 
     figure, axes = plt.subplots(2, 2, figsize=(8.6, 5.8), layout="constrained")
     titles = {
@@ -203,7 +203,7 @@ def _few_data(ax: Axes) -> None:
 
 def _agreement(ax: Axes) -> None:
     """Draw which share of test images has the same class as under HMC."""
-    from experiments.distance_study import LONG, PAIRS, best
+    from studies.distance.run import LONG, PAIRS, best
 
     runs, rows = stored("distance"), {}
     for pair, (title, _) in PAIRS.items():
@@ -234,7 +234,7 @@ def _agreement(ax: Axes) -> None:
 
 def vae_flows() -> Figure:
     """Draw the bound of binarised MNIST by the number of planar flows, beside the published."""
-    from experiments.vae_tables import PUBLISHED
+    from studies.vae.tables import PUBLISHED
 
     methods, found = list(PUBLISHED["mlp"]), {}
     for run in (run for run in stored("vae") if run["pair"] == "mlp"):

@@ -36,7 +36,7 @@ import numpy as np
 from scipy.special import softmax
 
 import tfp_ibnn as ibnn
-from experiments.panels import training_panel
+from lib.panels import training_panel
 from tfp_ibnn import plots
 
 FAST = bool(os.environ.get("TFP_IBNN_FAST"))

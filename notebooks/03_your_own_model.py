@@ -45,7 +45,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tfp_ibnn as ibnn
-from experiments.panels import extreme_images
+from lib.panels import extreme_images
 from tfp_ibnn import metrics, plots
 
 keras.utils.set_random_seed(0)

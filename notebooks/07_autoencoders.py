@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import tfp_ibnn as ibnn
-from experiments import data
+from lib import data
 from tfp_ibnn import flows, plots
 
 plt.rcParams["figure.dpi"] = 72

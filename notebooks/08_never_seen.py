@@ -38,8 +38,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import tfp_ibnn as ibnn
-from experiments import data
-from experiments.panels import class_distributions
+from lib import data
+from lib.panels import class_distributions
 from tfp_ibnn import metrics, plots
 
 plt.rcParams["figure.dpi"] = 80

@@ -40,7 +40,7 @@ import numpy as np
 from scipy import ndimage
 
 import tfp_ibnn as ibnn
-from experiments import data
+from lib import data
 from tfp_ibnn import plots
 
 layers = keras.layers

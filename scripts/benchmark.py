@@ -64,8 +64,8 @@ def main(argv=None):
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
-    from experiments import benchmark
-    from experiments.benchmark import record
+    from lib import benchmark
+    from lib.benchmark import record
 
     name = {"gpu": f"gpu_{backend}", "weights": "peers"}.get("".join(options.only), "cpu")
     path = RESULTS / f"{name}.json"
@@ -180,7 +180,7 @@ def compare(rows, stored, short, record):
 
 
 def save_figures(rows, folder):
-    from experiments.benchmark import figures
+    from lib.benchmark import figures
 
     folder.mkdir(parents=True, exist_ok=True)
     figures.save(figures.ratios(rows), folder / "benchmark.png")
@@ -189,7 +189,7 @@ def save_figures(rows, folder):
 
 def show_stored(record):
     """Bring the figures and tables of the page up to date."""
-    from experiments import files
+    from lib import files
 
     # Whole runs: the other files of the folder have parts of one, or another form.
     paths = (RESULTS / f"{name}.json" for name in ("cpu", "gpu_jax", "gpu_tensorflow"))
@@ -203,7 +203,7 @@ def sampling(settings):
     import numpy as np
 
     import tfp_ibnn as ibnn
-    from experiments.benchmark import networks, record, timing
+    from lib.benchmark import networks, record, timing
     from sampling_error import IMAGES, means
     from train_digits import LOSS, convert, load, network, posteriors
 

@@ -35,10 +35,10 @@ def main(argv=None):
     model, export, data_dir = (options.pop(name) for name in ("model", "export", "data_dir"))
     output = options.pop("output") or Path(model).parent / "robustness"
 
-    import experiments
-    from experiments import robustness
+    import lib
+    from lib import robustness
 
-    errors = (experiments.RunError, experiments.data.DataError, OSError)
+    errors = (lib.RunError, lib.data.DataError, OSError)
     # What was not given is the library's own default.
     options = {name: value for name, value in options.items() if value is not None}
     try:
@@ -58,8 +58,8 @@ def main(argv=None):
 
 def beside(model, dataset):
     """Return the data in settings.json beside a model, if it is of this dataset."""
-    from experiments import RunError
-    from experiments.scoring import trained_on
+    from lib import RunError
+    from lib.scoring import trained_on
 
     try:
         known = trained_on(model)

@@ -14,8 +14,8 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from experiments.data import DATASETS, DataError, load
-from experiments.data.loading import cache_folder
+from lib.data import DATASETS, DataError, load
+from lib.data.loading import cache_folder
 
 
 def main(argv=None):
@@ -33,7 +33,7 @@ def main(argv=None):
             parser.error(f"unknown dataset {name!r}; choose from {', '.join(DATASETS)}")
     if not options.names and not options.list:
         parser.error("name a dataset, or ask for --list")
-    log = logging.getLogger("experiments.data")  # what is tried, and how far a download is
+    log = logging.getLogger("lib.data")  # what is tried, and how far a download is
     log.setLevel(logging.INFO)
     log.addHandler(logging.StreamHandler())
     # Ends like Ctrl-C does, so that temporary files go.

@@ -20,7 +20,7 @@ r"""Run the original report's experiments, with seeds, and write their tables an
     cifar5   CIFAR-10 with five of ten classes, as in the paper of multiplicative normalizing flows
     all      toy2d, frozen and lenet, which need none
 
-Everything that an experiment needs is trained; experiments/plan.toml has the settings. Runs have
+Everything that an experiment needs is trained; lib/plan.toml has the settings. Runs have
 folders below --runs, and what is there already is not trained again: the same command resumes after
 an interruption, and with more --seeds it adds those; another backend, or another first seed of
 lenet and vgg16, needs another --runs. If a run fails, the others continue, and the command exits
@@ -69,14 +69,14 @@ def main(argv=None):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
     try:
-        import experiments
-        from experiments.plan import PLANS
+        import lib
+        from lib.plan import PLANS
     except ModuleNotFoundError as error:
         print(f"error: {error}: is the backend installed here? See --backend.", file=sys.stderr)
         return 2
 
     # A broken pool: one of the processes was killed, for want of memory perhaps.
-    errors = (experiments.RunError, experiments.data.DataError, OSError, BrokenProcessPool)
+    errors = (lib.RunError, lib.data.DataError, OSError, BrokenProcessPool)
     names = ["toy2d", "frozen", "lenet"] if options.experiment == "all" else [options.experiment]
     given, code = options.seeds, 0
     if options.quick:
@@ -101,7 +101,7 @@ def main(argv=None):
         except KeyboardInterrupt:
             print("\ninterrupted; what is finished in --runs stays", file=sys.stderr)
             return 130
-        print(f"\n{experiments.markdown(table, COLUMNS)}\n")
+        print(f"\n{lib.markdown(table, COLUMNS)}\n")
         print(f"{name}: {time.perf_counter() - began:.0f} s, written to {folder}")
         if missing and not options.finished:
             failed, why = next(iter(missing.items()))
@@ -139,8 +139,8 @@ def what_is_lost(folder, options):
 
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
-    from experiments import files
-    from experiments.tables import PAGES, fill
+    from lib import files
+    from lib.tables import PAGES, fill
 
     for path in map(Path, PAGES):
         try:
@@ -154,9 +154,9 @@ COLUMNS = ("dataset", "budget", "method", "epochs")
 
 def experiment(name, options, folder, missing):
     """Run an experiment, and write its results and figures; return the rows of its summary."""
-    from experiments import RunError, figures, published_figures, store, write_results
-    from experiments.plan import PLANS
-    from experiments.study import study
+    from lib import RunError, figures, published_figures, store, write_results
+    from lib.plan import PLANS
+    from lib.study import study
 
     plan, runs = PLANS[name], Path(options.runs) / name
     kept = store.read(folder) if options.add and (folder / "runs.jsonl").exists() else None

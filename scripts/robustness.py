@@ -6,7 +6,7 @@ disks and kill -9 while files are written. Every case runs in a child process, a
 every run with a seed. The campaigns themselves are in tests/robustness.
 
 The campaign "legal" is about input that is not hostile: random legal Keras models and uses of them,
-each compared with an independent answer (experiments/legal_models). A model is a function of its
+each compared with an independent answer (lib/legal_models). A model is a function of its
 seed; what fails is printed as a few lines of Python, to be run in the folder `scripts`.
 
 It exits with 1 if there was a crash, a silent wrong answer, or a write outside the output folder.
@@ -30,7 +30,7 @@ from queue import SimpleQueue
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from experiments.legal_models import run as legal_models  # noqa: E402
+from lib.legal_models import run as legal_models  # noqa: E402
 from tests.robustness import harness  # noqa: E402
 
 LEGAL = "legal"

@@ -54,21 +54,21 @@ def main(argv=None):
     options["precision"] = f"mixed_{precision}" if precision else "float32"
 
     try:
-        import experiments
+        import lib
     except ModuleNotFoundError as error:
         return fail(f"{error}: is the backend {backend or 'of Keras'!r} installed here?", code=2)
 
     where, jit = (options.pop("devices"), options.pop("distributed")), options.pop("jit")
     try:
-        devices = experiments.devices_for(*where)  # before the settings make any tensor
+        devices = lib.devices_for(*where)  # before the settings make any tensor
         if not jit:
             devices.jit_compile = False
-        settings = experiments.Settings.with_defaults(**options)
+        settings = lib.Settings.with_defaults(**options)
     except ValueError as error:
         return fail(error, code=2)
     try:
-        experiments.run(settings, output, data_dir, devices=devices)
-    except (experiments.RunError, experiments.data.DataError, OSError) as error:
+        lib.run(settings, output, data_dir, devices=devices)
+    except (lib.RunError, lib.data.DataError, OSError) as error:
         return devices.abort(fail(error, code=1))
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes", file=sys.stderr)

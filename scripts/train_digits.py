@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import tfp_ibnn as ibnn
-from experiments import provenance
+from lib import provenance
 from tfp_ibnn import metrics, plots
 
 TRAIN_SIZE = 600

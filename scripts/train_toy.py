@@ -28,9 +28,9 @@ matplotlib.use("Agg")
 import numpy as np
 import pandas as pd
 
-from experiments import Settings, figures, provenance, study, toy
-from experiments.plan import PLANS
-from experiments.report import history
+from lib import Settings, figures, provenance, study, toy
+from lib.plan import PLANS
+from lib.report import history
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)

@@ -43,7 +43,7 @@ OF_A_DEVICE = (
     "test_quantized.py",
     "test_rank_one.py",
     "test_rows.py",
-    "experiments/test_scan.py",
+    "lib/test_scan.py",
     "test_serving.py",
     "test_subclassed_layers.py",
     "test_trainability.py",
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config, items):
     others = set(items) - set(chosen)
     config.hook.pytest_deselected(items=list(others))
     items[:] = chosen
-    from experiments.devices import accelerators
+    from lib.devices import accelerators
     from tests.precision import NO_GPU
 
     if not accelerators():

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import pytest
 
-from experiments.devices import accelerators
+from lib.devices import accelerators
 from tfp_ibnn._core import backend
 
 __all__ = ["NO_GPU", "TF32", "at_least", "follow_hardware"]

@@ -47,7 +47,7 @@ def filled(text, record):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "scripts"))
-    from experiments import provenance
+    from lib import provenance
 
     names = run()
     report, x, y = (names[name] for name in ("report", "x", "y"))

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 from keras import ops
 
-from experiments.shifts import adversarial
+from lib.shifts import adversarial
 from tfp_ibnn._core import backend
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import benchmark
-from experiments.benchmark import (
+from lib import benchmark
+from lib.benchmark import (
     cases,
     children,
     figures,

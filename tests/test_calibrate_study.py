@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import study_calibrate
-from experiments import calibrate_study as study
-from experiments import files
+from lib import calibrate_study as study
+from lib import files
 
 pytestmark = pytest.mark.once
 

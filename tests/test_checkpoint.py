@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments.networks import mlp
+from lib.networks import mlp
 from tests.layer_checklist import numpy
 from tfp_ibnn.training.checkpoint import CheckpointError
 

@@ -8,8 +8,8 @@ import pytest
 
 import compare_density
 import study_density
-from experiments import calibrate_study, density_tables, files
-from experiments import density_study as study
+from lib import calibrate_study, density_tables, files
+from lib import density_study as study
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]

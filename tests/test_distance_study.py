@@ -10,9 +10,9 @@ import pytest
 
 import study_distance
 import tfp_ibnn as ibnn
-from experiments import calibrate_study, data, distance_tables, files, method_study
-from experiments import distance_study as study
-from experiments.networks import resnet20
+from lib import calibrate_study, data, distance_tables, files, method_study
+from lib import distance_study as study
+from lib.networks import resnet20
 from tests.layer_checklist import numpy
 
 pytestmark = pytest.mark.once

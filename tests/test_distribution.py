@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import pytest
 
-import experiments
-from experiments import RunError, Settings, data, devices_for
+import lib
+from lib import RunError, Settings, data, devices_for
 from tests.layer_checklist import numpy
 from tfp_ibnn._core import backend
 
@@ -127,7 +127,7 @@ MIRRORED = f"""
 JIT = False
 {NETWORK}
 import tensorflow as tf
-from experiments import devices_for
+from lib import devices_for
 from tfp_ibnn._core.backend import SeedGenerator
 
 # Tracing is most of the time: leave the graphs as they are.
@@ -309,7 +309,7 @@ def test_replicas_go_on_from_a_checkpoint(mirrored):
 PARALLEL = f"""
 JIT = True
 {NETWORK}
-from experiments import Devices, devices_for
+from lib import Devices, devices_for
 
 def results(devices):
     with devices.building():
@@ -384,7 +384,7 @@ def test_processes_end_with_identical_weights(parallel):
 OF_WEIGHTS = f"""
 JIT = {JAX}
 {NETWORK}
-from experiments import Devices, devices_for
+from lib import Devices, devices_for
 
 two = devices_for(2)
 
@@ -498,7 +498,7 @@ def broken_off(data_dir, tmp_path_factory):
         if line.startswith("training: epoch 1/"):
             shutil.copytree(folder / "whole", folder / "broken")
 
-    found = experiments.run(PLAIN, folder / "whole", data_dir, log=copy_after_an_epoch)
+    found = lib.run(PLAIN, folder / "whole", data_dir, log=copy_after_an_epoch)
     return folder / "whole", folder / "broken", found
 
 
@@ -595,7 +595,7 @@ def test_more_devices_than_there_are_are_refused(script, capsys, tmp_path):
 
 @pytest.mark.once
 def test_a_batch_that_does_not_divide_is_refused():
-    devices = experiments.Devices()
+    devices = lib.Devices()
     devices.check_batch(7)
     devices.count = 3
     devices.check_batch(6)
@@ -636,5 +636,5 @@ def test_the_environment_must_name_the_processes(
 def test_one_device_is_no_distribution():
     for count in (None, 1):
         devices = devices_for(count)
-        assert type(devices) is experiments.Devices
+        assert type(devices) is lib.Devices
         assert (devices.count, devices.shard, devices.identity) == (1, (0, 1), {})

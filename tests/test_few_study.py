@@ -9,8 +9,8 @@ import pytest
 
 import study_few
 import tfp_ibnn as ibnn
-from experiments import few_study as study
-from experiments import few_tables, files
+from lib import few_study as study
+from lib import few_tables, files
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]

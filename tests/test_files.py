@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import files as run_files
+from lib import files as run_files
 from tfp_ibnn._core import files
 
 pytestmark = pytest.mark.once

@@ -12,7 +12,7 @@ import pytest
 from keras import ops
 
 import tfp_ibnn as ibnn
-from experiments.devices import accelerators
+from lib.devices import accelerators
 from tests.precision import NO_GPU
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"

@@ -9,8 +9,8 @@ import pytest
 from scipy import special, stats
 
 import study_images
-from experiments import calibrate_study, files, image_density_tables
-from experiments import image_density_study as study
+from lib import calibrate_study, files, image_density_tables
+from lib import image_density_study as study
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments.legal_models import answers, draw, run, worker
-from experiments.legal_models.trial import Wrong
+from lib.legal_models import answers, draw, run, worker
+from lib.legal_models.trial import Wrong
 
 
 def test_a_case_is_a_function_of_its_seed():

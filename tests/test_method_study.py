@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import study_methods
-from experiments import calibrate_study, method_tables
-from experiments import method_study as study
+from lib import calibrate_study, method_tables
+from lib import method_study as study
 
 pytestmark = pytest.mark.once
 

@@ -8,8 +8,8 @@ import pytest
 
 import reproduce
 import study_novelty
-from experiments import calibrate_study, files, novelty_tables
-from experiments import novelty_study as study
+from lib import calibrate_study, files, novelty_tables
+from lib import novelty_study as study
 
 pytestmark = pytest.mark.once
 

@@ -12,8 +12,8 @@ import pytest
 
 import study_places
 import tfp_ibnn as ibnn
-from experiments import calibrate_study, files, place_tables, texts
-from experiments import place_study as study
+from lib import calibrate_study, files, place_tables, texts
+from lib import place_study as study
 
 pytestmark = pytest.mark.once
 

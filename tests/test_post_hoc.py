@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from experiments.store import cross_fit, fit_temperature
+from lib.store import cross_fit, fit_temperature
 
 
 def made_up(count=4000, sharpness=1.0):

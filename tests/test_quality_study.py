@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import study_quality
-from experiments import calibrate_study, files, quality_tables
-from experiments import quality_study as study
+from lib import calibrate_study, files, quality_tables
+from lib import quality_study as study
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]

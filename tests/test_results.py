@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import Scores, store
-from experiments.plan import PLANS, key
-from experiments.study import best
-from experiments.tables import PAGES, fill
+from lib import Scores, store
+from lib.plan import PLANS, key
+from lib.study import best
+from lib.tables import PAGES, fill
 
 pytestmark = pytest.mark.once
 

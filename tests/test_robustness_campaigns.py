@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments.data import DataError, _sources
-from experiments.folder import RunError, read_record
-from experiments.posterior_files import read_posteriors
-from experiments.scoring import read_model
-from tests.experiments.test_load import Made, tar_of
+from lib.data import DataError, _sources
+from lib.folder import RunError, read_record
+from lib.posterior_files import read_posteriors
+from lib.scoring import read_model
+from tests.lib.test_load import Made, tar_of
 from tests.monte_carlo_tools import JAX, classifier, data
 from tests.robustness import harness, itself, mutate
 from tests.robustness.checkpoints import network, same, state

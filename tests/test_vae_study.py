@@ -11,8 +11,8 @@ import pytest
 
 import reproduce
 import study_vae
-from experiments import calibrate_study, data, files, vae_tables
-from experiments import vae_study as study
+from lib import calibrate_study, data, files, vae_tables
+from lib import vae_study as study
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[1]

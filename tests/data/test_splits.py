@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.data import validation_split
+from lib.data import validation_split
 
 pytestmark = pytest.mark.once
 

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from experiments import Settings, data, figures, run, write_results
-from experiments.plan import PLANS
-from experiments.run import _arrays
-from experiments.tables import fill
-from tests.experiments.test_reproduce import check
+from lib import Settings, data, figures, run, write_results
+from lib.plan import PLANS
+from lib.run import _arrays
+from lib.tables import fill
+from tests.lib.test_reproduce import check
 
 pytestmark = pytest.mark.once
 

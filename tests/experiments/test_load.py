@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 import fetch_data as cli
-from experiments.data import DATASETS, DataError, _sources, datasets, load, loading
+from lib.data import DATASETS, DataError, _sources, datasets, load, loading
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["cifar10", "fashion_mnist", "mnist"]
@@ -743,7 +743,7 @@ def test_many_at_once(small, clients, data_dir):
 
 AT_ONCE = """
 import pathlib, sys, time
-from experiments.data import load
+from lib.data import load
 folder = pathlib.Path(sys.argv[1])
 (folder / f"ready{sys.argv[2]}").touch()
 while len(list(folder.glob("ready*"))) < 2:
@@ -780,7 +780,7 @@ def test_two_processes_at_once_and_without_tensorflow(tmp_path):
 @pytest.fixture
 def run(monkeypatch, capsys):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(logging.getLogger("experiments.data"), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("lib.data"), "handlers", [])
 
     def command(*arguments):
         try:

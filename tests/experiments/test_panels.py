@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from experiments.panels import class_distributions, extreme_images, training_panel
+from lib.panels import class_distributions, extreme_images, training_panel
 from tfp_ibnn import plots
 
 pytestmark = pytest.mark.once

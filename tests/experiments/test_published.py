@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import Scorer, Settings, pruning, read_posteriors, robustness, store, tables
-from experiments.networks import mlp
-from experiments.plan import PLANS, label
-from experiments.scoring import HELD_OUT
+from lib import Scorer, Settings, pruning, read_posteriors, robustness, store, tables
+from lib.networks import mlp
+from lib.plan import PLANS, label
+from lib.scoring import HELD_OUT
 
 pytestmark = pytest.mark.once
 
@@ -61,7 +61,7 @@ def test_posteriors_over_weights_can_be_read():
 
 
 def test_the_wide_lenet():
-    from experiments.run import _network
+    from lib.run import _network
 
     settings = Settings(model="lenet_7_5_11", posterior="none", classes=5, dropout=0.5)
     images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), "uint8")

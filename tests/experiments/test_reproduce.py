@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import RunError, data, run_many, store
-from experiments.plan import PLANS
+from lib import RunError, data, run_many, store
+from lib.plan import PLANS
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce.py"
 KEYS = {

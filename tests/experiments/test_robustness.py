@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, Scorer, data, robustness, shifts
-from experiments.networks import mlp
-from experiments.robustness import table
+from lib import RunError, Scorer, data, robustness, shifts
+from lib.networks import mlp
+from lib.robustness import table
 from tfp_ibnn import metrics
 from tfp_ibnn.data import preprocessing
 

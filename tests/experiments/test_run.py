@@ -16,11 +16,11 @@ import keras
 import numpy as np
 import pytest
 
-import experiments
+import lib
 import tfp_ibnn as ibnn
-from experiments import RunError, Settings, data
-from experiments.networks import mlp
-from experiments.run import _network
+from lib import RunError, Settings, data
+from lib.networks import mlp
+from lib.run import _network
 from tests.layer_checklist import numpy
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_cifar.py"
@@ -47,7 +47,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data_dir):
-    return functools.partial(experiments.run, data_dir=data_dir, log=lambda line: None)
+    return functools.partial(lib.run, data_dir=data_dir, log=lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_the_model_loads_and_predicts_the_same(full, data_dir):
     folder, metrics, _ = full
     model = keras.saving.load_model(folder / "model.keras")
     _, (x, y) = data.load("digits", data_dir)
-    found = experiments.Scorer(model, 3, seed=3).score(x[:200], y[:200]).summary()
+    found = lib.Scorer(model, 3, seed=3).score(x[:200], y[:200]).summary()
     for key in ("accuracy", "nll", "brier", "ece"):
         assert found[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-5)
 
@@ -277,7 +277,7 @@ def test_a_pattern_that_matches_nothing_is_found_before_the_pretraining(run, tmp
 
 @pytest.mark.once
 def test_a_posterior_file_that_has_changed_makes_another_run(run, tmp_path, monkeypatch):
-    module = sys.modules["experiments.run"]  # the package has the function by that name
+    module = sys.modules["lib.run"]  # the package has the function by that name
     # As if killed at once.
     monkeypatch.setattr(module, "_run", lambda settings, folder, *_: folder.claim())
     path = tmp_path / "p.json"
@@ -437,7 +437,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(eagerly, run, tmp_path, mon
 @pytest.mark.once
 def test_a_broken_checkpoint_is_an_error_and_stays(run, script, tmp_path, capsys, data_dir):
     output = tmp_path / "run"
-    experiments.RunFolder(
+    lib.RunFolder(
         output, {**Settings(**SMALL).as_dict(), "backend": keras.backend.backend()}
     ).claim()
     (output / "training.npz").write_bytes(b"PK half a zip")
@@ -470,7 +470,7 @@ def test_a_run_that_diverges_says_so_each_time(eagerly, run, tmp_path, options):
 @pytest.mark.slow
 @pytest.mark.once
 def test_a_frozen_network_stays_as_it_is(eagerly, run, tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments.Scorer, "export", lambda *arguments, **options: None)
+    monkeypatch.setattr(lib.Scorer, "export", lambda *arguments, **options: None)
     network = mlp((8, 8, 1), hidden=(8,))
     network.save(tmp_path / "network.keras")
     frozen = {"posterior": "gaussian", "freeze_network": True, "weight_decay": 0.1}
@@ -489,14 +489,14 @@ def test_a_frozen_network_stays_as_it_is(eagerly, run, tmp_path, monkeypatch):
 
 
 def test_a_failure_is_forgotten_when_the_run_is_tried_again(tmp_path):
-    folder = experiments.RunFolder(tmp_path / "run", {"seed": 0})
+    folder = lib.RunFolder(tmp_path / "run", {"seed": 0})
     with pytest.raises(RunError, match="not ours yet"), folder:
         raise RunError("not ours yet")
     assert not folder.path.exists()
     folder.claim()
     with pytest.raises(RunError, match="no luck"), folder:
         raise RunError("no luck")
-    again = experiments.RunFolder(folder.path, {"seed": 0})
+    again = lib.RunFolder(folder.path, {"seed": 0})
     assert again.failure == "no luck"
     again.claim()
     assert again.failure is None
@@ -591,7 +591,7 @@ def test_a_killed_run_ends_like_an_unbroken_one(run, script, tmp_path, data_dir,
 
 
 def test_two_at_once_are_kept_apart(tmp_path):
-    first, second = (experiments.RunFolder(tmp_path / "run", {"seed": 1}) for _ in range(2))
+    first, second = (lib.RunFolder(tmp_path / "run", {"seed": 1}) for _ in range(2))
     first.claim()
     with pytest.raises(RunError, match="run is in use: somebody else is at this run"):
         second.claim()
@@ -601,8 +601,8 @@ def test_two_at_once_are_kept_apart(tmp_path):
 
 
 def test_a_folder_that_was_claimed_meanwhile_is_left(tmp_path):
-    late = experiments.RunFolder(tmp_path / "run", {"seed": 2})
-    early = experiments.RunFolder(tmp_path / "run", {"seed": 1})
+    late = lib.RunFolder(tmp_path / "run", {"seed": 2})
+    early = lib.RunFolder(tmp_path / "run", {"seed": 1})
     early.claim()
     early.release()
     with pytest.raises(RunError, match="holds another run"), late:

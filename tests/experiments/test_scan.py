@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import Settings, devices
-from experiments.devices import Devices
-from experiments.folder import RunFolder
-from experiments.scan import LARGEST, can_scan, scan
+from lib import Settings, devices
+from lib.devices import Devices
+from lib.folder import RunFolder
+from lib.scan import LARGEST, can_scan, scan
 from tests.layer_checklist import numpy
 from tfp_ibnn.data import ShuffledBatches
 
 # The package exports a function of the module's name.
-run_module = importlib.import_module("experiments.run")
+run_module = importlib.import_module("lib.run")
 
 ON_JAX = keras.backend.backend() == "jax"
 SMALL = Settings(

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfp_ibnn as ibnn
-from experiments import Settings, checks, data, networks, read_posteriors
-from experiments.settings import DATASETS
-from experiments.shifts import CORRUPTIONS
+from lib import Settings, checks, data, networks, read_posteriors
+from lib.settings import DATASETS
+from lib.shifts import CORRUPTIONS
 from tfp_ibnn.flows import InvertibleConv1x1, Planar, Radial
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -11,8 +11,8 @@ from scipy import ndimage, special
 from sklearn.datasets import load_sample_images
 
 import tfp_ibnn as ibnn
-from experiments.shifts import CORRUPTIONS, adversarial, corrupt, corruptions, fgsm, rotate
-from experiments.shifts.adversarial import fgsm_direction
+from lib.shifts import CORRUPTIONS, adversarial, corrupt, corruptions, fgsm, rotate
+from lib.shifts.adversarial import fgsm_direction
 from tests.monte_carlo_tools import dense, set_weights
 
 SEVERITIES = (1, 2, 3, 4, 5)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import experiments
-from experiments import (
+import lib
+from lib import (
     RunError,
     Settings,
     data,
@@ -19,8 +19,8 @@ from experiments import (
     study,
     tables,
 )
-from experiments.plan import PLANS
-from experiments.run import identity
+from lib.plan import PLANS
+from lib.run import identity
 
 pytestmark = pytest.mark.once
 
@@ -49,7 +49,7 @@ def row(seed=0, **changed):
 
 def test_mean_and_deviation_are_numpys():
     rows = [row(seed) for seed in range(5)]
-    (found,) = experiments.summarise(rows, command="python x.py")
+    (found,) = lib.summarise(rows, command="python x.py")
     for key in scoring.SCORES:
         values = [one[key] for one in rows]
         assert found[key]["mean"] == pytest.approx(np.mean(values), abs=1e-6)
@@ -64,7 +64,7 @@ def test_mean_and_deviation_are_numpys():
 def test_groups_do_not_mix():
     rows = [row(seed, method=name) for seed in range(2) for name in ("a", "b")]
     rows += [row(7, method="a", budget="report"), row(8, dataset="mnist"), row(9, epochs=6)]
-    table = experiments.summarise(rows)
+    table = lib.summarise(rows)
     assert [(one["method"], one["seeds"]) for one in table] == [
         ("a", [0, 1]),
         ("b", [0, 1]),
@@ -75,17 +75,17 @@ def test_groups_do_not_mix():
 
 
 def test_one_seed_has_no_deviation():
-    (found,) = experiments.summarise([row(3)])
+    (found,) = lib.summarise([row(3)])
     assert found["nll"] == {"mean": pytest.approx(row(3)["nll"], abs=1e-6), "std": 0.0}
 
 
 def test_no_rows_make_no_table():
-    assert experiments.summarise([]) == []
+    assert lib.summarise([]) == []
 
 
 def test_what_differs_between_seeds_is_left_out_and_what_was_promised_is_not():
     rows = [row(0, hardware="A", backend="jax"), row(1, hardware="B", backend="jax")]
-    (found,) = experiments.summarise(rows)
+    (found,) = lib.summarise(rows)
     assert found["backend"] == "jax"
     assert "A" in found["hardware"]
     assert "B" in found["hardware"]
@@ -94,14 +94,14 @@ def test_what_differs_between_seeds_is_left_out_and_what_was_promised_is_not():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_nan_stays_nan(count):
     rows = [row(0, nll=float("nan")), *(row(seed) for seed in range(1, count))]
-    (found,) = experiments.summarise(rows)
+    (found,) = lib.summarise(rows)
     assert math.isnan(found["nll"]["mean"])
     assert math.isfinite(found["accuracy"]["mean"])
 
 
 def test_the_text_is_a_table():
-    table = experiments.summarise([row(0), row(1), row(0, method="a")])
-    lines = experiments.markdown(table, ("dataset", "method")).splitlines()
+    table = lib.summarise([row(0), row(1), row(0, method="a")])
+    lines = lib.markdown(table, ("dataset", "method")).splitlines()
     assert lines[0] == "| dataset | method | accuracy | NLL | Brier | ECE |"
     assert lines[1] == "|---|---|---|---|---|---|"
     assert len(lines) == 4
@@ -187,7 +187,7 @@ def test_results_are_written_whole(tmp_path):
     made = {"backend": "jax", "hardware": "none"}
     rows = [row(seed, key="k", name=f"equal/digits/flow/seed{seed}", **made) for seed in (0, 1)]
     rows.append(row(2, key="k", name="trials/digits/flow/a", **{**made, "budget": "trials"}))
-    table = experiments.write_results(tmp_path, rows, {"quick": True}, ["a: not run"])
+    table = lib.write_results(tmp_path, rows, {"quick": True}, ["a: not run"])
     assert {"command", "backend", "hardware"} <= set(table[0])
     assert table[0]["seeds"] == [0, 1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.jsonl", "summary.json"]
@@ -325,7 +325,7 @@ def data_dir(tmp_path_factory):
 @pytest.fixture
 def quickly(eagerly, monkeypatch):
     """Compile nothing, and write no SavedModel."""
-    monkeypatch.setattr(experiments.Scorer, "export", lambda *arguments, **options: None)
+    monkeypatch.setattr(lib.Scorer, "export", lambda *arguments, **options: None)
 
 
 def test_finished_runs_are_skipped_and_the_rest_is_run(quickly, tmp_path, data_dir, monkeypatch):
@@ -354,7 +354,7 @@ def test_a_run_that_fails_does_not_stop_the_others(quickly, tmp_path, data_dir):
     runs = {"bad": bad, "checkpoint": SETTINGS, "record": SETTINGS, "good": SETTINGS}
     damaged = {"checkpoint": "training.npz", "record": "metrics.json"}
     for name, file in damaged.items():
-        folder = experiments.RunFolder(tmp_path / name, identity(SETTINGS))
+        folder = lib.RunFolder(tmp_path / name, identity(SETTINGS))
         folder.claim()
         folder.release()
         (tmp_path / name / file).write_bytes(b"PK half")
@@ -397,7 +397,7 @@ def test_an_evaluation_is_part_of_the_run(quickly, tmp_path, data_dir, monkeypat
 
 
 def test_a_run_of_other_settings_stops_all(tmp_path, data_dir):
-    experiments.RunFolder(tmp_path / "b", {"other": 1}).claim()
+    lib.RunFolder(tmp_path / "b", {"other": 1}).claim()
     runs = {"a": SETTINGS, "b": SETTINGS}
     with pytest.raises(RunError, match="another run"):
         run_many.run_many(runs, tmp_path, data_dir=data_dir)

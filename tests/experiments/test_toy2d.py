@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from experiments import run, store, study, toy
-from experiments.plan import PLANS
-from experiments.report import history
+from lib import run, store, study, toy
+from lib.plan import PLANS
+from lib.report import history
 from tests import autodiff
 from tfp_ibnn import metrics
 
@@ -62,7 +62,7 @@ def records(runs):
     autodiff.run_eagerly(True)  # the fixture of that name is for one test
     with pytest.MonkeyPatch.context() as patch:
         # The report of one run is tested elsewhere.
-        patch.setattr(sys.modules["experiments.run"], "write_report", lambda *_: None)
+        patch.setattr(sys.modules["lib.run"], "write_report", lambda *_: None)
         found = study.study(toy2d(**TINY), runs, [3], log=print).records
     autodiff.run_eagerly(False)
     return found
@@ -184,7 +184,7 @@ def test_the_network_continues_where_it_was_stopped(records, runs):
 
 @pytest.mark.slow
 def test_seed_settles_the_result(eagerly, records, runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["experiments.run"], "write_report", lambda *_: None)
+    monkeypatch.setattr(sys.modules["lib.run"], "write_report", lambda *_: None)
     name = "report/four_clusters/gaussian/seed3"
     settings = toy2d(**TINY).runs("report", [3])[name]
     keras.utils.set_random_seed(9)

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import RunError, Scores, Settings, data, figures, run_many, store, study
-from experiments import write_results as write
-from experiments.plan import PLANS
-from experiments.run import _network, _stochastic, identity
-from experiments.tables import fill
-from tests.experiments.test_reproduce import check, made_images
+from lib import RunError, Scores, Settings, data, figures, run_many, store, study
+from lib import write_results as write
+from lib.plan import PLANS
+from lib.run import _network, _stochastic, identity
+from lib.tables import fill
+from tests.lib.test_reproduce import check, made_images
 
 pytestmark = pytest.mark.once
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments import networks as models
+from lib import networks as models
 from tests.layer_checklist import numpy
 
 pytestmark = pytest.mark.once

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from experiments.networks import FilterResponseNorm, resnet20
+from lib.networks import FilterResponseNorm, resnet20
 from tests.layer_checklist import numpy
 
 ROWS = np.random.default_rng(0)

@@ -11,8 +11,8 @@ import zlib
 
 import numpy as np
 
-from experiments.data import DATASETS, DataError, _sources, load
-from tests.experiments.test_load import Made, tar_of
+from lib.data import DATASETS, DataError, _sources, load
+from tests.lib.test_load import Made, tar_of
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
 

@@ -9,8 +9,8 @@ import numpy as np
 from keras import ops
 
 import tfp_ibnn as ibnn
-from experiments.folder import RunError
-from experiments.scoring import read_model
+from lib.folder import RunError
+from lib.scoring import read_model
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
 

@@ -3,8 +3,8 @@
 import json
 import warnings
 
-from experiments import Settings
-from experiments.posterior_files import read_posteriors
+from lib import Settings
+from lib.posterior_files import read_posteriors
 from tests.robustness import mutate
 from tests.robustness.configs import use_posterior
 from tests.robustness.harness import Wrong, refusal

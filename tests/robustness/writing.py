@@ -87,7 +87,7 @@ class Records:
 
     @staticmethod
     def write(folder, version):
-        from experiments import files
+        from lib import files
 
         files.write_json(folder / "metrics.json", {"version": version, "rows": [version] * 5000})
 
@@ -104,9 +104,9 @@ class Runs:
 
     @staticmethod
     def write(folder, version):
-        import experiments
+        import lib
 
-        settings = experiments.Settings(
+        settings = lib.Settings(
             dataset="digits",
             model="mlp",
             posterior="gaussian",
@@ -115,7 +115,7 @@ class Runs:
             batch_size=50,
             samples=2,
         )
-        experiments.run(settings, folder / "run", folder.parent / "digits", log=lambda line: None)
+        lib.run(settings, folder / "run", folder.parent / "digits", log=lambda line: None)
 
     @staticmethod
     def read(folder):
@@ -142,7 +142,7 @@ def zygote():
     """Fork a victim for each line of standard input: TensorFlow is imported once for all."""
     import tensorflow  # noqa: F401
 
-    import experiments  # noqa: F401
+    import lib  # noqa: F401
     import tfp_ibnn  # noqa: F401
 
     for line in sys.stdin:

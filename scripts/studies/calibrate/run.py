@@ -1,0 +1,253 @@
+"""Networks trained as usual, calibrated by `ibnn.calibrate` with its defaults, and tested.
+
+A run is a pair of data and network, and a seed, which draws the training and validation examples
+and the network's weights. Test data serves for nothing but the scores. `runs.jsonl` has a line per
+run; the tables are made from it.
+"""
+
+import json
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import keras
+import numpy as np
+import pandas as pd
+from scipy import stats
+from sklearn import datasets
+
+import tfp_ibnn as ibnn
+from lib import data, files, provenance
+from lib import networks as models
+from lib.tables import markdown_table
+
+layers = keras.layers
+QUICK = 64  # examples of each kind, at most
+PAIRS = {  # titles, the epochs of training, and the batch size
+    "digits": ("digits 1,000, MLP 64-64", 60, 32),
+    "fashion_cnn": ("Fashion-MNIST 5,000, CNN with dropout", 25, 64),
+    "fashion_lenet": ("Fashion-MNIST 20,000, LeNet", 30, 128),
+    "cifar_lenet": ("CIFAR-10 10,000, LeNet", 25, 128),
+    "cifar_resnet": ("CIFAR-10 10,000, WRN-16-2", 60, 128),
+    "cifar_vgg16": ("CIFAR-10 10,000, VGG16 with dropout", 60, 128),
+    "cancer": ("breast cancer 300, MLP 32-32", 60, 32),
+    "efficientnet": ("digits 1,000, EfficientNetB0", 40, 32),
+    "lstm": ("digits 1,000 row by row, LSTM", 60, 32),
+    "wine": ("wine 78, MLP 32-32", 60, 16),
+    "diabetes": ("diabetes 250 (regression), MLP 32-32", 200, 32),
+}
+UNSEEN = ("efficientnet", "lstm", "wine", "diabetes")  # `calibrate` was not tuned on these
+
+
+def packaged(seed, load, train, validation, change=lambda x: x):
+    """Return training, validation and test arrays of one of scikit-learn's sets."""
+    x, y = load(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(y))
+    x, y = x[order], y[order] / 100 if load is datasets.load_diabetes else y[order]
+    scale = np.maximum(x[:train].std(axis=0), 1e-3)
+    x = x / 16 if load is datasets.load_digits else (x - x[:train].mean(axis=0)) / scale
+    parts = (np.split(z, [train, train + validation]) for z in (change(x.astype("float32")), y))
+    return list(zip(*parts, strict=True))
+
+
+def images(seed, data_dir, name, train, validation):
+    """Return some training and validation images of a data set, and all test images."""
+    (x, y), (x_test, y_test) = data.load(name, data_dir)
+    chosen = np.random.default_rng(seed).permutation(len(y))[: train + validation]
+    parts = [(x[index], y[index]) for index in np.split(chosen, [train])]
+    return [((x / 255).astype("float32"), y) for x, y in [*parts, (x_test, y_test)]]
+
+
+def upsampled(x):
+    """Return digits as RGB images of 32 by 32 pixels, from 0 to 255."""
+    large = np.kron(x.reshape(-1, 8, 8), np.ones((4, 4), "float32"))
+    return 255 * np.repeat(large[..., None], 3, axis=-1)
+
+
+def load(name, seed, data_dir=None):
+    """Return the (x, y) of training, validation and test."""
+    match name:
+        case "digits":
+            return packaged(seed, datasets.load_digits, 1000, 300)
+        case "lstm":
+            return packaged(seed, datasets.load_digits, 1000, 300, lambda x: x.reshape(-1, 8, 8))
+        case "efficientnet":
+            return packaged(seed, datasets.load_digits, 1000, 300, upsampled)
+        case "cancer":
+            return packaged(seed, datasets.load_breast_cancer, 300, 119)
+        case "wine":
+            return packaged(seed, datasets.load_wine, 78, 50)
+        case "diabetes":
+            return packaged(seed, datasets.load_diabetes, 250, 92)
+        case "fashion_cnn":
+            return images(seed, data_dir, "fashion_mnist", 5_000, 3_000)
+        case "fashion_lenet":
+            return images(seed, data_dir, "fashion_mnist", 20_000, 5_000)
+    return images(seed, data_dir, "cifar10", 10_000, 2_500)
+
+
+def network(name, steps):
+    """Return a compiled network; `steps` is how long a falling learning rate takes."""
+    loss, optimizer = keras.losses.SparseCategoricalCrossentropy(from_logits=True), "adam"
+    rate = keras.optimizers.schedules.CosineDecay(0.1, steps)
+    sgd = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    augmented = {"preprocessing": [ibnn.data.RandomShift(4), ibnn.data.RandomMirror()]}
+    match name:
+        case "digits":
+            model = models.mlp((64,), hidden=(64, 64))
+        case "fashion_cnn":
+            parts = [
+                *(layers.Conv2D(16, 3, activation="relu"), layers.MaxPooling2D()),
+                *(layers.Conv2D(32, 3, activation="relu"), layers.MaxPooling2D()),
+                *(layers.Flatten(), layers.Dropout(0.3), layers.Dense(64, activation="relu")),
+                layers.Dense(10, activation="softmax"),
+            ]
+            model = keras.Sequential([keras.Input((28, 28, 1)), *parts])
+            loss = "sparse_categorical_crossentropy"
+        case "fashion_lenet":
+            model = models.lenet((28, 28, 1))
+        case "cifar_lenet":
+            model = models.lenet()
+        case "cifar_resnet":
+            model, optimizer = models.wide_resnet(depth=16, width=2, **augmented), sgd
+        case "cifar_vgg16":
+            model, optimizer = models.vgg16(dropout=0.5, **augmented), sgd
+        case "cancer":
+            model = models.mlp((30,), 1, hidden=(32, 32))
+            loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        case "efficientnet":
+            build = keras.applications.EfficientNetB0
+            model = build(weights=None, input_shape=(32, 32, 3), classes=10)
+            loss = "sparse_categorical_crossentropy"
+        case "lstm":
+            model = keras.Sequential([keras.Input((8, 8)), layers.LSTM(64), layers.Dense(10)])
+        case "wine":
+            model = models.mlp((13,), 3, hidden=(32, 32))
+        case "diabetes":
+            model, loss = models.mlp((10,), 1, hidden=(32, 32)), "mse"
+    model.compile(optimizer, loss)
+    return model
+
+
+def run(name, seed, quick=False, data_dir=None):
+    """Train and calibrate one network; return the record. Quick runs only show that it works."""
+    _, epochs, batch_size = PAIRS[name]
+    parts = load(name, seed, data_dir)
+    train, validation, test = ((x[:QUICK], y[:QUICK]) if quick else (x, y) for x, y in parts)
+    keras.utils.set_random_seed(seed)
+    clock = [time.perf_counter()]
+    model = network(name, epochs * -(-len(train[1]) // batch_size))
+    model.fit(*train, batch_size=batch_size, epochs=1 if quick else epochs, verbose=0)
+    clock.append(time.perf_counter())
+    options = {"batch_size": batch_size, "verbose": False}
+    options |= {"epochs": 1, "samples": 2} if quick else {}
+    report = ibnn.calibrate(model, train, validation, **options)
+    clock.append(time.perf_counter())
+    rows = report.evaluate(test).rows
+    clock.append(time.perf_counter())
+    steps = zip(("training", "calibrate", "test"), np.diff(clock).round(1).tolist(), strict=True)
+    about = {"pair": name, "seed": seed, **provenance({"quick": quick}), "seconds": dict(steps)}
+    numbers = {
+        candidate: {key: value for key, value in row.items() if not isinstance(value, str)}
+        for candidate, row in rows.items()
+    }
+    return {**about, "chosen": report.chosen.name, "candidates": numbers}
+
+
+def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
+    """Run what `runs.jsonl` in the folder lacks; return how many failed."""
+
+    def shown(record):
+        (before, after), seconds = _of(record, "NLL")[::2], sum(record["seconds"].values())
+        return f"NLL {before:.4f}, {after:.4f} by {record['chosen']}, {seconds:.0f} s"
+
+    done = {(record["pair"], record["seed"]) for record in read(folder)}
+    every = [(name, seed) for seed in seeds for name in names]
+    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
+
+
+def run_tasks(function, every, done, options, folder, jobs, shown):
+    """Run what is not done, each task in a process, and store it; return how many failed."""
+    folder, failed = Path(folder), 0
+    folder.mkdir(parents=True, exist_ok=True)
+    left = [task for task in every if task not in done]
+    print(f"{len(left)} runs to do, {len(every) - len(left)} are there", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(apart, function, *task, *options): task for task in left}
+        for future in as_completed(futures):
+            pair, seed, *more = futures[future]
+            name = ", ".join([pair, f"seed {seed}", *more])
+            try:
+                record = future.result()
+            except Exception as error:  # of one run, which costs the others nothing
+                failed += 1
+                print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
+                continue
+            with (folder / "runs.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+            print(f"{name}: {shown(record)}", flush=True)
+    return failed
+
+
+def apart(function, *task):
+    """Call a function in a process of its own: a crash costs one run, and memory is given back."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *task).result()
+
+
+def read(folder):
+    path = Path(folder) / "runs.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    return [json.loads(line) for line in lines]
+
+
+def _of(record, score):
+    """Return a score of the model as it is, at a temperature, and as chosen; NaN if it has none."""
+    names = ("as it is", "as it is + temperature", record["chosen"])
+    return [record["candidates"].get(name, {}).get(score, np.nan) for name in names]
+
+
+def change(values):
+    """Return the mean and half of its 95 % interval, by Student's t."""
+    if np.isnan(values).any() or len(values) < 2:
+        return "-"
+    margin = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
+    return f"{np.mean(values):+.4f} ± {margin:.4f}"
+
+
+def table(records, names):
+    """Return a Markdown table of pairs: scores before and after, and paired differences."""
+    lines, left, scores = [], [], ("NLL", "accuracy", "ECE")
+    for name in names:
+        if not (runs := [record for record in records if record["pair"] == name]):
+            left.append(PAIRS[name][0])
+            continue
+        nll, *others = (np.array([_of(record, key) for record in runs]).T for key in scores)
+        cells = {"data, network": PAIRS[name][0], "seeds": len(runs)}
+        for key, (before, _, after) in zip(scores[1:], others, strict=True):
+            both = f"{before.mean():.3f} → {after.mean():.3f}"
+            cells[key] = "-" if np.isnan(before).any() else both
+        for key, x in zip(("NLL as it is", "at a temperature", "chosen"), nll, strict=True):
+            cells[key] = "-" if np.isnan(x).any() else f"{x.mean():.4f}"
+        cells["chosen - as it is"] = change(nll[2] - nll[0])
+        cells["chosen - temperature"] = change(nll[2] - nll[1])
+        counts = Counter(record["chosen"] for record in runs).most_common()
+        cells["what was chosen"] = "; ".join(f"{count} × {key}" for key, count in counts)
+        lines.append(cells)
+    missing = [f"Not run yet: {'; '.join(left)}."] if left else []
+    return "\n\n".join(([markdown_table(pd.DataFrame(lines))] if lines else []) + missing)
+
+
+def tables(records):
+    """Return the tables of pages: pairs that `calibrate` was tuned on, and others."""
+    kinds = {"unseen": UNSEEN, "tuned": [name for name in PAIRS if name not in UNSEEN]}
+    return {kind: table(records, names) for kind, names in kinds.items()}
+
+
+def write_tables(folder, *pages):
+    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
+    records = read(folder)
+    files.write_text(Path(folder) / "table.md", table(records, PAIRS) + "\n")
+    files.fill_tables(pages, "calibrate", tables(records))

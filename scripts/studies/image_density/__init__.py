@@ -1,0 +1,30 @@
+r"""How many bits does a pixel of MNIST take? Flows as densities of whole images.
+
+Every task, a method and a seed, has a process of its own and becomes a line of runs.jsonl in
+--output; tasks that are there are skipped, so the same command resumes. Training stops after
+--minutes, which include compilation, and the weights that were best on validation images are
+tested. Then table.md is written. `python scripts/reproduce.py mnist_density` does the same.
+
+Examples:
+    python scripts/study.py image_density --quick --methods RealNVP
+    python scripts/study.py image_density --backend jax --jobs 7 --minutes 15
+    python scripts/study.py image_density --tables
+"""
+
+import sys
+
+from study_methods import command
+
+RESULTS = "results/image_density"
+PAGES = (f"{RESULTS}/README.md", "docs/densities.md")
+
+
+def main(argv=None):
+    minutes = {"type": float, "default": 10.0, "help": "of each task (default 10)"}
+    methods = {"nargs": "+", "metavar": "METHOD", "help": "such as MAF RealNVP (default: all)"}
+    options = {"minutes": minutes, "methods": methods}
+    return command(argv, __doc__, "image_density", RESULTS, PAGES, seeds=1, **options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""The table of the study of densities of images."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lib import files
+from studies.calibrate.run import read
+from studies.image_density.run import METHODS
+from lib.tables import markdown_table
+
+PUBLISHED = {
+    "MADE": "2.04",
+    "MAF": "1.89",
+    "RealNVP": "1.06",
+    "RealNVP, 128 filters": "1.06",
+    "Glow": "1.05",
+    "continuous": "0.99 (FFJORD)",
+    "residual": "1.06 (i-ResNet), 0.970 (residual flow)",
+}
+
+
+def bits(records):
+    """Return a Markdown table of bits per dimension, a mean where there are several seeds."""
+    lines = []
+    for method in METHODS:
+        if not (own := [x["scores"] for x in records if x["group"] == method]):
+            continue
+        mean = {key: np.mean([scores[key] for scores in own]) for key in own[0]}
+        line = {"flow": method, "published": PUBLISHED.get(method, "-")}
+        line |= {key: f"{mean[name]:.3f}" for key, name in COLUMNS.items()}
+        line |= {key: f"{mean[key]:,.0f}" for key in ("parameters", "epochs", "best epoch")}
+        lines.append(line | {"minutes": f"{mean['seconds'] / 60:.1f}", "seeds": len(own)})
+    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+
+
+COLUMNS = {"test": "bits", "validation": "validation", "training": "training"}
+
+
+def tables(records):
+    """Return the Markdown of all tables, by name."""
+    return {"bits": bits(records)}
+
+
+def write_tables(folder, *pages):
+    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
+    found = tables(read(folder))
+    files.write_text(Path(folder) / "table.md", f"## bits\n\n{found['bits']}\n")
+    files.fill_tables(pages, "image_density", found)

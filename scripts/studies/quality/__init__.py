@@ -1,0 +1,26 @@
+r"""How far from the true posterior of a last layer are its approximations, flows among them?
+
+NUTS gives the truth. Every task, a problem and a seed, has a process of its own and becomes a line
+of runs.jsonl in --output; tasks that are there are skipped, so the same command resumes. Then
+table.md is written from all of them.
+
+Examples:
+    python scripts/study.py quality --quick --pairs diabetes_40 --seeds 0
+    python scripts/study.py quality --backend jax --jobs 12
+    python scripts/study.py quality --tables
+"""
+
+import sys
+
+from study_methods import command
+
+RESULTS = "results/quality"
+PAGES = (f"{RESULTS}/README.md", "docs/when_flows_pay.md")
+
+
+def main(argv=None):
+    return command(argv, __doc__, "quality", RESULTS, PAGES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

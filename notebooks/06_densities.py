@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import tfp_ibnn as ibnn
-from lib import density_study
+from studies.density import run as density_study
 from tfp_ibnn import flows, plots
 
 plt.rcParams["figure.dpi"] = 80

@@ -198,13 +198,13 @@ def show_stored(record):
 
 
 def sampling(settings):
-    """Measure the error of the predictive mean, on the digits network of sampling_error.py."""
+    """Measure the error of the predictive mean, on the digits network of `study.py sampling`."""
     import keras
     import numpy as np
 
     import tfp_ibnn as ibnn
     from lib.benchmark import networks, record, timing
-    from sampling_error import IMAGES, means
+    from studies.sampling.run import IMAGES, means
     from train_digits import LOSS, convert, load, network, posteriors
 
     def train(model, optimizer):

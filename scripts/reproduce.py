@@ -13,10 +13,10 @@ r"""Run the original report's experiments, with seeds, and write their tables an
              pruned as well
     lenet5   LeNet on MNIST and Fashion-MNIST: posteriors over weights and over z
     rotation the MNIST part of lenet5, with rotated digits; its results are there
-    novelty  classes never seen, and OOD inputs; it takes a GPU, and study_novelty.py's options
-    density  densities in the plane by every flow; study_density.py's options
-    mnist_density bits per dimension of MNIST by flows; it takes a GPU; study_images.py's options
-    vae      VAEs with flow posteriors on binarised MNIST; study_vae.py's options
+    novelty  classes never seen, and OOD inputs; it takes a GPU
+    density  densities in the plane by every flow
+    mnist_density bits per dimension of MNIST by flows; it takes a GPU
+    vae      VAEs with flow posteriors on binarized MNIST; these four take the options of study.py
     cifar5   CIFAR-10 with five of ten classes, as in the paper of multiplicative normalizing flows
     all      toy2d, frozen and lenet, which need none
 
@@ -55,11 +55,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 
+STUDIES = {  # experiments that scripts/study.py runs as well, by their names there
+    "novelty": "novelty",
+    "density": "density",
+    "mnist_density": "image_density",
+    "vae": "vae",
+}
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
-    studies = {"novelty": "novelty", "density": "density", "mnist_density": "images", "vae": "vae"}
-    if name := next((x for x in argv if x in studies), None):
-        study = importlib.import_module(f"study_{studies[name]}")
+    if name := next((x for x in argv if x in STUDIES), None):
+        study = importlib.import_module(f"studies.{STUDIES[name]}")
         return study.main([x for x in argv if x != name])
     options = parse(argv)
     # Before Keras is imported, here and in the processes that this one starts.
@@ -203,7 +210,7 @@ def recorded(options, folder):
 
 
 # The package, and with it the plan, cannot be imported before its backend is chosen.
-PLAN = tomllib.loads((Path(__file__).parent / "experiments" / "plan.toml").read_text("utf-8"))
+PLAN = tomllib.loads((Path(__file__).parent / "lib" / "plan.toml").read_text("utf-8"))
 EXPERIMENTS = tuple(name for name in PLAN if name != "changes")
 METHODS = {
     name: tuple(

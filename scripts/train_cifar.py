@@ -29,7 +29,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # The settings of a run, which cannot be imported before the backend is chosen.
-OPTIONS = Path(__file__).with_name("experiments") / "settings.toml"
+OPTIONS = Path(__file__).with_name("lib") / "settings.toml"
 TYPES = {"count": int, "whole": int, "seed": int, "text": str, "pattern": str, "flag": bool}
 # Those whose default depends on the network and the data.
 BY_THE_LIBRARY = ("prior_scale", "beta")

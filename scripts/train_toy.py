@@ -30,7 +30,7 @@ import pandas as pd
 
 from lib import Settings, figures, provenance, study, toy
 from lib.plan import PLANS
-from lib.report import history
+from lib.store import history
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)

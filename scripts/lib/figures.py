@@ -11,9 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from lib import files, toy
 from lib.folder import read_record
 from lib.panels import epochs_below, training_panel
-from lib.report import history
 from lib.scoring import Scorer, read_model
-from lib.store import METHODS, evaluated, is_shown, predictions, stored
+from lib.store import METHODS, evaluated, history, is_shown, predictions, stored
 from tfp_ibnn import plots
 from tfp_ibnn.plots.style import COLORS, MARKERS, dots, line, tidy
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pandas as pd
-
 from lib import files
 from lib.settings import DATASETS
+from lib.store import history
 
 
 def write_report(folder, metrics, scores, test):
@@ -25,12 +24,6 @@ def write_report(folder, metrics, scores, test):
         figures["images.png"] = extreme_images(images, scores.entropy, count=number, **known)
     save(figures, folder)
     files.write_text(folder / "MODEL_CARD.md", model_card(metrics))
-
-
-def history(folder):
-    """Return what the training stage of a run logged, by name."""
-    rows = pd.read_csv(folder / "training.csv")
-    return {name: rows[name].dropna().to_list() for name in rows if name != "epoch"}
 
 
 def model_card(metrics):

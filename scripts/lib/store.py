@@ -129,6 +129,12 @@ def stored(record, folder):
     return predictions(folder, _file(record))
 
 
+def history(folder):
+    """Return what the training stage of a run logged, by name."""
+    rows = pd.read_csv(folder / "training.csv")
+    return {name: rows[name].dropna().to_list() for name in rows if name != "epoch"}
+
+
 def predictions(folder, name="probabilities.npz"):
     """Return the class probabilities of a finished run, (images, classes), and the labels."""
     with np.load(Path(folder) / name) as found:

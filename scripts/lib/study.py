@@ -10,9 +10,8 @@ import numpy as np
 
 from lib import checks, plan, run_many
 from lib.folder import RunError
-from lib.report import history
 from lib.scoring import SCORES, Scores
-from lib.store import cross_fitted, fit_temperature, predictions
+from lib.store import cross_fitted, fit_temperature, history, predictions
 
 _MEASURED = (*SCORES, "samples", "parameters", "backend", "hardware", "versions", "python")
 

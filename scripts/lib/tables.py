@@ -65,6 +65,20 @@ def markdown_table(table, aligned=False):
     return "\n".join([head, "|" + "|".join(rule) + "|", *rest])
 
 
+def change(values):
+    """Return the mean and half of its 95 % interval, by Student's t."""
+    if np.isnan(values).any() or len(values) < 2:
+        return "-"
+    margin = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
+    return f"{np.mean(values):+.4f} ± {margin:.4f}"
+
+
+def spread(values, digits=3):
+    """Return the mean of values and their deviation, if they are several."""
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
+
+
 def paired(rows, first, second, score):
     """Return `mean`, standard `error` and number of `seeds` of the difference of two methods.
 

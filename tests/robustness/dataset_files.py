@@ -12,9 +12,9 @@ import zlib
 import numpy as np
 
 from lib.data import DATASETS, DataError, _sources, load
-from tests.lib.test_load import Made, tar_of
 from tests.robustness import mutate
 from tests.robustness.harness import Wrong, refusal
+from tests.scripts.lib.data.test_loading import Made, tar_of
 
 __all__ = ["Campaign"]
 

@@ -10,14 +10,13 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from lib import checks
+from lib.benchmark import children, timing
 from lib.benchmark import networks as nets
-from lib.benchmark import timing
+from lib.benchmark.comparison import BATCH, IMAGES, SAMPLES, STEPS, prediction_rows, step_rows
 from lib.benchmark.record import row
 from lib.networks import vgg16
 
-BATCH, STEPS = 128, 16
-ENSEMBLE, SAMPLES, IMAGES = 4, 128, 100
-BATCHES = (32, 64, 128, 256, 512, 1024)  # of the deterministic network in prediction
+ENSEMBLE = 4
 LINEAR = 1.05  # the largest exponent that counts as linear
 
 
@@ -71,21 +70,10 @@ def vgg16_steps(settings):
     yield from step_rows(actions, described, max(4, settings.rounds // 4))
 
 
-def step_rows(actions, described, rounds):
-    """Time actions in turn; give a row for each that is described, to "deterministic"."""
-    times = timing.interleave(actions, rounds)
-    reference = times["deterministic"]
-    for found, (label, target) in described.items():
-        seconds = {"step": min(times[found]), "deterministic": min(reference)}
-        yield row(found, label, timing.ratio(times[found], reference), target, seconds=seconds)
-
-
 def _tfp_rows(group, settings):
     """Return the rows of TensorFlow Probability's own layers, timed in a process of their own."""
-    from lib.benchmark.children import tfp_layers
-
     return nets.in_process(
-        tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1"
+        children.tfp_layers, group, settings.rounds, settings.seed, TF_USE_LEGACY_KERAS="1"
     )
 
 
@@ -124,40 +112,8 @@ def _average(model, samples=SAMPLES, **options):
     return ibnn.MonteCarlo(model, samples, from_logits=True, **options)
 
 
-def prediction_rows(actions, described, plain, rounds, seed, networks=None):
-    """Return rows of predictions, and all times; the reference is 128 deterministic passes.
-
-    These are over 100 images at the best batch size, found from an eighth of them. So are those of
-    `networks`, by name, each of whose passes is a draw, in one compiled loop.
-    """
-    needed = IMAGES * SAMPLES
-
-    def passes(model, batch, run):
-        repeats = max(1, needed // (8 * batch))
-        run = run(model, nets.images(batch, seed)[0], repeats)
-        return lambda: run() * needed / (repeats * batch)
-
-    networks = {None: (plain, nets.compiled)} | {
-        name: (model, nets.looped) for name, model in (networks or {}).items()
-    }
-    sizes = {(name, batch): (*networks[name], batch) for name in networks for batch in BATCHES}
-    sized = {case: passes(model, batch, run) for case, (model, run, batch) in sizes.items()}
-    times = timing.interleave(actions | sized, rounds)
-    best = {name: min(BATCHES, key=lambda b, n=name: min(times[n, b])) for name in networks}
-    times |= {name: times[name, batch] for name, batch in best.items()}
-    rows = []
-    for found, (label, target) in described.items():
-        seconds = {"prediction": min(times[found]), "deterministic": min(times[None])}
-        measured = timing.ratio(times[found], times[None])
-        about = {"best_batch": best[None]} | ({"own_batch": best[found]} if found in best else {})
-        rows.append(row(found, label, measured, target, seconds=seconds, **about))
-    return rows, times
-
-
 def memory_in_training(settings):
     """Measure the peak memory of training VGG16 with batches of 32, each case in a process."""
-    from lib.benchmark.children import memory
-
     targets = {
         "channel": {"gaussian": 1.15, "flow": 1.3},
         "position": dict.fromkeys(nets.KINDS, 1.6),
@@ -169,7 +125,9 @@ def memory_in_training(settings):
         for name, case in cases.items():
             # Memory that is freed goes back to the system at once: the peak is of what is in use.
             more = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-            found[name].append(nets.in_process(memory, *case, settings.seed + number, **more))
+            found[name].append(
+                nets.in_process(children.memory, *case, settings.seed + number, **more)
+            )
     sizes = {
         "memory": ("in training", lambda run: run["peak"] - run["before"]),
         "memory.step": ("of a step", lambda run: run["step"]),

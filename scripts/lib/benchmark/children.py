@@ -5,7 +5,7 @@ from pathlib import Path
 
 import keras
 
-from lib.benchmark import cases
+from lib.benchmark import comparison
 from lib.benchmark import networks as nets
 
 BATCH, STEPS = 32, 3
@@ -49,7 +49,7 @@ def status(key):
 
 
 def tfp_layers(group, rounds, seed):
-    """Return the rows of TensorFlow Probability's own layers in a group of cases.
+    """Return the rows of TensorFlow Probability's own layers in a group of comparison.
 
     They are of Keras 2 (TF_USE_LEGACY_KERAS=1), and so is the deterministic LeNet.
     """
@@ -62,12 +62,12 @@ def tfp_layers(group, rounds, seed):
     described = {name: (label, None) for name, label in zip(networks, labels, strict=True)}
     if group != "prediction":
         actions = {
-            name: nets.stepper(model, cases.BATCH, cases.STEPS, seed, tf_keras)
+            name: nets.stepper(model, comparison.BATCH, comparison.STEPS, seed, tf_keras)
             for name, model in {"deterministic": lenet(), **networks}.items()
         }
-        return list(cases.step_rows(actions, described, rounds))
+        return list(comparison.step_rows(actions, described, rounds))
     rounds = max(4, rounds // 2)
-    return cases.prediction_rows({}, described, lenet(), rounds, seed, networks)[0]
+    return comparison.prediction_rows({}, described, lenet(), rounds, seed, networks)[0]
 
 
 def lenet(kind=None):

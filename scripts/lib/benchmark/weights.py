@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 
 import tfp_ibnn as ibnn
-from lib.benchmark import cases, children, timing
+from lib.benchmark import children, comparison, timing
 from lib.benchmark import networks as nets
 from lib.benchmark.record import row
 
@@ -30,12 +30,12 @@ def weight_steps(settings):
     keras.utils.set_random_seed(seed)
     kinds = {"deterministic": None, **{f"weights.{kind}": kind for kind in OURS}}
     actions = {
-        name: nets.stepper(_ours(kind), cases.BATCH, cases.STEPS, seed)
+        name: nets.stepper(_ours(kind), comparison.BATCH, comparison.STEPS, seed)
         for name, kind in kinds.items()
     }
     described = {f"weights.{kind}": (f"LeNet step, {label}", None) for kind, label in OURS.items()}
     yield from _with_memory(
-        cases.step_rows(actions, described, rounds),
+        comparison.step_rows(actions, described, rounds),
         {name: _memory(_trained, kind, seed) for name, kind in kinds.items()},
     )
     legacy = {"TF_USE_LEGACY_KERAS": "1"}
@@ -92,7 +92,7 @@ def _memory(function, *arguments, **environment):
 
 def _trained(kind, seed):
     keras.utils.set_random_seed(seed)
-    return _growth(nets.stepper(_ours(kind), cases.BATCH, cases.STEPS, seed))
+    return _growth(nets.stepper(_ours(kind), comparison.BATCH, comparison.STEPS, seed))
 
 
 def _tfp_trained(kind, seed):
@@ -100,7 +100,7 @@ def _tfp_trained(kind, seed):
 
     tf_keras.utils.set_random_seed(seed)
     model = children.lenet(kind)
-    return _growth(nets.stepper(model, cases.BATCH, cases.STEPS, seed, tf_keras))
+    return _growth(nets.stepper(model, comparison.BATCH, comparison.STEPS, seed, tf_keras))
 
 
 def _growth(action):

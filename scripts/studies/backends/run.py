@@ -23,7 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("train_cifar.py")
+SCRIPT = Path(__file__).parents[2] / "train_cifar.py"
 # Those chosen for each network on held-out images, at equal budgets.
 NETWORKS = {
     "lenet": [
@@ -212,7 +212,3 @@ def parse(argv):
         if getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1; got {getattr(options, name)}")
     return options
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,23 +5,17 @@ and the network's weights. Test data serves for nothing but the scores. `runs.js
 run; the tables are made from it.
 """
 
-import json
 import time
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from multiprocessing import get_context
-from pathlib import Path
 
 import keras
 import numpy as np
-import pandas as pd
-from scipy import stats
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from lib import data, files, provenance
 from lib import networks as models
-from lib.tables import markdown_table
+from lib import provenance
+from lib.parts import images, packaged
+from lib.tasks import read, run_tasks
 
 layers = keras.layers
 QUICK = 64  # examples of each kind, at most
@@ -39,25 +33,7 @@ PAIRS = {  # titles, the epochs of training, and the batch size
     "diabetes": ("diabetes 250 (regression), MLP 32-32", 200, 32),
 }
 UNSEEN = ("efficientnet", "lstm", "wine", "diabetes")  # `calibrate` was not tuned on these
-
-
-def packaged(seed, load, train, validation, change=lambda x: x):
-    """Return training, validation and test arrays of one of scikit-learn's sets."""
-    x, y = load(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(y))
-    x, y = x[order], y[order] / 100 if load is datasets.load_diabetes else y[order]
-    scale = np.maximum(x[:train].std(axis=0), 1e-3)
-    x = x / 16 if load is datasets.load_digits else (x - x[:train].mean(axis=0)) / scale
-    parts = (np.split(z, [train, train + validation]) for z in (change(x.astype("float32")), y))
-    return list(zip(*parts, strict=True))
-
-
-def images(seed, data_dir, name, train, validation):
-    """Return some training and validation images of a data set, and all test images."""
-    (x, y), (x_test, y_test) = data.load(name, data_dir)
-    chosen = np.random.default_rng(seed).permutation(len(y))[: train + validation]
-    parts = [(x[index], y[index]) for index in np.split(chosen, [train])]
-    return [((x / 255).astype("float32"), y) for x, y in [*parts, (x_test, y_test)]]
+TUNED = tuple(name for name in PAIRS if name not in UNSEEN)
 
 
 def upsampled(x):
@@ -160,7 +136,7 @@ def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     """Run what `runs.jsonl` in the folder lacks; return how many failed."""
 
     def shown(record):
-        (before, after), seconds = _of(record, "NLL")[::2], sum(record["seconds"].values())
+        (before, after), seconds = scores_of(record, "NLL")[::2], sum(record["seconds"].values())
         return f"NLL {before:.4f}, {after:.4f} by {record['chosen']}, {seconds:.0f} s"
 
     done = {(record["pair"], record["seed"]) for record in read(folder)}
@@ -168,86 +144,7 @@ def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
 
 
-def run_tasks(function, every, done, options, folder, jobs, shown):
-    """Run what is not done, each task in a process, and store it; return how many failed."""
-    folder, failed = Path(folder), 0
-    folder.mkdir(parents=True, exist_ok=True)
-    left = [task for task in every if task not in done]
-    print(f"{len(left)} runs to do, {len(every) - len(left)} are there", flush=True)
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(apart, function, *task, *options): task for task in left}
-        for future in as_completed(futures):
-            pair, seed, *more = futures[future]
-            name = ", ".join([pair, f"seed {seed}", *more])
-            try:
-                record = future.result()
-            except Exception as error:  # of one run, which costs the others nothing
-                failed += 1
-                print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
-                continue
-            with (folder / "runs.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, allow_nan=False) + "\n")
-            print(f"{name}: {shown(record)}", flush=True)
-    return failed
-
-
-def apart(function, *task):
-    """Call a function in a process of its own: a crash costs one run, and memory is given back."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *task).result()
-
-
-def read(folder):
-    path = Path(folder) / "runs.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    return [json.loads(line) for line in lines]
-
-
-def _of(record, score):
+def scores_of(record, score):
     """Return a score of the model as it is, at a temperature, and as chosen; NaN if it has none."""
     names = ("as it is", "as it is + temperature", record["chosen"])
     return [record["candidates"].get(name, {}).get(score, np.nan) for name in names]
-
-
-def change(values):
-    """Return the mean and half of its 95 % interval, by Student's t."""
-    if np.isnan(values).any() or len(values) < 2:
-        return "-"
-    margin = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
-    return f"{np.mean(values):+.4f} ± {margin:.4f}"
-
-
-def table(records, names):
-    """Return a Markdown table of pairs: scores before and after, and paired differences."""
-    lines, left, scores = [], [], ("NLL", "accuracy", "ECE")
-    for name in names:
-        if not (runs := [record for record in records if record["pair"] == name]):
-            left.append(PAIRS[name][0])
-            continue
-        nll, *others = (np.array([_of(record, key) for record in runs]).T for key in scores)
-        cells = {"data, network": PAIRS[name][0], "seeds": len(runs)}
-        for key, (before, _, after) in zip(scores[1:], others, strict=True):
-            both = f"{before.mean():.3f} → {after.mean():.3f}"
-            cells[key] = "-" if np.isnan(before).any() else both
-        for key, x in zip(("NLL as it is", "at a temperature", "chosen"), nll, strict=True):
-            cells[key] = "-" if np.isnan(x).any() else f"{x.mean():.4f}"
-        cells["chosen - as it is"] = change(nll[2] - nll[0])
-        cells["chosen - temperature"] = change(nll[2] - nll[1])
-        counts = Counter(record["chosen"] for record in runs).most_common()
-        cells["what was chosen"] = "; ".join(f"{count} × {key}" for key, count in counts)
-        lines.append(cells)
-    missing = [f"Not run yet: {'; '.join(left)}."] if left else []
-    return "\n\n".join(([markdown_table(pd.DataFrame(lines))] if lines else []) + missing)
-
-
-def tables(records):
-    """Return the tables of pages: pairs that `calibrate` was tuned on, and others."""
-    kinds = {"unseen": UNSEEN, "tuned": [name for name in PAIRS if name not in UNSEEN]}
-    return {kind: table(records, names) for kind, names in kinds.items()}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    records = read(folder)
-    files.write_text(Path(folder) / "table.md", table(records, PAIRS) + "\n")
-    files.fill_tables(pages, "calibrate", tables(records))

@@ -10,17 +10,14 @@ Examples:
     python scripts/study.py density --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/density"
-PAGES = (f"{RESULTS}/README.md", "docs/densities.md")
+STUDY = Study(
+    name="density",
+    results="results/density",
+    pages=("docs/densities.md",),
+)
 
 
 def main(argv=None):
-    return command(argv, __doc__, "density", RESULTS, PAGES)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

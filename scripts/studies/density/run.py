@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 import tfp_ibnn as ibnn
 from lib import provenance
-from studies.calibrate.run import read, run_tasks
+from lib.tasks import read, run_tasks
 
 flows = ibnn.flows
 PAIRS = {  # titles

@@ -59,7 +59,3 @@ def main(argv=None):
     if options.store:
         about = {key: value for key, value in vars(options).items() if key != "data_dir"}
         files.write_json(RESULTS, {**provenance(about), "seconds": times, "ratio": ratio})
-
-
-if __name__ == "__main__":
-    main()

@@ -11,20 +11,20 @@ Examples:
     python scripts/study.py distance --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/distance"
-PAGES = (f"{RESULTS}/README.md",)
+STUDY = Study(
+    name="distance",
+    results="results/distance",
+    options={
+        "reference": {"metavar": "PATH", "help": "predictions of HMC (default: TFP_IBNN_HMC)"},
+        "epochs": {
+            "type": int,
+            "help": "of one network; chains have five times as many (default 50)",
+        },
+    },
+)
 
 
 def main(argv=None):
-    reference = {"metavar": "PATH", "help": "predictions of HMC (default: TFP_IBNN_HMC)"}
-    epochs = {"type": int, "help": "of one network; chains have five times as many (default 50)"}
-    options = {"reference": reference, "epochs": epochs}
-    return command(argv, __doc__, "distance", RESULTS, PAGES, **options)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

@@ -16,9 +16,11 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
-from lib import data, files, method_study, provenance
-from studies.calibrate.run import read, run_tasks
+from lib import data, files, provenance
 from lib.networks import resnet20
+from lib.probabilities import nll
+from lib.tasks import read, run_tasks
+from studies.methods.run import Problem as MethodProblem
 from tfp_ibnn.training import TwoSpeed
 
 MEAN, DEVIATION = (0.49, 0.48, 0.44), 0.2  # the reference's preprocessing
@@ -70,7 +72,7 @@ def stand_in(labels):
     return np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
 
 
-class Problem(method_study.Problem):
+class Problem(MethodProblem):
     """CIFAR-10, the network and its training; a seed draws the start and the order."""
 
     def __init__(self, seed, quick=False, data_dir=None, path=None, epochs=None):
@@ -129,7 +131,7 @@ def scores(mean, reference, labels):
         "agreement": ibnn.diagnostics.agreement(p, q).value,
         "TV": ibnn.diagnostics.total_variation(p, q).value,
         "accuracy": float(np.mean(p.argmax(-1) == y)),
-        "NLL": method_study.nll(p, y),
+        "NLL": nll(p, y),
         "ECE": float(ibnn.metrics.expected_calibration_error(p, y)),
     }
 

@@ -1,14 +1,10 @@
 """The tables of the study of the distance to HMC on CIFAR-10."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import read
-from studies.distance.run import LONG, PAIRS, best
 from lib.tables import markdown_table
+from studies.distance.run import LONG, PAIRS, best
 
 SCORES = {"agreement": 4, "TV": 4, "accuracy": 4, "NLL": 4, "ECE": 4}
 COSTS = {"draws": 0, "epochs": 0, "seconds": 0}
@@ -83,11 +79,3 @@ def trials(records):
 def tables(records):
     """Return the Markdown of all tables, by name."""
     return {"methods": overview(records), "trials": trials(records)}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    files.fill_tables(pages, "distance", found)

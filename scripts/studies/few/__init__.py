@@ -11,17 +11,14 @@ Examples:
     python scripts/study.py few --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/few"
-PAGES = (f"{RESULTS}/README.md",)
+STUDY = Study(
+    name="few",
+    results="results/few",
+    seeds=8,
+)
 
 
 def main(argv=None):
-    return command(argv, __doc__, "few", RESULTS, PAGES, seeds=8)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

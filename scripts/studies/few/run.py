@@ -9,7 +9,6 @@ A task is a pair of data and network, a seed, a method, and for trials its numbe
 """
 
 import functools
-import json
 import math
 import time
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -21,11 +20,12 @@ import numpy as np
 from scipy.special import log_softmax
 
 import tfp_ibnn as ibnn
-from lib import data, method_study, provenance
-from studies.calibrate.run import read
-from studies.methods.run import best_temperature, nll, scaled
+from lib import data, provenance
 from lib.networks import lenet, posterior_map, vgg16
+from lib.probabilities import best_temperature, nll, scaled
 from lib.run import channel_dropout
+from lib.tasks import append, read
+from studies.methods.run import Problem as MethodProblem
 from tfp_ibnn.metrics.calibration import ece_floor
 
 PAIRS = {  # titles, epochs, batch size
@@ -135,7 +135,7 @@ def all_images(data_dir):
     return x[order], y[order]
 
 
-class Problem(method_study.Problem):
+class Problem(MethodProblem):
     """Data, network and training of a pair, drawn by a seed."""
 
     def __init__(self, pair, seed, quick=False, data_dir=None):
@@ -355,8 +355,7 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
                     print(f"error: {name}: {type(error).__name__}: {error}", flush=True)
                     continue
                 records.append(record)
-                with (folder / "runs.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(record, allow_nan=False) + "\n")
+                append(folder, record)
                 row = record.get("scores") or record["validation"]
                 print(f"{name}: NLL, T {row['NLL, T'] or np.nan:.4f}", flush=True)
     return failed + len(left)  # those that wait for others that failed

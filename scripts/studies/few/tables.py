@@ -1,14 +1,10 @@
 """The tables of the study of few data."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import change, read
+from lib.tables import change, markdown_table
 from studies.few.run import GRIDS, METHODS, PAIRS, chosen
-from lib.tables import markdown_table
 
 PLAIN, T = "deterministic", ", T"
 COLUMNS = {  # digits
@@ -123,11 +119,3 @@ def tables(records):
     found = {pair: table(records, pair) for pair in PAIRS}
     found |= {f"{pair} contrasts": contrasts(records, pair) for pair in PAIRS}
     return found | {f"{pair} trials": settings(records, pair) for pair in PAIRS}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    files.fill_tables(pages, "few", found)

@@ -231,8 +231,8 @@ def describe(model, layers, x, y):
         }
 
 
-def main():
-    options = parse()
+def main(argv=None):
+    options = parse(argv)
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     data = load()
@@ -310,7 +310,7 @@ def save_figure(results, folder):
     return figures.save({"glow_ablation.png": figure}, folder)[0]
 
 
-def parse():
+def parse(argv):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -323,8 +323,4 @@ def parse():
     add("--output", default="outputs/glow", help="folder (default outputs/glow)")
     known = ", ".join(VARIANTS)
     add("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=f"some of: {known}")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    main()
+    return parser.parse_args(argv)

@@ -11,20 +11,23 @@ Examples:
     python scripts/study.py image_density --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/image_density"
-PAGES = (f"{RESULTS}/README.md", "docs/densities.md")
+STUDY = Study(
+    name="image_density",
+    results="results/image_density",
+    pages=("docs/densities.md",),
+    seeds=1,
+    options={
+        "minutes": {"type": float, "default": 10.0, "help": "of each task (default 10)"},
+        "methods": {
+            "nargs": "+",
+            "metavar": "METHOD",
+            "help": "such as MAF (default: all)",
+        },
+    },
+)
 
 
 def main(argv=None):
-    minutes = {"type": float, "default": 10.0, "help": "of each task (default 10)"}
-    methods = {"nargs": "+", "metavar": "METHOD", "help": "such as MAF RealNVP (default: all)"}
-    options = {"minutes": minutes, "methods": methods}
-    return command(argv, __doc__, "image_density", RESULTS, PAGES, seeds=1, **options)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

@@ -15,7 +15,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from lib import data, provenance
-from studies.calibrate.run import read, run_tasks
+from lib.tasks import read, run_tasks
 
 flows, layers = ibnn.flows, keras.layers
 PAIRS = {"mnist": ("MNIST",)}

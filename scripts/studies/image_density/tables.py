@@ -1,14 +1,10 @@
 """The table of the study of densities of images."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import read
-from studies.image_density.run import METHODS
 from lib.tables import markdown_table
+from studies.image_density.run import METHODS
 
 PUBLISHED = {
     "MADE": "2.04",
@@ -41,10 +37,3 @@ COLUMNS = {"test": "bits", "validation": "validation", "training": "training"}
 def tables(records):
     """Return the Markdown of all tables, by name."""
     return {"bits": bits(records)}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    files.write_text(Path(folder) / "table.md", f"## bits\n\n{found['bits']}\n")
-    files.fill_tables(pages, "image_density", found)

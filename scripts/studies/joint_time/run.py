@@ -44,6 +44,11 @@ POSTERIORS = {
 
 
 def main(argv=None):
+    measure(argv)
+
+
+def measure(argv=None):
+    """Do what the command line says; return the rows that are printed."""
     about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(**about)
     add = parser.add_argument
@@ -105,7 +110,3 @@ def elbos(network, options):
         error = float(each.std(ddof=1) / PASSES**0.5)
         found[name] = {"elbo": float(each.mean()), "elbo_error": error}
     return found
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
     python laplace_peer.py FOLDER          reads FOLDER/task.npz, writes FOLDER/peer.npz
     python laplace_peer.py FOLDER serve    answers each line of stdin by a line: seconds
 
-The network is that of `scripts/study.py laplace_torch`, images with the channels last; every case is a
+The network is that of `run.py` beside this, images with the channels last; every case is a
 subset of weights and a Hessian structure, such as "last_layer full". What is written are the probit
 predictions and the evidence of each. A line of stdin has a case and what is to be timed, such as
 "all kron fit" or "all kron glm probit 500", with the number of images.

@@ -37,12 +37,13 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from lib import files
-from lib.benchmark import figures, laplace_cases, record
+from lib.benchmark import figures, record
 from lib.data import load
+from studies.laplace_torch import cases as laplace_cases
 
 RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
 FIGURE = "![Seconds of fit and prediction, by size](images/laplace_growth.png)"
-PEER = Path(__file__).parent / "experiments" / "benchmark" / "laplace_peer.py"
+PEER = Path(__file__).with_name("peer.py")
 CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 CLASSES = 10
 PLACES = ("output", "peer_python", "resume", "store")  # options that no number depends on
@@ -188,7 +189,3 @@ def parse(argv):
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
     return options
-
-
-if __name__ == "__main__":
-    main()

@@ -27,11 +27,16 @@ import tfp_ibnn as ibnn
 from lib.benchmark import record
 
 RESULTS = Path("results/benchmark/mapie.json")
-PEER = Path(__file__).parent / "experiments" / "benchmark" / "mapie_peer.py"
+PEER = Path(__file__).with_name("peer.py")
 COVERAGES = (0.8, 0.9, 0.95)
 
 
 def main(argv=None):
+    measure(argv)
+
+
+def measure(argv=None):
+    """Do what the command line says; return the rows that are printed."""
     options = parse(argv)
     model, (x, y), new = trained(options)
     mc = ibnn.MonteCarlo(model, samples=1, seed=0)
@@ -86,7 +91,3 @@ def parse(argv):
     parser.add_argument("--python", default=".venv-peers/bin/python", help="with MAPIE")
     parser.add_argument("--store", action="store_true", help=f"keep the rows in {RESULTS}")
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    main()

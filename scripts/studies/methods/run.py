@@ -12,14 +12,15 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from scipy import optimize
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
 from lib import data, provenance, shifts
-from studies.calibrate.run import images, packaged, read, run_tasks
 from lib.networks import lenet, mlp, vgg16
+from lib.parts import images, packaged
+from lib.probabilities import best_temperature, entropy, nll, scaled
 from lib.scan import can_scan, scan
+from lib.tasks import read, run_tasks
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
 PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
@@ -131,26 +132,6 @@ class Problem:
             "fit (s)": round(seconds, 2),
             "prediction (s)": round(seconds_test, 2),
         }
-
-
-def nll(probabilities, y):
-    return float(-np.mean(np.log(np.maximum(probabilities[np.arange(len(y)), y], 1e-30))))
-
-
-def entropy(probabilities):
-    return -np.sum(probabilities * np.log(np.maximum(probabilities, 1e-30)), axis=-1)
-
-
-def scaled(probabilities, temperature):
-    powers = np.maximum(probabilities, 1e-30) ** (1 / temperature)
-    return powers / powers.sum(axis=-1, keepdims=True)
-
-
-def best_temperature(probabilities, y):
-    found = optimize.minimize_scalar(
-        lambda log: nll(scaled(probabilities, np.exp(log)), y), bounds=(-2, 3), method="bounded"
-    )
-    return float(np.exp(found.x))
 
 
 def vgg16_features(problem):

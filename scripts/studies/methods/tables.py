@@ -1,13 +1,9 @@
 """The tables of the study of all methods."""
 
-from pathlib import Path
-
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import read
-from studies.methods.run import PAIRS
 from lib.tables import markdown_table
+from studies.methods.run import PAIRS
 
 SCORES = ("accuracy", "NLL", "NLL, T", "ECE", "AUROC", "NLL corrupted")
 OVERVIEW = ("NLL", "NLL, T", "AUROC")
@@ -54,12 +50,6 @@ def overview(records):
     return markdown_table(pd.DataFrame(cells))
 
 
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    records = read(folder)
-    tables = {pair: table(records, pair) for pair in PAIRS}
-    parts = [f"## {PAIRS[pair][0]}\n\n{text}\n" for pair, text in tables.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    if pages:
-        tables["all"] = overview(records)
-    files.fill_tables(pages, "methods", tables)
+def tables(records):
+    """Return the Markdown of all tables, by name."""
+    return {"all": overview(records), **{pair: table(records, pair) for pair in PAIRS}}

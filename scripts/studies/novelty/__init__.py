@@ -11,17 +11,14 @@ Examples:
     python scripts/study.py novelty --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/novelty"
-PAGES = (f"{RESULTS}/README.md", "docs/novelty.md", "docs/elephant.md")
+STUDY = Study(
+    name="novelty",
+    results="results/novelty",
+    pages=("docs/novelty.md", "docs/elephant.md"),
+)
 
 
 def main(argv=None):
-    return command(argv, __doc__, "novelty", RESULTS, PAGES)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

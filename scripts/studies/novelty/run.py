@@ -12,9 +12,10 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from lib import data, provenance, shifts
-from studies.calibrate.run import read, run_tasks
-from studies.methods.run import CORRUPTIONS, Problem, nll
 from lib.networks import lenet, mlp, posterior_map, vgg16
+from lib.probabilities import nll
+from lib.tasks import read, run_tasks
+from studies.methods.run import CORRUPTIONS, Problem
 
 CIFAR, HELD_OUT = ("cifar_vgg16", "cifar_lenet"), (3, 8)  # cats and ships
 PAIRS = {  # the data set, left-out classes, epochs, batch size, validation images, precision

@@ -1,15 +1,11 @@
 """The tables of the study of novelty."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from lib import files
-from studies.calibrate.run import read
-from studies.novelty.run import CIFAR, FEATURE_SCORES, INSIDE, SHARES
 from lib.tables import markdown_table
+from studies.novelty.run import CIFAR, FEATURE_SCORES, INSIDE, SHARES
 
 PREDICTIONS = ["-log p_max", "entropy", "total variance", "epistemic"]
 KINDS = ("features", "noise off", "averaged features", "averaged scores")
@@ -113,11 +109,3 @@ def tables(records):
             data = data[data["set"].isin(INSIDE) & some]
             found[f"{pair} inside"] = grid(data, rows, "set", "seed")
     return found
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    files.fill_tables(pages, "novelty", found)

@@ -11,17 +11,14 @@ Examples:
     python scripts/study.py places --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/places"
-PAGES = (f"{RESULTS}/README.md", "docs/places.md")
+STUDY = Study(
+    name="places",
+    results="results/places",
+    pages=("docs/places.md",),
+)
 
 
 def main(argv=None):
-    return command(argv, __doc__, "place", RESULTS, PAGES)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

@@ -13,8 +13,12 @@ import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
-from lib import method_study, provenance, texts
-from studies.calibrate.run import images, read, run_tasks
+from lib import provenance
+from lib.parts import images
+from lib.tasks import read, run_tasks
+from studies.methods.run import Problem as MethodProblem
+from studies.methods.run import member, wait_for
+from studies.places import texts
 
 layers = keras.layers
 MEMBERS = 3
@@ -61,7 +65,7 @@ class Positions(layers.Layer):
         return x + keras.ops.cast(self.table, x.dtype)
 
 
-class Problem(method_study.Problem):
+class Problem(MethodProblem):
     """Data, network and training of a pair, drawn by a seed."""
 
     def __init__(self, pair, seed, quick=False, data_dir=None):
@@ -143,11 +147,11 @@ def run(pair, seed, group, folder, quick=False, data_dir=None):
     begun = time.perf_counter()
     if group.startswith("member"):
         number = int(group.removeprefix("member"))
-        made = method_study.member(problem, kept, number)
+        made = member(problem, kept, number)
         found = {"network": problem.scores(*made["MAP"])} if made else {}
         return {**about, "methods": found}
     if group == "ensemble":
-        method_study.wait_for(*map(kept, range(MEMBERS)))
+        wait_for(*map(kept, range(MEMBERS)))
         models = [keras.models.load_model(kept(number)) for number in range(MEMBERS)]
         posterior, group = ibnn.DeepEnsemble(models), f"ensemble of {MEMBERS}"
     else:

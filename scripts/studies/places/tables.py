@@ -1,15 +1,11 @@
 """The tables of the study of where the noise should sit."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import change, read
+from lib.tables import change, markdown_table
 from studies.methods.tables import table
 from studies.places.run import PAIRS, PLACES, POSTERIORS
-from lib.tables import markdown_table
 
 
 def contrasts(records, pair, score="NLL, T"):
@@ -56,11 +52,3 @@ def tables(records):
     found = {pair: table(records, pair, title) for pair, (title, *_) in PAIRS.items()}
     found |= {f"{pair} contrasts": contrasts(records, pair) for pair in PAIRS}
     return found | {f"{pair} steps": steps(records, pair) for pair in PAIRS}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    files.fill_tables(pages, "places", found)

@@ -10,17 +10,14 @@ Examples:
     python scripts/study.py quality --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/quality"
-PAGES = (f"{RESULTS}/README.md", "docs/when_flows_pay.md")
+STUDY = Study(
+    name="quality",
+    results="results/quality",
+    pages=("docs/when_flows_pay.md",),
+)
 
 
 def main(argv=None):
-    return command(argv, __doc__, "quality", RESULTS, PAGES)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

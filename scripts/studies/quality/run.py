@@ -16,8 +16,9 @@ from sklearn import datasets
 
 import tfp_ibnn as ibnn
 from lib import provenance
-from studies.calibrate.run import images, read, run_tasks
 from lib.networks import mlp, vgg16
+from lib.parts import images
+from lib.tasks import read, run_tasks
 
 layers, flows, diagnostics = keras.layers, ibnn.flows, ibnn.diagnostics
 PAIRS = {  # titles, and examples of the last layer

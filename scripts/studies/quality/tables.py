@@ -1,14 +1,10 @@
 """The tables of the study of how right posteriors are."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import change, read
+from lib.tables import change, markdown_table
 from studies.quality.run import BY_DRAWS, BY_LAYER, FLOWS, JOINT, PAIRS
-from lib.tables import markdown_table
 
 GAP = "log evidence - ELBO"
 CONTRASTS = {  # the Gaussian that others are compared with, of last layers and of z
@@ -104,11 +100,3 @@ def tables(records):
     """Return the Markdown of all tables, by name."""
     found = {pair: table(records, pair) for pair in PAIRS}
     return found | {"contrasts": contrasts(records), "references": references(records)}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    files.fill_tables(pages, "quality", found)

@@ -110,7 +110,3 @@ def save_figure(counts, results, path):
     axes[0].set_ylabel("error of the mean probability")
     axes[0].legend(frameon=False, fontsize=9)
     return save(figure, path)
-
-
-if __name__ == "__main__":
-    main()

@@ -34,6 +34,11 @@ TRAIN_SIZE, PRIOR_SCALE = 50_000, 0.5
 
 
 def main(argv=None):
+    measure(argv)
+
+
+def measure(argv=None):
+    """Do what the command line says; return the rows that are printed."""
     about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(**about)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 256])
@@ -203,7 +208,3 @@ def through_flow(noise, mean, scale, flow, layer):
 
 def log_normal(x):
     return -(jnp.sum(x * x, axis=-1) + x.shape[-1] * np.log(2 * np.pi)) / 2
-
-
-if __name__ == "__main__":
-    main()

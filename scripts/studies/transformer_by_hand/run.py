@@ -34,6 +34,11 @@ TRAIN_SIZE, PRIOR_SCALE = 55_000, 0.2
 
 
 def main(argv=None):
+    measure(argv)
+
+
+def measure(argv=None):
+    """Do what the command line says; return the rows that are printed."""
     about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(**about)
     parser.add_argument("--batch-size", type=int, default=128, help="default 128")
@@ -149,7 +154,3 @@ def normalized(weights, x):
     mean = x.mean(axis=-1, keepdims=True)
     variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
     return (x - mean) * lax.rsqrt(variance + 1e-3) * weights["gamma"] + weights["beta"]
-
-
-if __name__ == "__main__":
-    main()

@@ -14,23 +14,20 @@ Examples:
     python scripts/study.py vae --tables
 """
 
-import sys
+from lib.command import Study
 
-from study_methods import command
-
-RESULTS = "results/vae"
-PAGES = (f"{RESULTS}/README.md", "docs/autoencoders.md")
-OPTIONS = {
-    "methods": {"nargs": "+", "metavar": "METHOD", "help": "posteriors (default: all)"},
-    "epochs": {"type": int, "help": "of training, at most (default: 400)"},
-    "minutes": {"type": float, "help": "of training, at most, compilation included"},
-    "weights": {"type": int, "default": 500, "help": "importance weights (default: 500)"},
-}
+STUDY = Study(
+    name="vae",
+    results="results/vae",
+    pages=("docs/autoencoders.md",),
+    options={
+        "methods": {"nargs": "+", "metavar": "METHOD", "help": "posteriors (default: all)"},
+        "epochs": {"type": int, "help": "of training, at most (default: 400)"},
+        "minutes": {"type": float, "help": "of training, at most, compilation included"},
+        "weights": {"type": int, "default": 500, "help": "importance weights (default: 500)"},
+    },
+)
 
 
 def main(argv=None):
-    return command(argv, __doc__, "vae", RESULTS, PAGES, **OPTIONS)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return STUDY.main(argv, __doc__)

@@ -11,7 +11,7 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from lib import data, provenance
-from studies.calibrate.run import read, run_tasks
+from lib.tasks import read, run_tasks
 
 flows, layers = ibnn.flows, keras.layers
 PAIRS = {  # titles, and the size of z

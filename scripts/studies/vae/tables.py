@@ -1,14 +1,9 @@
 """The tables of the study of variational autoencoders."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
-from lib import files
-from studies.calibrate.run import read
-from studies.density.tables import spread
-from lib.tables import markdown_table
+from lib.tables import markdown_table, spread
 from studies.vae.run import POSTERIORS
 
 PUBLISHED = {  # -ELBO and NLL; of mlp the bound alone
@@ -58,11 +53,3 @@ def _range(values):
 def tables(records):
     """Return the Markdown of all tables, by name."""
     return {pair: posteriors(records, pair) for pair in POSTERIORS}
-
-
-def write_tables(folder, *pages):
-    """Write `table.md` into a folder with runs, and fill the tables of pages from them."""
-    found = tables(read(folder))
-    parts = [f"## {name}\n\n{text}\n" for name, text in found.items()]
-    files.write_text(Path(folder) / "table.md", "\n".join(parts))
-    files.fill_tables(pages, "vae", found)

@@ -1,0 +1,1 @@
+"""Studies: `python scripts/study.py` lists them."""

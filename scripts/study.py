@@ -18,15 +18,17 @@ STUDIES = Path(__file__).parent / "studies"
 
 
 def main(argv=None):
-    name, *options = sys.argv[1:] if argv is None else argv or [""]
+    arguments = sys.argv[1:] if argv is None else list(argv)
     modules = studies()
+    name = arguments[0] if arguments else "--help"
     if name in modules:
-        return importlib.import_module(modules[name]).main(options)
-    print(__doc__ if name in ("", "-h", "--help") else f"error: there is no study {name!r}.\n")
+        return importlib.import_module(modules[name]).main(arguments[1:])
+    asks_for_help = name in ("-h", "--help")
+    print(__doc__ if asks_for_help else f"error: there is no study {name!r}. These are there:\n")
     width = max(map(len, modules))
     for study, module in modules.items():
         print(f"  {study:{width}}  {purpose(module)}")
-    return 0 if name in ("", "-h", "--help") else 2
+    return 0 if asks_for_help else 2
 
 
 def studies():

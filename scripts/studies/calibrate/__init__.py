@@ -6,12 +6,12 @@ there are skipped, so the same command resumes. Then table.md is written from al
 
 Examples:
     python scripts/study.py calibrate --pairs digits cancer
-    python scripts/study.py calibrate --unseen --seeds 0 1
+    python scripts/study.py calibrate --pairs unseen --seeds 0 1
     python scripts/study.py calibrate --pairs cifar_vgg16 --backend jax --jobs 5
     python scripts/study.py calibrate --tables
 """
 
-from lib.command import Study
+from studies.command import Study
 
 STUDY = Study(
     name="calibrate",

@@ -11,7 +11,7 @@ Examples:
     python scripts/study.py few --tables
 """
 
-from lib.command import Study
+from studies.command import Study
 
 STUDY = Study(
     name="few",

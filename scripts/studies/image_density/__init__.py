@@ -11,7 +11,7 @@ Examples:
     python scripts/study.py image_density --tables
 """
 
-from lib.command import Study
+from studies.command import Study
 
 STUDY = Study(
     name="image_density",

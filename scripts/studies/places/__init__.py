@@ -11,7 +11,7 @@ Examples:
     python scripts/study.py places --tables
 """
 
-from lib.command import Study
+from studies.command import Study
 
 STUDY = Study(
     name="places",

@@ -10,7 +10,7 @@ Examples:
     python scripts/study.py quality --tables
 """
 
-from lib.command import Study
+from studies.command import Study
 
 STUDY = Study(
     name="quality",

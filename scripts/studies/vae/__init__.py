@@ -14,7 +14,7 @@ Examples:
     python scripts/study.py vae --tables
 """
 
-from lib.command import Study
+from studies.command import Study
 
 STUDY = Study(
     name="vae",

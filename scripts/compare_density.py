@@ -22,11 +22,34 @@ from pathlib import Path
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+from study_density import PAGES, RESULTS
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--pairs", nargs="+", help="data (default: all)")
+    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
+    add("--threads", type=int, default=1, help="of both, by the cores they may use (default 1)")
+    add("--peer-python", default=".venv-peers/bin/python", help="Python with FlowJAX")
+    add("--output", help=f"default: {RESULTS}, or outputs/quick/density")
+    add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
+    options = parser.parse_args(argv)
+    if options.threads < 1:
+        parser.error(f"--threads must be at least 1; got {options.threads}")
+    options.output = options.output or ("outputs/quick/density" if options.quick else RESULTS)
+    return options
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import numpy as np
 
 from experiments import density_study, density_tables, provenance
 from experiments.calibrate_study import apart
-from study_density import PAGES, RESULTS
 
 PEER = Path(__file__).parent / "experiments" / "benchmark" / "flowjax_peer.py"
 FLOWS = ("8 affine couplings", "6 spline couplings", "8 autoregressive (MAF)")
@@ -34,6 +57,11 @@ FLOWS = ("8 affine couplings", "6 spline couplings", "8 autoregressive (MAF)")
 
 def main(argv=None):
     options = parse(argv)
+    options.pairs = options.pairs or list(density_study.PAIRS)
+    if unknown := set(options.pairs) - density_study.PAIRS.keys():
+        known = ", ".join(density_study.PAIRS)
+        print(f"error: --pairs must be some of {known}; got {unknown.pop()}", file=sys.stderr)
+        return 2
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     path = Path(options.output) / "peers.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,27 +96,6 @@ def compared(pair, seed, flow, options):
     about = provenance({"quick": options.quick, "threads": options.threads})
     about = {"pair": pair, "seed": seed, "group": flow, **about}
     return {**about, "ours": ours["scores"], "peer": peer}
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--pairs", nargs="+", default=list(density_study.PAIRS), help="data (default: all)")
-    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
-    add("--threads", type=int, default=1, help="of both, by the cores they may use (default 1)")
-    add("--peer-python", default=".venv-peers/bin/python", help="Python with FlowJAX")
-    add("--output", help=f"default: {RESULTS}, or outputs/quick/density")
-    add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
-    options = parser.parse_args(argv)
-    if unknown := set(options.pairs) - density_study.PAIRS.keys():
-        known = ", ".join(density_study.PAIRS)
-        parser.error(f"--pairs must be some of {known}; got {unknown.pop()}")
-    if options.threads < 1:
-        parser.error(f"--threads must be at least 1; got {options.threads}")
-    options.output = options.output or ("outputs/quick/density" if options.quick else RESULTS)
-    return options
 
 
 if __name__ == "__main__":

@@ -32,6 +32,42 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
+CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--train", type=int, default=2000, help="training images")
+    add("--test", type=int, default=10_000, help="images to predict")
+    add("--epochs", type=int, default=5)
+    add("--batch-size", type=int, default=128)
+    add("--prior-precision", type=float, default=1.0)
+    add("--cases", nargs="+", default=CASES, help="such as 'last_layer full'")
+    add("--seed", type=int, default=0)
+    add("--peer-python", default=".venv-peers/bin/python", help="Python with laplace-torch")
+    add("--threads", type=int, help="of both, by the cores they may use (default: all)")
+    add("--time", action="store_true", help="time both on Fashion-MNIST")
+    add("--growth", action="store_true", help="time ours for several sizes")
+    add("--samples", type=int, default=32, help="draws of a prediction that is timed")
+    add("--rounds", type=int, default=7, help="of --time; fewer where one takes long")
+    add("--output", type=Path, default="outputs/benchmark", help="folder of --time and --growth")
+    add("--resume", action="store_true", help="keep the rows in --output, measure the others")
+    add("--store", action="store_true", help=f"keep the rows in --output, and show them in {PAGE}")
+    options = parser.parse_args(argv)
+    for name in ("threads", "rounds", "samples", "batch_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
+    return options
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import keras
 import numpy as np
 
@@ -40,10 +76,8 @@ from experiments import files
 from experiments.benchmark import figures, laplace_cases, record
 from experiments.data import load
 
-RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
 FIGURE = "![Seconds of fit and prediction, by size](images/laplace_growth.png)"
 PEER = Path(__file__).parent / "experiments" / "benchmark" / "laplace_peer.py"
-CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 CLASSES = 10
 PLACES = ("output", "peer_python", "resume", "store")  # options that no number depends on
 
@@ -159,35 +193,6 @@ def images(count, seed):
     y = np.arange(count) % CLASSES
     patterns = rng.normal(size=(CLASSES, 28, 28, 1))
     return (patterns[y] + 3 * rng.normal(size=(count, 28, 28, 1))).astype("float32"), y
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--train", type=int, default=2000, help="training images")
-    add("--test", type=int, default=10_000, help="images to predict")
-    add("--epochs", type=int, default=5)
-    add("--batch-size", type=int, default=128)
-    add("--prior-precision", type=float, default=1.0)
-    add("--cases", nargs="+", default=CASES, help="such as 'last_layer full'")
-    add("--seed", type=int, default=0)
-    add("--peer-python", default=".venv-peers/bin/python", help="Python with laplace-torch")
-    add("--threads", type=int, help="of both, by the cores they may use (default: all)")
-    add("--time", action="store_true", help="time both on Fashion-MNIST")
-    add("--growth", action="store_true", help="time ours for several sizes")
-    add("--samples", type=int, default=32, help="draws of a prediction that is timed")
-    add("--rounds", type=int, default=7, help="of --time; fewer where one takes long")
-    add("--output", type=Path, default="outputs/benchmark", help="folder of --time and --growth")
-    add("--resume", action="store_true", help="keep the rows in --output, measure the others")
-    add("--store", action="store_true", help=f"keep the rows in --output, and show them in {PAGE}")
-    options = parser.parse_args(argv)
-    for name in ("threads", "rounds", "samples", "batch_size"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
-    return options
 
 
 if __name__ == "__main__":

@@ -19,6 +19,23 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+RESULTS = Path("results/benchmark/mapie.json")
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--python", default=".venv-peers/bin/python", help="with MAPIE")
+    parser.add_argument("--store", action="store_true", help=f"keep the rows in {RESULTS}")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
@@ -26,7 +43,6 @@ from sklearn.datasets import load_digits
 import tfp_ibnn as ibnn
 from experiments.benchmark import record
 
-RESULTS = Path("results/benchmark/mapie.json")
 PEER = Path(__file__).parent / "experiments" / "benchmark" / "mapie_peer.py"
 COVERAGES = (0.8, 0.9, 0.95)
 
@@ -75,17 +91,6 @@ def trained(options):
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(x[:500], y[:500], epochs=options.epochs, verbose=0)
     return model, (x[500:1100], y[500:1100]), x[1100:]
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="with MAPIE")
-    parser.add_argument("--store", action="store_true", help=f"keep the rows in {RESULTS}")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -19,29 +19,6 @@ from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
-import matplotlib
-
-matplotlib.use("Agg")
-import numpy as np
-from keras import ops
-
-import tfp_ibnn as ibnn
-from experiments import figures, provenance
-from tfp_ibnn import plots
-from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
-from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv
-from train_digits import LOSS, TRAIN_SIZE, load, network, predict
-
-if keras.backend.backend() == "jax":
-    from tensorflow_probability.substrates.jax import bijectors as tfb
-else:
-    from tensorflow_probability import bijectors as tfb
-
-UNBOUNDED = 1e6
-PRIOR = {"prior_scale": 0.5, "initial_scale": None, "beta": 1.0}
-"""A limit so wide that `limit * tanh(x / limit)` is x."""
-
 
 class Variant(NamedTuple):
     """What a variant does without."""
@@ -65,6 +42,49 @@ VARIANTS = {
     "not enlarged, unbounded": Variant(bounded=False, enlarged=False),
     "no remedy": Variant("first", True, False, True, False, False),
 }
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--steps", type=int, default=1000, help="of training (default 1000)")
+    add("--batch-size", type=int, default=128, help="examples in a step (default 128)")
+    add("--lr", type=float, default=2e-4, help="of the weights (default 2e-4)")
+    add("--stochastic-lr", type=float, default=2e-3, help="of the posteriors (default 2e-3)")
+    add("--seed", type=int, default=0, help="of weights, noise and order (default 0)")
+    add("--output", default="outputs/glow", help="folder (default outputs/glow)")
+    known = ", ".join(VARIANTS)
+    add("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=f"some of: {known}")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
+import keras
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from keras import ops
+
+import tfp_ibnn as ibnn
+from experiments import figures, provenance
+from tfp_ibnn import plots
+from tfp_ibnn.flows import ActNorm, AffineCoupling, CouplingBijector, Flow, FlowBijector
+from tfp_ibnn.flows import InvertibleConv1x1 as BoundedConv
+from train_digits import LOSS, TRAIN_SIZE, load, network, predict
+
+if keras.backend.backend() == "jax":
+    from tensorflow_probability.substrates.jax import bijectors as tfb
+else:
+    from tensorflow_probability import bijectors as tfb
+
+UNBOUNDED = 1e6
+"""A limit so wide that `limit * tanh(x / limit)` is x."""
+PRIOR = {"prior_scale": 0.5, "initial_scale": None, "beta": 1.0}
 
 
 class PlainConv(BoundedConv):
@@ -231,8 +251,8 @@ def describe(model, layers, x, y):
         }
 
 
-def main():
-    options = parse()
+def main(argv=None):
+    options = parse(argv)
     output = Path(options.output)
     output.mkdir(parents=True, exist_ok=True)
     data = load()
@@ -308,22 +328,6 @@ def save_figure(results, folder):
     options = {"sharex": True, "sharey": True, "grid_lines": "both"}
     figure = figures.facets(grid, draw, (11, 0.4 + 2.2 * len(grid)), **options)
     return figures.save({"glow_ablation.png": figure}, folder)[0]
-
-
-def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--steps", type=int, default=1000, help="of training (default 1000)")
-    add("--batch-size", type=int, default=128, help="examples in a step (default 128)")
-    add("--lr", type=float, default=2e-4, help="of the weights (default 2e-4)")
-    add("--stochastic-lr", type=float, default=2e-3, help="of the posteriors (default 2e-3)")
-    add("--seed", type=int, default=0, help="of weights, noise and order (default 0)")
-    add("--output", default="outputs/glow", help="folder (default outputs/glow)")
-    known = ", ".join(VARIANTS)
-    add("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=f"some of: {known}")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

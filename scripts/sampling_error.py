@@ -13,6 +13,26 @@ import argparse
 import json
 from pathlib import Path
 
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=60, help="in all, both halves (default 60)")
+    parser.add_argument("--most", type=int, default=512, help="most samples (default 512)")
+    parser.add_argument("--seeds", type=int, default=8, help="predictions for each (default 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the training (default 0)")
+    parser.add_argument("--output", default="outputs/sampling", help="folder for what is written")
+    options = parser.parse_args(argv)
+    for name, least in (("epochs", 2), ("most", 4), ("seeds", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} must be at least {least}; got {getattr(options, name)}")
+    return options
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 from train_digits import convert, fit, load, network, posteriors, save  # isort: skip
 import keras
 import matplotlib.pyplot as plt
@@ -46,22 +66,6 @@ def main(argv=None):
     path = output / "sampling.json"
     path.write_text(json.dumps(record, indent=2) + "\n")
     print("\nWritten:", path, save_figure(counts, results, output / "sampling.png"), sep="\n  ")
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=60, help="in all, both halves (default 60)")
-    parser.add_argument("--most", type=int, default=512, help="most samples (default 512)")
-    parser.add_argument("--seeds", type=int, default=8, help="predictions for each (default 8)")
-    parser.add_argument("--seed", type=int, default=0, help="of the training (default 0)")
-    parser.add_argument("--output", default="outputs/sampling", help="folder for what is written")
-    options = parser.parse_args(argv)
-    for name, least in (("epochs", 2), ("most", 4), ("seeds", 1), ("seed", 0)):
-        if getattr(options, name) < least:
-            parser.error(f"--{name} must be at least {least}; got {getattr(options, name)}")
-    return options
 
 
 def measure(model, x, counts, seeds):

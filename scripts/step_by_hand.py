@@ -21,6 +21,19 @@ import argparse
 import json
 import time
 
+
+def parse(argv=None):
+    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(**about)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--rounds", type=int, default=12, help="default 12")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: a narrow network")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,12 +47,7 @@ TRAIN_SIZE, PRIOR_SCALE = 50_000, 0.5
 
 
 def main(argv=None):
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--rounds", type=int, default=12, help="default 12")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: a narrow network")
-    options = parser.parse_args(argv)
+    options = parse(argv)
     rows = []
     for batch_size in options.batch_sizes:
         size = {"narrower": 32, "steps": 2} if options.quick else {"narrower": 1, "steps": 50}

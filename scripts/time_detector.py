@@ -16,15 +16,10 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import keras
-
-import tfp_ibnn as ibnn
-from experiments import data, files, networks, provenance
-
 RESULTS = Path("results/benchmark/knn.json")
 
 
-def main(argv=None):
+def parse(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,7 +29,20 @@ def main(argv=None):
     add("--bank", type=int, default=50_000, help="training images (default 50000)")
     add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
     add("--store", action="store_true", help=f"keep the result in {RESULTS}")
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
+import keras
+
+import tfp_ibnn as ibnn
+from experiments import data, files, networks, provenance
+
+
+def main(argv=None):
+    options = parse(argv)
     (x, y), (x_test, _) = data.load("cifar10", options.data_dir)
     x, y, x_test = x[: options.bank] / 255, y[: options.bank], x_test[: options.images] / 255
     keras.utils.set_random_seed(0)

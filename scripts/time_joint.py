@@ -19,6 +19,29 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+NETWORKS = ("lenet", "mlp")
+
+
+def parse(argv=None):
+    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(**about)
+    add = parser.add_argument
+    add("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
+    add("--rounds", type=int, default=8, help="repeats of each step's time (default 8)")
+    add("--steps", type=int, default=16, help="steps in one execution (default 16)")
+    add("--images", type=int, default=5000, help="of Fashion-MNIST (default 5000)")
+    add(
+        "--epochs", type=int, default=20, help="to train each posterior; 0: times only (default 20)"
+    )
+    add("--seed", type=int, default=0, help="default 0")
+    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add("--json", help="file for the numbers")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import keras
 import numpy as np
 
@@ -28,7 +51,6 @@ from experiments.benchmark import timing
 from experiments.benchmark.networks import stepper
 
 SHAPE, BATCH, PASSES = (28, 28, 1), 128, 10
-NETWORKS = {"lenet": networks.lenet, "mlp": networks.mlp}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -44,20 +66,7 @@ POSTERIORS = {
 
 
 def main(argv=None):
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    add = parser.add_argument
-    add("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS])
-    add("--rounds", type=int, default=8, help="repeats of each step's time (default 8)")
-    add("--steps", type=int, default=16, help="steps in one execution (default 16)")
-    add("--images", type=int, default=5000, help="of Fashion-MNIST (default 5000)")
-    add(
-        "--epochs", type=int, default=20, help="to train each posterior; 0: times only (default 20)"
-    )
-    add("--seed", type=int, default=0, help="default 0")
-    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
-    add("--json", help="file for the numbers")
-    options = parser.parse_args(argv)
+    options = parse(argv)
     rows = []
     for network in options.networks:
         times = steps(network, options)
@@ -76,9 +85,11 @@ def main(argv=None):
 def steps(network, options):
     """Return the seconds of a step for each posterior, and for none."""
     keras.utils.set_random_seed(options.seed)
-    models = {None: NETWORKS[network](SHAPE)}
+    models = {None: getattr(networks, network)(SHAPE)}
     for name, make in POSTERIORS.items():
-        models[name] = ibnn.to_stochastic(NETWORKS[network](SHAPE), make(), train_size=50_000)
+        models[name] = ibnn.to_stochastic(
+            getattr(networks, network)(SHAPE), make(), train_size=50_000
+        )
     run = {name: stepper(x, BATCH, options.steps, options.seed) for name, x in models.items()}
     return timing.interleave(run, options.rounds)
 
@@ -88,7 +99,7 @@ def elbos(network, options):
     (x, y), _ = data.load("fashion_mnist", options.data_dir)
     x, y = x[: options.images].astype("float32") / 255, y[: options.images]
     keras.utils.set_random_seed(options.seed)
-    plain = NETWORKS[network](SHAPE)
+    plain = getattr(networks, network)(SHAPE)
     plain.compile(keras.optimizers.Adam(1e-3), LOSS)
     plain.fit(x, y, batch_size=BATCH, epochs=min(options.epochs, 10), verbose=0)
     found = {}

@@ -21,6 +21,19 @@ import functools
 import json
 import time
 
+
+def parse(argv=None):
+    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(**about)
+    parser.add_argument("--batch-size", type=int, default=128, help="default 128")
+    parser.add_argument("--rounds", type=int, default=12, help="default 12")
+    parser.add_argument("--quick", action="store_true", help="a smoke test")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,12 +47,7 @@ TRAIN_SIZE, PRIOR_SCALE = 55_000, 0.2
 
 
 def main(argv=None):
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    parser.add_argument("--batch-size", type=int, default=128, help="default 128")
-    parser.add_argument("--rounds", type=int, default=12, help="default 12")
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    options = parser.parse_args(argv)
+    options = parse(argv)
     steps, rounds = (2, 2) if options.quick else (50, options.rounds)
     size = 4 if options.quick else options.batch_size
     actions = {place: compiled(place, size, steps) for place in PLACES}

@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -59,14 +58,3 @@ def test_the_table_of_make_train_is_that_of_the_recorded_run():
 
 def test_it_is_short():
     assert len(README.read_text().splitlines()) <= 120
-
-
-def test_links_lead_to_files_and_their_headings():
-    targets = re.findall(r"\]\(([^):]+)\)", README.read_text())
-    assert len(targets) > 10
-    for target in targets:
-        name, _, heading = target.partition("#")
-        assert (ROOT / name).exists(), target
-        if heading:
-            found = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(), flags=re.MULTILINE)
-            assert heading in {re.sub(r"\W+", "-", title.lower()) for title in found}, target

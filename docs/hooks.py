@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 RESULTS = sorted(ROOT.glob("results/**/README.md"), key=lambda path: (len(path.parts), path))
 
+# A link out of docs/, which leads to a file in a checkout, and in the site to a page made of it.
+_OUTSIDE = re.compile(r"\]\(((?:\.\./)*)\.\./((?:notebooks|results)/[^)#]*)")
+
 # What pymdownx.arithmatex leaves of $...$ and of $$...$$.
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -56,6 +59,11 @@ def _notebook(path: Path) -> Iterator[tuple[str, str | bytes]]:
             elif printed := "".join(output.get("text") or data.get("text/plain", ())):
                 text.append(f"```{{.text .printed}}\n{printed.rstrip()}\n```")
     yield f"{path.stem}.md", "\n\n".join(text)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Lead links to notebooks and results to their pages."""
+    return _OUTSIDE.sub(lambda match: f"]({match[1]}{match[2].replace('.ipynb', '.md')}", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:

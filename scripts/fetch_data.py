@@ -14,25 +14,35 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from lib.data import DATASETS, DataError, load
-from lib.data.loading import cache_folder
 
-
-def main(argv=None):
+def parse(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(DATASETS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a dataset; --list names them")
     folder = "the cache folder (default: TFP_IBNN_DATA, else tfp_ibnn in the user's cache folder)"
     parser.add_argument("--data-dir", metavar="DIR", help=folder)
     listing = "show the datasets, their sizes, and whether cached"
     parser.add_argument("--list", action="store_true", help=listing)
     options = parser.parse_args(argv)
-    for name in options.names:
-        if name not in DATASETS:
-            parser.error(f"unknown dataset {name!r}; choose from {', '.join(DATASETS)}")
     if not options.names and not options.list:
         parser.error("name a dataset, or ask for --list")
+    return options
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
+from lib.data import DATASETS, DataError, load
+from lib.data.loading import cache_folder
+
+
+def main(argv=None):
+    options = parse(argv)
+    if unknown := [name for name in options.names if name not in DATASETS]:
+        known = ", ".join(DATASETS)
+        print(f"error: unknown dataset {unknown[0]!r}; choose from {known}", file=sys.stderr)
+        return 2
     log = logging.getLogger("lib.data")  # what is tried, and how far a download is
     log.setLevel(logging.INFO)
     log.addHandler(logging.StreamHandler())

@@ -30,12 +30,52 @@ from queue import SimpleQueue
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from lib.legal_models import run as legal_models  # noqa: E402
-from tests.robustness import harness  # noqa: E402
+from tests.robustness import harness
 
 LEGAL = "legal"
 LEGAL_MODELS = 200  # at scale 1
 MILLION = 1_000_000  # legal models that a `--seed` has
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--seed", type=int, default=0, help="of all that is drawn (default 0)")
+    add("--scale", type=scale, default=1.0, help="size of the campaigns (default 1)")
+    add("--jobs", type=jobs, default=2, help="campaigns at once (default 2)")
+    add(
+        "--only",
+        action="append",
+        choices=[*harness.CAMPAIGNS, LEGAL],
+        help="run this campaign; may be given several times",
+    )
+    add("--models", type=int, help=f"legal models (default {LEGAL_MODELS} times the scale)")
+    add("--first", type=int, default=0, help="of the legal models: where to begin (default 0)")
+    add("--workers", type=jobs, help="processes for legal models (default: as many as jobs)")
+    add("--output", type=Path, help="file for a summary of the legal models, in JSON")
+    return parser.parse_args(argv)
+
+
+def scale(text):
+    value = float(text)
+    if not 0 < value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0, and at most 1000")
+    return value
+
+
+def jobs(text):
+    value = int(text)
+    if not 1 <= value <= 64:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 to 64")
+    return value
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
+from lib.legal_models import run as legal_models
 
 
 def main(argv=None):
@@ -77,41 +117,6 @@ def run_hostile(names, options):
     for fault in faults:
         print(f"FAULT {fault}")
     return bool(faults)
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--seed", type=int, default=0, help="of all that is drawn (default 0)")
-    add("--scale", type=scale, default=1.0, help="size of the campaigns (default 1)")
-    add("--jobs", type=jobs, default=2, help="campaigns at once (default 2)")
-    add(
-        "--only",
-        action="append",
-        choices=[*harness.CAMPAIGNS, LEGAL],
-        help="run this campaign; may be given several times",
-    )
-    add("--models", type=int, help=f"legal models (default {LEGAL_MODELS} times the scale)")
-    add("--first", type=int, default=0, help="of the legal models: where to begin (default 0)")
-    add("--workers", type=jobs, help="processes for legal models (default: as many as jobs)")
-    add("--output", type=Path, help="file for a summary of the legal models, in JSON")
-    return parser.parse_args(argv)
-
-
-def scale(text):
-    value = float(text)
-    if not 0 < value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0, and at most 1000")
-    return value
-
-
-def jobs(text):
-    value = int(text)
-    if not 1 <= value <= 64:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 to 64")
-    return value
 
 
 def run(names, options, folder):

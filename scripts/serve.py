@@ -5,6 +5,7 @@ TensorFlow, FastAPI and uvicorn suffice. It has no encryption and no users: see 
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import signal
 import socket
@@ -12,8 +13,17 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-try:
-    import tensorflow as tf
+
+@contextlib.contextmanager
+def installed():
+    """End with the line to run, if an import inside finds no package."""
+    try:
+        yield
+    except ImportError as error:
+        sys.exit(f'{error.name} is missing. Run: pip install "tfp_ibnn[serve]"')
+
+
+with installed():
     import uvicorn
     from anyio import CapacityLimiter, to_thread
     from fastapi import FastAPI, Request
@@ -23,15 +33,8 @@ try:
     from pydantic.types import FailFast
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
-    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
     from typing_extensions import TypedDict
     from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as error:
-    sys.exit(f'{error.name} is missing. Run: pip install "tfp_ibnn[serve]"')
-
-MANIFEST = "assets.extra/tfp_ibnn.json"
-CONTENT = TypeAdapter(TypedDict(MANIFEST, {"format": Literal[1], "sha256": dict[str, str]}))
-STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 class Options(BaseModel):
@@ -46,6 +49,27 @@ class Options(BaseModel):
     max_waiting: int = Field(64, ge=0, description="requests that wait; more are answered with 503")
     threads: int = Field(2, ge=1, description="requests computed at once")
     timeout: float = Field(30.0, gt=0, lt=1e6, description="seconds for a request to come in")
+
+
+def parse(argv=None):
+    style = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    for name, field in Options.model_fields.items():
+        flag = name if field.is_required() else f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, default=field.default, help=field.description)
+    return vars(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for TensorFlow
+
+with installed():
+    import tensorflow as tf
+    from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+MANIFEST = "assets.extra/tfp_ibnn.json"
+CONTENT = TypeAdapter(TypedDict(MANIFEST, {"format": Literal[1], "sha256": dict[str, str]}))
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 def verify(folder):
@@ -186,13 +210,9 @@ class Connection(H11Protocol):
 
 
 def main(argv=None):
-    style = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
-    for name, field in Options.model_fields.items():
-        flag = name if field.is_required() else f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, default=field.default, help=field.description)
+    given = parse(argv)
     try:
-        options = Options(**vars(parser.parse_args(argv)))
+        options = Options(**given)
         app = application(Service(options.folder, options.max_batch), options)
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listener = socket.create_server((options.host, options.port), family=family)

@@ -24,7 +24,8 @@ def main(argv=None):
     if name in modules:
         return importlib.import_module(modules[name]).main(arguments[1:])
     asks_for_help = name in ("-h", "--help")
-    print(__doc__ if asks_for_help else f"error: there is no study {name!r}. These are there:\n")
+    usage = f"usage: study.py NAME [options]\n\n{__doc__}"
+    print(usage if asks_for_help else f"error: there is no study {name!r}. These are there:\n")
     width = max(map(len, modules))
     for study, module in modules.items():
         print(f"  {study:{width}}  {purpose(module)}")

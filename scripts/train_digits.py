@@ -18,6 +18,25 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=60, help="in all, both halves (default 60)")
+    parser.add_argument("--samples", type=int, default=64, help="draws at test time (default 64)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, noise and order")
+    parser.add_argument("--output", default="outputs/digits", help="folder for figures and numbers")
+    options = parser.parse_args(argv)
+    for name, least in (("epochs", 2), ("samples", 1), ("seed", 0)):
+        if getattr(options, name) < least:
+            parser.error(f"--{name} must be at least {least}; got {getattr(options, name)}")
+    return options
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
 import keras
 import matplotlib
 
@@ -76,21 +95,6 @@ def main(argv=None):
         save_metrics(rows, options, output / "metrics.json"),
     ]
     print("\nWritten:", *files, sep="\n  ")
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=60, help="in all, both halves (default 60)")
-    parser.add_argument("--samples", type=int, default=64, help="draws at test time (default 64)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, noise and order")
-    parser.add_argument("--output", default="outputs/digits", help="folder for figures and numbers")
-    options = parser.parse_args(argv)
-    for name, least in (("epochs", 2), ("samples", 1), ("seed", 0)):
-        if getattr(options, name) < least:
-            parser.error(f"--{name} must be at least {least}; got {getattr(options, name)}")
-    return options
 
 
 def load():

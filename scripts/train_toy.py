@@ -17,51 +17,19 @@ import argparse
 import json
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import matplotlib
-
-matplotlib.use("Agg")
-import numpy as np
-import pandas as pd
-
-from lib import Settings, figures, provenance, study, toy
-from lib.plan import PLANS
-from lib.store import history
-
-# TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
-logging.getLogger("tensorflow").setLevel(logging.ERROR)
-
-SCORES = ("accuracy", "nll", "brier", "ece")
 FULL = {"points": 1_000, "test_points": 100_000, "lengths": (0, 3, 6, 9, 12, 15)}
 FULL |= {"flow_length": 12, "epochs": 50, "converged_epochs": 300, "samples": 128}
 QUICK = {"points": 60, "test_points": 500, "lengths": (0, 1), "flow_length": 1, "samples": 4}
 QUICK |= {"epochs": 2, "converged_epochs": 4}
-EARLY = 5
 
 
-def main(argv=None):
-    options, settings = parse(argv)
-    output = Path(options.output)
-    if options.quick:
-        print("A smoke test: the numbers mean nothing.")
-    with tempfile.TemporaryDirectory() as runs:
-        records = study.study(toy2d(**settings), runs, options.seeds, log=show).records
-        print()
-        print_table(pd.DataFrame(records))
-        files = [
-            *figures.save(figures.toy2d(records, runs, output), output),
-            save_histories(records, runs, output / "histories.json"),
-            save_metrics(records, options, settings, output / "metrics.json"),
-        ]
-    print("\nWritten:", *files, sep="\n  ")
-
-
-def parse(argv):
-    """Return the options, and the settings of the experiment that they give."""
+def parse(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -81,17 +49,60 @@ def parse(argv):
     options = parser.parse_args(argv)
     if min(options.seeds) < 0 or len(set(options.seeds)) < len(options.seeds):
         parser.error(f"--seeds must differ and be at least 0; got {options.seeds}")
+    return options
+
+
+if __name__ == "__main__":
+    parse()  # --help need not wait for the imports below, which take seconds
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+import pandas as pd
+
+from lib import Settings, figures, provenance, study, toy
+from lib.plan import PLANS
+from lib.store import history
+
+# TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
+logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+SCORES = ("accuracy", "nll", "brier", "ece")
+EARLY = 5
+
+
+def main(argv=None):
+    options = parse(argv)
+    settings, output = settings_of(options), Path(options.output)
+    try:
+        plan = toy2d(**settings)
+        output.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.quick:
+        print("A smoke test: the numbers mean nothing.")
+    with tempfile.TemporaryDirectory() as runs:
+        records = study.study(plan, runs, options.seeds, log=show).records
+        print()
+        print_table(pd.DataFrame(records))
+        files = [
+            *figures.save(figures.toy2d(records, runs, output), output),
+            save_histories(records, runs, output / "histories.json"),
+            save_metrics(records, options, settings, output / "metrics.json"),
+        ]
+    print("\nWritten:", *files, sep="\n  ")
+    return 0
+
+
+def settings_of(options):
+    """Return the settings of the experiment that the options give."""
     given = {k: v for k, v in vars(options).items() if k in FULL and v is not None}
     if options.lengths is not None and options.flow_length is None:
         preferred = FULL["flow_length"]
         given["flow_length"] = preferred if preferred in options.lengths else max(options.lengths)
-    settings = {**FULL, **(QUICK if options.quick else {}), **given}
-    try:
-        toy2d(**settings)
-        Path(options.output).mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
-    return options, settings
+    return {**FULL, **(QUICK if options.quick else {}), **given}
 
 
 def toy2d(**settings):
@@ -172,4 +183,4 @@ def save_metrics(records, options, settings, path):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,7 +13,7 @@ import pytest
 from lib.devices import accelerators
 from tfp_ibnn._core import backend
 
-__all__ = ["NO_GPU", "TF32", "at_least", "follow_hardware"]
+__all__ = ["NO_GPU", "TF32", "after_products", "at_least", "follow_hardware"]
 
 NO_GPU = f"{backend.NAME} sees no GPU here"
 
@@ -31,6 +31,15 @@ def follow_hardware():
 def at_least(tolerance):
     """Return a relative tolerance for numbers that are compared by hand."""
     return max(tolerance, TF32) if accelerators() else tolerance
+
+
+def after_products(tolerance, products, size=1.0):
+    """Return a tolerance for numbers that depend on several matrix products, one after another.
+
+    `size` is the largest number on the way: what a difference or a softmax is made of may be larger
+    than the result, and the results of float64 sums still have the error of their products.
+    """
+    return max(tolerance, products * TF32 * size) if accelerators() else tolerance
 
 
 def _coarser_approx(approx):

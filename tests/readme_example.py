@@ -27,6 +27,13 @@ def run():
     return names
 
 
+def methods():
+    """Return the names of the methods that `calibrate` tries, without those that are given."""
+    from tfp_ibnn.calibration import trials
+
+    return [method.__name__ for method in trials.METHODS]
+
+
 def table(record):
     """Return the README's table of a record: the model as it is, and all with a temperature."""
     columns = ("accuracy", "NLL", "ECE", "ECE floor", "draws")
@@ -55,6 +62,7 @@ if __name__ == "__main__":
         "test": report.evaluate((x[1000:], y[1000:])).rows,
         "validation": report.table().rows,
         "chosen": report.chosen.name,
+        "methods": methods(),
         **provenance({"seed": 0}),
         "command": "python -m tests.readme_example",
     }

@@ -6,6 +6,11 @@ report = ibnn.calibrate(model, (x_train, y_train), validation=(x_val, y_val))
 sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=len(x_train))
 """
 
+from tfp_ibnn._core import command_line as _command_line
+
+if _command_line.is_command():
+    _command_line.parse()  # --help need not wait for the imports below, which take seconds
+
 from tfp_ibnn import data as data
 from tfp_ibnn import decisions as decisions
 from tfp_ibnn import diagnostics as diagnostics

@@ -1,6 +1,5 @@
 """The library from a shell: `python -m tfp_ibnn calibrate --help`."""
 
-import argparse
 import sys
 import zipfile
 import zlib
@@ -10,37 +9,13 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from tfp_ibnn._core.command_line import parse
 from tfp_ibnn.calibration import calibrate
-
-EXAMPLES = """data.npz holds the arrays x_train, y_train, x_val, y_val and, to score candidates on
-test data, x_test, y_test. Without x_val, a fifth of the training examples is taken.
-
-example:
-  python -m tfp_ibnn calibrate model.keras data.npz --output calibrated --minutes 10
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tfp_ibnn", description=__doc__)
-    command = parser.add_subparsers(dest="command", required=True).add_parser(
-        "calibrate",
-        help="calibrate a trained model's probabilities",
-        description="Calibrate a trained model's probabilities by the cheapest method that is as\n"
-        "good as the best, and write the model, the tables, a figure and a model card.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("model", help="a .keras file")
-    command.add_argument("data", help="an .npz file")
-    command.add_argument("--output", required=True, metavar="FOLDER", help="to write to")
-    command.add_argument("--epochs", type=int, help="for each candidate that is not dropped")
-    command.add_argument("--minutes", type=float, help="after which no further epoch starts")
-    command.add_argument("--loss", help="of a model that is saved without one")
-    command.add_argument("--samples", type=int, default=32, help="draws of a prediction (32)")
-    command.add_argument("--batch-size", type=int, default=32, help="of the training (32)")
-    command.add_argument("--seed", type=int, default=0, help="of splits, order and draws (0)")
-    options = vars(parser.parse_args(arguments))
+    options = vars(parse(arguments))
     model, data, folder = (options.pop(name) for name in ("model", "data", "output"))
     del options["command"]
     try:

@@ -17,16 +17,18 @@ def epochs_below(ax):
     ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
-def training_panel(histories, keys=None):
+def training_panel(histories, keys=None, loss_label=None):
     """Draw what several runs logged over the epochs, training and validation, one axis a quantity.
 
     Colours and markers distinguish runs; line styles training, validation, and its mean over draws.
 
     Args:
         histories: run name to `History.history`.
-        keys: quantities, without "val_"; by default those logged of "loss" (the negative ELBO),
+        keys: quantities, without "val_"; by default those logged of "loss",
             "nll" (drawn with the sign of a log-likelihood), "kl", "accuracy" and "ece".
+        loss_label: name of the loss, where it is not the negative ELBO.
     """
+    labels = _LABELS | ({"loss": loss_label} if loss_label else {})
     every = set().union(*histories.values())
     keys = keys or [k for k in _USUAL if any(phase + k in every for phase in _PHASES)]
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
@@ -45,7 +47,7 @@ def training_panel(histories, keys=None):
                 marks = {"ms": 4, "markevery": (run * apart // len(histories), apart)}
                 values = -values if key == "nll" else values
                 ax.plot(epochs, values, ls=ls, lw=1.5, **marks, **dots(run))
-        ax.set(ylabel=_LABELS.get(key, key))
+        ax.set(ylabel=labels.get(key, key))
         epochs_below(ax)
         if position + columns >= len(keys):
             ax.set_xlabel("epoch")

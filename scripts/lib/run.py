@@ -86,9 +86,11 @@ def _run(settings, folder, data_dir, log, keep, devices):
     except ValueError as error:
         raise RunError(str(error)) from error
     devices.from_first(folder.claim)
-    times = {}
+    times, baseline = {}, None
     for stage in settings.stages():
         if stage.name == "training":
+            if settings.has_baseline and devices.count == 1:
+                baseline = Scorer(model, settings.samples, settings.seed).score(*test)
             keras.utils.set_random_seed(settings.seed)
             with devices.building():
                 model = _stochastic(model, settings, len(train[0]))
@@ -140,7 +142,7 @@ def _run(settings, folder, data_dir, log, keep, devices):
             scorer.export(folder / "saved_model", overwrite=True)
         elif export:
             log("No SavedModel: that takes TensorFlow. `scripts/export.py` makes one there.")
-    write_report(folder.path, metrics, scores, test)
+    write_report(folder.path, metrics, scores, test, baseline)
     files.write_json(folder / "metrics.json", metrics)
     for stage in settings.stages():
         (folder / f"{stage.name}.npz").unlink(missing_ok=True)
@@ -271,7 +273,8 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
     with devices.building():
         optimizer = _optimizer(model, settings, stage, stage.epochs * len(batches))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=devices.jit_compile)
+        metrics = ["accuracy", ibnn.ExpectedCalibrationError(name="ece", from_logits=True)]
+        model.compile(optimizer, loss, metrics=metrics, jit_compile=devices.jit_compile)
         # TensorFlow would trace the first step twice for an optimizer or metrics without variables.
         model.optimizer.build(model.trainable_variables)
         if devices.count == 1:
@@ -293,7 +296,7 @@ def _fit(model, settings, stage, train, test, folder, log, devices):
 
     def tell(epoch, logs):
         checkpoint.write_history(folder / history)
-        names = ("loss", "nll", "kl", "accuracy", "test_accuracy")
+        names = ("loss", "nll", "kl", "accuracy", "ece", "test_accuracy", "test_nll", "test_ece")
         parts = ", ".join(f"{name} {logs[name]:.4g}" for name in names if name in logs)
         seconds = sum(row["seconds"] for row in checkpoint.logs)
         log(f"{stage.name}: epoch {epoch + 1}/{stage.epochs}, {parts}, {seconds:.0f} s")

@@ -106,12 +106,10 @@ class Settings(checks.Checked):
         chosen = cls(**{name: value for name, value in options.items() if name not in missing})
         if not chosen.is_stochastic:
             return chosen
-        found = {"beta": Posterior.default_beta(chosen.images)}
-        found["prior_scale"] = scale = Posterior.default_prior_scale(chosen.depth)
-        found = {name: found[name] for name in missing}
+        found = {name: chosen.library_defaults[name] for name in missing}
         starts = chosen.initial_scale is None and chosen.posterior in ("gaussian", "flow")
         if "prior_scale" in found and starts:
-            found["initial_scale"] = min(0.1, scale)
+            found["initial_scale"] = min(0.1, found["prior_scale"])
         return dataclasses.replace(chosen, **found)
 
     @property
@@ -135,6 +133,18 @@ class Settings(checks.Checked):
     @property
     def is_stochastic(self):
         return self.posterior != "none"
+
+    @property
+    def has_baseline(self):
+        """Whether a trained deterministic network of the same classes gets a posterior."""
+        is_trained = bool(self.pretrained or self.pretrain_epochs)
+        return self.is_stochastic and is_trained and not self.transfer
+
+    @property
+    def library_defaults(self):
+        """The prior's scale and beta that the library takes for this network and these data."""
+        scale = Posterior.default_prior_scale(self.depth)
+        return {"prior_scale": scale, "beta": Posterior.default_beta(self.images)}
 
     @property
     def method(self):

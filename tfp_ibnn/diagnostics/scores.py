@@ -71,8 +71,10 @@ def k_hat(log_weights: np.ndarray) -> float:
     with needs("diagnostics"):
         try:
             from arviz_stats.base import array_stats
-        except ModuleNotFoundError:  # ArviZ before 1.0
-            from arviz import psislw
+        except ModuleNotFoundError as error:
+            if not error.name or error.name.split(".")[0] != "arviz_stats":
+                raise  # it is there, but lacks a package of its own
+            from arviz import psislw  # before 1.0
 
             return float(psislw(np.array(log_weights, "float64"))[1])
     return float(array_stats.psislw(-np.asarray(log_weights))[1])  # it takes log-likelihoods

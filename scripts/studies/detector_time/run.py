@@ -1,40 +1,16 @@
-"""Time `OODDetector` by nearest neighbours: the 10,000 test images of CIFAR-10 on VGG16's features.
+"""Times of an `OODDetector` by nearest neighbors."""
 
-The bank holds the features of all 50,000 training images. Scores and the network's own predictions
-take turns; each time is the minimum of the rounds. The weights are random, which changes no time.
---store keeps the result in results/benchmark/knn.json.
-
-Examples:
-    python scripts/study.py detector_time
-    python scripts/study.py detector_time --rounds 5 --store
-"""
-
-import argparse
-import os
 import time
-from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 
 import tfp_ibnn as ibnn
 from lib import data, files, networks, provenance
+from studies.detector_time import RESULTS
 
-RESULTS = Path("results/benchmark/knn.json")
 
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--rounds", type=int, default=3, help="default 3")
-    add("--images", type=int, default=10_000, help="test images (default 10000)")
-    add("--bank", type=int, default=50_000, help="training images (default 50000)")
-    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
-    add("--store", action="store_true", help=f"keep the result in {RESULTS}")
-    options = parser.parse_args(argv)
+def execute(options):
+    """Do what the command line says."""
     (x, y), (x_test, _) = data.load("cifar10", options.data_dir)
     x, y, x_test = x[: options.bank] / 255, y[: options.bank], x_test[: options.images] / 255
     keras.utils.set_random_seed(0)

@@ -1,0 +1,51 @@
+r"""Compare densities in the plane with FlowJAX's: the same data, sizes, steps and trials.
+
+Affine couplings, spline couplings and masked autoregressive flows, on the data of `density`.
+Ours and FlowJAX's, in the environment of `make peers`, train in turns, each in a process of its
+own, on as many cores; ours on JAX too, unless KERAS_BACKEND says otherwise. Every pair of runs
+becomes a line of peers.jsonl in --output; those that are there are skipped. Then the tables are
+written.
+
+Examples:
+    python scripts/study.py flowjax --quick
+    python scripts/study.py flowjax --threads 1
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+RESULTS = "results/density"
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--pairs", nargs="+", help="data (default: all)")
+    add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
+    add("--threads", type=int, default=1, help="of both, by the cores they may use (default 1)")
+    add("--peer-python", default=".venv-peers/bin/python", help="Python with FlowJAX")
+    add("--output", help=f"default: {RESULTS}, or outputs/quick/density")
+    add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
+    options = parser.parse_args(argv)
+    if options.threads < 1:
+        parser.error(f"--threads must be at least 1; got {options.threads}")
+    options.output = options.output or ("outputs/quick/density" if options.quick else RESULTS)
+    return options
+
+
+def main(argv=None):
+    options = parse(argv)  # first: the imports below take seconds
+    from studies.flowjax.run import execute
+
+    return execute(options)

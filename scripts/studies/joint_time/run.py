@@ -1,23 +1,6 @@
-"""Compare a posterior for each layer with one over all layers: step times and ELBOs.
+"""Steps and bounds of posteriors for each layer, and over all layers."""
 
-Times: a training step of LeNet and of an MLP (784-256-128-10), batch 128, random images, as ratios
-to the deterministic network; all cases take turns in one run, and the minimum counts. ELBOs: the
-network is trained on some images of Fashion-MNIST, then its weights stay, and each posterior is
-trained alone with beta = 1: these are bounds of one evidence, so that their differences are nats.
-Either backend, CPU or GPU; --json keeps the numbers with command, versions and hardware.
-
-Examples:
-    python scripts/study.py joint_time --json results/benchmark/joint_tensorflow.json
-    KERAS_BACKEND=jax python scripts/study.py joint_time --json results/benchmark/joint_jax.json
-    python scripts/study.py joint_time --networks lenet --epochs 0
-"""
-
-import argparse
 import json
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("MPLBACKEND", "Agg")
 
 import keras
 import numpy as np
@@ -28,7 +11,6 @@ from lib.benchmark import timing
 from lib.benchmark.networks import stepper
 
 SHAPE, BATCH, PASSES = (28, 28, 1), 128, 10
-NETWORKS = {"lenet": networks.lenet, "mlp": networks.mlp}
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -43,26 +25,8 @@ POSTERIORS = {
 }
 
 
-def main(argv=None):
-    measure(argv)
-
-
-def measure(argv=None):
+def execute(options):
     """Do what the command line says; return the rows that are printed."""
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    add = parser.add_argument
-    add("--networks", nargs="+", choices=NETWORKS, default=[*NETWORKS])
-    add("--rounds", type=int, default=8, help="repeats of each step's time (default 8)")
-    add("--steps", type=int, default=16, help="steps in one execution (default 16)")
-    add("--images", type=int, default=5000, help="of Fashion-MNIST (default 5000)")
-    add(
-        "--epochs", type=int, default=20, help="to train each posterior; 0: times only (default 20)"
-    )
-    add("--seed", type=int, default=0, help="default 0")
-    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
-    add("--json", help="file for the numbers")
-    options = parser.parse_args(argv)
     rows = []
     for network in options.networks:
         times = steps(network, options)
@@ -81,9 +45,11 @@ def measure(argv=None):
 def steps(network, options):
     """Return the seconds of a step for each posterior, and for none."""
     keras.utils.set_random_seed(options.seed)
-    models = {None: NETWORKS[network](SHAPE)}
+    models = {None: getattr(networks, network)(SHAPE)}
     for name, make in POSTERIORS.items():
-        models[name] = ibnn.to_stochastic(NETWORKS[network](SHAPE), make(), train_size=50_000)
+        models[name] = ibnn.to_stochastic(
+            getattr(networks, network)(SHAPE), make(), train_size=50_000
+        )
     run = {name: stepper(x, BATCH, options.steps, options.seed) for name, x in models.items()}
     return timing.interleave(run, options.rounds)
 
@@ -93,7 +59,7 @@ def elbos(network, options):
     (x, y), _ = data.load("fashion_mnist", options.data_dir)
     x, y = x[: options.images].astype("float32") / 255, y[: options.images]
     keras.utils.set_random_seed(options.seed)
-    plain = NETWORKS[network](SHAPE)
+    plain = getattr(networks, network)(SHAPE)
     plain.compile(keras.optimizers.Adam(1e-3), LOSS)
     plain.fit(x, y, batch_size=BATCH, epochs=min(options.epochs, 10), verbose=0)
     found = {}

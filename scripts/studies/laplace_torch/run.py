@@ -1,26 +1,5 @@
-"""Compare Laplace with laplace-torch: the same network, data and prior, in one run.
+"""Laplace, and laplace-torch on the same network and data."""
 
-A small LeNet is trained on images that are made up (a pattern for each class, and noise); its
-weights go to PyTorch, in the environment of `make peers` and a process of its own. For each subset
-of weights and structure of the Hessian the table has the largest difference of a probability
-(linearised, probit) and the evidence of both.
-
-The Kronecker factors differ by a convention: laplace-torch keeps the bias in a block of its own,
-here it is a row of the input factor.
-
-With --time, on Fashion-MNIST, fits and predictions of both are timed in turns, with as many
-threads; --growth times ours for more parameters, classes and examples. Every row is written to
---output as soon as it is measured; --resume continues a run that was stopped. --store takes what is
-in --output, both runs, to results/benchmark, and shows it in docs/laplace.md.
-
-Examples:
-    python scripts/study.py laplace_torch
-    python scripts/study.py laplace_torch --train 256 --test 100 --cases "last_layer full"
-    python scripts/study.py laplace_torch --time --growth --threads 4
-    python scripts/study.py laplace_torch --store
-"""
-
-import argparse
 import logging
 import os
 import subprocess
@@ -29,9 +8,6 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("MPLBACKEND", "Agg")
-
 import keras
 import numpy as np
 
@@ -39,18 +15,17 @@ import tfp_ibnn as ibnn
 from lib import files
 from lib.benchmark import figures, record
 from lib.data import load
+from studies.laplace_torch import PAGE, RESULTS
 from studies.laplace_torch import cases as laplace_cases
 
-RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
 FIGURE = "![Seconds of fit and prediction, by size](images/laplace_growth.png)"
 PEER = Path(__file__).with_name("peer.py")
-CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 CLASSES = 10
 PLACES = ("output", "peer_python", "resume", "store")  # options that no number depends on
 
 
-def main(argv=None):
-    options = parse(argv)
+def execute(options):
+    """Do what the command line says."""
     if options.threads is not None:  # before any work; TensorFlow, JAX and PyTorch all heed it
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # that each fit has its own function
@@ -160,32 +135,3 @@ def images(count, seed):
     y = np.arange(count) % CLASSES
     patterns = rng.normal(size=(CLASSES, 28, 28, 1))
     return (patterns[y] + 3 * rng.normal(size=(count, 28, 28, 1))).astype("float32"), y
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--train", type=int, default=2000, help="training images")
-    add("--test", type=int, default=10_000, help="images to predict")
-    add("--epochs", type=int, default=5)
-    add("--batch-size", type=int, default=128)
-    add("--prior-precision", type=float, default=1.0)
-    add("--cases", nargs="+", default=CASES, help="such as 'last_layer full'")
-    add("--seed", type=int, default=0)
-    add("--peer-python", default=".venv-peers/bin/python", help="Python with laplace-torch")
-    add("--threads", type=int, help="of both, by the cores they may use (default: all)")
-    add("--time", action="store_true", help="time both on Fashion-MNIST")
-    add("--growth", action="store_true", help="time ours for several sizes")
-    add("--samples", type=int, default=32, help="draws of a prediction that is timed")
-    add("--rounds", type=int, default=7, help="of --time; fewer where one takes long")
-    add("--output", type=Path, default="outputs/benchmark", help="folder of --time and --growth")
-    add("--resume", action="store_true", help="keep the rows in --output, measure the others")
-    add("--store", action="store_true", help=f"keep the rows in --output, and show them in {PAGE}")
-    options = parser.parse_args(argv)
-    for name in ("threads", "rounds", "samples", "batch_size"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
-    return options

@@ -1,23 +1,8 @@
-"""Compare conformal sets with MAPIE's: the same predictions and calibration examples, in one run.
+"""Conformal sets, and MAPIE's of the same predictions."""
 
-A small network is trained on digits; its predictions go to MAPIE, in the environment of `make
-peers` and a process of its own. Sets by LAC and APS (the last label included) have to be identical;
-those by RAPS are made with the k and lambda that MAPIE chose, from the examples that it calibrated
-with. The table has the number of new examples whose sets differ. --store keeps it in
-results/benchmark/mapie.json.
-
-Examples:
-    python scripts/study.py mapie
-    python scripts/study.py mapie --store
-"""
-
-import argparse
-import os
 import subprocess
 import tempfile
 from pathlib import Path
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import numpy as np
@@ -25,19 +10,14 @@ from sklearn.datasets import load_digits
 
 import tfp_ibnn as ibnn
 from lib.benchmark import record
+from studies.mapie import RESULTS
 
-RESULTS = Path("results/benchmark/mapie.json")
 PEER = Path(__file__).with_name("peer.py")
 COVERAGES = (0.8, 0.9, 0.95)
 
 
-def main(argv=None):
-    measure(argv)
-
-
-def measure(argv=None):
+def execute(options):
     """Do what the command line says; return the rows that are printed."""
-    options = parse(argv)
     model, (x, y), new = trained(options)
     mc = ibnn.MonteCarlo(model, samples=1, seed=0)
     p, p_new = (mc.predict(part, verbose=0)["mean"].astype("float64") for part in (x, new))
@@ -80,14 +60,3 @@ def trained(options):
     model.compile("adam", "sparse_categorical_crossentropy")
     model.fit(x[:500], y[:500], epochs=options.epochs, verbose=0)
     return model, (x[500:1100], y[500:1100]), x[1100:]
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="with MAPIE")
-    parser.add_argument("--store", action="store_true", help=f"keep the rows in {RESULTS}")
-    return parser.parse_args(argv)

@@ -1,23 +1,5 @@
-r"""Time a training step of VGG16 with noise that is written by hand in JAX: the floor.
+"""A training step of VGG16 with noise, by hand in JAX."""
 
-Neither Keras nor TensorFlow Probability nor this library takes part: what `make bench` measures on
-a GPU cannot be much less than this. Operations and sizes are those of the library: convolutions
-and batch normalization in bfloat16, noise and KL in float32, momentum, 50 steps in one `lax.scan`.
-
-    gaussian     a factor for each example and channel in all layers, and the KL of each layer
-    merged       the same with one call for all random numbers, and one KL for all layers
-    flow         planar flows and 1x1 convolutions in four layers, Gaussians elsewhere
-
-Prints, for each batch size, milliseconds and the ratio to the step without noise: the least of
-rounds that take turns. It takes a GPU, and some minutes to compile.
-
-Examples:
-    python scripts/study.py step_by_hand
-    python scripts/study.py step_by_hand --batch-sizes 256 --rounds 24
-    python scripts/study.py step_by_hand --quick
-"""
-
-import argparse
 import json
 import time
 
@@ -33,18 +15,8 @@ KINDS = ("none", "gaussian", "merged", "flow")
 TRAIN_SIZE, PRIOR_SCALE = 50_000, 0.5
 
 
-def main(argv=None):
-    measure(argv)
-
-
-def measure(argv=None):
+def execute(options):
     """Do what the command line says; return the rows that are printed."""
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--rounds", type=int, default=12, help="default 12")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: a narrow network")
-    options = parser.parse_args(argv)
     rows = []
     for batch_size in options.batch_sizes:
         size = {"narrower": 32, "steps": 2} if options.quick else {"narrower": 1, "steps": 50}

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 import lib
 import tfp_ibnn as ibnn
-from lib import RunError, Settings, data
+from lib import RunError, Settings, data, report
 from lib.networks import mlp
 from lib.run import _network
 from tests.layer_checklist import numpy
@@ -127,12 +128,31 @@ def test_a_run_writes_all_that_it_says(full):
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert "python scripts/train_cifar.py --an-option 'a value'" in card
     assert f"{metrics['nll']:.4f}" in card
+    assert "| | this model, 3 draws | the deterministic network it began with |" in card
+    assert re.search(r"\| ECE of a perfectly calibrated model \| 0\.\d{4} \| 0\.\d{4} \|", card)
+    assert "The library's defaults for this network and these data: `prior_scale` 0.3, " in card
+    epochs = [line for line in lines if line.startswith("training: epoch")]
+    assert all(re.search(r", ece [\d.e-]+, .*test_ece [\d.e-]+", line) for line in epochs)
     assert "import keras, tfp_ibnn as ibnn  # without the second, Keras cannot load" in card
     assert sum(line.startswith("training: epoch") for line in lines) == 2
     assert list((folder / "tensorboard").rglob("events*")) if HAS_TENSORFLOW else True
     # No checkpoint, no temporary file.
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
     assert not list(folder.glob("*training.npz"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"posterior": "none"}, "NLL"),
+        ({"posterior": "gaussian", "beta": 1.0}, "negative ELBO"),
+        ({"posterior": "gaussian", "beta": 10.0}, "NLL + weighted KL"),
+        ({"posterior": "gaussian", "beta": 1.0, "kl_warmup": 2}, "NLL + weighted KL"),
+    ],
+)
+def test_the_loss_of_the_figure_has_its_name(changes, label):
+    options = Settings(**SMALL | {"epochs": 3} | changes).as_dict()
+    assert report.loss_label(options) == label
 
 
 def test_the_scores_are_those_of_the_probabilities(full):

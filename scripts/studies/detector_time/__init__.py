@@ -11,7 +11,6 @@ Examples:
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -12,9 +12,7 @@ Examples:
 """
 
 import argparse
-import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

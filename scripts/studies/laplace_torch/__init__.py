@@ -21,12 +21,7 @@ Examples:
 """
 
 import argparse
-import logging
 import os
-import subprocess
-import tempfile
-import warnings
-from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -13,8 +13,6 @@ Examples:
 
 import argparse
 import os
-import subprocess
-import tempfile
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -10,8 +10,6 @@ Examples:
 """
 
 import argparse
-import json
-from pathlib import Path
 
 
 def parse(argv=None):

@@ -18,8 +18,6 @@ Examples:
 """
 
 import argparse
-import json
-import time
 
 
 def parse(argv=None):

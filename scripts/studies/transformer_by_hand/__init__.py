@@ -17,9 +17,6 @@ Examples:
 """
 
 import argparse
-import functools
-import json
-import time
 
 
 def parse(argv=None):

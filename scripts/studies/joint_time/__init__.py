@@ -13,7 +13,6 @@ Examples:
 """
 
 import argparse
-import json
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

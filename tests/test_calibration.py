@@ -1117,7 +1117,7 @@ def test_loss_of_a_function_or_a_list():
 def test_why_names_the_best_and_what_is_as_good_for_less():
     def candidate(name, nll, samples):
         trial = types.SimpleNamespace(engine=types.SimpleNamespace(samples=samples), trained=False)
-        return Candidate(name, trial, 1.0, 0.0, np.zeros((4, 2)), np.array(nll))
+        return Candidate(name, trial, 1.0, 0.0, np.zeros((4, 2)), np.array(nll), np.zeros(4))
 
     def why(*candidates):
         report = Report.__new__(Report)

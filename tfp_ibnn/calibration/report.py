@@ -1,10 +1,12 @@
 """The evidence: every candidate's scores, the one that was chosen, and why."""
 
 import dataclasses
+import functools
 import importlib.metadata
-import itertools
+import math
 import os
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
+from tfp_ibnn._core.progress import Heartbeat, silent
 from tfp_ibnn.calibration.examples import Examples, read
 from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Trial
@@ -22,6 +25,8 @@ from tfp_ibnn.prediction import MonteCarlo
 
 _BLOCK = 2**23
 """So many numbers of raw outputs are held at once."""
+
+_MARGIN = 1.96  # of 95 %, in standard errors
 
 _CARD = """# Model card
 
@@ -53,7 +58,7 @@ class Candidate:
 
     `trial` is its network, and how it draws; `parameter` the temperature, of a regression the scale
     of each output, or their factor; `prediction` that for the validation examples it was scored on,
-    (examples, ...), and `nll` of each of them.
+    (examples, ...), `nll` of each of them, and `errors`: whether its class is wrong, or the square.
     """
 
     name: str
@@ -62,6 +67,7 @@ class Candidate:
     seconds: float
     prediction: np.ndarray = dataclasses.field(repr=False)
     nll: np.ndarray = dataclasses.field(repr=False)
+    errors: np.ndarray = dataclasses.field(repr=False)
 
     @property
     def cost(self) -> tuple[int, bool]:
@@ -83,15 +89,17 @@ def choose(
 
 
 def behind(
-    nll: Sequence[np.ndarray], weight: np.ndarray | None = None
+    nll: Sequence[np.ndarray], weight: np.ndarray | None = None, best: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean distance (candidates,) from the best candidate, and its standard error.
 
-    An example of weight 2 counts as two; without weights, each counts as one.
+    Or from the one of the number `best`. An example of weight 2 counts as two; without weights,
+    each counts as one.
     """
     nll = np.stack(nll)
     count = np.float64(nll.shape[1] if weight is None else weight.sum())
-    best = np.argmin(np.average(nll, axis=1, weights=weight))
+    if best is None:
+        best = int(np.argmin(np.average(nll, axis=1, weights=weight)))
     difference = nll - nll[best]
     mean = np.average(difference, axis=1, weights=weight)
     squares = np.average(np.square(difference - mean[:, None]), axis=1, weights=weight)
@@ -166,29 +174,64 @@ class Report:
     def table(self) -> Table:
         """Return the scores on the validation examples that the selection has used."""
         caption = f"{len(self.y):,} validation examples, on which the choice was made"
-        predictions = [candidate.prediction for candidate in self.candidates]
+        predictions = {candidate.name: candidate.prediction for candidate in self.candidates}
         return self._table(caption, predictions, self.y, self.weight)
 
-    def evaluate(self, test: Any) -> Table:
-        """Return the scores of all candidates on new examples, `test`, as `calibrate` takes them.
+    def evaluate(self, test: Any, minutes: float | None = None, verbose: bool = True) -> Table:
+        """Return the scores of all candidates on new examples.
 
-        That is arrays (x, y) or (x, y, weight), or a dataset; an example of weight 2 counts as two.
+        The chosen candidate and the model as it is are scored first.
+
+        Args:
+            test: arrays (x, y) or (x, y, weight), or a dataset, as `calibrate` takes them; an
+                example of weight 2 counts as two.
+            minutes: after which no other candidate than these two is begun; None has no limit.
+            verbose: print progress.
         """
-        examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
-        predictions = [
-            prediction
-            for trial, own in itertools.groupby(self.candidates, key=lambda x: x.trial)
-            for prediction in predict(trial, self.output, examples, [x.parameter for x in own])
-        ]
+        limit = math.inf if minutes is None else checks.positive("minutes", minutes)
+        end = time.monotonic() + 60 * limit
+        say = functools.partial(print, flush=True) if verbose else silent
+        first = self.chosen.trial, self.candidates[0].trial
+        with Heartbeat("reading the test examples", say):
+            examples = read(test, first[1].engine.network, self.output, "test")
+        trials = list(dict.fromkeys([*first, *(x.trial for x in self.candidates)]))
+        say(f"Scoring {len(self.candidates)} candidates on {len(examples.y):,} test examples.")
+        found: dict[str, np.ndarray] = {}
+        for trial in trials:
+            if trial not in first and time.monotonic() > end:
+                break
+            own = [x for x in self.candidates if x.trial is trial]
+            with Heartbeat(f"scoring {trial.name}", say):
+                predictions = predict(trial, self.output, examples, [x.parameter for x in own])
+            for candidate, prediction in zip(own, predictions, strict=True):
+                nll = np.average(self.output.nll(prediction, examples.y), weights=examples.weight)
+                say(f"{candidate.name}: NLL {nll:.4f}")
+                found[candidate.name] = prediction
         caption = f"{len(examples.y):,} test examples"
-        return self._table(caption, predictions, examples.y, examples.weight)
+        missing = [x.name for x in self.candidates if x.name not in found]
+        if missing:
+            caption += f"; `minutes` left out {', '.join(missing)}"
+            say(f"`minutes` ended the evaluation: {', '.join(missing)} are not scored.")
+        return self._table(caption, found, examples.y, examples.weight)
 
-    def decide(self, test: Any, ood: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def decide(
+        self, test: Any, ood: Mapping[str, Any] | None = None, verbose: bool = True
+    ) -> dict[str, Any]:
         """Return how well the chosen model decides on new examples, for the model card too.
 
         That is the coverage of 90 % sets (fitted to half of them), the share answered at 1 % error,
         and the AUROC of the entropy, or of the epistemic variance, against inputs `ood`, by name.
+
+        Args:
+            test: arrays (x, y), or a dataset, of examples used for nothing else.
+            ood: inputs unlike the training data, by name; arrays or datasets.
+            verbose: print progress.
         """
+        say = functools.partial(print, flush=True) if verbose else silent
+        with Heartbeat("deciding on the test examples", say):
+            return self._decide(test, ood)
+
+    def _decide(self, test: Any, ood: Mapping[str, Any] | None) -> dict[str, Any]:
         examples = read(test, self.candidates[0].trial.engine.network, self.output, "test")
         if examples.weight is not None and np.any(examples.weight != 1):
             raise ValueError("`test` has weights, which `decide` cannot use: give (x, y).")
@@ -221,9 +264,34 @@ class Report:
         nll = np.average(self.chosen.nll, weights=self.weight)
         text = f"Chosen: {self.chosen.name}, NLL {nll:.4f}"
         if best is self.chosen:
-            return f"{text}: the best of {len(error)}, and none as good is cheaper."
-        behind_best = f"{difference[own]:.4f} ± {error[own]:.4f} behind the best of {len(error)}"
-        return f"{text}, {behind_best}, {best.name}, which costs more."
+            text = f"{text}: the best of {len(error)}, and none as good is cheaper."
+        else:
+            distance = f"{difference[own]:.4f} ± {error[own]:.4f}"
+            text += f", {distance} behind the best of {len(error)}, {best.name}, which costs more."
+        return f"{text} {self.lost()}".strip()
+
+    def lost(self) -> str:
+        """Return that the chosen candidate is less accurate than the model as it is, if it is so.
+
+        That is, beyond a 95 % margin of the paired difference, on the examples of the selection.
+        """
+        chosen, untreated = self.chosen.errors, self.candidates[0].errors
+        if self.chosen.trial is self.candidates[0].trial:
+            return ""
+        (_, more), (_, error) = behind([untreated, chosen], self.weight, best=0)
+        if more <= _MARGIN * error:
+            return ""
+        now, before = (np.average(x, weights=self.weight) for x in (chosen, untreated))
+        if isinstance(self.output, Classes):
+            scores = f"accuracy {1 - now:.4f} against {1 - before:.4f}"
+            scores += f", {more:.4f} ± {_MARGIN * error:.4f} less"
+        else:
+            scores = f"RMSE {math.sqrt(now):.4f} against {math.sqrt(before):.4f}"
+        as_it_is = [x.name for x in self.candidates if x.trial is self.candidates[0].trial][-1]
+        return (
+            f"But it is less accurate than the model as it is: {scores}. If accuracy matters more "
+            f"than the NLL, take report.model_of({as_it_is!r})."
+        )
 
     def plot(self) -> Any:
         """Return a figure of the calibration before and after: accuracy against confidence.
@@ -296,14 +364,16 @@ class Report:
     def _table(
         self,
         caption: str,
-        predictions: Sequence[np.ndarray],
+        predictions: Mapping[str, np.ndarray],
         y: np.ndarray,
         weight: np.ndarray | None,
     ) -> Table:
-        rows, distances = {}, behind([self.output.nll(x, y) for x in predictions], weight)
-        for x, prediction, gap, error in zip(self.candidates, predictions, *distances, strict=True):
+        scored = [x for x in self.candidates if x.name in predictions]
+        distances = behind([self.output.nll(predictions[x.name], y) for x in scored], weight)
+        rows = {}
+        for x, gap, error in zip(scored, *distances, strict=True):
             rows[x.name] = {
-                **self.output.scores(prediction, y, self.seed, weight),
+                **self.output.scores(predictions[x.name], y, self.seed, weight),
                 self.output.column: _parameter(x),
                 "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
                 "draws": x.trial.engine.samples,

@@ -1,16 +1,18 @@
 """From a trained model to a calibrated one, in one call."""
 
 import functools
-import itertools
 import math
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.progress import Heartbeat, silent
+from tfp_ibnn.calibration.doubts import doubts_about, errors_of
 from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
 from tfp_ibnn.calibration.outputs import Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
@@ -58,13 +60,18 @@ def calibrate(
         candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
         epochs: of fine-tuning; None takes 3, or a tenth of those of the model if that is more.
-        minutes: after which no further fit or epoch starts; without `epochs` the only limit.
+        minutes: after which no further fit or epoch starts; without `epochs` the only limit. What
+            is left untried is printed, and listed in `report.dropped`.
         optimizer: None takes the model's own at a tenth of its rate. Posteriors have five times it.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
         batch_size: of training arrays.
         seed: of the splits, the order of the examples and the draws.
-        verbose: print progress.
+        verbose: print progress, at least every ten seconds.
+
+    A warning names a model that is at chance on the validation data or much worse there than on its
+    training data, batch normalization whose averages lag behind, and a chosen candidate that is
+    less accurate than the model as it is.
 
     Returns:
         A `Report`: `model`, the `MonteCarlo` that was chosen, or `model_of(name)`; `table()`, the
@@ -95,17 +102,24 @@ def calibrate(
     output, loss = output_of(model, loss)
     own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
-    training, data = prepare(train, validation, model, output, batch_size, seed)
-    say = functools.partial(print, flush=True) if verbose else lambda line: None
+    say = functools.partial(print, flush=True) if verbose else silent
+    with Heartbeat("reading the data", say):
+        training, data = prepare(train, validation, model, output, batch_size, seed)
     choose = "cross-fitted" if data.folds is not None else f"{len(data.score.y):,} to choose"
     how = f"{len(data.fit.y):,} to fit, {choose}"
     say(f"Training examples: {training.size:,}. Validation examples: {how}.")
     say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
+    say("The first prediction and the first epoch of each kind take longer: they are compiled.")
     rest = (samples, seed, own, end, say)
     setting = Setting(model, output, optimizer, loss, training, data, *rest)
     first, *others = METHODS
     trials = list(first(setting))
-    say(f"{trials[0].name}: NLL {trials[0].watch(data, output):.4f}")
+    with Heartbeat(trials[0].name, say):
+        nll = trials[0].watch(data, output)
+        doubts = doubts_about(trials[0], setting)
+    say(f"{trials[0].name}: NLL {nll:.4f}")
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=2)
     if epochs is None and minutes is None:
         steps = float(model.optimizer.iterations) if model.compiled and model.optimizer else 0.0
         epochs = max(3, round(steps / training.steps / 10))
@@ -113,34 +127,58 @@ def calibrate(
     try:
         parameter = output.fit(trials[0].watched(), data.fit.y, data.fit.weight)
         setting = setting._replace(parameter=parameter)
-        for trial in itertools.chain.from_iterable(make(setting) for make in others):
+        for trial in _with_heartbeat(others, setting):
             if trial.name in {x.name + suffix for x in trials for suffix in output.variants}:
                 raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
             trials.append(trial)
             if not trial.trained:
-                trial.try_states(data, output)
+                with Heartbeat(trial.name, say):
+                    trial.try_states(data, output)
                 say(f"{trial.name}: NLL {trial.nll:.4f}")
         fine_tune([trial for trial in trials if trial.trained], setting, epochs)
     except KeyboardInterrupt:
         interrupted = True
         say("Interrupted: what has been trained so far is compared.")
-    for trial in trials:
-        if math.isinf(trial.nll) and not trial.fate:
-            trial.fate = "there was no time for it"
+    untried = [trial for trial in trials if math.isinf(trial.nll) and not trial.fate]
+    for trial in untried:
+        trial.fate = "there was no time for it"
+    if untried and not interrupted:
+        names = ", ".join(trial.name for trial in untried)
+        say(f"`minutes={minutes:g}` left untried: {names}. Give more to compare them.")
     kept = [trial for trial in trials if not trial.fate]
-    found = [x for trial in kept for x in _candidates(trial, output, data)]
+    found = []
+    for trial in kept:
+        with Heartbeat(f"scoring {trial.name}", say):
+            found += _candidates(trial, output, data)
     notes = {
         "training examples": training.size,
         "validation examples": how,
         "best epochs": ", ".join(f"{x.name}: {x.epochs}" for x in kept if x.trained) or "none",
         "interrupted": "yes" if interrupted else "no",
+        "doubts": " ".join(doubts) or "none",
         "draws": samples,
         "seed": seed,
     }
     dropped = {trial.name: trial.fate for trial in trials if trial.fate}
     report = Report(found, dropped, output, data.score.y, notes, seed, data.score.weight)
     say(report.why())
+    if report.lost():
+        warnings.warn(f"Chosen: {report.chosen.name}. {report.lost()}", stacklevel=2)
     return report
+
+
+def _with_heartbeat(
+    methods: Iterable[Callable[[Setting], Iterator[Trial]]], setting: Setting
+) -> Iterator[Trial]:
+    """Yield the trials of methods, some of which take long to be made."""
+    for method in methods:
+        made = iter(method(setting))
+        while True:
+            with Heartbeat(f"making ready: {method.__name__.replace('_', ' ')}", setting.say):
+                trial = next(made, None)
+            if trial is None:
+                break
+            yield trial
 
 
 def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:
@@ -177,7 +215,8 @@ def _candidates(trial: Trial, output: Output, data: Validation) -> list[Candidat
     seconds, found = trial.seconds, []
     for suffix, parameter, x in zip(output.variants, parameters, predictions, strict=True):
         nll = output.nll(x, data.score.y)
-        found.append(Candidate(trial.name + suffix, trial, parameter, seconds, x, nll))
+        errors = errors_of(output, x, data.score.y)
+        found.append(Candidate(trial.name + suffix, trial, parameter, seconds, x, nll, errors))
         seconds = trial.seconds + time.monotonic() - start
     return found
 

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.progress import Heartbeat, silent
 from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, read
 from tfp_ibnn.calibration.outputs import Output
 from tfp_ibnn.conversion.convert import copy_of, to_stochastic
@@ -170,7 +171,7 @@ class Setting(NamedTuple):
     seed: int
     candidates: Mapping[str, WeightPosterior] = {}  # those of the user
     end: float = math.inf  # after which nothing is begun, by `time.monotonic`
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = silent
     parameter: Any = None  # the fitted one of the model as it is
 
 
@@ -289,15 +290,21 @@ def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Op
 def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
     """Train trials epoch by epoch; of those that draw, drop the worse half after each."""
     running, round_time = list(trials), 0.0
+    of = "" if epochs is None else f" of {epochs}"
     with Interrupts() as interrupts:
         for epoch in itertools.islice(itertools.count(1), epochs):
             start = time.monotonic()
-            if not running or start + round_time > setting.end:
+            if not running:
                 break
-            for trial in running:
+            if start + round_time > setting.end:
+                _end_by_time(running, setting, f"epoch {epoch}{of} is not begun")
+                break
+            for number, trial in enumerate(running):
                 if time.monotonic() > setting.end:
+                    _end_by_time(running[number:], setting, f"epoch {epoch}{of} is not finished")
                     return
-                _one_epoch(trial, setting, epoch, interrupts)
+                with Heartbeat(f"epoch {epoch}{of}: {trial.name}", setting.say):
+                    _one_epoch(trial, setting, epoch, interrupts)
             round_time = time.monotonic() - start
             rivals = [x for x in trials if x.engine.samples > 1 and not x.fate]
             for trial in sorted(rivals, key=lambda x: x.nll)[max(2, -(-len(rivals) // 2)) :]:
@@ -305,6 +312,12 @@ def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> 
                 trial.state = trial.best = trial.states = []  # which take memory
                 setting.say(f"epoch {epoch}: {trial.name} is dropped")
             running = [x for x in running if not x.fate and not x.stopped]
+
+
+def _end_by_time(left: Sequence[Trial], setting: Setting, what: str) -> None:
+    """Say that `minutes` ended the training, and of which trials."""
+    names = ", ".join(trial.name for trial in left)
+    setting.say(f"`minutes` ended the training: {what} for {names}.")
 
 
 def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupts) -> None:

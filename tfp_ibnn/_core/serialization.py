@@ -1,7 +1,9 @@
 """Configs, and random states in files: without these a loaded model draws old noise again."""
 
+import contextlib
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -13,6 +15,24 @@ from tfp_ibnn._core import keras_internals
 _KEY = "random_state_"
 
 
+@contextlib.contextmanager
+def naming_unknown_classes() -> Iterator[None]:
+    """Raise one line with the class that is not known, where Keras prints the whole config."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = re.search(r"Could not locate (class|function) '([^']*)'", str(error))
+        if unknown is None:
+            raise
+        kind, name = unknown.groups()
+        short = name.split(">")[-1]
+        raise ValueError(
+            f"The file holds the {kind} {name!r}, which is not known: import what defines it with "
+            "@keras.saving.register_keras_serializable() first, or load the file by "
+            f"keras.models.load_model(path, custom_objects={{{name!r}: {short}}})."
+        ) from None
+
+
 class Configured:
     """Has the arguments of its constructor as attributes, and so a config; mix it in first."""
 
@@ -22,6 +42,7 @@ class Configured:
         return keras.saving.serialize_keras_object(values)
 
     @classmethod
+    @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any]) -> "Configured":
         """Return an object from what `get_config` gave."""
         return cls(**keras.saving.deserialize_keras_object(config))

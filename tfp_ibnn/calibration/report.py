@@ -1,7 +1,6 @@
 """The evidence: every candidate's scores, the one that was chosen, and why."""
 
 import dataclasses
-import functools
 import importlib.metadata
 import math
 import os
@@ -16,7 +15,7 @@ import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn._core.progress import Heartbeat, silent
+from tfp_ibnn._core.progress import Heartbeat, printer
 from tfp_ibnn.calibration.examples import Examples, read
 from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Trial
@@ -190,7 +189,7 @@ class Report:
         """
         limit = math.inf if minutes is None else checks.positive("minutes", minutes)
         end = time.monotonic() + 60 * limit
-        say = functools.partial(print, flush=True) if verbose else silent
+        say = printer(verbose)
         first = self.chosen.trial, self.candidates[0].trial
         with Heartbeat("reading the test examples", say):
             examples = read(test, first[1].engine.network, self.output, "test")
@@ -227,7 +226,7 @@ class Report:
             ood: inputs unlike the training data, by name; arrays or datasets.
             verbose: print progress.
         """
-        say = functools.partial(print, flush=True) if verbose else silent
+        say = printer(verbose)
         with Heartbeat("deciding on the test examples", say):
             return self._decide(test, ood)
 

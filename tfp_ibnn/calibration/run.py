@@ -1,6 +1,5 @@
 """From a trained model to a calibrated one, in one call."""
 
-import functools
 import math
 import time
 import warnings
@@ -11,7 +10,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.progress import Heartbeat, silent
+from tfp_ibnn._core.progress import Heartbeat, printer
 from tfp_ibnn.calibration.doubts import doubts_about, errors_of
 from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
 from tfp_ibnn.calibration.outputs import Output, output_of
@@ -102,7 +101,7 @@ def calibrate(
     output, loss = output_of(model, loss)
     own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
-    say = functools.partial(print, flush=True) if verbose else silent
+    say = printer(verbose)
     with Heartbeat("reading the data", say):
         training, data = prepare(train, validation, model, output, batch_size, seed)
     choose = "cross-fitted" if data.folds is not None else f"{len(data.score.y):,} to choose"
@@ -142,7 +141,7 @@ def calibrate(
     untried = [trial for trial in trials if math.isinf(trial.nll) and not trial.fate]
     for trial in untried:
         trial.fate = "there was no time for it"
-    if untried and not interrupted:
+    if untried and minutes is not None and not interrupted:
         names = ", ".join(trial.name for trial in untried)
         say(f"`minutes={minutes:g}` left untried: {names}. Give more to compare them.")
     kept = [trial for trial in trials if not trial.fate]

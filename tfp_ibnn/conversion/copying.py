@@ -178,7 +178,10 @@ def _carry_settings(layer: keras.layers.Layer, copied: keras.layers.Layer) -> No
     for name, value in settings(layer).items():
         if name in present and present[name] == value:
             continue
-        if name in present and name.removeprefix("_") in arguments:
+        is_argument = name.removeprefix("_") in arguments
+        if is_argument and isinstance(value, (dict, list, tuple)):
+            continue  # which the constructor may have in another form
+        if name in present and is_argument:
             other = present[name]
             reason = f"`{name}` of {layer.name!r} is {value!r}, and {other!r} in the copy"
             raise _cannot_copy(layer, reason)
@@ -199,15 +202,31 @@ def _options(layer: keras.layers.Layer) -> str | None:
 
 
 def settings(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Return the numbers and texts that a class of somebody's own keeps as attributes."""
+    """Return the numbers, texts and containers of these that a class of the user's own keeps."""
     kind = getattr(layer, "carried", None) or type(layer)
     if kind.__module__.startswith(("keras.", "tfp_ibnn.")):
         return {}
     of_keras = {*keras_internals.bookkeeping(), "train_samples"}
-    own = {k: v for k, v in vars(layer).items() if isinstance(v, (bool, int, float, str))}
+    own = {k: _plain(v) for k, v in vars(layer).items() if _is_setting(v)}
     # Private attributes are left out, which are Keras's more often, but for kept arguments.
     kept = {f"_{name}" for name in _arguments(layer)}
     return {k: v for k, v in own.items() if k not in of_keras and (k[0] != "_" or k in kept)}
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, (dict, list, tuple)):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(part is None or _is_setting(part) for part in parts)
+    return isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a setting, without Keras's containers, which belong to one layer."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value
 
 
 def _lost_quantization(place: inside.Place) -> ValueError:

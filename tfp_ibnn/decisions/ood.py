@@ -1,6 +1,5 @@
 """Detect inputs unlike the training data."""
 
-import warnings
 from typing import Any
 
 import keras
@@ -9,22 +8,20 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, jit_pays, matmul
-from tfp_ibnn._core.protocols import WeightPosterior
-from tfp_ibnn.conversion import to_deterministic
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.decisions.features import OF_LOGITS, feature_network, unwrapped, warn_of_modes
 from tfp_ibnn.decisions.fitted import Fitted
-from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
 from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
-from tfp_ibnn.prediction.head import PredictionWrapper, innermost
+from tfp_ibnn.prediction.head import innermost
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
-from tfp_ibnn.prediction.predictive import Categorical, with_rank
+from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Point, with_rank
 from tfp_ibnn.prediction.validation import check_input
-from tfp_ibnn.weights.features import check_finite, logit_layer
+from tfp_ibnn.weights.features import check_finite
 from tfp_ibnn.weights.likelihood import classes
 
 _OF_OUTPUTS = ("max_probability", "entropy", "epistemic")
-_OF_LOGITS, _OF_FEATURES = ("energy", "vim"), ("mahalanobis", "relative_mahalanobis", "knn")
+_OF_FEATURES = ("mahalanobis", "relative_mahalanobis", "knn")
 _AT_ONCE = 8192  # training examples that a batch is compared with
 
 
@@ -73,14 +70,14 @@ class OODDetector(Fitted):
         bank: int | None = None,
         **kwargs: Any,
     ) -> None:
-        checks.one_of("score", score, (*_OF_OUTPUTS, *_OF_LOGITS, *_OF_FEATURES))
+        checks.one_of("score", score, (*_OF_OUTPUTS, *OF_LOGITS, *_OF_FEATURES))
         super().__init__(model, {}, **kwargs)
         self._masks = output_masks(self.inner)
         self.kind, self.layer, self.k = score, layer, checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
         self.jit_compile = jit_pays()
         kind = type(self.inner._predictive)
-        if kind is not Categorical and score in ("max_probability", *_OF_LOGITS):
+        if kind is not Categorical and score in ("max_probability", *OF_LOGITS):
             raise ValueError(f"score={score!r} is for models with a softmax over classes.")
         if not issubclass(kind, Categorical) and score == "entropy":
             raise ValueError("score='entropy' is for classes; 'epistemic' is for numbers too.")
@@ -88,8 +85,8 @@ class OODDetector(Fitted):
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
         self._network = None
         if score not in _OF_OUTPUTS:
-            self._network, _ = _chosen(self.inner, score, layer)
-            _warn_of_modes(_unwrapped(self.inner), score)
+            self._network, _ = feature_network(self.inner, score, layer)
+            warn_of_modes(unwrapped(self.inner), score)
 
     def fit(
         self, x: Any, y: Any = None, batch_size: int | None = None, verbose: Any = 0
@@ -107,7 +104,7 @@ class OODDetector(Fitted):
             return self
         check_input(x)
         x = with_strings(x)
-        network, layer = _chosen(self.inner, self.kind, self.layer)  # as they are now
+        network, layer = feature_network(self.inner, self.kind, self.layer)  # as they are now
         keras_internals.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
         is_distance = self.kind.endswith("mahalanobis")
@@ -116,6 +113,8 @@ class OODDetector(Fitted):
                 f"score={self.kind!r} needs one class per example; `y` has the shape "
                 f"{np.shape(y)}, one at each position: leave it out, or take score='entropy'."
             )
+        if is_distance:
+            self._check_classes(y)
         if is_dataset(x):
             f, labels = self._features_of_dataset(x, verbose)
             y = labels if y is None else y
@@ -137,6 +136,24 @@ class OODDetector(Fitted):
             if y is not None and has_classes and not self._has_positions(y):
                 labels.append(ops.convert_to_numpy(y))
         return np.concatenate(features), np.concatenate(labels) if labels else None
+
+    def _check_classes(self, y: Any) -> None:
+        """Raise where the targets of a regression are given in place of classes, or none at all."""
+        kind = self.inner._predictive
+        if not isinstance(kind, (Point, Gaussian)):
+            return
+        numbers = f"model {innermost(self.inner).name!r} predicts numbers"
+        if y is None and self.kind == "relative_mahalanobis":
+            raise ValueError(
+                f"score='relative_mahalanobis' needs classes `y`, and {numbers}: take "
+                "score='mahalanobis' or 'knn', which need none."
+            )
+        targets = None if y is None else np.asarray(y)
+        if targets is not None and (np.size(targets) != len(targets) or np.any(targets % 1)):
+            raise ValueError(
+                f"score={self.kind!r} takes classes for `y`, and {numbers}: leave `y` out, "
+                f"fit(x). Got targets of the shape {targets.shape}."
+            )
 
     def _has_positions(self, y: Any) -> bool:
         """Whether labels are at each position of an output, such as pixels."""
@@ -198,7 +215,7 @@ class OODDetector(Fitted):
                 raise ValueError(f"k={self.k} neighbours need as many examples; got {len(bank)}.")
             length = np.linalg.norm(bank, axis=1, keepdims=True)
             return _bank(bank / np.maximum(length, 1e-12))
-        if self.kind in _OF_LOGITS:
+        if self.kind in OF_LOGITS:
             kernel, *bias = (w.astype("float64") for w in layer.get_weights())
             bias = np.zeros(kernel.shape[1]) + sum(bias)
             head = {"kernel": kernel, "bias": bias}
@@ -229,7 +246,7 @@ class OODDetector(Fitted):
             raise ValueError(f"What was learned is of another model's {got}: call `fit` again.")
         if self.kind == "knn":
             return _neighbour_distance(f, found, self.k)
-        if self.kind in _OF_LOGITS:
+        if self.kind in OF_LOGITS:
             energy = -ops.logsumexp(matmul(f, found["kernel"]) + found["bias"], axis=1)
             if self.kind == "energy":
                 return energy
@@ -311,67 +328,8 @@ def _whitening(deviations: np.ndarray) -> np.ndarray:
     return vectors[:, kept] / np.sqrt(values[kept])
 
 
-def _unwrapped(model: Any) -> Any:
-    while isinstance(model, PredictionWrapper):
-        model = model.inner
-    return model
-
-
-def _warn_of_modes(model: Any, score: str) -> None:
-    """Warn if features are those of one network among several."""
-    if (modes := getattr(model, "modes", 1)) > 1:
-        warnings.warn(
-            f"score={score!r} has the features of the first of {modes} networks only. For the "
-            f"mean over all write np.mean([ibnn.OODDetector(model, {score!r}).fit(x, y).score(new) "
-            "for model in models], axis=0).",
-            stacklevel=3,
-        )
-
-
 def _summed(scores: Any, mask: Any) -> Any:
     """Return the sum of the scores (N, ...) of all positions, but for those that are padding."""
     if mask is not None:
         scores = ops.where(with_rank(mask, len(scores.shape)), scores, 0.0)
     return ops.sum(scores, axis=tuple(range(1, len(scores.shape))))
-
-
-def _mean_of_positions(features: Any, mask: Any) -> Any:
-    """Return the mean (N, d) of features (N, ..., d) over all positions that are no padding."""
-    axes = tuple(range(1, len(features.shape) - 1))
-    if mask is None:
-        return ops.mean(features, axis=axes)
-    missing = tuple(range(len(mask.shape), len(features.shape)))
-    weight = ops.cast(ops.expand_dims(mask, missing), features.dtype)
-    weight = weight * ops.ones_like(features[..., :1])
-    return ops.sum(weight * features, axis=axes) / ops.maximum(ops.sum(weight, axis=axes), 1)
-
-
-def _chosen(model: Any, score: str, name: str | None) -> tuple[keras.Model, keras.layers.Layer]:
-    """Return the network of features (N, d), and the layer behind it, both without uncertainty."""
-    model = _unwrapped(model)
-    if isinstance(model, WeightPosterior):
-        model = model.mean_network()
-    model = to_deterministic(model) if stochastic_layers(model) else model
-    graph = functional_graph(model)
-    if graph is None:
-        raise ValueError(
-            f"score={score!r} needs features of a Functional or Sequential model; {model.name!r} "
-            "has a `call` of its own. Take score='max_probability' or 'entropy', or 'epistemic' "
-            "for a posterior."
-        )
-    layers = {x.name: x for x in graph.layers if x.weights}
-    if not layers or name not in (None, *layers):
-        wanted = f"a Functional or Sequential model, whose layer is one of {[*layers]}"
-        raise ValueError(f"score={score!r} needs features of {wanted}; got `layer`={name!r}.")
-    chosen = layers[name or [*layers][-1]]
-    if score in _OF_LOGITS and not (isinstance(chosen, keras.layers.Dense) and name is None):
-        raise ValueError(
-            f"score={score!r} needs a Dense layer at the end, and `layer`=None. Others such as "
-            "score='entropy' or 'knn' need none."
-        )
-    if score in _OF_LOGITS and logit_layer(model) is not chosen:
-        raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
-    features = ops.cast(chosen.input, "float32")
-    if len(features.shape) > 2:
-        features = _mean_of_positions(features, keras_internals.mask_of(chosen.input))
-    return keras.Model(graph.inputs, features), chosen

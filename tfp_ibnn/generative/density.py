@@ -11,7 +11,7 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn._core.serialization import SavesRandomState, naming_unknown_classes
 from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
@@ -91,6 +91,7 @@ class Unsupervised(keras.Model):
         return (backend.mean(losses) + sum(self.losses)) / backend.replica_count()
 
     @classmethod
+    @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
 

@@ -9,6 +9,7 @@ from keras import layers, ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.serialization import naming_unknown_classes
 from tfp_ibnn.noise import Pass, current
 from tfp_ibnn.noise.source import spread
 
@@ -236,6 +237,7 @@ class StochasticLayer(keras.layers.Wrapper):
         return {**super().get_config(), "posterior": posterior, "train_size": self.train_size}
 
     @classmethod
+    @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticLayer":
         config = dict(config)
         for key in ("layer", "posterior"):

@@ -12,6 +12,7 @@ from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
 from tfp_ibnn._core.keras_losses import output_losses, output_spec
+from tfp_ibnn._core.progress import FirstBatch
 from tfp_ibnn.layers import inside, loss_scale, rows
 from tfp_ibnn.layers.carried import carrying, own_methods
 from tfp_ibnn.layers.control import stochastic_layers
@@ -112,12 +113,16 @@ class _NoiseModel:
         if not ready and given.get("steps_per_epoch") is None and not self._warned_of_train_size:
             # First, so that no other callback has touched the metrics.
             callbacks = [TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
+        notice = FirstBatch(self.train_function)
+        if not ready:
+            callbacks = [notice, *keras.tree.flatten(callbacks or [])]
         if self.compiled and self._kl_scale is None:
             self._measure_kl_scale(given)
-        if given is bound.arguments:
-            given["callbacks"] = callbacks
-            return super().fit(*bound.args, **bound.kwargs)
-        return super().fit(*bound.args, **{**bound.kwargs, "callbacks": callbacks})
+        with notice:
+            if given is bound.arguments:
+                given["callbacks"] = callbacks
+                return super().fit(*bound.args, **bound.kwargs)
+            return super().fit(*bound.args, **{**bound.kwargs, "callbacks": callbacks})
 
     def _symbolic_outputs(self) -> Any:
         """Return the outputs as symbolic tensors with their masks, or None if these are unknown."""
@@ -278,6 +283,7 @@ class _NoiseModel:
         return {**super().get_config(), **own}
 
     @classmethod
+    @serialization.naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_NoiseModel":
         config = dict(config)
         saved = config.pop("inside", ())
@@ -311,6 +317,7 @@ class StochasticModel(_NoiseModel, keras.Model):
         return config
 
     @classmethod
+    @serialization.naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticModel":
         config = dict(config)
         name = config.pop("carried", None)
@@ -368,6 +375,7 @@ class StochasticSubclass(_NoiseModel, keras.Model):
         return {**super().get_config(), "model": model}
 
     @classmethod
+    @serialization.naming_unknown_classes()
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "StochasticSubclass":

@@ -8,6 +8,7 @@ from keras import layers, losses, ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn._core.serialization import naming_unknown_classes
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.heads import DistributionNLL, GaussianHead, GaussianNLL
@@ -61,6 +62,7 @@ class PredictionWrapper:
         return {**super().get_config(), "model": keras.saving.serialize_keras_object(self.inner)}
 
     @classmethod
+    @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> keras.Model:
         """Return a model from what `get_config` gave."""
         load = keras.saving.deserialize_keras_object
@@ -286,6 +288,14 @@ def logits_by_loss(model: keras.Model) -> bool | None:
     """Return whether a classifier returns logits by its loss; None if that does not say so."""
     head, from_logits = _head_of_loss(_one_loss(model))
     return from_logits if head in ("softmax", "sigmoid") else None
+
+
+def predicts_numbers(model: keras.Model) -> bool:
+    """Whether a model is a regression, by its last layer or its loss."""
+    activation = activation_of(model)
+    if activation in ("softmax", "log_softmax", "sigmoid", "gaussian"):
+        return activation == "gaussian"
+    return _head_of_loss(_one_loss(model))[0] in ("gaussian", "point")
 
 
 def _head_of_loss(loss: Any) -> tuple[Any, bool | None]:

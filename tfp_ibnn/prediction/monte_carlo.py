@@ -15,6 +15,7 @@ from keras import ops
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
+from tfp_ibnn._core.progress import FirstBatch
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
@@ -215,7 +216,9 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
         """Return the dict that the class describes; the arguments are Keras's."""
         x = with_strings(x)
-        with self._checked(x):
+        with self._checked(x), FirstBatch(self.predict_function) as notice:
+            if len(args) < 4:  # of which the fourth is `callbacks`
+                kwargs["callbacks"] = _with_callback(notice, kwargs.get("callbacks"))
             found = super().predict(x, *args, **kwargs)
             return validation.checked_prediction(self.inner.name, found)
 
@@ -227,7 +230,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     def evaluate(self, x: Any = None, *args: Any, allow_nan: bool = False, **kwargs: Any) -> Any:
         """Score the averaged prediction; `allow_nan` returns NaN scores instead of an error."""
         x = with_strings(x)
-        with self._checked(x, args[0] if args else kwargs.get("y")):
+        checked = self._checked(x, args[0] if args else kwargs.get("y"))
+        with checked, FirstBatch(self.test_function) as notice:
+            if len(args) < 6:
+                kwargs["callbacks"] = _with_callback(notice, kwargs.get("callbacks"))
             scores = super().evaluate(x, *args, **kwargs)
             return scores if allow_nan else validation.checked_scores(self.inner.name, scores)
 
@@ -283,6 +289,12 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Return the constructor's arguments but for the model."""
         names = MonteCarlo.__init__.__kwdefaults__  # all that are keywords only
         return {"samples": self._wanted_samples, **{name: getattr(self, name) for name in names}}
+
+
+def _with_callback(own: keras.callbacks.Callback, given: Any) -> Any:
+    """Return callbacks with one of ours, which a `CallbackList` that is ready does not take."""
+    is_ready = isinstance(given, keras.callbacks.CallbackList)
+    return given if is_ready else [own, *keras.tree.flatten(given or [])]
 
 
 def _warn_of_open_noise(predictive: Predictive, interval: float) -> None:

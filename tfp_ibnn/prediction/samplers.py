@@ -68,8 +68,12 @@ class NoiseSampler(Sampler):
             or (isinstance(layer, _DROPOUTS) and id(layer) not in reached)
         ]
         if hidden:
-            message = "stays off: only dropout layers of the graph, not AlphaDropout, can stay on."
-            warnings.warn(f"The dropout inside {', '.join(hidden)} {message}", stacklevel=3)
+            warnings.warn(
+                f"The dropout inside {', '.join(hidden)} stays off: only dropout layers of the "
+                "graph, not AlphaDropout, can stay on. In place of the `dropout` of a recurrent "
+                "layer, train the model with a keras.layers.Dropout before and after it.",
+                stacklevel=3,
+            )
         # What is scaled needs no noise, unless it was asked for.
         if self.samples < samples and (dropout or not isinstance(model, ScaledModel)):
             missing = f"no stochastic layer{' and no dropout' * dropout}"

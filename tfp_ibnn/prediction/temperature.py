@@ -15,7 +15,13 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked, spread
 from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
-from tfp_ibnn.prediction.head import ScaledModel, activation_of, innermost, logits_by_loss
+from tfp_ibnn.prediction.head import (
+    ScaledModel,
+    activation_of,
+    innermost,
+    logits_by_loss,
+    predicts_numbers,
+)
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 
@@ -108,6 +114,7 @@ class TemperatureScaling(ScaledModel, keras.Model):
             batch_size: for arrays; as for `predict`.
             verbose: 1 shows progress, 0 nothing.
         """
+        self._check_classifies()
         masks = output_masks(self)
         if is_dataset(x):
             if y is not None or sample_weight is not None:
@@ -150,10 +157,20 @@ class TemperatureScaling(ScaledModel, keras.Model):
         if self.compiled:
             return super().evaluate(*args, **kwargs)
         if self._evaluate is None:
+            self._check_classifies()
             # The method alone: a model would be tracked, and saved, as a part of this one.
             options = {"head": self._head, "independent": True}
             self._evaluate = MonteCarlo(self, samples=1, **options).evaluate
         return self._evaluate(*args, **kwargs)
+
+    def _check_classifies(self) -> None:
+        network = innermost(self)
+        if self.from_logits is None and predicts_numbers(network):
+            raise ValueError(
+                f"`model`, {network.name!r}, predicts numbers, as its loss says; a temperature is "
+                "for classes. For numbers, ibnn.calibrate fits a standard deviation, and "
+                "ibnn.Conformal gives intervals."
+            )
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "from_logits": self.from_logits}

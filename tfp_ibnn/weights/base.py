@@ -10,7 +10,7 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals, protocols
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.serialization import storable
+from tfp_ibnn._core.serialization import naming_unknown_classes, storable
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction.batches import unpacked
@@ -69,6 +69,7 @@ class WeightPosterior(protocols.WeightPosterior):
         return WeightSets.of(self.network, sets)
 
     @classmethod
+    @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightPosterior":
         """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects=custom_objects))
@@ -130,6 +131,7 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         return {**super().get_config(), "network": network, "count": self.count}
 
     @classmethod
+    @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
         options = keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return cls([options.pop("network")] * options.pop("count"), **options)

@@ -469,6 +469,19 @@ def test_what_was_set_after_the_constructor_is_carried_over():
     close(ibnn.to_deterministic(converted)(X), model(X))
 
 
+def test_containers_that_were_set_are_carried_over():
+    model = Scaled()
+    model(X)
+    model.weights_of = {"a": [1.0, 2.0], "b": (3, None)}
+    model.names = ["one", "two"]
+    converted = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+    for copy in (converted.model, ibnn.to_deterministic(converted)):
+        assert copy.weights_of == {"a": [1.0, 2.0], "b": (3, None)}
+        assert copy.names == ["one", "two"]
+    converted.model.names.append("three")
+    assert model.names == ["one", "two"]
+
+
 @pytest.mark.parametrize(("argument", "attribute"), [("scale", "scale"), ("shift", "_shift")])
 def test_what_the_constructor_got_must_be_in_the_config(argument, attribute):
     model = Scaled(**{argument: 2.0})

@@ -235,7 +235,9 @@ def test_dropout_inside_of_recurrent_layers_is_announced_to_stay_off():
     model = keras.Sequential(
         [keras.Input((3, 4)), layers.LSTM(2, dropout=0.5), layers.Dropout(0.1)]
     )
-    with pytest.warns(UserWarning, match="lstm.*stays off"):
+    with pytest.warns(
+        UserWarning, match=r"lstm.*stays off.*keras\.layers\.Dropout before and after"
+    ):
         ibnn.MonteCarlo(model, 2, head="point", dropout=True)
     model = keras.Sequential([keras.Input((4,)), layers.AlphaDropout(0.1), layers.Dropout(0.1)])
     with pytest.warns(UserWarning, match="alpha_dropout.*stays off.*not AlphaDropout"):

@@ -242,3 +242,32 @@ def test_the_choice_of_a_compiler_is_not_saved(tmp_path):
         loaded = keras.saving.load_model(tmp_path / "model.keras")
         assert loaded.jit_compile == model.jit_compile
         assert loaded.get_compile_config()["jit_compile"] == kept
+
+
+class Unknown(keras.layers.Layer):
+    """Which the program that saves it has, and the one that loads it has not."""
+
+    def call(self, inputs):
+        return 2 * inputs
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", ["stochastic", "average", "scaled", "ensemble"])
+def test_an_unknown_class_is_named_in_one_line(kind, tmp_path):
+    stack = [keras.Input((2,)), Unknown(), keras.layers.Dense(2, "softmax")]
+    model = keras.Sequential(stack)
+    made = {
+        "stochastic": lambda: ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=4),
+        "average": lambda: ibnn.MonteCarlo(made["stochastic"](), 2),
+        "scaled": lambda: ibnn.TemperatureScaling(keras.Sequential([model])),
+        "ensemble": lambda: ibnn.MonteCarlo(ibnn.DeepEnsemble([model, model])),
+    }
+    made[kind]().save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="The file holds the class 'Unknown'") as caught:
+        keras.models.load_model(tmp_path / "model.keras")
+    message = str(caught.value)
+    assert len(message) < 300
+    assert "keras.models.load_model(path, custom_objects={'Unknown': Unknown})" in message
+    objects = {"Unknown": Unknown}
+    loaded = keras.models.load_model(tmp_path / "model.keras", custom_objects=objects)
+    assert type(loaded).__name__ == type(made[kind]()).__name__

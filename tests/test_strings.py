@@ -6,6 +6,7 @@ import pytest
 from keras import layers
 
 import tfp_ibnn as ibnn
+from tfp_ibnn.calibration import run, trials
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
 
@@ -58,3 +59,86 @@ def test_a_dataset_of_strings(model):
     found = ibnn.Laplace(model).fit(data, verbose=0)
     one, other = (float(x.prior_precision) for x in (found, expected))
     assert one == pytest.approx(other, rel=1e-4)
+
+
+def made_text_model():
+    """A classifier of texts with dropout, as a stranger would write it, trained for a moment."""
+    keras.utils.set_random_seed(0)
+    words = layers.TextVectorization(20, output_sequence_length=3)
+    words.adapt(TEXTS)
+    inputs = keras.Input((1,), dtype="string", name="review")
+    x = layers.Embedding(20, 4, mask_zero=True)(words(inputs))
+    x = layers.GlobalAveragePooling1D()(x)
+    x = layers.Dropout(0.2)(layers.Dense(4, "relu")(x))
+    made = keras.Model(inputs, layers.Dense(2, "softmax")(x))
+    made.compile("adam", "sparse_categorical_crossentropy")
+    return made
+
+
+def same(loaded, model, x):
+    found, expected = (each.predict(x, verbose=0)["mean"] for each in (loaded, model))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["strings", "objects"])
+def test_a_text_classifier_through_every_verb(kind, tmp_path):
+    x, plain = KINDS[kind], made_text_model()
+    stochastic = ibnn.to_stochastic(plain, ibnn.NormalAffine(), train_size=40, seed=0)
+    stochastic.compile("adam", "sparse_categorical_crossentropy")
+    history = stochastic.fit(x, LABELS, validation_data=(x, LABELS), verbose=0).history
+    assert np.isfinite(history["val_loss"]).all()
+    assert np.isfinite(stochastic.evaluate(x, LABELS, verbose=0)).all()
+    assert stochastic.predict(x, verbose=0).shape == (40, 2)
+    assert np.isfinite(stochastic.train_on_batch(x, LABELS)).all()
+    mc = ibnn.MonteCarlo(stochastic, 2, seed=0)
+    mc.save(tmp_path / "mc.keras")
+    same(keras.models.load_model(tmp_path / "mc.keras"), mc, x)
+    stochastic.save(tmp_path / "stochastic.keras")
+    loaded = keras.models.load_model(tmp_path / "stochastic.keras")
+    assert np.isfinite(loaded.fit(x, LABELS, verbose=0).history["loss"]).all()
+    assert ibnn.MonteCarlo(plain, 2, dropout=True).predict(x, verbose=0)["mean"].shape == (40, 2)
+    scaled = ibnn.TemperatureScaling(plain).fit(x, LABELS)
+    assert scaled.predict(x, verbose=0).shape == (40, 2)
+    assert np.isfinite(scaled.evaluate(x, LABELS, verbose=0)).all()
+    scaled.save(tmp_path / "scaled.keras")
+    found = keras.models.load_model(tmp_path / "scaled.keras").predict(x, verbose=0)
+    np.testing.assert_allclose(found, scaled.predict(x, verbose=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["strings", "objects"])
+def test_decisions_on_texts_are_saved_and_loaded(kind, tmp_path):
+    x = KINDS[kind]
+    mc = ibnn.MonteCarlo(ibnn.Laplace(made_text_model()).fit(x, LABELS, verbose=0), 2, seed=0)
+    mc.save(tmp_path / "laplace.keras")
+    same(keras.models.load_model(tmp_path / "laplace.keras"), mc, x)
+    sets = ibnn.Conformal(mc, "aps", randomized=1).fit(x, LABELS)
+    sets.save(tmp_path / "sets.keras")
+    loaded = keras.saving.load_model(tmp_path / "sets.keras")
+    np.testing.assert_array_equal(loaded.predict(x), sets.predict(x))
+    for score in ("entropy", "mahalanobis"):
+        detector = ibnn.OODDetector(mc, score).fit(x, LABELS)
+        assert detector.evaluate(x[:20], x[20:])["auroc"] >= 0
+        detector.save(tmp_path / "detector.keras")
+        loaded = keras.saving.load_model(tmp_path / "detector.keras")
+        np.testing.assert_allclose(loaded.score(x), detector.score(x), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["strings", "objects"])
+def test_texts_are_calibrated(kind, monkeypatch):
+    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.mc_dropout))
+    x, y = np.tile(KINDS[kind], 2), np.tile(LABELS, 2)
+    options = {"epochs": 1, "samples": 2, "verbose": False}
+    report = ibnn.calibrate(made_text_model(), (x, y), (x, y), **options)
+    assert report.evaluate((x, y), verbose=False)["fine-tuned"]["accuracy"] >= 0
+    assert report.model.predict(x, verbose=0)["mean"].shape == (80, 2)
+
+
+def test_texts_are_exported(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    tf.config.run_functions_eagerly(False)  # a file holds compiled functions
+    stochastic = ibnn.to_stochastic(made_text_model(), ibnn.NormalAffine(), train_size=40)
+    mc = ibnn.MonteCarlo(stochastic, 2, seed=0)
+    path = ibnn.export(mc, tmp_path / "served")
+    serve = tf.saved_model.load(str(path)).signatures["serve"]
+    found = serve(review=tf.constant(TEXTS[:, None]))["mean"]
+    np.testing.assert_allclose(found, mc.predict(TEXTS, verbose=0)["mean"], atol=1e-5)

@@ -239,6 +239,33 @@ def test_a_regression_has_features_but_no_classes():
     )
 
 
+@pytest.mark.once
+def test_targets_of_a_regression_are_no_classes():
+    x = X[:, :2]
+    regression = keras.Sequential([keras.Input((2,)), layers.Dense(2)])
+    regression.compile("sgd", "mse")
+    detector = ibnn.OODDetector(regression, "mahalanobis")
+    for y in (x, x[:, 0], x[:, :1]):
+        with pytest.raises(ValueError, match=r"predicts numbers: leave `y` out, fit\(x\)"):
+            detector.fit(x, y)
+    detector.fit(x, Y)  # classes of the user's
+    with pytest.raises(ValueError, match="predicts numbers: take score='mahalanobis' or 'knn'"):
+        ibnn.OODDetector(regression, "relative_mahalanobis").fit(x)
+
+
+@pytest.mark.once
+def test_last_layer_inside_of_a_nested_model():
+    inner = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax", name="top")], "inner")
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, inner(layers.Dense(3, name="first")(inputs)), name="outer")
+    for score in ("energy", "vim"):
+        with pytest.raises(ValueError, match="'outer' itself; .* inside of the model 'inner'"):
+            ibnn.OODDetector(model, score)
+    with pytest.raises(ValueError, match=r"\['first', 'inner'\]; got 'top', which is inside of 'i"):
+        ibnn.OODDetector(model, "knn", layer="top")
+    assert ibnn.OODDetector(model, "knn", k=3).fit(X[:, :2]).score(X[:, :2]).shape == (len(X),)
+
+
 def head_of(features, kernel, bias=0.0):
     """A network whose features are its inputs, with a softmax head."""
     made = keras.Sequential([keras.Input((features,)), layers.Dense(len(kernel[0]), "softmax")])

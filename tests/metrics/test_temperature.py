@@ -327,3 +327,15 @@ def test_one_number_of_a_model_of_its_own_is_scored_as_yes_or_no(eagerly):
     scores = model.evaluate(x, y, verbose=0, return_dict=True)
     known = -np.log(expit(np.where(y, 1, -1) * ops.convert_to_numpy(model(x))[:, 0]))
     assert scores["nll"] == pytest.approx(known.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["mse", ibnn.layers.GaussianNLL()])
+def test_numbers_are_refused_by_what_they_are(loss):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)], "prices")
+    model.compile("sgd", loss)
+    for verb in (ibnn.TemperatureScaling(model).fit, ibnn.TemperatureScaling(model).evaluate):
+        with pytest.raises(ValueError, match=r"'prices', predicts numbers.*ibnn\.calibrate fits"):
+            verb(LOGITS, LOGITS[:, :2])
+    brier = keras.Sequential([keras.Input((3,)), layers.Softmax()])
+    brier.compile("sgd", "mse")  # a Brier score
+    ibnn.TemperatureScaling(brier).fit(LOGITS, LABELS)

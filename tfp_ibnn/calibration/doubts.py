@@ -5,10 +5,10 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.calibration.examples import Examples, read
 from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Setting, Trial
-from tfp_ibnn.prediction.batches import with_strings
 
 LARGE_GAP = 0.2
 """The error on validation data less that on training data from which on there is a doubt."""

@@ -133,7 +133,8 @@ def calibrate(
             if not trial.trained:
                 with Heartbeat(trial.name, say):
                     trial.try_states(data, output)
-                say(f"{trial.name}: NLL {trial.nll:.4f}")
+                if not trial.fate:
+                    say(f"{trial.name}: NLL {trial.nll:.4f}")
         fine_tune([trial for trial in trials if trial.trained], setting, epochs)
     except KeyboardInterrupt:
         interrupted = True

@@ -8,11 +8,12 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, jit_pays, matmul
+from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.decisions.features import OF_LOGITS, feature_network, unwrapped, warn_of_modes
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
-from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
+from tfp_ibnn.prediction.batches import is_dataset, unpacked
 from tfp_ibnn.prediction.head import innermost
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Point, with_rank

@@ -13,6 +13,7 @@ from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
 from tfp_ibnn._core.keras_losses import output_losses, output_spec
 from tfp_ibnn._core.progress import FirstBatch
+from tfp_ibnn._core.text import TakesStrings, with_strings
 from tfp_ibnn.layers import inside, loss_scale, rows
 from tfp_ibnn.layers.carried import carrying, own_methods
 from tfp_ibnn.layers.control import stochastic_layers
@@ -22,7 +23,7 @@ _EXACT = 2**24
 """Up to here float32, in which Keras's metrics count, has all whole numbers."""
 
 
-class _NoiseModel:
+class _NoiseModel(TakesStrings):
     """What a model needs to train with noise; mix it in first. A subclass has `_run`."""
 
     carried: type[keras.Model] | None = None
@@ -105,6 +106,7 @@ class _NoiseModel:
         """
         if self.built:
             rows.check_rows(self)
+        args, kwargs = with_strings((args, kwargs))
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
         # A `fit` of a user's own may have them among its `**kwargs`.
         given = bound.arguments if "callbacks" in bound.signature.parameters else bound.kwargs

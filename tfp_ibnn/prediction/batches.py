@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 
 def is_dataset(x: Any) -> bool:
@@ -20,20 +19,6 @@ def as_array(values: Any) -> np.ndarray:
     """Return an array; one of objects for strings, since Keras takes no others."""
     array = np.asarray(values)
     return array.astype(object) if array.dtype.kind in "SU" else array
-
-
-def with_strings(x: Any) -> Any:
-    """Return inputs, with arrays of strings as tensors: Keras takes few of the arrays."""
-    if is_dataset(x) or x is None:
-        return x
-    return keras.tree.map_structure(lambda a: ops.convert_to_tensor(a) if _is_text(a) else a, x)
-
-
-def _is_text(values: Any) -> bool:
-    if not isinstance(values, np.ndarray):
-        return False
-    is_object = values.dtype.kind == "O" and values.size > 0
-    return values.dtype.kind in "SU" or (is_object and isinstance(values.flat[0], (str, bytes)))
 
 
 def dataset_batches(data: Any, name: str, once: bool = False) -> tuple[int, Iterator[Any]]:

@@ -17,9 +17,9 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.progress import FirstBatch
 from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
-from tfp_ibnn.prediction.batches import with_strings
 from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
 from tfp_ibnn.prediction.padding import output_masks, without_padding
 from tfp_ibnn.prediction.predictive import Point, Predictive

@@ -12,9 +12,10 @@ from scipy.special import softmax
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.text import TakesStrings, with_strings
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.metrics._base import Examples, checked, spread
-from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
+from tfp_ibnn.prediction.batches import is_dataset, unpacked
 from tfp_ibnn.prediction.head import (
     ScaledModel,
     activation_of,
@@ -29,7 +30,7 @@ BOUNDS = (0.01, 100.0)  # between which a temperature is sought
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TemperatureScaling(ScaledModel, keras.Model):
+class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
     """A classifier whose logits z are divided by a temperature T fitted to validation data.
 
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it

@@ -13,8 +13,10 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks, protocols
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.progress import Heartbeat, printer
 from tfp_ibnn._core.protocols import Chunks, Sampler
 from tfp_ibnn._core.serialization import ConfiguredLayer, storable
+from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.samplers import MixtureSampler
@@ -76,7 +78,8 @@ class DeepEnsemble(WeightSets):
             side_by_side: take all members through the same batches, in the order of `x`, without
                 `callbacks`: on JAX all of them in one compiled step, which an interrupt loses, on
                 TensorFlow one after the other. What they learn is the same up to rounding.
-            verbose: 1 prints a line for each member, 2 the epochs too, 0 nothing.
+            verbose: 1 prints a line for each member, and every ten seconds; 2 the epochs too; 0
+                nothing.
             **fit: other arguments of `fit`, such as `epochs`.
         """
         n, seed = checks.positive_integer("n", n), checks.whole("seed", seed)
@@ -88,6 +91,7 @@ class DeepEnsemble(WeightSets):
                 f"`x` is a {type(x).__name__}, which the first of {n} members would use up: give "
                 "arrays, a tf.data.Dataset or a PyDataset."
             )
+        x = with_strings(x)
         options = {"verbose": 2 if verbose > 1 else 0, **fit}
         options |= {"shuffle": False} if side_by_side else {}
         start = time.monotonic()
@@ -102,7 +106,8 @@ class DeepEnsemble(WeightSets):
                     start, model = time.monotonic(), _built(build, number)
                     _check_alike(first or model, model, number)
                     own = _called(callbacks, number) if callable(callbacks) else callbacks
-                    loss = _fit(model, x, y, options, own or ())
+                    with Heartbeat(f"Member {number - seed + 1} of {n}", printer(verbose == 1)):
+                        loss = _fit(model, x, y, options, own or ())
             except KeyboardInterrupt:
                 if not sets:
                     raise

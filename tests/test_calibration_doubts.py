@@ -10,7 +10,7 @@ import pytest
 import tfp_ibnn as ibnn
 from tfp_ibnn._core import progress
 from tfp_ibnn.calibration import run, trials
-from tfp_ibnn.calibration.examples import Examples, Training, Validation
+from tfp_ibnn.calibration.examples import Examples, Training, Validation, prepare
 from tfp_ibnn.calibration.outputs import Classes, Numbers
 from tfp_ibnn.calibration.report import Candidate, Report
 from tfp_ibnn.conversion.copying import copy_of
@@ -108,6 +108,19 @@ def test_averages_of_batch_normalization_that_lag_behind_are_named():
     assert "BatchNormalization(momentum=0.9)" in found
     model.layers[0].set_weights([np.ones(2), np.zeros(2), (x + 10).mean(0), x.var(0)])
     assert doubts(model, *shifted)[0] == []
+
+
+def test_training_data_is_read_once_and_sampled_evenly():
+    """Batches that refuse a second reading, as a generator's order may; sorted by class."""
+    x, y = data(2000)
+    order = np.argsort(y, kind="stable")
+    batches = ibnn.data.ShuffledBatches(x, y, 100)
+    batches.order = order
+    doubts(linear(1.0), batches, data(200, seed=1), minutes=1e-9)
+    model, output = linear(1.0), Classes(2, False)
+    sample = prepare((x[order], y[order]), data(200, seed=1), model, output, None, 0)[0].sample
+    assert 256 <= len(sample.y) <= 512
+    assert abs(sample.y.mean() - y.mean()) < 0.02
 
 
 def candidate(name, errors, nll, samples=1):

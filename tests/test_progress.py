@@ -81,3 +81,16 @@ def test_a_failed_first_batch_is_not_announced_any_more():
     with pytest.raises(KeyError):
         fail()
     assert notice._heartbeat._ended.is_set()
+
+
+def test_only_the_first_validation_of_a_fit_is_announced():
+    notice = FirstBatch(None)
+    notice.set_params({"verbose": 1})
+    notice.set_model(keras.Sequential([keras.Input((1,))]))
+    heartbeats = []
+    for _ in range(3):
+        notice.on_test_begin()
+        heartbeats.append(notice._heartbeat)
+        notice.on_test_batch_end(0)
+    assert heartbeats[0] is heartbeats[1] is heartbeats[2]
+    assert heartbeats[0]._ended.is_set()

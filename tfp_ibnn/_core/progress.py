@@ -78,20 +78,29 @@ class FirstBatch(Stoppable, keras.callbacks.Callback):
 
     def __init__(self, compiled: Any) -> None:
         super().__init__()
-        self._is_first = compiled is None
+        self._expected = set() if compiled is not None else {"train", "test", "predict"}
         self._heartbeat = Heartbeat("", silent)
 
     def stop(self) -> None:
         """Say nothing more."""
         self._heartbeat.stop()
 
-    def _begin(self, logs: Any = None) -> None:
-        if self._is_first and self.params.get("verbose"):
+    def _begin(self, verb: str) -> None:
+        if verb in self._expected and self.params.get("verbose"):
             what = f"{self.model.name!r} compiles its first batch, which is done once"
             self._heartbeat = Heartbeat(what, printer(True), COMPILING_EVERY).__enter__()
+        self._expected -= {verb}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._begin("train")
+
+    def on_test_begin(self, logs: Any = None) -> None:  # of a validation too
+        self._begin("test")
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._begin("predict")
 
     def _end(self, batch: int, logs: Any = None) -> None:
         self.stop()
 
-    on_train_begin = on_predict_begin = on_test_begin = _begin
     on_train_batch_end = on_predict_batch_end = on_test_batch_end = _end

@@ -6,7 +6,7 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.text import with_strings
-from tfp_ibnn.calibration.examples import Examples, read
+from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Setting, Trial
 
@@ -17,7 +17,6 @@ LARGE_LAG = 0.1
 MARGIN = 1.96
 """A 95 % margin, in standard errors."""
 
-_EXAMPLES = 1024  # of the training data
 _BATCH = 256  # whose statistics batch normalization takes
 
 
@@ -38,9 +37,7 @@ def doubts_about(trial: Trial, setting: Setting) -> list[str]:
     output, known = setting.output, setting.data.fit
     raw = trial.watched()
     found = [_chance(output, raw, known)]
-    training = setting.training
-    every = -(-training.size // _EXAMPLES)
-    examples = read(training.data, setting.model, output, "train", every)
+    examples = setting.training.sample
     raw_of_training = trial.engine.draw(trial.state, examples.x)
     there = _relative_error(output, raw_of_training, examples)
     here = _relative_error(output, raw, known)

@@ -19,6 +19,8 @@ FEWEST = 50
 """Examples; with fewer for validation, all differences drown in noise."""
 WATCHED, NUMBERS = 2048, 2**19
 """At most so many examples, and outputs of a draw for them, serve to fit."""
+SAMPLE = 512
+"""At most so many training examples are compared with the validation data."""
 
 
 class Examples(NamedTuple):
@@ -58,6 +60,7 @@ class Training(NamedTuple):
     batch_size: int | None
     seed: int
     has_weights: bool = False
+    sample: Examples | None = None  # from all over the data
 
     def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch."""
@@ -110,11 +113,13 @@ def prepare(
     seed: int,
 ) -> tuple[Training, Validation]:
     """Check the data, and split what has to be split."""
-    arrays = _arrays(train)
+    arrays, sample = _arrays(train), _Sample()
     size, steps, has_weights = 0, 0, False
     for batch in _batches(train, "train"):  # which may be more than fits into memory
-        size, steps = size + len(_checked(batch, model, output, "train").y), steps + 1
+        part = _checked(batch, model, output, "train")
+        size, steps = size + len(part.y), steps + 1
         has_weights = len(batch) == 3
+        sample.add(part)
     if not size:
         raise ValueError("`train` holds no examples.")
     if validation is None:
@@ -132,7 +137,7 @@ def prepare(
         size -= int(held.sum())
     if arrays is not None:
         train, steps = arrays, -(-size // (batch_size or 32))
-    training = Training(train, size, steps, batch_size, seed, has_weights)
+    training = Training(train, size, steps, batch_size, seed, has_weights, sample.examples)
     examples = read(validation, model, output, "validation")
     count = len(examples.y)
     if count < FEWEST:
@@ -153,6 +158,27 @@ def prepare(
     most = max(1, min(WATCHED, NUMBERS // output.width))
     fit, score = (examples.take(half == part) for part in (0, 1))
     return training, Validation(fit.take(slice(None, None, -(-len(fit.y) // most))), score)
+
+
+class _Sample:
+    """Takes examples from all over batches whose number is unknown, evenly, and few at a time."""
+
+    examples: Examples | None = None
+    _seen, _every = 0, 1
+
+    def add(self, part: Examples) -> None:
+        """Take some examples of a batch; those of weight 0 are left out."""
+        taken = slice(-self._seen % self._every, None, self._every)
+        self._seen += len(part.y)
+        part = part.take(taken)
+        if part.weight is not None:
+            part = part.take(part.weight != 0)
+        parts = [part] if self.examples is None else [self.examples, part]
+        examples = Examples(*keras.tree.map_structure(_joined, *parts))
+        while len(examples.y) > SAMPLE:
+            examples = examples.take(slice(None, None, 2))
+            self._every *= 2
+        self.examples = examples
 
 
 def _arrays(data: Any) -> tuple[Any, ...] | None:

@@ -255,7 +255,9 @@ def test_targets_of_a_regression_are_no_classes():
 
 @pytest.mark.once
 def test_last_layer_inside_of_a_nested_model():
-    inner = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax", name="top")], "inner")
+    inner = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(2, "softmax", name="top")], name="inner"
+    )
     inputs = keras.Input((2,))
     model = keras.Model(inputs, inner(layers.Dense(3, name="first")(inputs)), name="outer")
     for score in ("energy", "vim"):

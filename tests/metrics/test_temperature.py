@@ -331,7 +331,7 @@ def test_one_number_of_a_model_of_its_own_is_scored_as_yes_or_no(eagerly):
 
 @pytest.mark.parametrize("loss", ["mse", ibnn.layers.GaussianNLL()])
 def test_numbers_are_refused_by_what_they_are(loss):
-    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)], "prices")
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(2)], name="prices")
     model.compile("sgd", loss)
     for verb in (ibnn.TemperatureScaling(model).fit, ibnn.TemperatureScaling(model).evaluate):
         with pytest.raises(ValueError, match=r"'prices', predicts numbers.*ibnn\.calibrate fits"):

@@ -111,7 +111,7 @@ def test_decisions_on_texts_are_saved_and_loaded(kind, tmp_path):
     mc = ibnn.MonteCarlo(ibnn.Laplace(made_text_model()).fit(x, LABELS, verbose=0), 2, seed=0)
     mc.save(tmp_path / "laplace.keras")
     same(keras.models.load_model(tmp_path / "laplace.keras"), mc, x)
-    sets = ibnn.Conformal(mc, "aps", randomized=1).fit(x, LABELS)
+    sets = ibnn.Conformal(mc, "aps").fit(x, LABELS)
     sets.save(tmp_path / "sets.keras")
     loaded = keras.saving.load_model(tmp_path / "sets.keras")
     np.testing.assert_array_equal(loaded.predict(x), sets.predict(x))

@@ -35,7 +35,7 @@ def test_an_error_ends_a_heartbeat():
 @pytest.fixture
 def slow(monkeypatch, eagerly):
     """A stochastic model whose every batch takes 0.3 s, and compilations are noticed after 0.1."""
-    monkeypatch.setattr(progress, "COMPILING_EVERY", 0.1)
+    monkeypatch.setattr(progress, "EVERY", 0.1)
 
     class Slow(layers.Layer):
         def call(self, x):

@@ -11,8 +11,6 @@ import keras
 
 EVERY = 10.0
 """Seconds after which a line says what is still being done."""
-COMPILING_EVERY = 5.0
-"""The same of a compilation."""
 
 
 def silent(line: str) -> None:
@@ -88,7 +86,7 @@ class FirstBatch(Stoppable, keras.callbacks.Callback):
     def _begin(self, verb: str) -> None:
         if verb in self._expected and self.params.get("verbose"):
             what = f"{self.model.name!r} compiles its first batch, which is done once"
-            self._heartbeat = Heartbeat(what, printer(True), COMPILING_EVERY).__enter__()
+            self._heartbeat = Heartbeat(what, printer(True)).__enter__()
         self._expected -= {verb}
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -14,6 +14,9 @@ from tfp_ibnn.layers import StochasticLayer, folding, inside, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE, is_quantized
 from tfp_ibnn.layers.model import StochasticModel
 
+_NO_OPTIONS = ("name", "trainable", "shared_object_id", "vocabulary", "vocabulary_size")
+"""What differs in the config of a copy: its name, what it has adapted to, and Keras's numbers."""
+
 
 def copy_of(model: keras.Model, fold: bool = False) -> keras.Model:
     """Return a copy of new layers, not compiled; `fold` leaves the means of stochastic ones."""
@@ -194,10 +197,10 @@ def _arguments(layer: keras.layers.Layer) -> Collection[str]:
 
 
 def _options(layer: keras.layers.Layer) -> str | None:
-    """Return the config of a layer, less its name; None if there is none, or are layers inside."""
+    """Return the options of a layer; None if there are none, or are layers inside."""
     with contextlib.suppress(NotImplementedError):
         if not keras_internals.sublayers(layer):
-            return str({**layer.get_config(), "name": None, "trainable": None})
+            return str(_without_names(layer.get_config()))
     return None
 
 
@@ -227,6 +230,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(part) for part in value]
     return value
+
+
+def _without_names(config: Any) -> Any:
+    """Return a config, or a part of one, without what differs in a copy."""
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k not in _NO_OPTIONS}
+    return config
 
 
 def _lost_quantization(place: inside.Place) -> ValueError:

@@ -15,70 +15,137 @@ _SOBOL_DIMENSIONS = 21201  # as many as SciPy has direction numbers for
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _SHIFT_ROW = 0xFFFFFFFF
+_MANTISSA_BITS = 24  # of float32
 
 
 def key_from_seed(seed: int) -> np.ndarray:
     """Return the key (2,) of a non-negative seed, as int32 values of at least 0."""
-    return (np.random.SeedSequence(seed).generate_state(2) >> 1).astype("int32")
+    state = np.random.SeedSequence(seed).generate_state(2)
+    return (state >> 1).astype("int32")
 
 
 @traced_once
 def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two words for each pair of counters x and y, by the two words of a key, all uint32.
+    """Return two random words for each pair of counters.
 
     Threefry-2x32, 20 rounds: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
+
+    Args:
+        first: one word of the key, uint32.
+        second: the other word of the key, uint32.
+        x: one counter, uint32; all four broadcast.
+        y: the other counter, uint32.
+
+    Returns:
+        Two tensors of uint32.
     """
-    schedule = (first, second, ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY)))
-    x, y = x + first, y + second
+    third = ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY))
+    schedule = (first, second, third)
+    x = x + first
+    y = y + second
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             x = x + y
-            left = ops.left_shift(y, _word(rotation))
-            right = ops.right_shift(y, _word(32 - rotation))
-            y = ops.bitwise_xor(x, ops.bitwise_or(left, right))
-        x = x + schedule[(group + 1) % 3]
-        y = y + schedule[(group + 2) % 3] + _word(group + 1)
+            y = ops.bitwise_xor(x, _rotated(y, rotation))
+        first_word = schedule[(group + 1) % 3]
+        second_word = schedule[(group + 2) % 3]
+        x = x + first_word
+        y = y + second_word + _word(group + 1)
     return x, y
 
 
+def _rotated(word: Tensor, places: int) -> Tensor:
+    """Return a word with its bits moved to the left, around its end."""
+    left = ops.left_shift(word, _word(places))
+    right = ops.right_shift(word, _word(32 - places))
+    return ops.bitwise_or(left, right)
+
+
 def bits(key: Tensor, rows: Tensor, offset: int, size: Any) -> Tensor:
-    """Return uint32 words (rows, size): those at `offset` of the streams of `rows`."""
-    half = (size + 1) // 2
-    low = ops.cast(offset + ops.arange(half, dtype="int32"), "uint32")
-    both = threefry(*key, ops.cast(rows, "uint32")[:, None], low[None, :])
-    return ops.concatenate(both, axis=1)[:, :size]
+    """Return random words of many streams.
+
+    Args:
+        key: two words, uint32.
+        rows: numbers of the streams, (rows,).
+        offset: the counter of the first two words; each next one gives two more.
+        size: how many words of each stream.
+
+    Returns:
+        A tensor (rows, size) of uint32.
+    """
+    pairs = (size + 1) // 2
+    counters = offset + ops.arange(pairs, dtype="int32")
+    counters = ops.cast(counters, "uint32")
+    streams = ops.cast(rows, "uint32")
+    first, second = key
+    words = threefry(first, second, streams[:, None], counters[None, :])
+    return ops.concatenate(words, axis=1)[:, :size]
 
 
 def sobol(key: Tensor, rows: Tensor, offset: int, size: int) -> Tensor:
-    """Return the words (rows, size) of Sobol points under a digital shift that the key chooses.
+    """Return the words of Sobol points under a digital shift that the key chooses.
 
     Past the last dimension that there is they are independent.
+
+    Args:
+        key: two words, uint32.
+        rows: numbers of the points, (rows,).
+        offset: the first dimension.
+        size: how many dimensions.
+
+    Returns:
+        A tensor (rows, size) of uint32.
     """
-    if (known := max(0, _SOBOL_DIMENSIONS - offset)) < size:
-        rest = bits(key, rows, offset + known, size - known)
-        parts = [sobol(key, rows, offset, known), rest] if known else [rest]
-        return ops.concatenate(parts, axis=1)
-    words = bits(key, ops.full(ops.shape(rows), _SHIFT_ROW, dtype="uint32"), offset, size)
+    known = max(0, _SOBOL_DIMENSIONS - offset)
+    if known == 0:
+        return bits(key, rows, offset, size)
+    if known < size:
+        points = sobol(key, rows, offset, known)
+        independent = bits(key, rows, offset + known, size - known)
+        return ops.concatenate([points, independent], axis=1)
+    shift_rows = ops.full(ops.shape(rows), _SHIFT_ROW, dtype="uint32")
+    words = bits(key, shift_rows, offset, size)
     rows = ops.cast(rows, "uint32")[:, None]
     for position, direction in enumerate(_directions(offset, size)):
-        digit = ops.bitwise_and(ops.right_shift(rows, _word(position)), _word(1))
-        words = ops.bitwise_xor(words, digit * ops.convert_to_tensor(direction[None, :]))
+        shifted = ops.right_shift(rows, _word(position))
+        digit = ops.bitwise_and(shifted, _word(1))
+        direction = ops.convert_to_tensor(direction[None, :])
+        words = ops.bitwise_xor(words, digit * direction)
     return words
 
 
 def normal(words: Tensor, dtype: str) -> Tensor:
-    """Return standard normal numbers of uniform words, by the inverse of the distribution."""
-    centered = (ops.cast(words, dtype) + 0.5) * 2.0**-31 - 1
+    """Return standard normal numbers of uniform words, by the inverse of the distribution.
+
+    Args:
+        words: uint32, of any shape.
+        dtype: of the numbers, "float32" or "float64".
+
+    Returns:
+        A tensor of the same shape.
+    """
+    numbers = ops.cast(words, dtype) + 0.5
+    centered = numbers * 2.0**-31 - 1
     # In float32 the outermost words are rounded to the ends, whose normals are infinite.
-    end = 1 - 2.0**-24 if dtype == "float32" else 1.0
+    end = 1 - 2.0**-_MANTISSA_BITS if dtype == "float32" else 1.0
     distance = ops.minimum(ops.abs(centered), end)
     # Below 0 the inverse has more digits, and is finite on TensorFlow up to the end.
-    return ops.sign(centered) * (-(2.0**0.5) * ops.erfinv(-distance))
+    size = -(2.0**0.5) * ops.erfinv(-distance)
+    return ops.sign(centered) * size
 
 
 def uniform(words: Tensor, dtype: str) -> Tensor:
-    """Return numbers in [0, 1) of uniform words."""
-    return ops.cast(ops.right_shift(words, _word(8)), dtype) * 2.0**-24
+    """Return numbers in [0, 1) of uniform words.
+
+    Args:
+        words: uint32, of any shape.
+        dtype: of the numbers, "float32" or "float64".
+
+    Returns:
+        A tensor of the same shape.
+    """
+    high_bits = ops.right_shift(words, _word(32 - _MANTISSA_BITS))
+    return ops.cast(high_bits, dtype) * 2.0**-_MANTISSA_BITS
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,14 +157,18 @@ def _directions(offset: int, size: int) -> np.ndarray:
     """
     from scipy.stats import qmc
 
-    engine = qmc.Sobol(offset + size, scramble=True, rng=np.random.default_rng(0))
+    generator = np.random.default_rng(0)
+    engine = qmc.Sobol(offset + size, scramble=True, rng=generator)
     points = [engine.random(1)[0, offset:]]
     for position in range(SOBOL_BITS):
-        engine.fast_forward(2**position - engine.num_generated)
+        power = 2**position
+        engine.fast_forward(power - engine.num_generated)
         points.append(engine.random(1)[0, offset:])
-    words = (np.stack(points) * 2.0**32).astype("uint32")
+    scaled = np.stack(points) * 2.0**32
+    words = scaled.astype("uint32")
     # SciPy counts in Gray code: point 2^j is made of the directions j and j - 1.
-    return np.bitwise_xor.accumulate(words[1:] ^ words[0], axis=0)
+    differences = words[1:] ^ words[0]
+    return np.bitwise_xor.accumulate(differences, axis=0)
 
 
 def _word(value: int) -> Tensor:

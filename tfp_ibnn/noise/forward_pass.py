@@ -36,6 +36,12 @@ class Pass:
         **source: `sampling`, `seed` and so on: those of `Source`.
     """
 
+    examples: int | Tensor | None = None
+    """How many examples there are, where a layer may see several rows for each."""
+
+    seen: list[tuple[layers.Layer, Any]] | None = None
+    """Layers and their inputs, in the order of their calls, if they are to be noted."""
+
     def __init__(
         self,
         *,
@@ -47,31 +53,55 @@ class Pass:
     ) -> None:
         if groups is not None and not ops.is_tensor(groups):
             groups = checks.positive_integer("groups", groups)
-        self.groups, self.off, self.losses = groups, off, losses
-        # How many examples there are, where a layer may see several rows for each.
-        self.examples: int | Tensor | None = None
-        self.seen: list[tuple[layers.Layer, Any]] | None = None  # layers and their inputs, if noted
+        self.groups = groups
+        self.off = off
+        self.losses = losses
         self.source = Source(**source)
+        self.kl_by_layer: dict[layers.Layer, Tensor] = {}
         self._draws: dict[layers.Layer, Tensor] = dict(draws or {})
         self._losses: dict[layers.Layer, Tensor] = {}
-        self.kl_by_layer: dict[layers.Layer, Tensor] = {}
 
     @property
     def kl(self) -> Tensor:
         """The KL divergences of all layers so far, summed, in nats."""
-        kls = self.kl_by_layer.values()
-        widest = max((keras.backend.standardize_dtype(kl.dtype) for kl in kls), default="float32")
-        return sum((ops.cast(kl, widest) for kl in kls), ops.zeros((), widest))
+        kls = list(self.kl_by_layer.values())
+        dtypes = [keras.backend.standardize_dtype(kl.dtype) for kl in kls]
+        widest = max(dtypes, default="float32")
+        zero = ops.zeros((), widest)
+        return sum((ops.cast(kl, widest) for kl in kls), zero)
+
+    def count_of_draws(self, rows: int | Tensor) -> int | Tensor:
+        """Return how many latents a layer draws whose input has so many rows."""
+        if self.groups is not None:
+            return self.groups
+        return rows if self.examples is None else self.examples
 
     def recall(self, layer: layers.Layer) -> Tensor | None:
         """Return the z that `layer` has in this pass, or None before its first call."""
         return self._draws.get(layer)
 
-    def remember(self, layer: layers.Layer, z: Tensor, loss: Any = None, kl: Any = None) -> Tensor:
-        """Keep the z of `layer` for its further calls in this pass, add up the KL, and return z."""
+    def remember(
+        self,
+        layer: layers.Layer,
+        z: Tensor,
+        loss: Tensor | None = None,
+        kl: Tensor | None = None,
+    ) -> Tensor:
+        """Keep the z of a layer for its further calls in this pass, and add up the KL.
+
+        Args:
+            layer: which has drawn z.
+            z: its latents.
+            loss: what it has added to the loss; None if nothing.
+            kl: its KL in nats, (), with a loss.
+
+        Returns:
+            z.
+        """
         self._draws[layer] = z
         if loss is not None:
-            self._losses[layer], self.kl_by_layer[layer] = loss, kl
+            self._losses[layer] = loss
+            self.kl_by_layer[layer] = kl
         return z
 
     def restore_losses(self) -> None:
@@ -91,6 +121,14 @@ def scope(**options: Any) -> Iterator[Pass]:
 
     `with ibnn.noise.scope(groups=1):` gives the whole batch one z, `off=True` its mean. Around
     `predict` or `fit` it would act on tracing, and not on functions already compiled.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(1, train_size=10)
+        >>> with ibnn.noise.scope(groups=1):
+        ...     y = layer(keras.ops.ones((2, 3)))
+        >>> bool(y[0, 0] == y[1, 0])
+        True
     """
     opened = Pass(**options)
     token = _open_pass.set(opened)

@@ -13,27 +13,44 @@ __all__ = ["hashed"]
 
 
 def hashed(inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """Return two words for each example, (N,) uint32, a hash of its values in float32.
+    """Return two words for each example, a hash of its values in float32.
 
     Args:
-        inputs: tensors of numbers, (N, ...), in any nested structure.
+        inputs: tensors of numbers, (examples, ...), in any nested structure.
         seed: a whole number, the key of the hash.
+
+    Returns:
+        Two tensors (examples,) of uint32.
     """
-    first, second = (ops.convert_to_tensor(k) for k in counter.key_from_seed(seed).astype("uint32"))
-    state = (0, 0)
+    key = counter.key_from_seed(seed).astype("uint32")
+    first, second = map(ops.convert_to_tensor, key)
+    x = 0
+    y = 0
     for number, array in enumerate(keras.tree.flatten(inputs)):
-        values = words(_numbers(array))
-        # Sums modulo 2^32 are exact and have no order, so that devices cannot disagree.
-        positions = ops.cast(ops.arange(ops.shape(values)[1], dtype="int32"), "uint32")
-        key = first, second + ops.convert_to_tensor(np.uint32(number))  # inputs have an order
-        parts = counter.threefry(*key, values, positions[None, :])
-        sums = [ops.cast(ops.sum(part, axis=1), "uint32") for part in parts]
-        state = tuple(old + new for old, new in zip(state, sums, strict=True))
-    return counter.threefry(first, second, *state)
+        order = ops.convert_to_tensor(np.uint32(number))
+        sum_x, sum_y = _sums(first, second + order, array)
+        x = x + sum_x
+        y = y + sum_y
+    return counter.threefry(first, second, x, y)
 
 
-def _numbers(part: Any) -> Tensor:
-    """Return the values of one input, (N, size) in float32; -0 is 0."""
-    values = ops.cast(part, "float32")
-    flat = ops.reshape(values, (ops.shape(values)[0], -1))
+def _sums(first: Tensor, second: Tensor, array: Any) -> tuple[Tensor, Tensor]:
+    """Return the sums, over the values of each example, of the words of value and position.
+
+    Sums modulo 2^32 are exact and have no order, so that devices cannot disagree.
+    """
+    values = words(_numbers(array))
+    positions = ops.arange(ops.shape(values)[1], dtype="int32")
+    positions = ops.cast(positions, "uint32")[None, :]
+    x, y = counter.threefry(first, second, values, positions)
+    sum_x = ops.sum(x, axis=1)
+    sum_y = ops.sum(y, axis=1)
+    return ops.cast(sum_x, "uint32"), ops.cast(sum_y, "uint32")
+
+
+def _numbers(array: Any) -> Tensor:
+    """Return the values of one input, (examples, size) in float32; -0 is 0."""
+    values = ops.cast(array, "float32")
+    examples = ops.shape(values)[0]
+    flat = ops.reshape(values, (examples, -1))
     return ops.where(flat == 0, ops.zeros_like(flat), flat)

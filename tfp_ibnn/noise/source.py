@@ -20,11 +20,6 @@ Generator = keras.random.SeedGenerator
 _CALL_STRIDE = 0x9E3779B1
 """Distance between the seeds of two layers: those of two batches follow each other."""
 
-_ROWS = (
-    "Layers that share a mixture component or a joint posterior need the same batch: a reshape may "
-    "cut an example into rows, but not merge examples. Else give each layer its own one."
-)
-
 
 class Source:
     """Gives the random numbers of one pass, layer after layer.
@@ -54,71 +49,145 @@ class Source:
     ) -> None:
         self.sampling = checks.one_of("sampling", sampling, SAMPLINGS)
         self.key = None if seed is None else _key(seed)
-        self.sample, self.stream, self.portable = sample, stream, portable
-        self.used, self._calls = skip, 0
+        self.sample = sample
+        self.stream = stream
+        self.portable = portable
+        self.used = skip
+        self._calls = 0
         self._components: dict[int, Tensor] = {}
 
     def normal(
         self, count: Size, shape: Shape, dtype: str, generator: Generator, stddev: Any = 1.0
     ) -> Tensor:
-        """Return `count` normal arrays of the given shape, drawn as this pass samples.
+        """Return normal arrays, drawn as this pass samples.
 
-        Sizes may be known at run time only, but for quasi-random draws. Without a seed, fresh noise
-        comes from the generator. `stddev` is a number or a tensor.
+        Sizes may be known at run time only, but for quasi-random draws.
+
+        Args:
+            count: how many arrays.
+            shape: of each.
+            dtype: of the numbers, "float32" or "float64".
+            generator: gives fresh noise, where there is no seed.
+            stddev: standard deviation, a number or a tensor.
+
+        Returns:
+            A tensor (count, *shape).
         """
+        full_shape = (count, *shape)
         if self.key is None and self.sampling == "iid":
-            return normal((count, *shape), dtype, generator, stddev)
+            return normal(full_shape, dtype, generator, stddev)
         if self.key is None and self.sampling == "antithetic":
-            half = normal(((count + 1) // 2, *shape), dtype, generator, stddev)
-            return ops.reshape(ops.stack([half, -half], axis=1), (-1, *shape))[:count]
+            number = (count + 1) // 2
+            half = normal((number, *shape), dtype, generator, stddev)
+            pairs = ops.stack([half, -half], axis=1)
+            draws = ops.reshape(pairs, (-1, *shape))
+            return draws[:count]
         if self.sampling == "iid" and not self.portable:
-            first, second = (ops.cast(word, "int32") for word in self.key)
-            apart = self._calls * _CALL_STRIDE % 2**31
-            seed = ops.stack([first + apart, second + ops.sum(self._samples(count)[:1])])
-            self._calls += 1
-            self.used += math.prod(shape)
-            return normal((count, *shape), dtype, seed, stddev)
-        is_paired, samples = self.sampling == "antithetic", self._samples(count)
-        source = counter.sobol if self.sampling == "qmc" else counter.bits
-        if source is counter.sobol and not all(isinstance(size, int) for size in shape):
-            wanted = "needs sizes that are known ahead: give the model's input a fixed one"
-            raise ValueError(f"Quasi-random noise {wanted}; one draw has the shape {shape}.")
-        words = self._words(source, samples // 2 if is_paired else samples, shape, generator)
-        draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
-        if is_paired:
-            sign = 1 - 2 * ops.cast(samples % 2, dtype)
-            draws = draws * ops.reshape(sign, (count, *(1,) * len(shape)))
+            seed = self._seed_of_call(count, shape)
+            return normal(full_shape, dtype, seed, stddev)
+        draws = self._portable_normal(count, shape, dtype, generator)
         return stddev * draws
 
+    def _seed_of_call(self, count: Size, shape: Shape) -> Tensor:
+        """Return the seed (2,) of the next draws of a pass that is not portable."""
+        first, second = (ops.cast(word, "int32") for word in self.key)
+        first_sample = ops.sum(self._samples(count)[:1])
+        distance = self._calls * _CALL_STRIDE % 2**31
+        self._calls += 1
+        self.used += math.prod(shape)
+        return ops.stack([first + distance, second + first_sample])
+
+    def _portable_normal(
+        self, count: Size, shape: Shape, dtype: str, generator: Generator
+    ) -> Tensor:
+        """Return standard normal arrays (count, *shape) that each depend on their own number."""
+        samples = self._samples(count)
+        if self.sampling == "antithetic":
+            words = self._words(counter.bits, samples // 2, shape, generator)
+        elif self.sampling == "qmc":
+            words = self._quasi_random_words(samples, shape, generator)
+        else:
+            words = self._words(counter.bits, samples, shape, generator)
+        draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
+        if self.sampling == "antithetic":
+            is_odd = ops.cast(samples % 2, dtype)
+            sign = 1 - 2 * is_odd
+            ones = (1,) * len(shape)
+            draws = draws * ops.reshape(sign, (count, *ones))
+        return draws
+
+    def _quasi_random_words(self, samples: Tensor, shape: Shape, generator: Generator) -> Tensor:
+        if not all(isinstance(size, int) for size in shape):
+            raise ValueError(
+                "Quasi-random noise needs sizes that are known ahead: give the model's input a "
+                f"fixed one; one draw has the shape {shape}."
+            )
+        return self._words(counter.sobol, samples, shape, generator)
+
     def uniform(self, count: Size, shape: Shape, dtype: str) -> Tensor:
-        """Return `count` arrays of numbers uniform in [0, 1), independent, of a seeded pass."""
+        """Return arrays of numbers uniform in [0, 1), independent, of a seeded pass.
+
+        Args:
+            count: how many arrays.
+            shape: of each.
+            dtype: of the numbers.
+
+        Returns:
+            A tensor (count, *shape).
+        """
         words = self._words(counter.bits, self._samples(count), shape)
         return ops.reshape(counter.uniform(words, dtype), (count, *shape))
 
     def sign(self, count: Size, shape: Shape, dtype: str, generator: Generator) -> Tensor:
-        """Return `count` arrays of independent signs, 1 or -1."""
+        """Return arrays of independent signs, 1 or -1.
+
+        Args:
+            count: how many arrays.
+            shape: of each.
+            dtype: of the numbers.
+            generator: gives fresh signs, where there is no seed.
+
+        Returns:
+            A tensor (count, *shape).
+        """
         if self.key is None:
-            bits = keras.random.randint((count, *shape), 0, 2, seed=generator)
+            is_negative = keras.random.randint((count, *shape), 0, 2, seed=generator)
         else:
-            bits = self.uniform(count, shape, dtype) < 0.5
-        return 1 - 2 * ops.cast(bits, dtype)
+            is_negative = self.uniform(count, shape, dtype) < 0.5
+        return 1 - 2 * ops.cast(is_negative, dtype)
 
     def component(
         self, components: int, count: Size, generator: Generator, *, shared: bool
     ) -> Tensor:
-        """Return the mixture component of each draw, integers of shape (count,).
+        """Return the mixture component of each draw.
 
         If shared, all layers of the pass with as many components have one index. The draws then
         take the components in turn, from a random one on (the first, if the seed is fixed). Where a
         batch is reshaped into more rows inside the network, those of an example have its component.
+
+        Args:
+            components: how many there are.
+            count: how many draws.
+            generator: gives fresh numbers, where there is no seed.
+            shared: whether all layers have one index.
+
+        Returns:
+            Integers (count,).
         """
         if not shared:
-            if self.key is None:
-                return keras.random.randint((count,), 0, components, seed=generator)
-            number = ops.floor(components * self.uniform(count, (1,), "float32")[:, 0])
-            return ops.cast(number, "int32")
-        if components in self._components:
-            return spread(self._components[components], count)
+            return self._own_component(components, count, generator)
+        if components not in self._components:
+            self._components[components] = self._component_in_turn(components, count, generator)
+            return self._components[components]
+        return spread(self._components[components], count)
+
+    def _own_component(self, components: int, count: Size, generator: Generator) -> Tensor:
+        if self.key is None:
+            return keras.random.randint((count,), 0, components, seed=generator)
+        numbers = self.uniform(count, (1,), "float32")[:, 0]
+        return ops.cast(ops.floor(components * numbers), "int32")
+
+    def _component_in_turn(self, components: int, count: Size, generator: Generator) -> Tensor:
         index = self._samples(count)
         if self.sampling == "antithetic":
             index = index // 2
@@ -126,11 +195,13 @@ class Source:
             index = index + self.stream
         if self.key is None:
             index = index + keras.random.randint((), 0, components, seed=generator)
-        self._components[components] = index % components
-        return self._components[components]
+        return index % components
 
     def _samples(self, count: Size) -> Tensor:
-        return ops.arange(count, dtype="int32") if self.sample is None else self.sample
+        """Return the number of each draw, (count,)."""
+        if self.sample is not None:
+            return self.sample
+        return ops.arange(count, dtype="int32")
 
     def _words(
         self, source: Callable[..., Tensor], samples: Tensor, shape: Shape, generator: Any = None
@@ -140,7 +211,9 @@ class Source:
         if key is None:
             key = _key(keras.random.randint((2,), 0, 2**31 - 1, seed=generator))
         if self.stream is not None:
-            key = (key[0], key[1] + ops.cast(self.stream, "uint32")[:, None])
+            first, second = key
+            stream = ops.cast(self.stream, "uint32")
+            key = (first, second + stream[:, None])
         size = math.prod(shape)
         words = source(key, samples, self.used, size)
         self.used += size
@@ -148,15 +221,35 @@ class Source:
 
 
 def spread(values: Tensor, count: Size) -> Tensor:
-    """Return the values (examples, ...) of each of `count` rows, in the order of their examples."""
-    examples, rest = ops.shape(values)[0], values.shape[1:]
-    known = isinstance(examples, int) and isinstance(count, int)
-    if count is examples or (known and count == examples):
+    """Return the values of the examples for the rows that these are cut into.
+
+    Args:
+        values: (examples, ...).
+        count: number of rows, in the order of their examples.
+
+    Returns:
+        A tensor (count, ...).
+
+    Raises:
+        ValueError: If it is known ahead that the rows are not a multiple of the examples.
+    """
+    examples = ops.shape(values)[0]
+    sizes_are_known = isinstance(examples, int) and isinstance(count, int)
+    if count is examples or (sizes_are_known and count == examples):
         return values
-    rows = count // (max(examples, 1) if known else ops.maximum(examples, 1))
-    if known and rows * examples != count:  # else the reshape below fails
-        raise ValueError(f"{_ROWS} Here {count} rows follow {examples} examples.")
-    return ops.reshape(ops.broadcast_to(values[:, None], (examples, rows, *rest)), (count, *rest))
+    if not sizes_are_known:
+        rows = count // ops.maximum(examples, 1)
+    else:
+        rows = count // max(examples, 1)
+        if rows * examples != count:  # else the reshape below fails
+            raise ValueError(
+                "Layers that share a mixture component or a joint posterior need the same batch: a "
+                "reshape may cut an example into rows, but not merge examples. Else give each "
+                f"layer its own one. Here {count} rows follow {examples} examples."
+            )
+    shape = values.shape[1:]
+    repeated = ops.broadcast_to(values[:, None], (examples, rows, *shape))
+    return ops.reshape(repeated, (count, *shape))
 
 
 def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,8 @@ def stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
 
 def some_stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
     """Return the stochastic layers of a model, or raise if there are none."""
-    if not (layers := stochastic_layers(model)):
+    layers = stochastic_layers(model)
+    if not layers:
         raise ValueError(f"Model {model.name!r} has no stochastic layer.")
     return layers
 
@@ -27,6 +28,19 @@ def set_noise(model: keras.layers.Layer, on: bool) -> None:
     """Switch the noise of all stochastic layers on or off.
 
     Off, z is its posterior mean and no KL is added; functions that are compiled already follow.
+
+    Args:
+        model: a built model, or layer, with stochastic layers.
+        on: whether there is noise.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(1, train_size=10)
+        >>> layer.build((None, 3))
+        >>> ibnn.set_noise(layer, on=False)
+        >>> y = layer(keras.ops.ones((2, 3)))
+        >>> bool(y[0, 0] == y[1, 0])
+        True
     """
     for switch in _switches(model):
         switch.assign(float(on))
@@ -60,8 +74,10 @@ def _switches(model: keras.layers.Layer) -> list[keras.Variable]:
     layers = some_stochastic_layers(model)
     unbuilt = [layer.name for layer in layers if not layer.built]
     if unbuilt:
-        remedy = "call the model on data, or build it, first"
-        raise ValueError(f"{', '.join(unbuilt)} cannot be switched before it is built: {remedy}.")
+        raise ValueError(
+            f"{', '.join(unbuilt)} cannot be switched before it is built: call the model on data, "
+            "or build it, first."
+        )
     return [layer.noise_switch for layer in layers]
 
 
@@ -71,9 +87,18 @@ def freeze(model: keras.layers.Layer, part: str) -> None:
     Args:
         model: a model with stochastic layers.
         part: "stochastic", the posteriors, or "deterministic", all other weights.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> layer = ibnn.StochasticDense(1, train_size=10)
+        >>> layer.build((None, 3))
+        >>> ibnn.freeze(layer, "deterministic")
+        >>> [weight.name for weight in layer.trainable_weights]
+        ['shift', 'raw_scale']
     """
     # Listed first: what a layer is set to, its weights and sublayers are set to as well.
-    for switch in [switch for switch in _switches_of(model, part) if switch.trainable]:
+    trained = [switch for switch in _switches_of(model, part) if switch.trainable]
+    for switch in trained:
         switch.frozen_by_part = True
         switch.trainable = False
 
@@ -84,15 +109,20 @@ def unfreeze(model: keras.layers.Layer, part: str) -> None:
     What was frozen before `freeze`, by `layer.trainable = False`, stays frozen. Files do not tell
     the two apart: if nothing of the part trains and no `freeze` is known, as in a loaded model, all
     of the part is trained.
+
+    Args:
+        model: a model with stochastic layers.
+        part: "stochastic", the posteriors, or "deterministic", all other weights.
     """
     switches = _switches_of(model, part)
     layers = [switch for switch in switches if isinstance(switch, keras.layers.Layer)]
-    ours = [switch for switch in switches if getattr(switch, "frozen_by_part", False)]
-    if not ours and not any(layer.trainable_weights for layer in layers):
-        ours = switches
-    thawed = {id(switch) for switch in ours}
-    wanted = [switch.trainable or id(switch) in thawed for switch in switches]
-    for switch, value in zip(switches, wanted, strict=True):
+    frozen = [switch for switch in switches if getattr(switch, "frozen_by_part", False)]
+    if not frozen and not any(layer.trainable_weights for layer in layers):
+        frozen = switches
+    thawed = {id(switch) for switch in frozen}
+    # Listed first: what a layer is set to, its weights and sublayers are set to as well.
+    is_trained = [switch.trainable or id(switch) in thawed for switch in switches]
+    for switch, value in zip(switches, is_trained, strict=True):
         switch.trainable = value
         switch.frozen_by_part = False
 

@@ -38,14 +38,16 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         if checks.channels_of("GaussianHead", input_shape) % 2:
-            got = f"{tuple(input_shape)}. Give the layer before it 2 * outputs units"
-            wanted = "two inputs for each output, a mean and a spread"
-            raise ValueError(f"GaussianHead needs {wanted}; got the input shape {got}.")
+            raise ValueError(
+                "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
+                f"shape {tuple(input_shape)}. Give the layer before it 2 * outputs units."
+            )
 
     def call(self, inputs: Tensor) -> Tensor:
         """Return (..., 2D): D means, then D standard deviations."""
-        loc, raw = ops.split(inputs, 2, axis=-1)
-        return ops.concatenate([loc, ops.softplus(raw) + self.min_scale], axis=-1)
+        loc, raw_scale = ops.split(inputs, 2, axis=-1)
+        scale = ops.softplus(raw_scale) + self.min_scale
+        return ops.concatenate([loc, scale], axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
         return input_shape
@@ -66,9 +68,19 @@ class GaussianNLL(keras.losses.Loss):
         super().__init__(name=name, **kwargs)
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
-        """Return the loss of each example, for y_true (..., D), or (...,) if D is 1."""
-        loc, scale = ops.split(ops.convert_to_tensor(y_pred), 2, axis=-1)
-        return gaussian_nll(matched(y_true, loc), loc, ops.square(scale))
+        """Return the loss of each example.
+
+        Args:
+            y_true: targets, (..., D), or (...,) if D is 1.
+            y_pred: means and standard deviations, (..., 2D).
+
+        Returns:
+            Nats, (...,).
+        """
+        outputs = ops.convert_to_tensor(y_pred)
+        loc, scale = ops.split(outputs, 2, axis=-1)
+        targets = matched(y_true, loc)
+        return gaussian_nll(targets, loc, ops.square(scale))
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -96,43 +108,93 @@ class DistributionNLL(keras.losses.Loss):
         self, make: Callable[[Tensor], Any], name: str = "distribution_nll", **kwargs: Any
     ) -> None:
         super().__init__(name=name, **kwargs)
-        self.make = keras.saving.deserialize_keras_object(make) if isinstance(make, dict) else make
+        if isinstance(make, dict):  # of a config
+            make = keras.saving.deserialize_keras_object(make)
+        self.make = make
         if not callable(self.make):
             raise ValueError(f"`make` must be a function of the outputs; got {make!r}.")
 
     def call(self, y_true: Any, y_pred: Any) -> Tensor:
+        """Return the loss of each example.
+
+        Args:
+            y_true: targets, of the shape of the distribution's draws.
+            y_pred: outputs, (..., P).
+
+        Returns:
+            Nats, (...,).
+        """
         outputs = ops.convert_to_tensor(y_pred)
-        found = self.make(outputs)
-        if not hasattr(found, "log_prob"):
-            raise ValueError(f"`make` must return a TFP distribution; got {found!r}.")
-        like = keras.KerasTensor((*found.batch_shape, *found.event_shape), outputs.dtype)
-        return -log_prob(found, matched(y_true, like), outputs)
+        distribution = self.make(outputs)
+        if not callable(getattr(distribution, "log_prob", None)):
+            raise ValueError(f"`make` must return a TFP distribution; got {distribution!r}.")
+        shape = (*distribution.batch_shape, *distribution.event_shape)
+        draw = keras.KerasTensor(shape, outputs.dtype)
+        return -log_prob(distribution, matched(y_true, draw), outputs)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "make": keras.saving.serialize_keras_object(self.make)}
 
 
 def log_prob(distribution: Any, y: Tensor, outputs: Tensor) -> Tensor:
-    """Return the log-density of y, summed over independent numbers, for outputs (..., P)."""
+    """Return the log-density of targets, summed over independent numbers.
+
+    Args:
+        distribution: of the targets, with batch shape (...) or (..., D).
+        y: targets.
+        outputs: those that the distribution was made of, (..., P).
+
+    Returns:
+        Nats, (...,).
+    """
     value = distribution.log_prob(y)
-    return ops.sum(value, axis=-1) if len(value.shape) == len(outputs.shape) else value
+    if len(value.shape) == len(outputs.shape):
+        return ops.sum(value, axis=-1)
+    return value
 
 
 def gaussian_nll(y: Tensor, loc: Tensor, variance: Tensor) -> Tensor:
-    """Return minus the log-density of y (..., D) under independent Gaussians, summed over D."""
+    """Return minus the log-density of targets under independent Gaussians, summed over D.
+
+    Args:
+        y: targets, (..., D).
+        loc: means, (..., D).
+        variance: variances, (..., D).
+
+    Returns:
+        Nats, (...,).
+    """
     distance = ops.square(y - loc) / variance
-    return 0.5 * ops.sum(distance + ops.log(variance) + math.log(2 * math.pi), axis=-1)
+    terms = distance + ops.log(variance) + math.log(2 * math.pi)
+    return 0.5 * ops.sum(terms, axis=-1)
 
 
 def matched(y_true: Any, like: Tensor) -> Tensor:
-    """Return targets with the shape of the predicted means, or raise."""
+    """Return targets with the shape of the predicted means, or raise.
+
+    Args:
+        y_true: targets; an axis of size 1 at their end may be missing, or be one too many.
+        like: the means, (..., D).
+
+    Returns:
+        The targets in the type of the means.
+    """
     y_true = ops.cast(y_true, like.dtype)
-    if len(y_true.shape) == len(like.shape) - 1 and like.shape[-1] == 1:
+    surplus = len(y_true.shape) - len(like.shape)
+    if surplus == -1 and like.shape[-1] == 1:
         y_true = y_true[..., None]
-    elif len(y_true.shape) == len(like.shape) + 1 and y_true.shape[-1] == 1:
+    elif surplus == 1 and y_true.shape[-1] == 1:
         y_true = y_true[..., 0]
-    shape, wanted = tuple(y_true.shape), tuple(like.shape)
-    unlike = len(shape) != len(wanted)
-    if unlike or any(x != y and None not in (x, y) for x, y in zip(shape, wanted, strict=True)):
-        raise ValueError(f"The targets must have the shape {wanted} of the means; got {shape}.")
+    shape = tuple(y_true.shape)
+    expected = tuple(like.shape)
+    if not _agree(shape, expected):
+        raise ValueError(f"The targets must have the shape {expected} of the means; got {shape}.")
     return y_true
+
+
+def _agree(shape: tuple[int | None, ...], other: tuple[int | None, ...]) -> bool:
+    """Whether two shapes are the same as far as they are known."""
+    if len(shape) != len(other):
+        return False
+    pairs = zip(shape, other, strict=True)
+    return all(x == y for x, y in pairs if x is not None and y is not None)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import keras
 
 from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
 from tfp_ibnn.noise import Pass
@@ -33,17 +34,18 @@ class Place(NamedTuple):
     @property
     def shape(self) -> tuple[int | None, ...] | None:
         """The input shape it was built for; None if it cannot be converted, or not be reached."""
-        fits = isinstance(self.layer, CONVERTIBLE) or type(self.layer) in CELLS
-        if not fits or not self.layer.built:
+        is_of_a_kind = isinstance(self.layer, CONVERTIBLE) or type(self.layer) in CELLS
+        if not is_of_a_kind or not self.layer.built or keras_internals.HIDDEN in self.steps:
             return None
-        is_hidden = keras_internals.HIDDEN in self.steps
-        return None if is_hidden else (self.layer.get_build_config() or {}).get("input_shape")
+        config = self.layer.get_build_config() or {}
+        return config.get("input_shape")
 
     @property
     def in_graph(self) -> bool:
         """Whether the graphs around it call it themselves, and have it in their configs."""
-        plain = all(map(keras_internals.is_plain_graph, self.owners[1:]))
-        return plain and set(self.steps[::2]) == {keras_internals.GRAPH}
+        are_graphs = all(map(keras_internals.is_plain_graph, self.owners[1:]))
+        attributes = set(self.steps[::2])
+        return are_graphs and attributes == {keras_internals.GRAPH}
 
     @contextlib.contextmanager
     def name_scope(self) -> Iterator[None]:
@@ -57,25 +59,38 @@ class Place(NamedTuple):
 def places(model: keras.layers.Layer) -> dict[Steps, Place]:
     """Return the layers inside of a model, owners first; what can be stochastic is not opened."""
     found: dict[Steps, Place] = {}
-    seen = {id(model)}
-
-    def visit(owners: tuple[keras.layers.Layer, ...], steps: Steps) -> None:
-        for key, layer in keras_internals.sublayers(owners[-1]).items():
-            if id(layer) not in seen:
-                seen.add(id(layer))
-                found[(*steps, *key)] = Place((*steps, *key), owners, layer)
-                if not isinstance(layer, LEAVES):
-                    visit((*owners, layer), (*steps, *key))
-
-    visit((model,), ())
+    _add_places((model,), (), found, visited={id(model)})
     return found
 
 
+def _add_places(
+    owners: tuple[keras.layers.Layer, ...],
+    steps: Steps,
+    found: dict[Steps, Place],
+    visited: set[int],
+) -> None:
+    """Add the layers inside of the last of the owners, and inside of these."""
+    for key, layer in keras_internals.sublayers(owners[-1]).items():
+        if id(layer) in visited:
+            continue
+        visited.add(id(layer))
+        steps_there = (*steps, *key)
+        found[steps_there] = Place(steps_there, owners, layer)
+        if not isinstance(layer, LEAVES):
+            _add_places((*owners, layer), steps_there, found, visited)
+
+
 def replace(model: keras.layers.Layer, layers: Mapping[Steps, keras.layers.Layer]) -> None:
-    """Put built layers in the places of others, wherever in the model these are used."""
+    """Put built layers in the places of others, wherever in the model these are used.
+
+    Args:
+        model: the model to change.
+        layers: the new layers, by the places of the old ones.
+    """
     known = places(model)
     swaps = {id(known[steps].layer): layer for steps, layer in layers.items()}
-    for owner in (model, *(place.layer for place in known.values())):
+    owners = [model, *(place.layer for place in known.values())]
+    for owner in owners:
         keras_internals.swap_sublayers(owner, swaps)
 
 
@@ -91,34 +106,55 @@ def configs(model: keras.layers.Layer) -> list[tuple[Steps, dict[str, Any]]]:
 
 
 def restore(model: keras.layers.Layer, saved: Sequence[tuple[Steps, dict[str, Any]]]) -> None:
-    """Make layers of a model stochastic again, from what `configs` returned."""
-    known, layers = places(model), {}
+    """Make layers of a model stochastic again.
+
+    Args:
+        model: the model to change.
+        saved: what `configs` returned.
+    """
+    known = places(model)
+    layers = {}
     for steps, config in saved:
         place = known[tuple(steps)]
         if not isinstance(place.layer, StochasticLayer):
-            config = {**config, "config": {**config["config"], "layer": place.layer}}
+            arguments = {**config["config"], "layer": place.layer}
             with place.name_scope():
-                layers[place.steps] = keras.saving.deserialize_keras_object(config)
+                layer = keras.saving.deserialize_keras_object({**config, "config": arguments})
+            layers[place.steps] = layer
     replace(model, layers)
     bind(model)
 
 
 def bind(model: keras.layers.Layer) -> None:
     """Show all stochastic layers of a model to each posterior; one may be of several layers."""
-    for layer in (layers := stochastic_layers(model)):
+    layers = stochastic_layers(model)
+    for layer in layers:
         layer.posterior.bind(layers)
 
 
 def called_inside(model: keras.layers.Layer) -> list[StochasticLayer]:
     """Return the stochastic layers that other layers call, in loops perhaps."""
-    found = [x for x in places(model).values() if isinstance(x.layer, StochasticLayer)]
-    return [place.layer for place in found if not place.in_graph]
+    return [
+        place.layer
+        for place in places(model).values()
+        if isinstance(place.layer, StochasticLayer) and not place.in_graph
+    ]
 
 
 def draw_ahead(
-    layers: Sequence[StochasticLayer], forward_pass: Pass, batch: Any, training: bool = False
+    layers: Sequence[StochasticLayer],
+    forward_pass: Pass,
+    batch: int | Tensor,
+    training: bool = False,
 ) -> None:
-    """Draw what layers need in a pass before they are called: no draw can leave a loop."""
+    """Draw what layers need in a pass before they are called: no draw can leave a loop.
+
+    Args:
+        layers: those that may be called in a loop.
+        forward_pass: the pass.
+        batch: number of examples.
+        training: whether this is a training step.
+    """
     count = batch if forward_pass.groups is None else forward_pass.groups
     for layer in layers:
         if layer.draws_ahead and forward_pass.recall(layer) is None:

@@ -78,11 +78,11 @@ def kl_scale(
     if open_parts and noise_scale is None:
         _warn_of_open_noise(open_parts[0].loss)
     _warn_of_unknown(parts, answers)
-    terms = []
-    for part, count in zip(parts, answers, strict=True):
-        factor = _POINT_FACTORS.get(_function(part.loss), lambda _: 1.0)
-        if part.weight > 0:
-            terms.append(_Term(part.place, part.weight, factor(noise_scale or 1.0) / count))
+    terms = [
+        _term(part, count, noise_scale or 1.0)
+        for part, count in zip(parts, answers, strict=True)
+        if part.weight > 0
+    ]
     scales = [term.weight * term.scale for term in terms]
     if not scales:
         return 1.0
@@ -92,10 +92,17 @@ def kl_scale(
     return max(scales)
 
 
+def _term(part: OutputLoss, answers: float, noise_scale: float) -> _Term:
+    point_factor = _POINT_FACTORS.get(_function(part.loss))
+    factor = 1.0 if point_factor is None else point_factor(noise_scale)
+    return _Term(part.place, part.weight, factor / answers)
+
+
 def scale_of(model: keras.Model) -> float | None:
     """Return `kl_scale` for any model of one output, or None if its shape does not determine it."""
-    is_sequential = isinstance(model, keras.Sequential)
-    graph = keras_internals.functional_behind(model) if is_sequential else model
+    graph = model
+    if isinstance(model, keras.Sequential):
+        graph = keras_internals.functional_behind(model)
     if not (model.compiled and keras_internals.is_functional(graph)):
         return None
     parts = output_losses(model, graph.output, graph.output)
@@ -111,15 +118,13 @@ def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
     Of arrays it takes examples from the whole length. A generator, in `arguments`, is replaced by
     one that starts with the batch that was taken out of it.
     """
-    x, y = arguments.get("x"), arguments.get("y")
+    x = arguments.get("x")
+    y = arguments.get("y")
     if y is not None:
-        count = len(keras.tree.flatten(x)[0])
-        size = min(count, arguments.get("batch_size") or _ROWS)
-        rows = np.linspace(0, count - 1, size).astype(int)
-        return keras.tree.map_structure(lambda part: np.asarray(part)[rows], (x, y))
+        return _rows_of_all(x, y, arguments.get("batch_size") or _ROWS)
     if isinstance(x, keras.utils.PyDataset):
         batch = copy.copy(x)[0]  # it may count what is taken
-    elif hasattr(x, "__iter__") and not hasattr(x, "shape") and not isinstance(x, (list, dict)):
+    elif _is_stream(x):
         batches = iter(x)
         batch = next(batches, None)
         if batches is x and batch is not None:
@@ -128,6 +133,19 @@ def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
         return None
     inputs, targets, _ = keras.utils.unpack_x_y_sample_weight(batch)
     return None if targets is None else (inputs, targets)
+
+
+def _rows_of_all(x: Any, y: Any, size: int) -> tuple[Any, Any]:
+    """Return so many examples of arrays, at equal distances."""
+    number = len(keras.tree.flatten(x)[0])
+    rows = np.linspace(0, number - 1, min(number, size)).astype(int)
+    return keras.tree.map_structure(lambda part: np.asarray(part)[rows], (x, y))
+
+
+def _is_stream(x: Any) -> bool:
+    """Whether data is given batch by batch, and not as arrays."""
+    is_iterable = hasattr(x, "__iter__") and not isinstance(x, (list, dict))
+    return is_iterable and not hasattr(x, "shape")
 
 
 def _resumed(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
@@ -158,32 +176,44 @@ def _answers(part: OutputLoss, copies: int) -> float | None:
     """Return how many log-likelihoods of an example a loss averages over; None if unknown."""
     if isinstance(part.y_pred, keras.KerasTensor):
         return _answers_by_shape(part)
-    pair = part.y_true, part.y_pred
-    values = part.loss.call(*(ops.convert_to_tensor(x, part.loss.dtype) for x in pair))
-    kept = [keras_internals.mask_of(x) for x in (part.y_pred, values)]
-    kept = [ops.convert_to_numpy(mask).astype(bool) for mask in kept if mask is not None]
-    share = float(np.mean(np.logical_and.reduce(kept))) if kept else 1.0
+    y_true = ops.convert_to_tensor(part.y_true, part.loss.dtype)
+    y_pred = ops.convert_to_tensor(part.y_pred, part.loss.dtype)
+    values = part.loss.call(y_true, y_pred)
     examples, *positions = part.y_pred.shape[:-1] or part.y_pred.shape
-    number = math.prod(values.shape[1:] if len(values.shape) else positions)
+    sizes = values.shape[1:] if len(values.shape) else positions
+    number = math.prod(sizes)
     averaged = 1.0  # by the loss itself, for each of its values
     if _function(part.loss) in (*_BY_NUMBER, *_POINT_FACTORS):
         averaged = math.prod(part.y_pred.shape[1:]) / number
     if part.loss.reduction == "sum":  # over the batch
         return averaged / (examples * copies)
-    return share * number * averaged or None
+    return _share_of_kept(part.y_pred, values) * number * averaged or None
+
+
+def _share_of_kept(*tensors: Any) -> float:
+    """Return which share of the values the masks of all tensors keep."""
+    masks = [keras_internals.mask_of(tensor) for tensor in tensors]
+    kept = [ops.convert_to_numpy(mask).astype(bool) for mask in masks if mask is not None]
+    if not kept:
+        return 1.0
+    return float(np.mean(np.logical_and.reduce(kept)))
 
 
 def _answers_by_shape(part: OutputLoss) -> float | None:
-    loss, shape = part.loss, list(part.y_pred.shape)
-    ignores = getattr(loss, "ignore_class", None) is not None
-    masked = keras_internals.mask_of(part.y_pred) is not None
-    if ignores or masked or loss.reduction == "sum":
+    """Return `_answers` for a symbolic output."""
+    loss = part.loss
+    ignores_a_class = getattr(loss, "ignore_class", None) is not None
+    is_masked = keras_internals.mask_of(part.y_pred) is not None
+    if ignores_a_class or is_masked or loss.reduction == "sum":
         return None
     if _function(loss) in _BY_EXAMPLE:
         return 1.0
+    shape = list(part.y_pred.shape)
     if _function(loss) not in (*_BY_NUMBER, *_POINT_FACTORS) and len(shape) > 1:
-        del shape[getattr(loss, "axis", None) or -1]  # that of the classes, or parameters
-    return None if None in shape[1:] else float(math.prod(shape[1:]))
+        axis = getattr(loss, "axis", None) or -1  # that of the classes, or parameters
+        del shape[axis]
+    sizes = shape[1:]
+    return None if None in sizes else float(math.prod(sizes))
 
 
 def _warn_of_open_noise(loss: keras.losses.Loss) -> None:

@@ -41,7 +41,8 @@ class LayerInput(NamedTuple):
 
 def may_move_examples(model: keras.Model) -> bool:
     """Whether a model contains what need not keep the examples on the first axis, each a row."""
-    for layer in (model, *(place.layer for place in inside.places(model).values())):
+    layers = [model, *(place.layer for place in inside.places(model).values())]
+    for layer in layers:
         is_known = type(layer).__module__.startswith(_KNOWN)
         if not is_known or isinstance(layer, keras.layers.Lambda):
             return True
@@ -85,9 +86,15 @@ def _keeps_rows(node: Any) -> bool:
     """Whether a call in a graph is of a layer, or leaves each example its shape."""
     if isinstance(node.operation, keras.layers.Layer):
         return True
-    before, after = ([x.shape for x in tensors] for tensors in (node.input_tensors, node.outputs))
-    is_clear = all(shape and shape[0] is None and None not in shape[1:] for shape in before + after)
-    return is_clear and all(shape in before for shape in after)
+    before = [x.shape for x in node.input_tensors]
+    after = [x.shape for x in node.outputs]
+    if not all(_has_only_batch_open(shape) for shape in (*before, *after)):
+        return False
+    return all(shape in before for shape in after)
+
+
+def _has_only_batch_open(shape: tuple[int | None, ...]) -> bool:
+    return bool(shape) and shape[0] is None and None not in shape[1:]
 
 
 def _made_up_inputs(model: keras.Model) -> Any:
@@ -95,13 +102,14 @@ def _made_up_inputs(model: keras.Model) -> Any:
     generator = np.random.default_rng(0)
 
     def zeros_and_ones(shape: Any, dtype: str) -> np.ndarray:
-        sizes = (3, *(size or _SIZE for size in shape[1:]))
-        return generator.integers(0, 2, sizes).astype(dtype)
+        sizes = [size or _SIZE for size in shape[1:]]
+        return generator.integers(0, 2, (3, *sizes)).astype(dtype)
 
     def of_tensor(x: Any) -> np.ndarray:
         made_up = zeros_and_ones(x.shape, x.dtype)
         is_float = keras.backend.is_float_dtype(x.dtype)
-        return made_up + generator.normal(size=made_up.shape).astype(x.dtype) * is_float
+        noise_around = generator.normal(size=made_up.shape).astype(x.dtype)
+        return made_up + noise_around * is_float
 
     if keras_internals.is_functional(model):
         return keras.tree.map_structure(of_tensor, model.input)
@@ -112,46 +120,70 @@ def _made_up_inputs(model: keras.Model) -> Any:
     return zeros_and_ones(owner.get_build_config()["input_shape"], keras.config.floatx())
 
 
+class _Runs(NamedTuple):
+    """How a model is run on some of three made-up examples."""
+
+    model: keras.Model
+    examples: Any
+    run: Run | None
+
+    def on(self, *chosen: int) -> list[LayerInput]:
+        """Return the stochastic layers in the order of their calls, each with its input."""
+        inputs = keras.tree.map_structure(lambda x: x[list(chosen)], self.examples)
+        inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+        # Nothing of the run stays.
+        with keras.StatelessScope(), noise.scope(off=True, losses=False) as forward_pass:
+            forward_pass.seen = []
+            if self.run is None:
+                self.model(inputs, training=False)
+            else:
+                self.run(inputs, forward_pass)
+        return [LayerInput(layer, keras.ops.convert_to_numpy(x)) for layer, x in forward_pass.seen]
+
+
 def _first_misplaced(model: keras.Model, run: Run | None) -> LayerInput | None:
     """Return the first stochastic layer, with its input, whose rows are not those of examples."""
-    examples = _made_up_inputs(model)
-
-    def seen(*chosen: int) -> list[LayerInput]:
-        inputs = keras.tree.map_structure(lambda x: x[list(chosen)], examples)
-        return _inputs_seen(model, inputs, run)
-
-    of_two, of_three = seen(0, 2), seen(0, 1, 2)
-    odd = [n for n, x in enumerate(of_two) if not _agree_on_rows(x.values, of_three[n].values)]
-    if not odd:
+    runs = _Runs(model, _made_up_inputs(model), run)
+    of_two = runs.on(0, 2)
+    of_three = runs.on(0, 1, 2)
+    suspects = [
+        number
+        for number, layer_input in enumerate(of_two)
+        if not _agree_on_rows(layer_input.values, of_three[number].values)
+    ]
+    if not suspects:
         return None
-    swapped, again, replaced = seen(2, 0), seen(0, 2), seen(1, 2)
-    for n in odd:
-        layer, values = of_two[n]
-        if len(values) % 2 == 0 and len(of_three[n].values) == 3 * len(values) // 2:
-            half = len(values) // 2
-            # A layer of a user's own may normalize by the batch,
-            keeps_order = _is_close(values, np.roll(swapped[n].values, half, axis=0))
-            # draw noise at prediction by seeds of Keras, which start afresh in each run,
-            keeps_apart = _is_close(values[half:], replaced[n].values[half:])
-            # or draw it in another way, in which case the values show nothing.
-            is_random = not _is_close(values, again[n].values)
-            if keeps_order or keeps_apart or is_random:
-                continue
-        return of_two[n]
+    swapped = runs.on(2, 0)
+    again = runs.on(0, 2)
+    replaced = runs.on(1, 2)
+    for number in suspects:
+        values = of_two[number].values
+        has_equal_rows = 2 * len(of_three[number].values) == 3 * len(values)
+        others = (x[number].values for x in (swapped, again, replaced))
+        if len(values) % 2 or not has_equal_rows or not _is_excused(values, *others):
+            return of_two[number]
     return None
 
 
-def _inputs_seen(model: keras.Model, inputs: Any, run: Run | None) -> list[LayerInput]:
-    """Return the stochastic layers in the order of their calls, each with its input."""
-    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
-    # Nothing of the run stays.
-    with keras.StatelessScope(), noise.scope(off=True, losses=False) as forward_pass:
-        forward_pass.seen = []
-        if run is None:
-            model(inputs, training=False)
-        else:
-            run(inputs, forward_pass)
-    return [LayerInput(layer, keras.ops.convert_to_numpy(x)) for layer, x in forward_pass.seen]
+def _is_excused(
+    values: np.ndarray, swapped: np.ndarray, again: np.ndarray, replaced: np.ndarray
+) -> bool:
+    """Whether rows of examples, though other ones with other examples, may be in order.
+
+    Args:
+        values: the input of a layer for two examples.
+        swapped: that for the two in the other order.
+        again: that for the same two in another run.
+        replaced: that with another first example.
+    """
+    half = len(values) // 2
+    # A layer of a user's own may normalize by the batch,
+    keeps_order = _is_close(values, np.roll(swapped, half, axis=0))
+    # draw noise at prediction by seeds of Keras, which start afresh in each run,
+    keeps_apart = _is_close(values[half:], replaced[half:])
+    # or draw it in another way, in which case the values show nothing.
+    is_random = not _is_close(values, again)
+    return keeps_order or keeps_apart or is_random
 
 
 def _agree_on_rows(of_two: np.ndarray, of_three: np.ndarray) -> bool:
@@ -159,9 +191,12 @@ def _agree_on_rows(of_two: np.ndarray, of_three: np.ndarray) -> bool:
     rows = len(of_two) // 2
     if len(of_two) != 2 * rows or len(of_three) != 3 * rows:
         return False
-    return _is_close(of_two, np.concatenate([of_three[:rows], of_three[2 * rows :]]))
+    first = of_three[:rows]
+    third = of_three[2 * rows :]
+    return _is_close(of_two, np.concatenate([first, third]))
 
 
 def _is_close(values: np.ndarray, expected: np.ndarray) -> bool:
     expected = expected.astype("float64")
-    return np.allclose(values, expected, atol=_TOLERANCE * np.max(np.abs(expected), initial=0))
+    size = np.max(np.abs(expected), initial=0)
+    return np.allclose(values, expected, atol=_TOLERANCE * size)

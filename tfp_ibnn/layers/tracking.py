@@ -13,10 +13,11 @@ from tfp_ibnn.layers.base import StochasticLayer
 class TrainSizeCheck(keras.callbacks.Callback):
     """Compares `train_size` with the examples of the first epoch, at no cost in the steps."""
 
-    _is_open, _steps = True, 0
+    _is_open = True
+    _steps = 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the steps, for data of unknown length; JAX may be late with the end of a batch."""
+        # For data of unknown length; JAX may be late with the end of a batch.
         self._steps = batch + 1
 
     def on_epoch_end(self, *_: Any) -> None:
@@ -35,17 +36,41 @@ class LossPart(keras.metrics.Mean):
         """Do nothing: see `record`."""
 
     def record(self, value: Tensor, examples: Any) -> None:
-        """Add the value of a batch."""
+        """Add the value of a batch.
+
+        Args:
+            value: a scalar, the mean over the examples.
+            examples: how many there are.
+        """
         super().update_state(value, sample_weight=examples)
 
 
 def first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor:
-    """Return which of z and KL, layer by layer, is the first that is not finite; 0 if none is."""
+    """Return which of z and KL, layer by layer, is the first that is not finite.
+
+    Args:
+        forward_pass: a pass in which the layers have drawn.
+        layers: the stochastic layers of a model, in order.
+
+    Returns:
+        An integer, from 1 for the z of the first layer on; 0 if all are finite.
+    """
     numbers = [0.0]
     for layer in layers:
-        parts = keras.tree.flatten(forward_pass.recall(layer))
-        # With noise at each position z is large; one example shows what the weights do.
-        z = sum(ops.sum(x if len(x.shape) == 2 else x[:1]) for x in parts if x is not None)
-        numbers += [z, forward_pass.kl_by_layer.get(layer, 0.0)]
+        numbers.append(_sum(forward_pass.recall(layer)))
+        numbers.append(forward_pass.kl_by_layer.get(layer, 0.0))
     numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
-    return ops.argmax(ops.logical_not(ops.isfinite(numbers)))
+    is_bad = ops.logical_not(ops.isfinite(numbers))
+    return ops.argmax(is_bad)
+
+
+def _sum(latent: Any) -> Tensor | float:
+    """Return a number that is finite if a latent is.
+
+    With noise at each position z is large; one example shows what the weights do.
+    """
+    total = 0
+    for part in keras.tree.flatten(latent):
+        if part is not None:
+            total = total + ops.sum(part if len(part.shape) == 2 else part[:1])
+    return total

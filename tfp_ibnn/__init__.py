@@ -20,8 +20,11 @@ from tfp_ibnn import metrics as metrics
 from tfp_ibnn import noise as noise
 from tfp_ibnn._core.backend import tfd as tfd
 from tfp_ibnn.calibration import calibrate as calibrate
+from tfp_ibnn.conversion import named as _named
 from tfp_ibnn.conversion import to_deterministic as to_deterministic
 from tfp_ibnn.conversion import to_stochastic as to_stochastic
+from tfp_ibnn.conversion.named import StochasticConv2D as StochasticConv2D
+from tfp_ibnn.conversion.named import StochasticDense as StochasticDense
 from tfp_ibnn.decisions import Conformal as Conformal
 from tfp_ibnn.decisions import OODDetector as OODDetector
 from tfp_ibnn.decisions import decide as decide
@@ -29,8 +32,6 @@ from tfp_ibnn.flows import Flow as Flow
 from tfp_ibnn.generative import VAE as VAE
 from tfp_ibnn.generative import FlowDensity as FlowDensity
 from tfp_ibnn.layers import Stochastic as Stochastic
-from tfp_ibnn.layers import StochasticConv2D as StochasticConv2D
-from tfp_ibnn.layers import StochasticDense as StochasticDense
 from tfp_ibnn.layers import StochasticModel as StochasticModel
 from tfp_ibnn.layers import freeze as freeze
 from tfp_ibnn.layers import noise_off as noise_off
@@ -78,6 +79,9 @@ from tfp_ibnn.weights import LastLayerHMC as LastLayerHMC
 from tfp_ibnn.weights import Snapshots as Snapshots
 from tfp_ibnn.weights import WeightMixture as WeightMixture
 from tfp_ibnn.weights import refine as refine
+
+# Each is a layer with its posterior, and so made below both; users find them among the layers.
+vars(layers).update({name: getattr(_named, name) for name in _named.__all__})
 
 __version__ = "0.1.0"
 

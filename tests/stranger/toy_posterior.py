@@ -13,7 +13,7 @@ class BiasNoise(PosteriorTemplate, keras.layers.Layer):
 
     def __init__(self, start=0.0, **kwargs):
         super().__init__(**kwargs)
-        self.start, self.seed, self.initial_beta = start, None, 1.0
+        self.start = start
         self.seed_generator = keras.random.SeedGenerator()
 
     def wrap(self, layer, train_size, **options):
@@ -21,9 +21,6 @@ class BiasNoise(PosteriorTemplate, keras.layers.Layer):
 
     def bind(self, layers):
         self.bound_to = [layer.name for layer in layers]
-
-    def copy_for_layer(self, dtype, seed=None, train_size=1):
-        return type(self)(self.start, dtype=dtype, name="posterior")
 
     def build(self, input_shape):
         start = keras.initializers.Constant(self.start)

@@ -5,7 +5,7 @@ A method of inference is a posterior with its layer, or a posterior over whole w
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tfp_ibnn._core.backend import Tensor
 
@@ -19,18 +19,61 @@ class Draw(NamedTuple):
 
 
 class PosteriorTemplate:
-    """A template for the posteriors of a model's layers; each layer takes a copy."""
+    """A template for the posteriors of a model's layers; each layer takes a copy.
 
-    beta: Any  # the weight of the KL, a variable of each copy
-    initial_beta: float
-    seed: int | None  # of the noise
+    This is all that the base of the stochastic layers, conversion, training and plots ask of a
+    posterior. A subclass that is also a Keras layer, with a config, defines `wrap`, `loss` and
+    `summary`; what its own stochastic layer asks of it beyond that is between the two.
+    """
+
+    latent: Literal["z", "weights"] = "weights"
+    """What is random: z, which multiplies inputs (then it is a `ZPosterior`), or any weights."""
+
+    beta: Any
+    """The weight of the KL in the loss, a variable that each copy has when it is built."""
+
+    initial_beta: float | None = 1.0
+    """What `beta` starts at; None leaves it to the layer."""
+
+    seed: int | None = None
+    """The seed of the noise; None draws fresh noise in each process."""
 
     def wrap(self, layer: Any, train_size: int, **options: Any) -> Any:
-        """Return a stochastic layer around a Keras layer, with its own copy of this posterior."""
+        """Return a stochastic layer around a Keras layer, with its own copy of this posterior.
+
+        Args:
+            layer: a Keras layer.
+            train_size: number of training examples, over which the KL is spread.
+            **options: `name`, `seed`, and `noise` and `kl_reduction`, which are for posteriors
+                over z; others ignore these two.
+
+        Returns:
+            A `StochasticLayer`.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `wrap`.")
 
+    def copy_for_layer(
+        self, dtype: str, seed: int | None = None, train_size: int = 1
+    ) -> "PosteriorTemplate":
+        """Return the unbuilt copy that a layer takes: one of the same config, named "posterior".
+
+        A posterior whose noise has a seed, or whose beta depends on the number of examples,
+        overrides this.
+
+        Args:
+            dtype: "float32" or "float64".
+            seed: of the layer's noise; None leaves the choice to the template.
+            train_size: number of training examples of the layer.
+
+        Returns:
+            A posterior of the same class.
+        """
+        del seed, train_size
+        config = {**self.get_config(), "dtype": dtype, "name": "posterior"}
+        return type(self).from_config(config)
+
     def at_depth(self, depth: int) -> "PosteriorTemplate":
-        """Return the template for a model in which so many layers are stochastic."""
+        """Return the template for a model in which `depth` layers are stochastic."""
         return self
 
     def bind(self, layers: Sequence[Any]) -> None:
@@ -43,6 +86,57 @@ class PosteriorTemplate:
     def summary(self) -> Draw:
         """Return a fixed set of draws, the same for the same weights."""
         raise NotImplementedError(f"{type(self).__name__} must define `summary`.")
+
+
+class ZPosterior(PosteriorTemplate):
+    """A posterior over a latent z that multiplies what a layer is given: what `Stochastic` asks.
+
+    The layer builds its copy for the shape (None, channels).
+    """
+
+    latent = "z"
+
+    channels: int | None
+    """The size of z, once it is built."""
+
+    sides: Literal["input", "both"] = "input"
+    """Whether z multiplies a layer's inputs, or the outputs of its kernel as well."""
+
+    @property
+    def is_centered(self) -> bool:
+        """Whether z = loc + scale * noise, with `loc_and_scale` for both: a diagonal Gaussian."""
+        return False
+
+    def loc_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Return loc and scale, (channels,) each, of a posterior that `is_centered`."""
+        raise NotImplementedError(f"{type(self).__name__} is not z = loc + scale * noise.")
+
+    def mean(self) -> Tensor:
+        """Return the mean of z, (channels,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
+
+    def draw(
+        self,
+        forward_pass: Any,
+        count: int | Tensor,
+        positions: tuple[int | Tensor, ...],
+        on: Tensor,
+        training: bool = False,
+    ) -> Draw:
+        """Return `count` draws of z, each at all positions, with KL and entropy.
+
+        Args:
+            forward_pass: the `noise.Pass` whose `source` gives the random numbers.
+            count: how many draws.
+            positions: sizes of the axes between those of the draws and of the channels; () for one
+                z per draw.
+            on: boolean, () or (channels,): where it is False, z is the mean.
+            training: whether the draws are for a training step.
+
+        Returns:
+            A `Draw` whose z is (count, *positions, channels).
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `draw`.")
 
 
 class Chunks(NamedTuple):

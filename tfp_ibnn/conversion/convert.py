@@ -92,7 +92,8 @@ def to_stochastic(
         # Of several kernels only posteriors over z know what to multiply.
         is_one_kernel = not (type(place.layer) in CELLS or is_quantized(place.layer))
         is_one_kernel = is_one_kernel and not has_lora(place.layer)
-        fits = is_one_kernel or hasattr(templates.get(pattern), "draw")
+        is_over_z = pattern is not None and templates[pattern].latent == "z"
+        fits = is_one_kernel or is_over_z
         if pattern is not None and place in convertible and fits:
             chosen[place.steps] = pattern
         elif pattern is not None and not isinstance(place.layer, _SILENT):

@@ -41,6 +41,8 @@ class BatchNorm(Flow):
         Papamakarios et al., Masked Autoregressive Flow for Density Estimation, arXiv 1705.07057.
     """
 
+    mixes_draws = True
+
     def __init__(self, momentum: float = 0.99, limit: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.momentum = checks.fraction("momentum", momentum)

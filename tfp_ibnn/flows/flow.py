@@ -116,6 +116,9 @@ class Flow(SavesRandomState, Conditional):
     exact_log_det: ClassVar[bool] = True
     """Whether the log-determinant is exact, or else random and unbiased, by `seed_generator`."""
 
+    mixes_draws: ClassVar[bool] = False
+    """Whether what becomes of a draw in training depends on the others, as by batch statistics."""
+
     def __init__(self, **kwargs: Any) -> None:
         kwargs["dtype"] = full_precision(kwargs.get("dtype"))
         super().__init__(**kwargs)

@@ -13,14 +13,3 @@ from tfp_ibnn.layers.mean_field import MeanFieldLayer as MeanFieldLayer
 from tfp_ibnn.layers.mnf import MNFLayer as MNFLayer
 from tfp_ibnn.layers.model import StochasticModel as StochasticModel
 from tfp_ibnn.layers.multiplicative import Stochastic as Stochastic
-from tfp_ibnn.layers.named import Conv1DFlipout as Conv1DFlipout
-from tfp_ibnn.layers.named import Conv1DReparameterization as Conv1DReparameterization
-from tfp_ibnn.layers.named import Conv2DFlipout as Conv2DFlipout
-from tfp_ibnn.layers.named import Conv2DReparameterization as Conv2DReparameterization
-from tfp_ibnn.layers.named import Conv3DFlipout as Conv3DFlipout
-from tfp_ibnn.layers.named import Conv3DReparameterization as Conv3DReparameterization
-from tfp_ibnn.layers.named import DenseFlipout as DenseFlipout
-from tfp_ibnn.layers.named import DenseLocalReparameterization as DenseLocalReparameterization
-from tfp_ibnn.layers.named import DenseReparameterization as DenseReparameterization
-from tfp_ibnn.layers.named import StochasticConv2D as StochasticConv2D
-from tfp_ibnn.layers.named import StochasticDense as StochasticDense

@@ -10,16 +10,17 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.layers.base import has_lora, is_known, is_quantized
 from tfp_ibnn.layers.convolution import finish
-from tfp_ibnn.layers.multiplicative import Stochastic
+from tfp_ibnn.layers.multiplicative import LINEAR, Stochastic
 
 
 def has_adapter(layer: keras.layers.Layer) -> bool:
     """Whether a layer has LoRA, of a form whose two kernels follow one another."""
-    plain = is_known(layer) and getattr(layer, "groups", 1) == 1 and not is_quantized(layer)
-    if isinstance(layer, keras.layers.EinsumDense):  # the kernel's last axis is the output's
+    if not has_lora(layer) or not is_known(layer) or is_quantized(layer):
+        return False
+    if isinstance(layer, keras.layers.EinsumDense):  # the kernel's last axis must be the output's
         inputs, kernel, outputs = layer.equation.replace("->", ",").split(",")
-        plain = plain and kernel[-1] == outputs[-1] and kernel[-1] not in inputs
-    return plain and has_lora(layer)
+        return kernel[-1] == outputs[-1] and kernel[-1] not in inputs
+    return getattr(layer, "groups", 1) == 1
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -27,12 +28,20 @@ class StochasticAdapter(Stochastic):
     """Wrap a layer with LoRA: activation(K x + alpha / rank * B (z * (A x)) + bias).
 
     Only what the adapter adds is random: z has `rank` channels. `to_stochastic` makes such layers
-    of those on which `enable_lora` was called; A and B become weights of this layer. The arguments
-    are those of `Stochastic`, and `rank` and `alpha` of the adapter of a plain layer. Reference: Hu
+    of those on which `enable_lora` was called; A and B become weights of this layer. Reference: Hu
     et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
+
+    Args:
+        layer: one of Keras's own layers, with LoRA or without it.
+        posterior: template over z; None is a Gaussian.
+        train_size: number of training examples.
+        rank: of the adapter, for a layer without LoRA.
+        alpha: of the adapter, for a layer without LoRA; None is `rank`.
+        **kwargs: `seed`, and the arguments of `keras.layers.Layer`.
     """
 
     draws_ahead = True
+    is_plain_product = False
 
     def __init__(
         self,
@@ -43,19 +52,12 @@ class StochasticAdapter(Stochastic):
         alpha: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self._start = ["he_uniform", "zeros"]  # as Keras does
+        self._initializers = ("he_uniform", "zeros")  # as Keras does
         if has_adapter(layer):
-            rank, alpha = layer.lora_rank, layer.lora_alpha
-            kernels = (layer.lora_kernel_a, layer.lora_kernel_b)
-            self._start = [keras.initializers.Constant(ops.convert_to_numpy(x)) for x in kernels]
-            config = {k: v for k, v in layer.get_config().items() if not k.startswith("lora_")}
-            plain = type(layer).from_config(config)
-            plain.build(layer.get_build_config()["input_shape"])
-            kept = [weight for weight in layer.weights if not weight.name.startswith("lora_")]
-            plain.set_weights([ops.convert_to_numpy(weight).copy() for weight in kept])
-            for weight, own in zip(kept, plain.weights, strict=True):
-                own.trainable = weight.trainable
-            layer = plain
+            rank = layer.lora_rank
+            alpha = layer.lora_alpha
+            self._initializers = tuple(map(_constant, (layer.lora_kernel_a, layer.lora_kernel_b)))
+            layer = _without_adapter(layer)
         if not is_known(layer) or is_quantized(layer) or has_lora(layer):
             raise ValueError(
                 "StochasticAdapter needs one of Keras's own layers, neither quantized nor in "
@@ -63,44 +65,80 @@ class StochasticAdapter(Stochastic):
                 "ibnn.Stochastic(layer, posterior, train_size), with z on the input."
             )
         super().__init__(layer, posterior, train_size, **kwargs)
-        if self._both:
+        if self._multiplies_outputs:
             raise ValueError(
                 f"`sides='both'` is for layers without LoRA; got {layer.name!r}. Use sides='input'."
             )
-        self.rank, self.alpha = rank, rank if alpha is None else alpha
+        self.rank = rank
+        self.alpha = rank if alpha is None else alpha
         self.activity_regularizer = layer.activity_regularizer
         self.forbid("quantize", "enable_lora")
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         *inputs, outputs = self.layer.kernel.shape
-        shapes = {"lora_kernel_a": (*inputs, self.rank), "lora_kernel_b": (self.rank, outputs)}
+        first, second = self._initializers
         self.kernels = [
-            self.add_weight(shape, start, regularizer=self.layer.kernel_regularizer, name=name)
-            for (name, shape), start in zip(shapes.items(), self._start, strict=True)
+            self._add_kernel("lora_kernel_a", (*inputs, self.rank), first),
+            self._add_kernel("lora_kernel_b", (self.rank, outputs), second),
         ]
         self.layer.kernel.trainable = False
+
+    def _add_kernel(self, name: str, shape: tuple[int, ...], initializer: Any) -> keras.Variable:
+        regularizer = self.layer.kernel_regularizer
+        return self.add_weight(shape, initializer, regularizer=regularizer, name=name)
 
     def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
         return self.rank
 
-    def apply(self, inputs: Tensor, latent: Tensor, groups: Any = None, *_: Any) -> Tensor:
+    def apply(
+        self,
+        inputs: Tensor,
+        latent: Tensor,
+        groups: int | Tensor | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+    ) -> Tensor:
         first, second = self.kernels
         inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
-        linear = {"bias": None, "use_bias": False, "activation": None}
-        small = keras_internals.call_with(self.layer, inputs, kernel=first, **linear)
-        small = self._multiply(small, latent, shared=groups is not None)
-        added = self.alpha / self.rank * ops.matmul(small, ops.cast(second, small.dtype))
-        return finish(self.layer, keras_internals.call_with(self.layer, inputs, **linear) + added)
+        inner = keras_internals.call_with(self.layer, inputs, kernel=first, **LINEAR)
+        inner = self._multiply(inner, latent, shared=groups is not None)
+        second = ops.cast(second, inner.dtype)
+        added = self.alpha / self.rank * ops.matmul(inner, second)
+        plain = keras_internals.call_with(self.layer, inputs, **LINEAR)
+        return finish(self.layer, plain + added)
 
     def fold(self) -> keras.layers.Layer:
         """Return a layer with LoRA, with the mean of z in the first kernel of its adapter."""
         copy = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
         copy.build(self._input_shape)
         copy.enable_lora(self.rank, lora_alpha=self.alpha)
-        first, second = (ops.convert_to_numpy(kernel) for kernel in self.kernels)
+        first, second = map(ops.convert_to_numpy, self.kernels)
         mean = ops.convert_to_numpy(self.posterior.mean())
-        copy.set_weights([*self.layer.get_weights(), first * mean, second])
-        for weight, own in zip(self.layer.weights, copy.weights, strict=False):
-            own.trainable = weight.trainable
+        weights = self.layer.get_weights()
+        copy.set_weights([*weights, first * mean, second])
+        _copy_trainability(self.layer.weights, copy.weights)
         return copy
+
+
+def _constant(weight: keras.Variable) -> keras.initializers.Initializer:
+    return keras.initializers.Constant(ops.convert_to_numpy(weight))
+
+
+def _without_adapter(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """Return a built layer with the weights of another one, but for those of its LoRA."""
+    config = layer.get_config()
+    plain_config = {key: config[key] for key in config if not key.startswith("lora_")}
+    plain = type(layer).from_config(plain_config)
+    input_shape = layer.get_build_config()["input_shape"]
+    plain.build(input_shape)
+    weights = [weight for weight in layer.weights if not weight.name.startswith("lora_")]
+    plain.set_weights([ops.convert_to_numpy(weight).copy() for weight in weights])
+    _copy_trainability(weights, plain.weights)
+    return plain
+
+
+def _copy_trainability(weights: list[keras.Variable], copies: list[keras.Variable]) -> None:
+    """Let the first copies be trained as the weights are; an adapter's own may follow."""
+    for weight, copied in zip(weights, copies, strict=False):
+        copied.trainable = weight.trainable

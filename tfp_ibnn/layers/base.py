@@ -1,6 +1,7 @@
 """The base of all stochastic layers."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -43,15 +44,24 @@ def float_policy(layer: keras.layers.Layer) -> Any:
     """Return the dtype policy of a layer, or that from which it was quantized."""
     if not is_quantized(layer):
         return layer.dtype_policy
-    compute, variable = layer.compute_dtype, layer.variable_dtype
-    return keras.DTypePolicy(compute if compute == variable else f"mixed_{compute}")
+    compute_dtype = layer.compute_dtype
+    if compute_dtype == layer.variable_dtype:
+        return keras.DTypePolicy(compute_dtype)
+    return keras.DTypePolicy(f"mixed_{compute_dtype}")
 
 
 class StochasticLayer(keras.layers.Wrapper):
     """A Keras layer with a random latent, drawn once in each forward pass, whose KL is a loss.
 
-    A new kind of layer is a subclass with `draw`, `apply`, `mean_latent` and `fold`. The arguments
-    are those of `Stochastic`.
+    A new kind of layer is a subclass with `draw`, `apply`, `mean_latent` and `fold`.
+
+    Args:
+        layer: the Keras layer to wrap, with its channels last.
+        posterior: template; the layer takes its own copy.
+        train_size: number of training examples, over which the KL is spread.
+        seed: of the noise; None takes the posterior's, or one derived from it if an earlier layer
+            has taken that.
+        **kwargs: those of `keras.layers.Layer`.
     """
 
     draws_ahead = True
@@ -74,17 +84,14 @@ class StochasticLayer(keras.layers.Wrapper):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
-        if isinstance(layer, StochasticLayer):
-            raise ValueError(f"`layer` is already stochastic: {layer.name!r}.")
-        if getattr(layer, "data_format", None) == "channels_first":
-            raise ValueError(f"`layer` must have its channels last; {layer.name!r} has them first.")
+        _check_layer(layer)
         kwargs.setdefault("dtype", float_policy(layer))
         super().__init__(layer, **kwargs)
         if not isinstance(posterior, PosteriorTemplate):
-            got = f"{posterior!r}. A recipe must be called: NormalAffine(), not NormalAffine"
-            raise ValueError(f"`posterior` must be one such as ibnn.NormalAffine(); got {got}.")
+            raise ValueError(
+                f"`posterior` must be one such as ibnn.NormalAffine(); got {posterior!r}. A recipe "
+                "must be called: NormalAffine(), not NormalAffine."
+            )
         self.train_size = check_train_size(train_size)
         precisions = {checks.full_precision(x) for x in (self.dtype_policy, layer.dtype_policy)}
         dtype = "float64" if "float64" in precisions else "float32"
@@ -95,10 +102,16 @@ class StochasticLayer(keras.layers.Wrapper):
     def draw(
         self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
-        """Return `count` latents, with their KL and entropy, by the `source` of a pass.
+        """Return latents, with their KL and entropy; without noise, each is `mean_latent`.
 
-        If the noise is switched off, each is `mean_latent`. Without `draws_ahead`, the latents
-        depend on the shape of `inputs`.
+        Args:
+            forward_pass: the pass whose `source` gives the random numbers.
+            count: how many latents.
+            inputs: those of the layer; without `draws_ahead`, latents depend on their shape.
+            training: whether the latents are for a training step.
+
+        Returns:
+            A `Draw`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `draw`.")
 
@@ -110,9 +123,18 @@ class StochasticLayer(keras.layers.Wrapper):
         mask: Tensor | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Return the output for one latent, one for each example, or, with groups, for each block.
+        """Return the output for one latent, one for each example, or one for each block.
 
-        `groups` is the number of consecutive blocks of equal size that the batch is cut into.
+        Args:
+            inputs: those of the wrapped layer.
+            latent: what `draw` gave as z.
+            groups: number of consecutive blocks of equal size that the batch is cut into, with a
+                latent each; None has no blocks.
+            mask: that of the inputs.
+            training: whether this is a training step.
+
+        Returns:
+            The output of the layer.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `apply`.")
 
@@ -129,28 +151,38 @@ class StochasticLayer(keras.layers.Wrapper):
         return self.posterior.summary()
 
     def check_blocks(self, inputs: Tensor, draws: int | None) -> None:
-        """Raise if it is known ahead that a batch does not divide into a block for each draw."""
+        """Raise if it is known ahead that a batch does not divide into a block for each draw.
+
+        Args:
+            inputs: (batch, ...).
+            draws: how many; None is unknown.
+        """
         batch = inputs.shape[0]
         if draws is not None and batch is not None and batch % draws:
-            got = f"{draws} draws in this pass, which do not fit a batch of {batch}"
-            want = "called twice it must see one batch size, which `groups` of a noise scope divide"
-            raise ValueError(f"{self._owner} has {got}: {want}.")
+            raise ValueError(
+                f"{self._owner} has {draws} draws in this pass, which do not fit a batch of "
+                f"{batch}: called twice it must see one batch size, which `groups` of a noise "
+                "scope divide."
+            )
 
     def forbid(self, *methods: str) -> None:
         """Let methods of the wrapped layer, which would change its weights, raise from now on."""
         for method in methods:
+            setattr(self.layer, method, self._refusal_of(method))
 
-            def refuse(*_: Any, method: str = method, **__: Any) -> None:
-                raise NotImplementedError(
-                    f"{self._owner} does not allow `{method}` on the layer inside. Call it on what "
-                    "ibnn.to_deterministic(model) returns; or before ibnn.to_stochastic, with a "
-                    "posterior over z with sides='input', such as ibnn.NormalAffine()."
-                )
+    def _refusal_of(self, method: str) -> Callable[..., None]:
+        def refuse(*_: Any, **__: Any) -> None:
+            raise NotImplementedError(
+                f"{self._owner} does not allow `{method}` on the layer inside. Call it on what "
+                "ibnn.to_deterministic(model) returns; or before ibnn.to_stochastic, with a "
+                "posterior over z with sides='input', such as ibnn.NormalAffine()."
+            )
 
-            setattr(self.layer, method, refuse)
+        return refuse
 
     @property
     def _owner(self) -> str:
+        """What errors call this layer."""
         return f"{type(self).__name__}({type(self.layer).__name__}) {self.name!r}"
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
@@ -166,8 +198,9 @@ class StochasticLayer(keras.layers.Wrapper):
         if not self.layer.built:
             self.layer.build(input_shape)
         self.claim_posterior()
-        fixed = {"trainable": False, "autocast": False}
-        self.noise_switch = self.add_weight((), "ones", name="noise_switch", **fixed)
+        self.noise_switch = self.add_weight(
+            (), "ones", name="noise_switch", trainable=False, autocast=False
+        )
         self.built = True
 
     def claim_posterior(self) -> None:
@@ -180,47 +213,82 @@ class StochasticLayer(keras.layers.Wrapper):
             self.posterior.trainable = False
 
     def call(self, inputs: Tensor, mask: Any = None, training: bool | None = None) -> Tensor:
-        """Return the output for the latent of this pass, and add its KL to the loss."""
+        """Return the output for the latent of this pass, and add its KL to the loss.
+
+        Args:
+            inputs: those of the wrapped layer.
+            mask: that of the inputs.
+            training: whether this is a training step.
+
+        Returns:
+            The output of the layer.
+        """
         inputs = self.checked_inputs(inputs)
         forward_pass = current()
         latent = self._latent(forward_pass, inputs, bool(training))
         return self.apply(inputs, latent, forward_pass.groups, mask, bool(training))
 
     def _latent(self, forward_pass: Pass, inputs: Tensor, training: bool) -> Any:
+        """Return the latent of a pass, for the rows of these inputs; draw it in the first call."""
         if forward_pass.seen is not None:
             forward_pass.seen.append((self, inputs))
+        rows = ops.shape(inputs)[0]
         latent = forward_pass.recall(self)
         if latent is not None:
             forward_pass.restore_losses()
         else:
-            known = (forward_pass.groups, forward_pass.examples, ops.shape(inputs)[0])
-            count = next(number for number in known if number is not None)
+            count = forward_pass.count_of_draws(rows)
             latent = self.draw_for(forward_pass, count, inputs, training)
         if forward_pass.groups is not None or forward_pass.examples is None:
             return latent
-        return self.spread(latent, ops.shape(inputs)[0])
+        return self.spread(latent, rows)
 
     def spread(self, latent: Any, rows: int | Tensor) -> Any:
-        """Return latents, one for each example, for the rows that the examples are cut into."""
-        return keras.tree.map_structure(lambda x: x if x.shape[0] == 1 else spread(x, rows), latent)
+        """Return latents for the rows that the examples are cut into.
+
+        Args:
+            latent: tensors (examples, ...) in any structure, or (1, ...) of one for all.
+            rows: how many there are, in the order of their examples.
+
+        Returns:
+            The same structure of tensors (rows, ...), or (1, ...).
+        """
+
+        def of_rows(values: Tensor) -> Tensor:
+            return values if values.shape[0] == 1 else spread(values, rows)
+
+        return keras.tree.map_structure(of_rows, latent)
 
     def checked_inputs(self, inputs: Any) -> Any:
         """Return the inputs as `apply` takes them, or raise."""
         return inputs
 
-    def draw_for(self, forward_pass: Pass, count: Any, inputs: Any, training: bool) -> Any:
-        """Return what `draw` draws for a pass, which remembers it, and add its KL to the loss."""
+    def draw_for(self, forward_pass: Pass, count: int | Tensor, inputs: Any, training: bool) -> Any:
+        """Draw latents for a pass, which remembers them, and add their KL to the loss.
+
+        Args:
+            forward_pass: the pass.
+            count: how many latents.
+            inputs: those of the layer, or None if it `draws_ahead`.
+            training: whether this is a training step.
+
+        Returns:
+            The latents.
+        """
         if forward_pass.off:
             return forward_pass.remember(self, self.mean_latent())
         draw = self.draw(forward_pass, count, inputs, training)
         if not forward_pass.losses:
             return forward_pass.remember(self, draw.z)
-        weight = ops.cast(self.noise_switch > 0.5, self.posterior.dtype) * self.kl_weight(inputs)
+        is_on = ops.cast(self.noise_switch > 0.5, self.posterior.dtype)
+        weight = is_on * self.kl_weight(inputs)
         # Times the reciprocal: the gradient of a quotient takes TensorFlow seven operations.
-        loss = weight * _average(self.posterior.loss(draw)) * (self.kl_scale / self.train_size)
+        factor = self.kl_scale / self.train_size
+        loss = weight * _average(self.posterior.loss(draw)) * factor
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
-        return forward_pass.remember(self, draw.z, loss, weight * _average(draw.kl))
+        kl = weight * _average(draw.kl)
+        return forward_pass.remember(self, draw.z, loss, kl)
 
     def compute_output_spec(self, inputs: Any, mask: Any = None, training: Any = None) -> Any:
         return self.layer.compute_output_spec(self.checked_inputs(inputs))
@@ -229,8 +297,9 @@ class StochasticLayer(keras.layers.Wrapper):
         return self.layer.compute_output_shape(input_shape)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        layer = self.layer
-        return layer.compute_mask(inputs, previous_mask) if layer.supports_masking else None
+        if not self.layer.supports_masking:
+            return None
+        return self.layer.compute_mask(inputs, previous_mask)
 
     def get_config(self) -> dict[str, Any]:
         posterior = keras.saving.serialize_keras_object(self.posterior)
@@ -244,6 +313,16 @@ class StochasticLayer(keras.layers.Wrapper):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects)
         return cls(**config)
+
+
+def _check_layer(layer: Any) -> None:
+    """Raise if a stochastic layer cannot be made of a layer."""
+    if not isinstance(layer, keras.layers.Layer):
+        raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
+    if isinstance(layer, StochasticLayer):
+        raise ValueError(f"`layer` is already stochastic: {layer.name!r}.")
+    if getattr(layer, "data_format", None) == "channels_first":
+        raise ValueError(f"`layer` must have its channels last; {layer.name!r} has them first.")
 
 
 def _average(x: Tensor) -> Tensor:

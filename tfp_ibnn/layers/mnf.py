@@ -6,9 +6,10 @@ import keras
 from keras import layers, ops
 
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.protocols import Draw
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.layers.base import CONVOLUTIONS
-from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local, MeanFieldLayer
+from tfp_ibnn.layers.estimators import Explicit, Flipped, Local
+from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.noise import Pass
 
 _KINDS = (layers.Dense, *CONVOLUTIONS)
@@ -18,7 +19,7 @@ class Multiplied(NamedTuple):
     """Factors z (draws, channels) of the means, and the noise of the weights around them."""
 
     z: Tensor
-    rest: Explicit | Flipped | Local
+    noise: Explicit | Flipped | Local
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -28,8 +29,15 @@ class MNFLayer(MeanFieldLayer):
     `MNF.wrap` and `to_stochastic` make it.
     """
 
-    def __init__(self, layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> None:
-        super().__init__(layer, *args, **kwargs)
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        posterior: PosteriorTemplate,
+        train_size: int | None = None,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(layer, posterior, train_size, seed, **kwargs)
         if type(layer) not in _KINDS:
             names = ", ".join(kind.__name__ for kind in _KINDS)
             raise ValueError(
@@ -41,40 +49,70 @@ class MNFLayer(MeanFieldLayer):
     def draw_size(self) -> int:
         return super().draw_size + self.posterior.z.channels
 
-    def mean_latent(self) -> Multiplied:
-        return Multiplied(self.posterior.z.mean()[None], super().mean_latent())
+    def _noise_in(self, latent: Multiplied) -> Explicit | Flipped | Local:
+        return latent.noise
 
-    def _with_kl(
-        self, forward_pass: Pass, latent: Any, count: int | Tensor, training: bool, *given: Any
+    def mean_latent(self) -> Multiplied:
+        mean_of_z = self.posterior.z.mean()
+        return Multiplied(mean_of_z[None], super().mean_latent())
+
+    def draw(
+        self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
-        """Return z and the noise of a pass, with a bound of the KL, and of the entropy."""
-        posterior, z = self.posterior, self.posterior.z
-        kind = {"dtype": posterior.dtype, "generator": posterior.seed_generator}
-        number = self._sets(forward_pass, count) if isinstance(latent, Explicit) else count
-        numbers = (1, number) if forward_pass.losses else (number,)  # the first for the KL
-        noise = [forward_pass.source.normal(n, (z.channels,), **kind) for n in numbers]
-        draw = z.switched(self.noise_switch > 0.5, ops.concatenate(noise), training=training)
-        latent = Multiplied(draw.z[len(numbers) - 1 :], latent)
-        own = Draw(*(part[:1] for part in draw))
-        return super()._with_kl(forward_pass, latent, count, training, own)
+        noise = self._noise(forward_pass, count, training)
+        sets = count
+        if isinstance(noise, Explicit):
+            sets = self._sets(forward_pass, count)
+        if not forward_pass.losses:
+            draw = self._draw_z(forward_pass, (sets,), training)
+            return self._without_kl(Multiplied(draw.z, noise))
+        draw = self._draw_z(forward_pass, (1, sets), training)
+        first = Draw(draw.z[:1], draw.kl[:1], draw.entropy[:1])  # for the KL
+        kl, entropy = self._kl_and_entropy(forward_pass, first)
+        return Draw(Multiplied(draw.z[1:], noise), kl, entropy)
+
+    def _draw_z(self, forward_pass: Pass, counts: tuple[int | Tensor, ...], training: bool) -> Draw:
+        """Return draws of z, by noise that a pass gives in portions."""
+        z = self.posterior.z
+        normal = self._normal(forward_pass)
+        noise = [normal(count, (z.channels,)) for count in counts]
+        return z.switched(self.noise_switch > 0.5, ops.concatenate(noise), training=training)
 
     def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
-        z, rest = latent
-        if isinstance(rest, Explicit):
-            deviations = self._deviations(rest)
-            deviations[0] = deviations[0] + self.posterior.times_z(self._means()[0], z - 1)
-            return self._explicit(inputs, deviations)
+        z, noise = latent
+        if isinstance(noise, Explicit):
+            kernel_mean = self._means()[0]
+            kernel_deviation, *others = self._deviations(noise)
+            by_z = self.posterior.times_z(kernel_mean, z - 1)
+            return self._explicit(inputs, [kernel_deviation + by_z, *others])
         self.check_blocks(inputs, z.shape[0])
-        # The outputs for the means, with a z (examples, channels) for each example.
-        z, kernel, bias = ops.cast(z, inputs.dtype), self._means()[:1], self._bias()
-        z = ops.reshape(z, (-1, *(1,) * (len(inputs.shape) - 2), z.shape[-1]))
+        outputs = self._outputs_at_means(inputs, z)
+        if isinstance(noise, Local):
+            return outputs + self._local_noise(inputs, noise.noise)
+        deviations = self._deviations(noise)
+        kernel, *bias = [deviation[0] for deviation in deviations]
+        sign_in = ops.cast(noise.sign_in, inputs.dtype)
+        sign_out = ops.cast(noise.sign_out, inputs.dtype)
+        return outputs + sign_out * self._linear(sign_in * inputs, [kernel], *bias)
+
+    def _outputs_at_means(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Return the outputs for the means of the weights, with a z for each example.
+
+        Args:
+            inputs: (batch, ..., channels).
+            z: (batch, channels).
+
+        Returns:
+            A tensor without the activation.
+        """
+        kernel = self._means()[:1]
+        bias = self._bias()
+        channels = z.shape[-1]
+        positions = (1,) * (len(inputs.shape) - 2)
+        z = ops.reshape(ops.cast(z, inputs.dtype), (-1, *positions, channels))
         if self.posterior.on_inputs:
-            outputs = self._linear(inputs * z, kernel, bias)
-        else:
-            outputs = self._linear(inputs, kernel) * z
-            outputs = outputs if bias is None else outputs + ops.cast(bias, outputs.dtype)
-        if isinstance(rest, Local):
-            return outputs + self._local_noise(inputs, rest.noise)
-        own = [x[0] for x in self._deviations(rest)]
-        sign_in, sign_out = (ops.cast(sign, inputs.dtype) for sign in rest[1:])
-        return outputs + sign_out * self._linear(sign_in * inputs, own[:1], *own[1:])
+            return self._linear(inputs * z, kernel, bias)
+        outputs = self._linear(inputs, kernel) * z
+        if bias is not None:
+            outputs = outputs + ops.cast(bias, outputs.dtype)
+        return outputs

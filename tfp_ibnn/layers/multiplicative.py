@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, times
-from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
+from tfp_ibnn._core.protocols import Draw, PosteriorTemplate, ZPosterior
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers import base, folding
 from tfp_ibnn.layers.convolution import convolves, finish, noisy_convolution, separate_channels
@@ -18,6 +18,9 @@ from tfp_ibnn.noise import Pass
 
 NOISES = ("channel", "position")
 REDUCTIONS = ("sum", "mean")
+
+LINEAR = {"bias": None, "use_bias": False, "activation": None}
+"""Attributes of a layer whose call then gives what its kernel alone gives."""
 
 _FEW_CHANNELS = 4  # an image's
 _SMALL_OUTPUT = 2**13  # numbers in a convolution's output for one example
@@ -36,7 +39,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     Args:
         layer: a Keras layer with one floating-point input tensor, (batch, ..., channels). Dense
             layers and convolutions also take integers and booleans, and cast them.
-        posterior: template; the layer builds its own copy for its channels. None is a Gaussian.
+        posterior: template over z; the layer builds its own copy for its channels. None is
+            `ibnn.NormalAffine()`, a Gaussian.
         train_size: number of training examples, over which the KL is spread.
         noise: "channel", one z for each example and channel; or "position", one for each position
             (pixel, time step) too, from the same posterior, and the same in each call of a pass.
@@ -53,6 +57,13 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         2
     """
 
+    default_posterior: ClassVar[Callable[[], ZPosterior]]
+    """Makes the posterior of a layer that is given none; the room of posteriors sets it."""
+
+    is_plain_product: ClassVar[bool] = True
+    """Whether the output is layer(z * x), by the `call` and `apply` of this class. A subclass with
+    another one sets it to False; its work is then not shared by draws."""
+
     def __init__(
         self,
         layer: keras.layers.Layer,
@@ -64,24 +75,26 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         **kwargs: Any,
     ) -> None:
         if posterior is None:
-            # By its name: posteriors know their layers, and not the other way round.
-            posterior = keras.saving.get_registered_object("tfp_ibnn>FlowPosterior")()
-        if isinstance(posterior, PosteriorTemplate) and not hasattr(posterior, "draw"):
-            kind = type(posterior).__name__
-            remedy = f"write `{kind}(...).wrap(layer, train_size)` instead of this layer"
-            raise ValueError(f"`posterior` must be one over z; {kind} is over weights: {remedy}.")
+            posterior = self.default_posterior()
+        if isinstance(posterior, PosteriorTemplate) and posterior.latent != "z":
+            raise ValueError(
+                f"`posterior` must be one over z; {type(posterior).__name__} is over weights: "
+                f"write `{type(posterior).__name__}(...).wrap(layer, train_size)` instead of this "
+                "layer."
+            )
         super().__init__(layer, posterior, train_size, seed, **kwargs)
         self.noise = checks.one_of("noise", noise, NOISES)
         self.kl_reduction = checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
         if noise == "position" and type(self).draws_ahead is True:
-            got = f"{type(layer).__name__}, named {layer.name!r}"
-            raise ValueError(f"`noise` must be 'channel' for {got}.")
-        if self._both:
-            self._check_both()
+            raise ValueError(
+                f"`noise` must be 'channel' for {type(layer).__name__}, named {layer.name!r}."
+            )
+        if self._multiplies_outputs:
+            self._check_kernel_is_known()
             self.forbid("quantize")
             self.activity_regularizer = layer.activity_regularizer  # the layer's call is not used
 
-    def _check_both(self) -> None:
+    def _check_kernel_is_known(self) -> None:
         """Raise if it is not known where the kernel of the layer is, between two factors."""
         layer = self.layer
         is_kernel = base.is_known(layer) and not base.is_quantized(layer)
@@ -105,16 +118,16 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         super().build(input_shape)
 
     def _latent_channels(self, input_shape: tuple[int | None, ...]) -> int:
-        if not self._both:
+        """Return the size of z."""
+        if not self._multiplies_outputs:
             return self._channels
         outputs = self.layer.compute_output_shape(input_shape)[-1]
-        self._output_factors(np.ones(outputs))
+        self._output_factors(np.ones(outputs))  # raises for a layer that cannot be folded
         return self._channels + outputs
 
     def draw(
         self, forward_pass: Pass, count: int | Tensor, inputs: Any = None, training: bool = False
     ) -> Draw:
-        """Return `count` z of a pass, (count, [positions,] channels), with KL and entropy."""
         positions = () if self.draws_ahead else self._positions(inputs)
         on = self.noise_switch > 0.5
         return self.posterior.draw(forward_pass, count, positions, on, training)
@@ -128,57 +141,71 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         training: bool = False,
     ) -> Tensor:
         if training and groups is None and self.posterior.is_centered and self._convolves_image:
-            loc, scale = self.posterior.loc_and_scale()
-            normal = ops.cast(ops.stop_gradient((latent - loc) / scale), inputs.dtype)
-            normal = self.broadcast(normal, len(inputs.shape))
-            return noisy_convolution(self.layer, inputs, normal, loc, scale)
-        shared, size = groups is not None, self._channels
-        if self._both:
-            inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
-        modulated = self._multiply(inputs, latent[..., :size], shared)
-        if self._both:
-            linear = {"bias": None, "use_bias": False, "activation": None}
-            outputs = keras_internals.call_with(self.layer, modulated, **linear)
-            return finish(self.layer, self._multiply(outputs, latent[..., size:], shared))
-        return self.layer(modulated, mask=mask) if self._layer_takes_mask else self.layer(modulated)
+            return self._convolved(inputs, latent)
+        shared = groups is not None
+        if self._multiplies_outputs:
+            return self._between_factors(inputs, latent, shared)
+        product = self._multiply(inputs, latent, shared)
+        if self._layer_takes_mask:
+            return self.layer(product, mask=mask)
+        return self.layer(product)
+
+    def _convolved(self, inputs: Tensor, z: Tensor) -> Tensor:
+        """Return layer(z * inputs) with less work for its gradients, for z = loc + scale * eps."""
+        loc, scale = self.posterior.loc_and_scale()
+        normal = ops.stop_gradient((z - loc) / scale)
+        normal = self.broadcast(ops.cast(normal, inputs.dtype), len(inputs.shape))
+        return noisy_convolution(self.layer, inputs, normal, loc, scale)
+
+    def _between_factors(self, inputs: Tensor, latent: Tensor, shared: bool) -> Tensor:
+        """Return activation(bias + z_out * kernel(z_in * inputs)), for a latent of both."""
+        inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
+        z_in, z_out = self._split(latent)
+        product = self._multiply(inputs, z_in, shared)
+        outputs = keras_internals.call_with(self.layer, product, **LINEAR)
+        return finish(self.layer, self._multiply(outputs, z_out, shared))
+
+    def _split(self, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the channels of a latent for the inputs, and those for what else it has."""
+        return latent[..., : self._channels], latent[..., self._channels :]
 
     def mean_latent(self) -> Tensor:
-        return self.posterior.mean()[None]
+        mean = self.posterior.mean()
+        return mean[None]
 
     def fold(self) -> keras.layers.Layer:
         """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`.
 
         What LoRA adds becomes part of the kernel, as in a file of Keras.
         """
-        layer, place = self.layer, (self.name, self._input_shape)
+        layer = self.layer
         mean = ops.convert_to_numpy(self.posterior.mean())
-        on_inputs, on_outputs = mean[: self._channels], mean[self._channels :]
-        spread = self.broadcast(on_inputs[None], len(self._input_shape))[0]
-        spread = ops.convert_to_numpy(spread)
+        on_inputs, on_outputs = self._split(mean)
+        rescaling = self.broadcast(on_inputs[None], len(self._input_shape))[0]
+        rescaling = ops.convert_to_numpy(rescaling)
         if not base.is_known(layer) or base.is_quantized(layer):
-            return folding.behind_rescaling(layer, spread, *place)
+            return folding.behind_rescaling(layer, rescaling, self.name, self._input_shape)
         weights = folding.merged_weights(layer)
         if len(on_outputs):
-            number, factors = self._output_factors(on_outputs)
-            weights[number] = (weights[number] * factors).astype(weights[number].dtype)
+            position, factors = self._output_factors(on_outputs)
+            _multiply_weight(weights, position, factors)
         factors = folding.kernel_factors(layer, on_inputs)
         if factors is None:
-            return folding.behind_rescaling(layer, spread, *place, weights)
-        weights[0] = (weights[0] * factors).astype(weights[0].dtype)
-        return folding.with_weights(layer, weights, *place)
+            return folding.behind_rescaling(layer, rescaling, self.name, self._input_shape, weights)
+        _multiply_weight(weights, 0, factors)
+        return folding.with_weights(layer, weights, self.name, self._input_shape)
 
     def kl_weight(self, inputs: Tensor) -> float | Tensor:
         """Return the number of positions that have a z of their own, if their KLs are summed."""
         if self.kl_reduction == "mean" or self.draws_ahead:
             return 1.0
-        return math.prod(ops.cast(size, self.posterior.dtype) for size in self._positions(inputs))
+        sizes = [ops.cast(size, self.posterior.dtype) for size in self._positions(inputs)]
+        return math.prod(sizes)
 
     def shares_work(self, inputs: Any) -> bool:
         # `separate_channels` takes memory as for one draw more for each channel of the input, so it
         # is left to small networks, of which the first convolution is a large part.
-        methods = (type(self).call, type(self).apply)
-        is_plain = self.draws_ahead and methods == (Stochastic.call, Stochastic.apply)
-        if not is_plain or not self._convolves_image:
+        if not (self.is_plain_product and self.draws_ahead and self._convolves_image):
             return False
         outputs = self.compute_output_shape(inputs.shape)[1:]
         return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
@@ -188,44 +215,67 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return separate_channels(self.layer, ops.cast(inputs, self.compute_dtype))
 
     @property
-    def _both(self) -> bool:
-        return getattr(self.posterior, "sides", "input") == "both"
+    def _multiplies_outputs(self) -> bool:
+        """Whether z has channels for the outputs of the kernel, too."""
+        return self.posterior.sides == "both"
 
     def _output_factors(self, scale: np.ndarray) -> tuple[int, np.ndarray]:
-        """Return by what to multiply which weight instead of the output, or raise."""
+        """Return which weight to multiply instead of the output, and by what, or raise."""
         layer = self.layer
         if isinstance(layer, layers.EinsumDense):
-            operands, target = layer.equation.replace(" ", "").split("->")
-            kernel = operands.split(",")[1]
-            if target[-1] == "." or kernel.count(target[-1]) != 1:
-                wanted = "`sides='both'` needs an equation whose last output axis is the kernel's"
-                got = f"{layer.equation!r}. Use sides='input' for layer {layer.name!r}"
-                raise ValueError(f"{wanted}; got {got}.")
-            return 0, folding.along(scale, kernel, target[-1])
+            return 0, self._einsum_output_factors(scale)
         if isinstance(layer, base.SEPARABLE):
             return 1, scale
         if isinstance(layer, base.DEPTHWISE):
             return 0, scale.reshape(self._channels, -1)
-        return 0, scale[:, None] if isinstance(layer, base.TRANSPOSED) else scale
+        if isinstance(layer, base.TRANSPOSED):
+            return 0, scale[:, None]
+        return 0, scale
+
+    def _einsum_output_factors(self, scale: np.ndarray) -> np.ndarray:
+        equation = self.layer.equation
+        operands, target = equation.replace(" ", "").split("->")
+        kernel = operands.split(",")[1]
+        if target[-1] == "." or kernel.count(target[-1]) != 1:
+            raise ValueError(
+                "`sides='both'` needs an equation whose last output axis is the kernel's; got "
+                f"{equation!r}. Use sides='input' for layer {self.layer.name!r}."
+            )
+        return folding.along(scale, kernel, target[-1])
 
     def _multiply(self, inputs: Tensor, z: Tensor, shared: bool) -> Tensor:
-        """Return z * inputs, z (draws, [positions,] channels): by example, or block if shared."""
+        """Return z * inputs, for each example, or each block of the batch.
+
+        Args:
+            inputs: (batch, ..., channels).
+            z: (draws, [positions,] channels).
+            shared: whether z of unknown number are for blocks, and not for examples.
+
+        Returns:
+            A tensor of the shape of `inputs`.
+        """
         if len(z.shape) > 2:
             z = self._at_positions(z, inputs)
-        z = self.broadcast(ops.cast(z, inputs.dtype), len(inputs.shape))
-        draws, batch = z.shape[0], inputs.shape[0]
-        if draws == 1 or draws == batch is not None or (draws is None and not shared):
+        z = ops.cast(z, inputs.dtype)
+        z = self.broadcast(z, len(inputs.shape))
+        draws = z.shape[0]
+        is_unknown = draws is None
+        by_example = not is_unknown and draws == inputs.shape[0]
+        if draws == 1 or by_example or (is_unknown and not shared):
             return times(inputs, z)
         self.check_blocks(inputs, draws)
         # The batch is consecutive blocks, one per draw; broadcasting spares a repeated copy of z.
-        size = ops.shape(inputs)
+        batch, *sizes = ops.shape(inputs)
         draws = ops.shape(z)[0]
-        blocks = ops.reshape(inputs, (draws, size[0] // draws, *size[1:]))
-        return ops.reshape(times(blocks, z[:, None]), size)
+        size = batch // draws
+        blocks = ops.reshape(inputs, (draws, size, *sizes))
+        products = times(blocks, z[:, None])
+        return ops.reshape(products, (batch, *sizes))
 
     def _at_positions(self, z: Tensor, inputs: Tensor) -> Tensor:
         """Return z (draws, positions, channels), drawn in the first call, or raise for others."""
-        drawn, needed = tuple(z.shape[1:-1]), tuple(inputs.shape[1:-1])
+        drawn = tuple(z.shape[1:-1])
+        needed = tuple(inputs.shape[1:-1])
         known = [pair for pair in zip(drawn, needed, strict=False) if None not in pair]
         if len(drawn) != len(needed) or any(first != second for first, second in known):
             raise ValueError(
@@ -236,19 +286,30 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if len(known) == len(drawn):
             return z
         # Or a product would repeat what turns out to be one position.
-        return ops.reshape(z, (ops.shape(z)[0], *ops.shape(inputs)[1:-1], z.shape[-1]))
+        positions = ops.shape(inputs)[1:-1]
+        return ops.reshape(z, (ops.shape(z)[0], *positions, z.shape[-1]))
 
     def broadcast(self, z: Tensor, rank: int) -> Tensor:
-        """Return z (groups, [positions,] channels) with the axes of an input of that rank."""
-        if len(z.shape) == rank:
+        """Return z with the axes of an input.
+
+        Args:
+            z: (draws, [positions,] channels).
+            rank: number of axes of the input.
+
+        Returns:
+            z, with axes of size 1 between those of draws and channels where it has no positions.
+        """
+        missing = rank - len(z.shape)
+        if missing == 0:
             return z
-        return ops.reshape(z, (-1, *(1,) * (rank - len(z.shape)), z.shape[-1]))
+        return ops.reshape(z, (-1, *(1,) * missing, z.shape[-1]))
 
     @property
     def _convolves_image(self) -> bool:
-        if self._both or self.posterior.channels > _FEW_CHANNELS or not convolves(self.layer):
+        """Whether the layer is a convolution of few channels, whose work can be arranged anew."""
+        if self._multiplies_outputs or self.posterior.channels > _FEW_CHANNELS:
             return False
-        return self.layer.compute_dtype == self.compute_dtype
+        return convolves(self.layer) and self.layer.compute_dtype == self.compute_dtype
 
     def _positions(self, inputs: Tensor) -> tuple[int | Tensor, ...]:
         """Return the sizes of the axes between examples and channels."""
@@ -257,23 +318,40 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     def checked_inputs(self, inputs: Any) -> Any:
         if isinstance(inputs, (list, tuple, dict)):
             raise ValueError(f"{self._owner} takes one input; it was called with {len(inputs)}.")
-        if not hasattr(inputs, "dtype"):
+        if getattr(inputs, "dtype", None) is None:
             raise ValueError(f"{self._owner} must be called with a tensor; got {inputs!r}.")
-        dtype = keras.backend.standardize_dtype(inputs.dtype)
-        if not keras.backend.is_float_dtype(dtype):
-            is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
-            if not is_number or not isinstance(self.layer, base.CONVERTIBLE):
-                got = f"{dtype}. Cast it, or leave {type(self.layer).__name__} deterministic"
-                raise ValueError(f"{self._owner} needs a floating-point input; got {got}.")
-            inputs = ops.cast(inputs, self.layer.compute_dtype)
-        if len(inputs.shape) < 2 and not isinstance(inputs, keras.KerasTensor):
+        inputs = self._as_float(inputs)
+        rank = len(inputs.shape)
+        if rank < 2 and not isinstance(inputs, keras.KerasTensor):
             raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
-        if self.built and len(inputs.shape) == len(self._input_shape):
+        if self.built and rank == len(self._input_shape):
             if inputs.shape[-1] not in (None, self._channels):
-                built = f"{self._owner} was built for {self._channels} channels"
-                raise ValueError(f"{built}; got an input of shape {tuple(inputs.shape)}.")
+                raise ValueError(
+                    f"{self._owner} was built for {self._channels} channels; got an input of shape "
+                    f"{tuple(inputs.shape)}."
+                )
         return inputs
 
+    def _as_float(self, inputs: Tensor) -> Tensor:
+        """Return inputs in floating point, cast for a layer that would cast them, or raise."""
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        if keras.backend.is_float_dtype(dtype):
+            return inputs
+        is_number = keras.backend.is_int_dtype(dtype) or dtype == "bool"
+        if not is_number or not isinstance(self.layer, base.CONVERTIBLE):
+            raise ValueError(
+                f"{self._owner} needs a floating-point input; got {dtype}. Cast it, or leave "
+                f"{type(self.layer).__name__} deterministic."
+            )
+        return ops.cast(inputs, self.layer.compute_dtype)
+
     def _wrong_shape(self, shape: Any) -> ValueError:
-        wanted = "an input of shape (batch, ..., channels)"
-        return ValueError(f"{self._owner} needs {wanted}; got {tuple(shape)}.")
+        return ValueError(
+            f"{self._owner} needs an input of shape (batch, ..., channels); got {tuple(shape)}."
+        )
+
+
+def _multiply_weight(weights: list[np.ndarray], position: int, factors: np.ndarray) -> None:
+    """Multiply one of a list of weights, which keeps its type."""
+    weight = weights[position]
+    weights[position] = (weight * factors).astype(weight.dtype)

@@ -12,12 +12,17 @@ from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
 from tfp_ibnn.flows.chain import copied as copied
-from tfp_ibnn.posteriors import base
-from tfp_ibnn.posteriors.base import Component
+from tfp_ibnn.flows.flow import log_normal
+from tfp_ibnn.posteriors import densities
+from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.densities import Component
+
+_SPREAD = 0.5
+"""Standard deviation of the means of the base's components at the start."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class FlowPosterior(base.Posterior):
+class FlowPosterior(Posterior):
     """A normalizing flow on standard normal noise: z = loc + scale * NF(eps).
 
     log q(z) = log N(eps; 0, 1) - sum_i log|det J_i| - sum_c log scale_c. Without flows this is a
@@ -49,6 +54,14 @@ class FlowPosterior(base.Posterior):
         True
     """
 
+    has_own_draws = False
+    """Whether the subclass defines `transform` or `mean`, so that nothing is known of its z."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "transform" in vars(cls) or "mean" in vars(cls):
+            cls.has_own_draws = True
+
     def __init__(
         self,
         flows: Sequence[Flow] = (),
@@ -75,11 +88,12 @@ class FlowPosterior(base.Posterior):
             flow.build(input_shape)
         if self.components > 1:
             # Components of variance 1 - spread^2 around means of variance spread^2: 1 in all.
-            spread, shape = 0.5, (self.components, self.channels)
-            around = keras.initializers.RandomNormal(stddev=spread)
-            raw = keras.initializers.Constant(constraints.inverse_scale((1 - spread**2) ** 0.5))
-            self.base_loc = self._add_parameter("base_loc", shape, around)
-            self.base_raw_scale = self._add_parameter("base_raw_scale", shape, raw)
+            shape = (self.components, self.channels)
+            around_0 = keras.initializers.RandomNormal(stddev=_SPREAD)
+            raw = constraints.inverse_scale((1 - _SPREAD**2) ** 0.5)
+            raw_scale = keras.initializers.Constant(raw)
+            self.base_loc = self._add_parameter("base_loc", shape, around_0)
+            self.base_raw_scale = self._add_parameter("base_raw_scale", shape, raw_scale)
 
     def distribution(self) -> tfd.TransformedDistribution:
         """Return q(z), with event shape (channels,), and the posterior's mean."""
@@ -92,18 +106,26 @@ class FlowPosterior(base.Posterior):
         if self._is_gaussian:
             loc, scale = self.loc_and_scale()
             z = loc + scale * noise
-            return Draw(z, *self._gaussian(loc, scale, z))
-        z, log_q = noise, base.log_normal(noise)
-        if self.components > 1:
-            scales = constraints.scale(self.base_raw_scale)
-            loc, scale = base.of_component(component, self.base_loc, scales)
-            z = loc + scale * noise
-            q = base.diagonal_normal(loc, scale) if self.shared_components else self._base()
-            log_q = q.log_prob(z)
+            kl, entropy = self._gaussian(loc, scale, z)
+            return Draw(z, kl, entropy)
+        z, log_q = self._base_draw(noise, component)
         for flow in self._chain():
             z, log_det = flow.forward_and_log_det(z, training=training)
             log_q = log_q - log_det
         return Draw(z, log_q - self._log_prior(z), -log_q)
+
+    def _base_draw(self, noise: Tensor, component: Component) -> tuple[Tensor, Tensor]:
+        """Return draws of the base distribution, (..., channels), and their log-density (...,)."""
+        if self.components == 1:
+            return noise, log_normal(noise)
+        scales = constraints.scale(self.base_raw_scale)
+        loc, scale = densities.of_component(component, self.base_loc, scales)
+        draws = loc + scale * noise
+        if self.shared_components:  # given the component
+            log_prob = densities.diagonal_normal(loc, scale).log_prob(draws)
+        else:
+            log_prob = self._base().log_prob(draws)
+        return draws, log_prob
 
     def mean(self) -> Tensor:
         """Return the mean of z, (channels,), over antithetic draws.
@@ -117,21 +139,21 @@ class FlowPosterior(base.Posterior):
         if self.components == 1:
             return mean(self.transform(noise).z, axis=0)
         every = np.arange(self.components, dtype="int32")
-        return mean(self.transform(noise[:, None, :], every).z, axis=(0, 1))
+        draws = self.transform(noise[:, None, :], every)  # (draws, components, channels)
+        return mean(draws.z, axis=(0, 1))
 
     def fixed_noise(self, training: bool = False) -> np.ndarray | None:
         """Return the noise whose draws `mean` averages, if it does so, over one component."""
-        # Flows with their own `forward_and_log_det` may look at all draws of a training step
-        # together; then there must be no others among them.
-        joint = Flow.forward_and_log_det
-        alone = not training or all(type(f).forward_and_log_det is joint for f in self.flows)
-        if not self.flows or self.components > 1 or not (alone and self._is_plain):
+        if not self.flows or self.components > 1 or self.has_own_draws:
+            return None
+        # Flows that look at all draws of a training step must see no others among them.
+        if training and any(flow.mixes_draws for flow in self.flows):
             return None
         return self._fixed_noise()
 
     @property
     def is_centered(self) -> bool:
-        return self._is_gaussian and self._is_plain
+        return self._is_gaussian and not self.has_own_draws
 
     def loc_and_scale(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation (channels,) of a Gaussian posterior."""
@@ -142,25 +164,22 @@ class FlowPosterior(base.Posterior):
         return {**super().get_config(), "affine": self.order}
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether no subclass has another way to draw z, or another mean."""
-        methods = (type(self).transform, type(self).mean)
-        return methods == (FlowPosterior.transform, FlowPosterior.mean)
-
-    @property
     def _is_gaussian(self) -> bool:
         return not self.flows and self.components == 1
 
     def _chain(self) -> list[Flow]:
         """Return all maps in the order in which they are applied."""
-        return [self.affine, *self.flows] if self.order == "first" else [*self.flows, self.affine]
+        if self.order == "first":
+            return [self.affine, *self.flows]
+        return [*self.flows, self.affine]
 
     def _base(self) -> tfd.Distribution:
+        """Return the distribution of the noise before all maps."""
         if self.components == 1:
             zeros = ops.zeros((self.channels,), dtype=self.dtype)
-            return base.diagonal_normal(zeros, ops.ones_like(zeros))
+            return densities.diagonal_normal(zeros, ops.ones_like(zeros))
         loc = ops.convert_to_tensor(self.base_loc)
-        return base.equal_mixture(loc, constraints.scale(self.base_raw_scale))
+        return densities.equal_mixture(loc, constraints.scale(self.base_raw_scale))
 
 
 class Pushforward(tfd.TransformedDistribution):
@@ -173,12 +192,13 @@ class Pushforward(tfd.TransformedDistribution):
     def _mean(self, **kwargs: Any) -> Tensor:
         if self.bijector.is_constant_jacobian:
             return super()._mean(**kwargs)
-        noise = base.fixed_noise(
-            int(self.event_shape[0]), keras.backend.standardize_dtype(self.dtype)
-        )
+        dtype = keras.backend.standardize_dtype(self.dtype)
+        noise = densities.fixed_noise(int(self.event_shape[0]), dtype)
         gaussian = self.distribution
         if isinstance(gaussian, tfd.MixtureSameFamily):
-            gaussian, noise = gaussian.components_distribution, noise[:, None, :]
+            gaussian = gaussian.components_distribution
+            noise = noise[:, None, :]  # for each component
         normal = gaussian.distribution
         draws = self.bijector.forward(normal.loc + normal.scale * noise)
-        return mean(draws, axis=tuple(range(len(draws.shape) - 1)))
+        all_but_channels = tuple(range(len(draws.shape) - 1))
+        return mean(draws, axis=all_but_channels)

@@ -1,5 +1,6 @@
 """Independent Gaussians over the weights of a layer."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,16 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.layers.mean_field import ESTIMATORS, MeanFieldLayer
+from tfp_ibnn.layers.estimators import ESTIMATORS
+from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.posteriors import priors
-from tfp_ibnn.posteriors.base import Template
+from tfp_ibnn.posteriors.template import Template
 
-Noise = Callable[[tuple[int, ...]], Tensor]  # standard normal, of a shape
+Noise = Callable[[tuple[int, ...]], Tensor]
+"""Gives standard normal noise of a shape."""
+
+_REGULARIZERS = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
+_OPTIONS_OF_Z = ("noise", "kl_reduction")
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -53,7 +59,8 @@ class MeanField(Template):
         16
     """
 
-    wrapper = MeanFieldLayer
+    wrapper: type[MeanFieldLayer] = MeanFieldLayer
+    """The layer that `wrap` makes."""
 
     def __init__(
         self,
@@ -71,7 +78,9 @@ class MeanField(Template):
             raise ValueError("Give the scale to the `prior` itself, and leave `prior_scale` out.")
         self.prior = None if prior is None else priors.checked(prior)
         self.prior_scale = prior_scale
-        self._prior = self.prior or priors.Normal(1.0 if prior_scale is None else prior_scale)
+        self._prior = self.prior
+        if self._prior is None:
+            self._prior = priors.Normal(1.0 if prior_scale is None else prior_scale)
         self.initial_scale = checks.positive("initial_scale", initial_scale)
         self.moped = None if moped is None else checks.positive("moped", moped)
         self.estimator = checks.one_of("estimator", estimator, ESTIMATORS)
@@ -80,11 +89,12 @@ class MeanField(Template):
     def build(self, input_shape: Mapping[str, tuple[int, ...]]) -> None:
         """Add the scales of weights, whose shapes are given by their names."""
         super().build(input_shape)
-        raw = keras.initializers.Constant(constraints.inverse_scale(self.initial_scale))
-        self.raw_scales, self.prior_locs = [], []
+        raw_scale = keras.initializers.Constant(constraints.inverse_scale(self.initial_scale))
+        self.raw_scales = []
+        self.prior_locs = []
         for name, shape in input_shape.items():
             self._prior.check(name, tuple(shape))
-            self.raw_scales.append(self._add_parameter(f"{name}_raw_scale", shape, raw))
+            self.raw_scales.append(self._add_parameter(f"{name}_raw_scale", shape, raw_scale))
             if self.moped is not None:
                 loc = self._add_parameter(f"{name}_prior_loc", shape, "zeros", trainable=False)
                 self.prior_locs.append(loc)
@@ -98,9 +108,10 @@ class MeanField(Template):
         """Take weights as the prior's location, and the scales from their sizes, if asked to."""
         if self.moped is None:
             return
-        for raw, loc, weight in zip(self.raw_scales, self.prior_locs, weights, strict=True):
-            size = self.moped * np.abs(ops.convert_to_numpy(weight))
-            raw.assign(constraints.inverse_scales(np.maximum(size, 10 * constraints.MIN_SCALE)))
+        for raw_scale, loc, weight in zip(self.raw_scales, self.prior_locs, weights, strict=True):
+            size = np.abs(ops.convert_to_numpy(weight))
+            scale = np.maximum(self.moped * size, 10 * constraints.MIN_SCALE)
+            raw_scale.assign(constraints.inverse_scales(scale))
             loc.assign(weight)
 
     def scales(self) -> list[Tensor]:
@@ -112,12 +123,22 @@ class MeanField(Template):
         return list(means)
 
     def kl_and_entropy(self, means: Sequence[Tensor], normal: Noise) -> tuple[Tensor, Tensor]:
-        """Return both in nats; `normal` gives noise of a shape, should an estimate need it."""
-        kl = entropy = 0.0
-        shifts = self.prior_locs or [0.0] * len(means)
-        for mean, scale, shift in zip(means, self.scales(), shifts, strict=True):
-            mean = ops.cast(mean - shift, scale.dtype)
-            kl += self._prior.kl(mean, scale, lambda shape=scale.shape: normal(shape))
+        """Return the KL to the prior and the entropy, of all random weights together.
+
+        Args:
+            means: of the random weights, in the order of `scales`.
+            normal: gives standard normal noise of a shape, should an estimate need it.
+
+        Returns:
+            Both in nats, ().
+        """
+        kl = 0.0
+        entropy = 0.0
+        scales = self.scales()
+        shifts = self.prior_locs or [0.0] * len(scales)
+        for mean, scale, shift in zip(means, scales, shifts, strict=True):
+            shifted = ops.cast(mean - shift, scale.dtype)
+            kl += self._prior.kl(shifted, scale, functools.partial(normal, scale.shape))
             entropy += priors.gaussian_entropy(scale)
         return kl, entropy
 
@@ -128,17 +149,24 @@ class MeanField(Template):
     def summary(self, means: Sequence[Tensor] = ()) -> Draw:
         """Return weights one standard deviation above and below their means, KL and entropy."""
         rng = np.random.default_rng(0)
-        fixed = lambda shape: ops.cast(rng.standard_normal(tuple(shape)), self.dtype)  # noqa: E731
-        pairs = zip(self.centers(means), self.spreads(means), strict=True)
-        sides = [ops.reshape(ops.stack([x - spread, x + spread]), (2, -1)) for x, spread in pairs]
-        return Draw(ops.concatenate(sides, axis=1), *self.kl_and_entropy(means, fixed))
+
+        def fixed_noise(shape: tuple[int, ...]) -> Tensor:
+            return ops.cast(rng.standard_normal(tuple(shape)), self.dtype)
+
+        centers = self.centers(means)
+        spreads = self.spreads(means)
+        both_sides = []
+        for center, spread in zip(centers, spreads, strict=True):
+            sides = ops.stack([center - spread, center + spread])
+            both_sides.append(ops.reshape(sides, (2, -1)))
+        weights = ops.concatenate(both_sides, axis=1)
+        kl, entropy = self.kl_and_entropy(means, fixed_noise)
+        return Draw(weights, kl, entropy)
 
     def wrap(self, layer: keras.layers.Layer, train_size: int, **options: Any) -> MeanFieldLayer:
-        names = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
-        regularized = [name for name in names if getattr(layer, name, None) is not None]
-        if regularized and self.pulls_means:
+        penalties = [name for name in _REGULARIZERS if getattr(layer, name, None) is not None]
+        if penalties and self.pulls_means:
             remedy = "use prior=ibnn.priors.Tied(scale), which leaves means alone"
-            checks.warn_of_regularizer(f"Layer {layer.name!r}", regularized[0], remedy)
-        of_z = ("noise", "kl_reduction")  # options for posteriors of z
-        own = {name: value for name, value in options.items() if name not in of_z}
+            checks.warn_of_regularizer(f"Layer {layer.name!r}", penalties[0], remedy)
+        own = {name: value for name, value in options.items() if name not in _OPTIONS_OF_Z}
         return self.wrapper(layer, self, train_size, **own)

@@ -8,7 +8,8 @@ from keras import ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.posteriors.base import Component, Posterior, equal_mixture, of_component
+from tfp_ibnn.posteriors.base import Posterior
+from tfp_ibnn.posteriors.densities import Component, equal_mixture, of_component
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -28,6 +29,13 @@ class MixturePosterior(Posterior):
         kl: "bound", or "averaged" for the KL of the Gaussian that the average of one draw from each
             component has. The authors' code used that; it is not a bound.
         **kwargs: those of `Posterior`.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> posterior = ibnn.MixturePosterior(4, seed=0)
+        >>> posterior.build((None, 3))
+        >>> posterior.distribution().event_shape[0], [round(float(x), 3) for x in posterior.mean()]
+        (3, [1.0, 1.0, 1.0])
     """
 
     shared_components = True
@@ -45,8 +53,8 @@ class MixturePosterior(Posterior):
         super().__init__(**kwargs)
         self.components = checks.positive_integer("components", components, checks.LARGEST_SIZE)
         self.initial_scale = checks.scale("initial_scale", initial_scale)
-        for name, spread in (("mean_spread", mean_spread), ("scale_spread", scale_spread)):
-            setattr(self, name, checks.moderate(name, checks.non_negative(name, spread)))
+        self.mean_spread = _checked_spread("mean_spread", mean_spread)
+        self.scale_spread = _checked_spread("scale_spread", scale_spread)
         self.kl = checks.one_of("kl", kl, ("bound", "averaged"))
         if self.kl == "averaged" and self._given_prior is not None:
             raise ValueError("`kl='averaged'` is for a Gaussian prior: leave `prior` out.")
@@ -54,37 +62,50 @@ class MixturePosterior(Posterior):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         shape = (self.components, self.channels)
-        normal = keras.initializers.RandomNormal
+        self.loc = self._add_parameter("loc", shape, self._initial_loc)
+        self.raw_scale = self._add_parameter("raw_scale", shape, self._initial_raw_scale)
 
-        def centered(shape: tuple[int, ...], dtype: str) -> Tensor:
-            loc = normal(stddev=self.mean_spread)(shape, dtype)
-            return self.prior_loc + loc - mean(loc, axis=0)
+    def _initial_loc(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        around_0 = keras.initializers.RandomNormal(stddev=self.mean_spread)
+        loc = around_0(shape, dtype)
+        return self.prior_loc + loc - mean(loc, axis=0)
 
-        def raw_scales(shape: tuple[int, ...], dtype: str) -> Tensor:
-            scale = ops.abs(normal(self.initial_scale, self.scale_spread)(shape, dtype))
-            return constraints.inverse_scales(ops.maximum(scale, 10 * constraints.MIN_SCALE))
-
-        self.loc = self._add_parameter("loc", shape, centered)
-        self.raw_scale = self._add_parameter("raw_scale", shape, raw_scales)
+    def _initial_raw_scale(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        around_scale = keras.initializers.RandomNormal(self.initial_scale, self.scale_spread)
+        scale = ops.abs(around_scale(shape, dtype))
+        scale = ops.maximum(scale, 10 * constraints.MIN_SCALE)
+        return constraints.inverse_scales(scale)
 
     def distribution(self) -> tfd.MixtureSameFamily:
-        return equal_mixture(*self._loc_and_scale())
+        loc, scale = self._loc_and_scale()
+        return equal_mixture(loc, scale)
 
     def transform(self, noise: Tensor, component: Component = None, training: bool = False) -> Draw:
-        loc, scale = self._loc_and_scale()
-        is_one = self.components == 1
-        chosen = (loc[0], scale[0]) if is_one else of_component(component, loc, scale)
-        z = chosen[0] + chosen[1] * noise
+        locs, scales = self._loc_and_scale()
+        if self.components == 1:
+            loc = locs[0]
+            scale = scales[0]
+        else:
+            loc, scale = of_component(component, locs, scales)
+        z = loc + scale * noise
         if self._given_prior is not None:
-            return Draw(z, *self._gaussian(*chosen, z))
-        kl, entropy = map(mean, self._gaussian(loc, scale))
+            kl, entropy = self._gaussian(loc, scale, z)
+            return Draw(z, kl, entropy)
+        kls, entropies = self._gaussian(locs, scales)
+        kl = mean(kls)
         if self.kl == "averaged":
-            together = ops.sqrt(ops.sum(scale * scale, axis=0)) / self.components
-            kl, _ = self._gaussian(mean(loc, axis=0), together)
-        return Draw(z, kl, entropy)
+            variance = ops.sum(scales * scales, axis=0)
+            scale_of_average = ops.sqrt(variance) / self.components
+            kl, _ = self._gaussian(mean(locs, axis=0), scale_of_average)
+        return Draw(z, kl, mean(entropies))
 
     def mean(self) -> Tensor:
         return mean(ops.convert_to_tensor(self.loc), axis=0)
 
     def _loc_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of the components, (components, channels)."""
         return ops.convert_to_tensor(self.loc), constraints.scale(self.raw_scale)
+
+
+def _checked_spread(name: str, value: float) -> float:
+    return checks.moderate(name, checks.non_negative(name, value))

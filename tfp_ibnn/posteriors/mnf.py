@@ -11,10 +11,10 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import AffineCoupling, Flow
-from tfp_ibnn.flows.chain import through
+from tfp_ibnn.flows.chain import copied, through
+from tfp_ibnn.flows.flow import log_normal
 from tfp_ibnn.layers.mnf import MNFLayer
-from tfp_ibnn.posteriors import base
-from tfp_ibnn.posteriors.flow import FlowPosterior, copied
+from tfp_ibnn.posteriors.flow import FlowPosterior
 from tfp_ibnn.posteriors.mean_field import MeanField, Noise
 
 
@@ -43,6 +43,13 @@ class MNF(MeanField):
         auxiliary_flows: g, likewise.
         z_scale: standard deviation s of z_0 at the start; its mean starts at 1.
         **kwargs: those of `MeanField`, whose example shows the steps.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> sto = ibnn.to_stochastic(det, ibnn.MNF(), train_size=100)
+        >>> [len(layer.posterior.flows) for layer in ibnn.stochastic_layers(sto)]
+        [2]
     """
 
     wrapper = MNFLayer
@@ -57,31 +64,44 @@ class MNF(MeanField):
     ) -> None:
         super().__init__(**kwargs)
         self.z_scale = checks.positive("z_scale", z_scale)
-        given = {"flows": flows, "auxiliary_flows": auxiliary_flows}
-        self._left_open = [name for name, value in given.items() if value is None]
-        flows = _couplings() if flows is None else flows
-        options = {"initial_scale": z_scale, "affine": "first", "dtype": self.dtype, "name": "z"}
-        self.z = _Factors(flows, **options)
-        auxiliary = _couplings() if auxiliary_flows is None else auxiliary_flows
-        self.auxiliary_flows = copied(auxiliary, self.dtype, "auxiliary_flows")
+        self._flows_are_open = flows is None
+        self._auxiliary_flows_are_open = auxiliary_flows is None
+        if flows is None:
+            flows = _couplings()
+        if auxiliary_flows is None:
+            auxiliary_flows = _couplings()
+        self.z = _Factors(flows, initial_scale=z_scale, affine="first", dtype=self.dtype, name="z")
+        self.auxiliary_flows = copied(auxiliary_flows, self.dtype, "auxiliary_flows")
 
     def build(self, input_shape: Mapping[str, tuple[int, ...]]) -> None:
         super().build(input_shape)
         kernel = next(iter(input_shape.values()))
         self.on_inputs = len(kernel) == 2
         channels = kernel[0] if self.on_inputs else kernel[-1]
-        if channels == 1:  # a coupling needs one to keep and one to move
-            for name in self._left_open:
-                getattr(self, name).clear()
-        for part in (self.z, *self.auxiliary_flows):
-            part.build((None, channels))
+        if channels == 1:
+            self._leave_couplings_out()
+        self.z.build((None, channels))
+        for flow in self.auxiliary_flows:
+            flow.build((None, channels))
+        self._add_auxiliary_parameters((channels,))
+
+    def _leave_couplings_out(self) -> None:
+        """Remove flows that were not given: a coupling needs a channel to keep and one to move."""
+        if self._flows_are_open:
+            self.flows.clear()
+        if self._auxiliary_flows_are_open:
+            self.auxiliary_flows.clear()
+
+    def _add_auxiliary_parameters(self, shape: tuple[int, ...]) -> None:
+        """Add those of r(z|W): the vector c, and m and log s as linear functions of a summary."""
+        direction = keras.initializers.RandomNormal(stddev=shape[0] ** -0.5)
         log_scale = keras.initializers.Constant(math.log(self.z_scale))
-        for name, start in (
-            *(("auxiliary_vector", keras.initializers.RandomNormal(stddev=channels**-0.5)),),
-            *(("auxiliary_loc", "ones"), ("auxiliary_loc_slope", "zeros")),
-            *(("auxiliary_log_scale", log_scale), ("auxiliary_log_scale_slope", "zeros")),
-        ):
-            setattr(self, name, self._add_parameter(name, (channels,), start))
+        add = self._add_parameter
+        self.auxiliary_vector = add("auxiliary_vector", shape, direction)
+        self.auxiliary_loc = add("auxiliary_loc", shape, "ones")
+        self.auxiliary_loc_slope = add("auxiliary_loc_slope", shape, "zeros")
+        self.auxiliary_log_scale = add("auxiliary_log_scale", shape, log_scale)
+        self.auxiliary_log_scale_slope = add("auxiliary_log_scale_slope", shape, "zeros")
 
     @property
     def flows(self) -> list[Flow]:
@@ -90,42 +110,76 @@ class MNF(MeanField):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments; until the layer is known, flows that were left open stay so."""
-        left_open = {} if self.built else dict.fromkeys(self._left_open)
-        return {**super().get_config(), **left_open}
+        config = super().get_config()
+        if not self.built and self._flows_are_open:
+            config["flows"] = None
+        if not self.built and self._auxiliary_flows_are_open:
+            config["auxiliary_flows"] = None
+        return config
 
     def times_z(self, kernel: Tensor, z: Tensor) -> Tensor:
-        """Return a kernel multiplied by z (..., channels), with the leading axes of z."""
+        """Return a kernel multiplied by z, on its input or its output channels.
+
+        Args:
+            kernel: (inputs, outputs), or (..., inputs, outputs) of a convolution.
+            z: (..., channels).
+
+        Returns:
+            A tensor with the leading axes of z, then those of the kernel.
+        """
         if self.on_inputs:
             return kernel * z[..., :, None]
-        return kernel * ops.reshape(z, (*ops.shape(z)[:-1], *(1,) * (len(kernel.shape) - 1), -1))
+        ones = (1,) * (len(kernel.shape) - 1)
+        leading = ops.shape(z)[:-1]
+        return kernel * ops.reshape(z, (*leading, *ones, -1))
 
     def centers(self, means: Sequence[Tensor]) -> list[Tensor]:
-        return [self.times_z(means[0], self.z.mean()), *means[1:]]
+        kernel, *others = means
+        return [self.times_z(kernel, self.z.mean()), *others]
 
     def spreads(self, means: Sequence[Tensor]) -> list[Tensor]:
         """Return the standard deviations of the weights, those of z included."""
-        kernel, *rest = self.scales()
-        by_z = self.times_z(means[0], ops.std(self.z.summary().z, axis=0))
-        return [ops.sqrt(kernel**2 + by_z**2), *rest]
+        kernel_scale, *other_scales = self.scales()
+        spread_of_z = ops.std(self.z.summary().z, axis=0)
+        by_z = self.times_z(means[0], spread_of_z)
+        return [ops.sqrt(kernel_scale**2 + by_z**2), *other_scales]
 
     def kl_and_entropy(
         self, means: Sequence[Tensor], normal: Noise, draw: Draw | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return bounds of both in nats, at one draw of z, here or given, and of the weights."""
+        """Return bounds of KL and entropy in nats, at one draw of z and of the weights.
+
+        Args:
+            means: of the random weights, as the layer has them.
+            normal: gives standard normal noise of a shape.
+            draw: one of z, (1, channels); None draws one here.
+
+        Returns:
+            An upper bound of the KL and a lower bound of the entropy, ().
+        """
         if draw is None:
             draw = self.z.transform(normal((1, self.z.channels)))
-        mean = self.times_z(means[0], draw.z[0])
-        kl, entropy = super().kl_and_entropy([mean, *means[1:]], normal)
-        weights = mean + self.scales()[0] * normal(tuple(mean.shape))
-        axis = 0 if self.on_inputs else -1
-        products = ops.tensordot(weights, ops.convert_to_tensor(self.auxiliary_vector), (axis, 0))
+        kernel, *others = means
+        center = self.times_z(kernel, draw.z[0])
+        kl, entropy = super().kl_and_entropy([center, *others], normal)
+        kernel_scale = self.scales()[0]
+        weights = center + kernel_scale * normal(tuple(center.shape))
+        log_q = -ops.sum(draw.entropy)
+        gap = log_q - self._log_r(draw.z, weights)
+        return kl + gap, entropy - gap
+
+    def _log_r(self, z: Tensor, weights: Tensor) -> Tensor:
+        """Return log r(z|W) for one draw of z, (1, channels), and of the kernel."""
+        channel_axis = 0 if self.on_inputs else -1
+        direction = ops.convert_to_tensor(self.auxiliary_vector)
+        products = ops.tensordot(weights, direction, (channel_axis, 0))
         summary = ops.mean(ops.tanh(products))
         loc = self.auxiliary_loc + self.auxiliary_loc_slope * summary
         log_scale = self.auxiliary_log_scale + self.auxiliary_log_scale_slope * summary
-        z, log_det = through(self.auxiliary_flows, draw.z, None, "forward")
-        log_r = log_det + base.log_normal((z - loc) * ops.exp(-log_scale)) - ops.sum(log_scale)
-        gap = -ops.sum(draw.entropy) - ops.sum(log_r)
-        return kl + gap, entropy - gap
+        mapped, log_det = through(self.auxiliary_flows, z, None, "forward")
+        standardized = (mapped - loc) * ops.exp(-log_scale)
+        log_r = log_det + log_normal(standardized) - ops.sum(log_scale)
+        return ops.sum(log_r)
 
 
 class _Factors(FlowPosterior):
@@ -140,4 +194,8 @@ class _Factors(FlowPosterior):
 
 
 def _couplings() -> list[Flow]:
-    return [AffineCoupling(50, swap=swap, mask="alternating") for swap in (False, True)]
+    """Return two couplings, the second of which moves what the first keeps."""
+    return [
+        AffineCoupling(50, mask="alternating"),
+        AffineCoupling(50, mask="alternating", swap=True),
+    ]

@@ -34,17 +34,34 @@ class Prior(Configured):
         raise NotImplementedError(f"{type(self).__name__} must define `distribution`.")
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        """Return KL[N(loc, scale^2) || prior], summed over all numbers, in nats.
+        """Return KL[N(loc, scale^2) || prior], summed over all numbers.
 
         Where it has no closed form, the prior's log-density is taken at loc + scale * normal().
+
+        Args:
+            loc: means of the Gaussians, of any shape.
+            scale: their standard deviations, of the same shape.
+            normal: gives standard normal noise of that shape.
+
+        Returns:
+            The KL in nats, ().
         """
         distribution = self.distribution(loc.dtype)
         dtype = getattr(distribution, "dtype", None) or loc.dtype  # of one given, its own
-        log_prob = ops.sum(distribution.log_prob(ops.cast(loc + scale * normal(), dtype)))
+        draw = ops.cast(loc + scale * normal(), dtype)
+        log_prob = ops.sum(distribution.log_prob(draw))
         return -gaussian_entropy(scale) - ops.cast(log_prob, loc.dtype)
 
     def over(self, shape: tuple[int, ...], dtype: str) -> tfd.Distribution:
-        """Return the distribution of an array of that shape."""
+        """Return the distribution of an array of independent numbers.
+
+        Args:
+            shape: of the array.
+            dtype: of the numbers, such as "float32".
+
+        Returns:
+            A distribution with that event shape.
+        """
         one = self.distribution(dtype)
         if tuple(one.event_shape) == shape:
             return one
@@ -53,7 +70,12 @@ class Prior(Configured):
         return tfd.Sample(one, shape)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise if this cannot be the prior of an array of that shape."""
+        """Raise if this cannot be the prior of an array of that shape.
+
+        Args:
+            name: what the array is, for the error.
+            shape: of the array.
+        """
 
 
 class _LocationScale(Prior):
@@ -64,8 +86,9 @@ class _LocationScale(Prior):
         self.loc = checks.moderate("loc", loc)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
-        numbers = {k: ops.convert_to_tensor(x, dtype=dtype) for k, x in self.get_config().items()}
-        return getattr(tfd, type(self).__name__)(**numbers)
+        family = getattr(tfd, type(self).__name__)
+        arguments = self.get_config().items()
+        return family(**{name: ops.convert_to_tensor(x, dtype=dtype) for name, x in arguments})
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -73,9 +96,10 @@ class Normal(_LocationScale):
     """A Gaussian of mean `loc` and standard deviation `scale`, with closed-form KL."""
 
     def kl(self, loc: Tensor, scale: Tensor, normal: Callable[[], Tensor]) -> Tensor:
-        ratio = ops.log(scale) - math.log(self.scale)
+        log_ratio = ops.log(scale) - math.log(self.scale)
         distance = (loc - self.loc) / self.scale
-        return ops.sum((distance * distance + ops.expm1(2 * ratio)) / 2 - ratio)
+        divergences = (distance * distance + ops.expm1(2 * log_ratio)) / 2 - log_ratio
+        return ops.sum(divergences)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -129,12 +153,14 @@ class ScaleMixture(Prior):
 
     def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = 0.0025) -> None:
         self.pi = checks.fraction("pi", checks.positive("pi", pi))
-        self.sigma1, self.sigma2 = checks.scale("sigma1", sigma1), checks.scale("sigma2", sigma2)
+        self.sigma1 = checks.scale("sigma1", sigma1)
+        self.sigma2 = checks.scale("sigma2", sigma2)
 
     def distribution(self, dtype: str) -> tfd.Distribution:
         scale = ops.convert_to_tensor([self.sigma1, self.sigma2], dtype=dtype)
-        weights = tfd.Categorical(probs=ops.convert_to_tensor([self.pi, 1 - self.pi], dtype=dtype))
-        return tfd.MixtureSameFamily(weights, tfd.Normal(ops.zeros_like(scale), scale))
+        weights = ops.convert_to_tensor([self.pi, 1 - self.pi], dtype=dtype)
+        normals = tfd.Normal(ops.zeros_like(scale), scale)
+        return tfd.MixtureSameFamily(tfd.Categorical(probs=weights), normals)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -148,32 +174,50 @@ class Given(Prior):
         return self.given
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        batch, event = (tuple(getattr(self.given, f"{x}_shape", ())) for x in ("batch", "event"))
-        own = (*batch, *event)
-        try:
-            fits = np.broadcast_shapes(own, shape) == shape
-        except ValueError:
-            fits = False
-        if not fits or shape[len(shape) - len(event) :] != event:
-            remedy = "Give one of a number, as tfd.Normal(0.0, 1.0), or each layer its own"
-            wrong = f"`prior` is over arrays of shape {own}, and {name} has the shape {shape}"
-            raise ValueError(f"{wrong}. {remedy}: to_stochastic(model, {{pattern: posterior}}).")
+        batch_shape = tuple(getattr(self.given, "batch_shape", ()))
+        event_shape = tuple(getattr(self.given, "event_shape", ()))
+        full_shape = (*batch_shape, *event_shape)
+        ends_in_event = shape[len(shape) - len(event_shape) :] == event_shape
+        if not (ends_in_event and _broadcasts(full_shape, shape)):
+            raise ValueError(
+                f"`prior` is over arrays of shape {full_shape}, and {name} has the shape {shape}. "
+                "Give one of a number, as tfd.Normal(0.0, 1.0), or each layer its own: "
+                "to_stochastic(model, {pattern: posterior})."
+            )
 
     def get_config(self) -> dict[str, Any]:
-        kind, given = type(self.given).__name__, {}
-        if getattr(tfd, kind, None) is not type(self.given):
-            remedy = "Use one of ibnn.priors, or a registered subclass of ibnn.priors.Prior"
-            raise ValueError(f"A prior made of {self.given!r} cannot be saved. {remedy}.")
+        family = type(self.given).__name__
+        if getattr(tfd, family, None) is not type(self.given):
+            raise ValueError(
+                f"A prior made of {self.given!r} cannot be saved. Use one of ibnn.priors, or a "
+                "registered subclass of ibnn.priors.Prior."
+            )
+        parameters = {}
         for name, value in self.given.parameters.items():
-            value = ops.convert_to_numpy(value) if ops.is_tensor(value) else value
-            given[name] = Given(value) if isinstance(value, tfd.Distribution) else value
-        return keras.saving.serialize_keras_object({"distribution": kind, "parameters": given})
+            if ops.is_tensor(value):
+                value = ops.convert_to_numpy(value)
+            if isinstance(value, tfd.Distribution):
+                value = Given(value)
+            parameters[name] = value
+        config = {"distribution": family, "parameters": parameters}
+        return keras.saving.serialize_keras_object(config)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Given":
-        given = keras.saving.deserialize_keras_object(config["parameters"])
-        parts = {name: x.given if isinstance(x, cls) else x for name, x in given.items()}
-        return cls(getattr(tfd, config["distribution"])(**parts))
+        parameters = keras.saving.deserialize_keras_object(config["parameters"])
+        for name, value in parameters.items():
+            if isinstance(value, cls):
+                parameters[name] = value.given
+        family = getattr(tfd, config["distribution"])
+        return cls(family(**parameters))
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether arrays of a shape broadcast to the target."""
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
 
 
 def checked(prior: Any) -> Prior:
@@ -181,8 +225,10 @@ def checked(prior: Any) -> Prior:
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, type) or not callable(getattr(prior, "log_prob", None)):
-        wanted = "one such as priors.Laplace(0.1), or a distribution with a method `log_prob`"
-        raise ValueError(f"`prior` must be {wanted}; got {prior!r}.")
+        raise ValueError(
+            "`prior` must be one such as priors.Laplace(0.1), or a distribution with a method "
+            f"`log_prob`; got {prior!r}."
+        )
     dtype = getattr(prior, "dtype", None)
     if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
         raise ValueError(f"`prior` must be over real numbers; got {prior!r}.")

@@ -1,3 +1,5 @@
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -399,6 +401,33 @@ def test_frozen_part_stays_frozen_after_loading(make, part, tmp_path):
 def test_unknown_keywords_of_plain_layers(keywords, message):
     with pytest.raises(TypeError, match=message):
         ibnn.StochasticDense(2, train_size=N, **keywords)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", ["Dense", "Conv2D"])
+def test_plain_layers_show_the_arguments_of_keras(name):
+    plain = inspect.signature(getattr(layers, name).__init__).parameters
+    shown = inspect.signature(getattr(ibnn, f"Stochastic{name}").__init__).parameters
+    common = [p for p in plain if p in shown and p != "kwargs"]
+    assert [p for p in plain if not p.startswith(("lora_", "quantization_", "kwargs"))] == common
+    assert list(shown)[: len(common)] == common
+    assert [shown[p].default for p in common] == [plain[p].default for p in common]
+    own = inspect.signature(ibnn.Stochastic.__init__).parameters
+    given = ("posterior", "train_size", "noise", "kl_reduction", "seed")
+    assert [shown[p].default for p in given] == [own[p].default for p in given]
+
+
+def test_a_layer_without_a_posterior_has_a_gaussian():
+    layer = ibnn.Stochastic(layers.Dense(2), train_size=N)
+    other = ibnn.Stochastic(layers.Dense(2), ibnn.NormalAffine(), train_size=N)
+    assert type(layer.posterior) is ibnn.FlowPosterior
+    assert layer.posterior.get_config() == other.posterior.get_config()
+
+
+def test_a_posterior_over_weights_is_refused():
+    message = r"must be one over z; MeanField is over weights: write `MeanField\(...\).wrap"
+    with pytest.raises(ValueError, match=message):
+        ibnn.Stochastic(layers.Dense(2), ibnn.MeanField(), train_size=N)
 
 
 # The switch of the noise.

@@ -1,5 +1,7 @@
 """Posteriors: z, KL and entropy against TFP's densities, quadrature and closed forms."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ from tests.registry import (
     over,
     tolerance,
 )
+from tfp_ibnn import noise
 from tfp_ibnn._core.backend import tfd
+from tfp_ibnn.posteriors import Template
 
 NAN = float("nan")
 
@@ -633,6 +637,25 @@ def test_unknown_keywords_are_told_by_the_recipe(keyword):
     assert "flows" not in str(e.value).split("It takes")[1]
 
 
+def by_keyword(function):
+    """Return the defaults of the arguments that a function takes by name only."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("name", [x for x in ibnn.__all__ if x.startswith("Normal")])
+def test_recipes_show_every_argument_with_its_default(name):
+    recipe = getattr(ibnn, name)
+    expected = {**by_keyword(ibnn.Posterior.__init__), **by_keyword(Template.__init__)}
+    if inspect.isfunction(recipe):
+        shown = by_keyword(recipe)
+        expected.update(by_keyword(ibnn.FlowPosterior.__init__))
+    else:
+        shown = by_keyword(recipe.__init__)
+    assert expected.items() <= shown.items()
+
+
 @every_posterior
 def test_draws_before_build_are_refused(name):
     posterior = POSTERIORS[name]()
@@ -645,6 +668,31 @@ def test_components_must_be_chosen(name):
     posterior = make_posterior(name, channels=2)
     with pytest.raises(ValueError, match="`component`"):
         posterior.transform(ops.zeros((4, 2)))
+
+
+class Doubled(ibnn.FlowPosterior):
+    """A posterior whose mean is its own."""
+
+    def mean(self):
+        return 2 * super().mean()
+
+
+class Bent(ibnn.FlowPosterior):
+    """A posterior whose draws are its own."""
+
+    def transform(self, noise, component=None, training=False):
+        draw = super().transform(noise, component, training)
+        return draw._replace(z=draw.z**3)
+
+
+@pytest.mark.parametrize("flows", [[], [ibnn.flows.Planar()]], ids=["gaussian", "flow"])
+@pytest.mark.parametrize("kind", [Doubled, Bent])
+def test_a_subclass_is_its_own_mean_without_noise(kind, flows):
+    posterior = kind(flows)
+    posterior.build((None, 3))
+    assert not posterior.is_centered
+    draw = posterior.draw(noise.Pass(seed=0), 4, (), ops.convert_to_tensor(False))
+    np.testing.assert_allclose(draw.z, np.broadcast_to(posterior.mean(), (4, 3)), rtol=1e-6)
 
 
 class WideFirst(ibnn.FlowPosterior):

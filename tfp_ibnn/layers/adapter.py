@@ -18,8 +18,10 @@ def has_adapter(layer: keras.layers.Layer) -> bool:
     if not has_lora(layer) or not is_known(layer) or is_quantized(layer):
         return False
     if isinstance(layer, keras.layers.EinsumDense):  # the kernel's last axis must be the output's
-        inputs, kernel, outputs = layer.equation.replace("->", ",").split(",")
-        return kernel[-1] == outputs[-1] and kernel[-1] not in inputs
+        operands = layer.equation.replace("->", ",")
+        inputs, kernel, outputs = operands.split(",")
+        last = kernel[-1]
+        return last == outputs[-1] and last not in inputs
     return getattr(layer, "groups", 1) == 1
 
 
@@ -102,15 +104,18 @@ class StochasticAdapter(Stochastic):
         first, second = self.kernels
         inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
         inner = keras_internals.call_with(self.layer, inputs, kernel=first, **LINEAR)
-        inner = self._multiply(inner, latent, shared=groups is not None)
+        shared = groups is not None
+        inner = self._multiply(inner, latent, shared)
         second = ops.cast(second, inner.dtype)
-        added = self.alpha / self.rank * ops.matmul(inner, second)
+        product = ops.matmul(inner, second)
+        added = self.alpha / self.rank * product
         plain = keras_internals.call_with(self.layer, inputs, **LINEAR)
         return finish(self.layer, plain + added)
 
     def fold(self) -> keras.layers.Layer:
         """Return a layer with LoRA, with the mean of z in the first kernel of its adapter."""
-        copy = type(self.layer).from_config({**self.layer.get_config(), "name": self.name})
+        config = {**self.layer.get_config(), "name": self.name}
+        copy = type(self.layer).from_config(config)
         copy.build(self._input_shape)
         copy.enable_lora(self.rank, lora_alpha=self.alpha)
         first, second = map(ops.convert_to_numpy, self.kernels)

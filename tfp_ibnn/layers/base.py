@@ -280,11 +280,13 @@ class StochasticLayer(keras.layers.Wrapper):
         draw = self.draw(forward_pass, count, inputs, training)
         if not forward_pass.losses:
             return forward_pass.remember(self, draw.z)
-        is_on = ops.cast(self.noise_switch > 0.5, self.posterior.dtype)
+        is_on = self.noise_switch > 0.5
+        is_on = ops.cast(is_on, self.posterior.dtype)
         weight = is_on * self.kl_weight(inputs)
         # Times the reciprocal: the gradient of a quotient takes TensorFlow seven operations.
         factor = self.kl_scale / self.train_size
-        loss = weight * _average(self.posterior.loss(draw)) * factor
+        loss_of_draw = _average(self.posterior.loss(draw))
+        loss = weight * loss_of_draw * factor
         loss = ops.cast(loss, keras.config.floatx())
         self.add_loss(loss)
         kl = weight * _average(draw.kl)

@@ -26,8 +26,11 @@ _OURS = ("keras.", "tfp_ibnn.")
 
 def own_methods(kind: type) -> list[str]:
     """Return which of the `METHODS` a class has from a class of a user's own."""
-    users = [owner for owner in kind.__mro__ if not owner.__module__.startswith(_OURS)]
-    return [name for name in METHODS if any(name in vars(owner) for owner in users)]
+    defined = set()
+    for owner in kind.__mro__:
+        if not owner.__module__.startswith(_OURS):
+            defined.update(vars(owner))
+    return [name for name in METHODS if name in defined]
 
 
 @functools.cache
@@ -40,17 +43,24 @@ def carrying(kind: type, own: type, is_around: bool) -> type:
         is_around: whether models of `kind` have one of `own` inside, as `model`; else they are made
             as those of `own` are.
     """
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "carried": own}
-    bases = (kind, own)
-    if is_around:
-        structure = {name: inspect.getattr_static(keras.Model, name) for name in _STRUCTURE}
-        bases = (_Around, kind, type("Structure", (keras.Model,), structure), own)
-    carrier = type(kind.__name__, bases, names)
+    attributes = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "carried": own,
+    }
+    bases = (_Around, kind, _structure_of_keras(), own) if is_around else (kind, own)
+    carrier = type(kind.__name__, bases, attributes)
     # Files name the class of ours, which loads them.
     register = keras.saving.register_keras_serializable("tfp_ibnn", kind.__name__)
     register(carrier)
     register(kind)
     return carrier
+
+
+def _structure_of_keras() -> type[keras.Model]:
+    """Return a class that has of Keras what a model around another one must not take from it."""
+    structure = {name: inspect.getattr_static(keras.Model, name) for name in _STRUCTURE}
+    return type("Structure", (keras.Model,), structure)
 
 
 class _Around:
@@ -65,6 +75,8 @@ class _Around:
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """All metrics: Keras leaves out those of a model inside, and the class perhaps others."""
-        own = [*super().metrics, *keras_internals.own_metrics(self.model)]
-        own += keras_internals.own_metrics(self)
-        return list({id(metric): metric for metric in own}.values())
+        metrics = [*super().metrics]
+        metrics += keras_internals.own_metrics(self.model)
+        metrics += keras_internals.own_metrics(self)
+        by_identity = {id(metric): metric for metric in metrics}
+        return list(by_identity.values())

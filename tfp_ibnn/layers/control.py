@@ -115,9 +115,10 @@ def unfreeze(model: keras.layers.Layer, part: str) -> None:
         part: "stochastic", the posteriors, or "deterministic", all other weights.
     """
     switches = _switches_of(model, part)
-    layers = [switch for switch in switches if isinstance(switch, keras.layers.Layer)]
     frozen = [switch for switch in switches if getattr(switch, "frozen_by_part", False)]
-    if not frozen and not any(layer.trainable_weights for layer in layers):
+    layers = [switch for switch in switches if isinstance(switch, keras.layers.Layer)]
+    are_trained = any(layer.trainable_weights for layer in layers)
+    if not frozen and not are_trained:
         frozen = switches
     thawed = {id(switch) for switch in frozen}
     # Listed first: what a layer is set to, its weights and sublayers are set to as well.

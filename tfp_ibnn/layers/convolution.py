@@ -78,19 +78,20 @@ def separate_channels(layer: keras.layers.Layer, inputs: Tensor) -> SeparateChan
     kernel = ops.cast(layer.kernel, inputs.dtype)
     # The filters of channel c see that channel alone: (*window, channels, channels * filters).
     identity = ops.eye(channels, dtype=inputs.dtype)
-    apart = identity[:, :, None] * kernel[..., None, :]
+    kernel = kernel[..., None, :]
+    apart = identity[:, :, None] * kernel
     number = channels * filters
     apart = ops.reshape(apart, (*window, channels, number))
     outputs = layer.convolution_op(inputs, apart)
-    *batch_and_positions, _ = ops.shape(outputs)
-    outputs = ops.reshape(outputs, (*batch_and_positions, channels, filters))
+    batch, *positions, _ = ops.shape(outputs)
+    outputs = ops.reshape(outputs, (batch, *positions, channels, filters))
     terms = ops.moveaxis(outputs, -2, 0)
     if layer.use_bias:
         bias = ops.cast(layer.bias, inputs.dtype)
-        bias = ops.broadcast_to(bias, (*batch_and_positions, filters))
-        terms = ops.concatenate([terms, bias[None]], axis=0)
+        term = ops.broadcast_to(bias, (1, batch, *positions, filters))
+        terms = ops.concatenate([terms, term], axis=0)
     terms = ops.reshape(terms, (terms.shape[0], -1))
-    return SeparateChannels(layer, terms, tuple(batch_and_positions[1:]))
+    return SeparateChannels(layer, terms, tuple(positions))
 
 
 def noisy_convolution(
@@ -118,5 +119,6 @@ def noisy_convolution(
     kernel_of_inputs = loc[:, None] * kernel
     kernel_of_noisy = scale[:, None] * kernel
     kernels = ops.concatenate([kernel_of_inputs, kernel_of_noisy], axis=-2)
-    outputs = layer.convolution_op(both, ops.cast(kernels, inputs.dtype))
+    kernels = ops.cast(kernels, inputs.dtype)
+    outputs = layer.convolution_op(both, kernels)
     return finish(layer, outputs)

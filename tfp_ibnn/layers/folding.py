@@ -175,6 +175,8 @@ def _assign(
         weight.assign(value)
     if base.has_lora(like):
         layer.lora_alpha = like.lora_alpha
-        layer.lora_kernel_a.assign(ops.convert_to_numpy(like.lora_kernel_a))
+        first = ops.convert_to_numpy(like.lora_kernel_a)
+        layer.lora_kernel_a.assign(first)
         # Merged into the kernel already.
-        layer.lora_kernel_b.assign(np.zeros(layer.lora_kernel_b.shape))
+        zeros = np.zeros(layer.lora_kernel_b.shape)
+        layer.lora_kernel_b.assign(zeros)

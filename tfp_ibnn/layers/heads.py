@@ -165,7 +165,9 @@ def gaussian_nll(y: Tensor, loc: Tensor, variance: Tensor) -> Tensor:
         Nats, (...,).
     """
     distance = ops.square(y - loc) / variance
-    terms = distance + ops.log(variance) + math.log(2 * math.pi)
+    log_variance = ops.log(variance)
+    constant = math.log(2 * math.pi)
+    terms = distance + log_variance + constant
     return 0.5 * ops.sum(terms, axis=-1)
 
 

@@ -138,8 +138,13 @@ def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
 def _rows_of_all(x: Any, y: Any, size: int) -> tuple[Any, Any]:
     """Return so many examples of arrays, at equal distances."""
     number = len(keras.tree.flatten(x)[0])
-    rows = np.linspace(0, number - 1, min(number, size)).astype(int)
-    return keras.tree.map_structure(lambda part: np.asarray(part)[rows], (x, y))
+    rows = np.linspace(0, number - 1, min(number, size))
+    rows = rows.astype(int)
+
+    def chosen(part: Any) -> np.ndarray:
+        return np.asarray(part)[rows]
+
+    return keras.tree.map_structure(chosen, (x, y))
 
 
 def _is_stream(x: Any) -> bool:
@@ -162,14 +167,18 @@ def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
 
 
 def _is_known(loss: keras.losses.Loss) -> bool:
+    if isinstance(loss, (GaussianNLL, DistributionNLL)):
+        return True
     known = (*_BY_EXAMPLE, *_BY_POSITION, *_BY_NUMBER, *_POINT_FACTORS)
-    return isinstance(loss, (GaussianNLL, DistributionNLL)) or _function(loss) in known
+    return _function(loss) in known
 
 
 def _needs_values(part: OutputLoss) -> bool:
     """Whether only the values of a loss can show over what it averages: classes, or numbers."""
-    is_symbolic = isinstance(part.y_pred, keras.KerasTensor)
-    return is_symbolic and not _is_known(part.loss) and part.y_pred.shape[1:] not in ((), (1,))
+    if not isinstance(part.y_pred, keras.KerasTensor) or _is_known(part.loss):
+        return False
+    sizes = part.y_pred.shape[1:]
+    return sizes not in ((), (1,))
 
 
 def _answers(part: OutputLoss, copies: int) -> float | None:
@@ -179,15 +188,18 @@ def _answers(part: OutputLoss, copies: int) -> float | None:
     y_true = ops.convert_to_tensor(part.y_true, part.loss.dtype)
     y_pred = ops.convert_to_tensor(part.y_pred, part.loss.dtype)
     values = part.loss.call(y_true, y_pred)
-    examples, *positions = part.y_pred.shape[:-1] or part.y_pred.shape
-    sizes = values.shape[1:] if len(values.shape) else positions
-    number = math.prod(sizes)
+    shape = part.y_pred.shape
+    examples, *positions = shape[:-1] or shape
+    if len(values.shape):
+        positions = values.shape[1:]
+    number = math.prod(positions)
     averaged = 1.0  # by the loss itself, for each of its values
     if _function(part.loss) in (*_BY_NUMBER, *_POINT_FACTORS):
-        averaged = math.prod(part.y_pred.shape[1:]) / number
+        averaged = math.prod(shape[1:]) / number
     if part.loss.reduction == "sum":  # over the batch
         return averaged / (examples * copies)
-    return _share_of_kept(part.y_pred, values) * number * averaged or None
+    share = _share_of_kept(part.y_pred, values)
+    return share * number * averaged or None
 
 
 def _share_of_kept(*tensors: Any) -> float:

@@ -239,9 +239,10 @@ class MeanFieldLayer(StochasticLayer):
             weights = _sums(means, deviations)
             values = dict(zip(self._random, weights, strict=True))
             inputs = examples["inputs"]
-            masks = {name: x for name, x in examples.items() if name == "mask"}
-            all_options = {**options, **masks}
-            return keras_internals.call_with(self.layer, inputs, options=all_options, **values)
+            own_options = dict(options)
+            if "mask" in examples:
+                own_options["mask"] = examples["mask"]
+            return keras_internals.call_with(self.layer, inputs, options=own_options, **values)
 
         examples = {"inputs": ops.cast(inputs, means[0].dtype)}
         if mask is not None and "mask" in parameters:
@@ -256,7 +257,8 @@ class MeanFieldLayer(StochasticLayer):
 
     def _means(self) -> list[Tensor]:
         """Return the means of the random weights, in the type of the posterior."""
-        values = [keras_internals.uncast(getattr(self.layer, name)) for name in self._random]
+        weights = [getattr(self.layer, name) for name in self._random]
+        values = map(keras_internals.uncast, weights)
         return [ops.cast(value, self.posterior.dtype) for value in values]
 
     def _bias(self) -> Tensor | None:
@@ -370,12 +372,15 @@ class MeanFieldLayer(StochasticLayer):
 
         A sum of Gaussians w x has the variance scale^2 x^2.
         """
-        kernel_variance, *bias_variance = [ops.square(x) for x in self.posterior.scales()]
+        scales = self.posterior.scales()
+        kernel_variance, *bias_variance = map(ops.square, scales)
         # Squares of scales are too small for half precision.
-        squares = ops.square(ops.cast(inputs, self.posterior.dtype))
+        full = ops.cast(inputs, self.posterior.dtype)
+        squares = ops.square(full)
         variance = self._linear(squares, [kernel_variance], *bias_variance)
-        deviation = ops.sqrt(ops.maximum(variance, _LEAST_VARIANCE))
-        return ops.cast(deviation * noise, inputs.dtype)
+        variance = ops.maximum(variance, _LEAST_VARIANCE)
+        added = ops.sqrt(variance) * noise
+        return ops.cast(added, inputs.dtype)
 
     def _not_local(self, why: str) -> ValueError:
         return ValueError(

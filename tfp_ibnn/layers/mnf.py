@@ -93,7 +93,8 @@ class MNFLayer(MeanFieldLayer):
         kernel, *bias = [deviation[0] for deviation in deviations]
         sign_in = ops.cast(noise.sign_in, inputs.dtype)
         sign_out = ops.cast(noise.sign_out, inputs.dtype)
-        return outputs + sign_out * self._linear(sign_in * inputs, [kernel], *bias)
+        flipped = self._linear(sign_in * inputs, [kernel], *bias)
+        return outputs + sign_out * flipped
 
     def _outputs_at_means(self, inputs: Tensor, z: Tensor) -> Tensor:
         """Return the outputs for the means of the weights, with a z for each example.
@@ -109,7 +110,8 @@ class MNFLayer(MeanFieldLayer):
         bias = self._bias()
         channels = z.shape[-1]
         positions = (1,) * (len(inputs.shape) - 2)
-        z = ops.reshape(ops.cast(z, inputs.dtype), (-1, *positions, channels))
+        z = ops.cast(z, inputs.dtype)
+        z = ops.reshape(z, (-1, *positions, channels))
         if self.posterior.on_inputs:
             return self._linear(inputs * z, kernel, bias)
         outputs = self._linear(inputs, kernel) * z

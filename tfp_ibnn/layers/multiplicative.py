@@ -154,7 +154,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return layer(z * inputs) with less work for its gradients, for z = loc + scale * eps."""
         loc, scale = self.posterior.loc_and_scale()
         normal = ops.stop_gradient((z - loc) / scale)
-        normal = self.broadcast(ops.cast(normal, inputs.dtype), len(inputs.shape))
+        normal = ops.cast(normal, inputs.dtype)
+        rank = len(inputs.shape)
+        normal = self.broadcast(normal, rank)
         return noisy_convolution(self.layer, inputs, normal, loc, scale)
 
     def _between_factors(self, inputs: Tensor, latent: Tensor, shared: bool) -> Tensor:
@@ -163,7 +165,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         z_in, z_out = self._split(latent)
         product = self._multiply(inputs, z_in, shared)
         outputs = keras_internals.call_with(self.layer, product, **LINEAR)
-        return finish(self.layer, self._multiply(outputs, z_out, shared))
+        outputs = self._multiply(outputs, z_out, shared)
+        return finish(self.layer, outputs)
 
     def _split(self, latent: Tensor) -> tuple[Tensor, Tensor]:
         """Return the channels of a latent for the inputs, and those for what else it has."""
@@ -181,8 +184,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         layer = self.layer
         mean = ops.convert_to_numpy(self.posterior.mean())
         on_inputs, on_outputs = self._split(mean)
-        rescaling = self.broadcast(on_inputs[None], len(self._input_shape))[0]
-        rescaling = ops.convert_to_numpy(rescaling)
+        rank = len(self._input_shape)
+        rescaling = self.broadcast(on_inputs[None], rank)
+        rescaling = ops.convert_to_numpy(rescaling[0])
         if not base.is_known(layer) or base.is_quantized(layer):
             return folding.behind_rescaling(layer, rescaling, self.name, self._input_shape)
         weights = folding.merged_weights(layer)
@@ -276,7 +280,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return z (draws, positions, channels), drawn in the first call, or raise for others."""
         drawn = tuple(z.shape[1:-1])
         needed = tuple(inputs.shape[1:-1])
-        known = [pair for pair in zip(drawn, needed, strict=False) if None not in pair]
+        pairs = zip(drawn, needed, strict=False)
+        known = [pair for pair in pairs if None not in pair]
         if len(drawn) != len(needed) or any(first != second for first, second in known):
             raise ValueError(
                 f"{self._owner} has noise='position', a z for each position, and must be called "

@@ -257,7 +257,8 @@ class NoiseModel(TakesStrings):
         names = [layer.name for layer in stochastic_layers(self)]
         parts = [f"{part} of layer {name!r}" for name in names for part in ("z", "the KL")]
         faults = [None, *parts, "the loss, while every z and KL was finite"]
-        return faults[int(ops.convert_to_numpy(self._first_fault))]
+        number = ops.convert_to_numpy(self._first_fault)
+        return faults[int(number)]
 
     def save_own_variables(self, store: Any) -> None:
         """Save what the layers inside do not save themselves: the random state of Keras's own."""

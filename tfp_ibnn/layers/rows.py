@@ -117,7 +117,8 @@ def _made_up_inputs(model: keras.Model) -> Any:
     if keras_internals.is_functional(owner):
         return keras.tree.map_structure(of_tensor, owner.input)
     # The types are unknown: numbers that can also be indices.
-    return zeros_and_ones(owner.get_build_config()["input_shape"], keras.config.floatx())
+    shape = owner.get_build_config()["input_shape"]
+    return zeros_and_ones(shape, keras.config.floatx())
 
 
 class _Runs(NamedTuple):
@@ -129,7 +130,8 @@ class _Runs(NamedTuple):
 
     def on(self, *chosen: int) -> list[LayerInput]:
         """Return the stochastic layers in the order of their calls, each with its input."""
-        inputs = keras.tree.map_structure(lambda x: x[list(chosen)], self.examples)
+        rows = list(chosen)
+        inputs = keras.tree.map_structure(lambda x: x[rows], self.examples)
         inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
         # Nothing of the run stays.
         with keras.StatelessScope(), noise.scope(off=True, losses=False) as forward_pass:
@@ -138,7 +140,10 @@ class _Runs(NamedTuple):
                 self.model(inputs, training=False)
             else:
                 self.run(inputs, forward_pass)
-        return [LayerInput(layer, keras.ops.convert_to_numpy(x)) for layer, x in forward_pass.seen]
+        return [
+            LayerInput(layer, keras.ops.convert_to_numpy(values))
+            for layer, values in forward_pass.seen
+        ]
 
 
 def _first_misplaced(model: keras.Model, run: Run | None) -> LayerInput | None:

@@ -21,7 +21,8 @@ _MANTISSA_BITS = 24  # of float32
 def key_from_seed(seed: int) -> np.ndarray:
     """Return the key (2,) of a non-negative seed, as int32 values of at least 0."""
     state = np.random.SeedSequence(seed).generate_state(2)
-    return (state >> 1).astype("int32")
+    non_negative = state >> 1
+    return non_negative.astype("int32")
 
 
 @traced_once
@@ -39,7 +40,8 @@ def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tenso
     Returns:
         Two tensors of uint32.
     """
-    third = ops.bitwise_xor(ops.bitwise_xor(first, second), _word(_PARITY))
+    third = ops.bitwise_xor(first, second)
+    third = ops.bitwise_xor(third, _word(_PARITY))
     schedule = (first, second, third)
     x = x + first
     y = y + second
@@ -79,7 +81,8 @@ def bits(key: Tensor, rows: Tensor, offset: int, size: Any) -> Tensor:
     streams = ops.cast(rows, "uint32")
     first, second = key
     words = threefry(first, second, streams[:, None], counters[None, :])
-    return ops.concatenate(words, axis=1)[:, :size]
+    words = ops.concatenate(words, axis=1)
+    return words[:, :size]
 
 
 def sobol(key: Tensor, rows: Tensor, offset: int, size: int) -> Tensor:
@@ -105,9 +108,10 @@ def sobol(key: Tensor, rows: Tensor, offset: int, size: int) -> Tensor:
         return ops.concatenate([points, independent], axis=1)
     shift_rows = ops.full(ops.shape(rows), _SHIFT_ROW, dtype="uint32")
     words = bits(key, shift_rows, offset, size)
-    rows = ops.cast(rows, "uint32")[:, None]
-    for position, direction in enumerate(_directions(offset, size)):
-        shifted = ops.right_shift(rows, _word(position))
+    rows = ops.cast(rows, "uint32")
+    directions = _directions(offset, size)
+    for position, direction in enumerate(directions):
+        shifted = ops.right_shift(rows[:, None], _word(position))
         digit = ops.bitwise_and(shifted, _word(1))
         direction = ops.convert_to_tensor(direction[None, :])
         words = ops.bitwise_xor(words, digit * direction)
@@ -126,9 +130,11 @@ def normal(words: Tensor, dtype: str) -> Tensor:
     """
     numbers = ops.cast(words, dtype) + 0.5
     centered = numbers * 2.0**-31 - 1
-    # In float32 the outermost words are rounded to the ends, whose normals are infinite.
-    end = 1 - 2.0**-_MANTISSA_BITS if dtype == "float32" else 1.0
-    distance = ops.minimum(ops.abs(centered), end)
+    distance = ops.abs(centered)
+    if dtype == "float32":
+        # The outermost words are rounded to the ends, whose normals are infinite.
+        end = 1 - 2.0**-_MANTISSA_BITS
+        distance = ops.minimum(distance, end)
     # Below 0 the inverse has more digits, and is finite on TensorFlow up to the end.
     size = -(2.0**0.5) * ops.erfinv(-distance)
     return ops.sign(centered) * size
@@ -159,12 +165,13 @@ def _directions(offset: int, size: int) -> np.ndarray:
 
     generator = np.random.default_rng(0)
     engine = qmc.Sobol(offset + size, scramble=True, rng=generator)
-    points = [engine.random(1)[0, offset:]]
+    points = [engine.random(1)]
     for position in range(SOBOL_BITS):
         power = 2**position
         engine.fast_forward(power - engine.num_generated)
-        points.append(engine.random(1)[0, offset:])
-    scaled = np.stack(points) * 2.0**32
+        points.append(engine.random(1))
+    points = np.concatenate(points)
+    scaled = points[:, offset:] * 2.0**32
     words = scaled.astype("uint32")
     # SciPy counts in Gray code: point 2^j is made of the directions j and j - 1.
     differences = words[1:] ^ words[0]

@@ -67,8 +67,10 @@ class Pass:
         kls = list(self.kl_by_layer.values())
         dtypes = [keras.backend.standardize_dtype(kl.dtype) for kl in kls]
         widest = max(dtypes, default="float32")
-        zero = ops.zeros((), widest)
-        return sum((ops.cast(kl, widest) for kl in kls), zero)
+        total = ops.zeros((), widest)
+        for kl in kls:
+            total = total + ops.cast(kl, widest)
+        return total
 
     def count_of_draws(self, rows: int | Tensor) -> int | Tensor:
         """Return how many latents a layer draws whose input has so many rows."""

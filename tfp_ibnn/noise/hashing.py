@@ -23,7 +23,8 @@ def hashed(inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
         Two tensors (examples,) of uint32.
     """
     key = counter.key_from_seed(seed).astype("uint32")
-    first, second = map(ops.convert_to_tensor, key)
+    first = ops.convert_to_tensor(key[0])
+    second = ops.convert_to_tensor(key[1])
     x = 0
     y = 0
     for number, array in enumerate(keras.tree.flatten(inputs)):
@@ -40,9 +41,10 @@ def _sums(first: Tensor, second: Tensor, array: Any) -> tuple[Tensor, Tensor]:
     Sums modulo 2^32 are exact and have no order, so that devices cannot disagree.
     """
     values = words(_numbers(array))
-    positions = ops.arange(ops.shape(values)[1], dtype="int32")
-    positions = ops.cast(positions, "uint32")[None, :]
-    x, y = counter.threefry(first, second, values, positions)
+    size = ops.shape(values)[1]
+    positions = ops.arange(size, dtype="int32")
+    positions = ops.cast(positions, "uint32")
+    x, y = counter.threefry(first, second, values, positions[None, :])
     sum_x = ops.sum(x, axis=1)
     sum_y = ops.sum(y, axis=1)
     return ops.cast(sum_x, "uint32"), ops.cast(sum_y, "uint32")
@@ -53,4 +55,5 @@ def _numbers(array: Any) -> Tensor:
     values = ops.cast(array, "float32")
     examples = ops.shape(values)[0]
     flat = ops.reshape(values, (examples, -1))
-    return ops.where(flat == 0, ops.zeros_like(flat), flat)
+    zeros = ops.zeros_like(flat)
+    return ops.where(flat == 0, zeros, flat)

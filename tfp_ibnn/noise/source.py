@@ -74,9 +74,10 @@ class Source:
             A tensor (count, *shape).
         """
         full_shape = (count, *shape)
-        if self.key is None and self.sampling == "iid":
+        is_fresh = self.key is None
+        if is_fresh and self.sampling == "iid":
             return normal(full_shape, dtype, generator, stddev)
-        if self.key is None and self.sampling == "antithetic":
+        if is_fresh and self.sampling == "antithetic":
             number = (count + 1) // 2
             half = normal((number, *shape), dtype, generator, stddev)
             pairs = ops.stack([half, -half], axis=1)
@@ -91,7 +92,8 @@ class Source:
     def _seed_of_call(self, count: Size, shape: Shape) -> Tensor:
         """Return the seed (2,) of the next draws of a pass that is not portable."""
         first, second = (ops.cast(word, "int32") for word in self.key)
-        first_sample = ops.sum(self._samples(count)[:1])
+        samples = self._samples(count)
+        first_sample = ops.sum(samples[:1])
         distance = self._calls * _CALL_STRIDE % 2**31
         self._calls += 1
         self.used += math.prod(shape)
@@ -108,7 +110,8 @@ class Source:
             words = self._quasi_random_words(samples, shape, generator)
         else:
             words = self._words(counter.bits, samples, shape, generator)
-        draws = ops.reshape(counter.normal(words, dtype), (count, *shape))
+        numbers = counter.normal(words, dtype)
+        draws = ops.reshape(numbers, (count, *shape))
         if self.sampling == "antithetic":
             is_odd = ops.cast(samples % 2, dtype)
             sign = 1 - 2 * is_odd
@@ -135,8 +138,10 @@ class Source:
         Returns:
             A tensor (count, *shape).
         """
-        words = self._words(counter.bits, self._samples(count), shape)
-        return ops.reshape(counter.uniform(words, dtype), (count, *shape))
+        samples = self._samples(count)
+        words = self._words(counter.bits, samples, shape)
+        numbers = counter.uniform(words, dtype)
+        return ops.reshape(numbers, (count, *shape))
 
     def sign(self, count: Size, shape: Shape, dtype: str, generator: Generator) -> Tensor:
         """Return arrays of independent signs, 1 or -1.
@@ -154,7 +159,8 @@ class Source:
             is_negative = keras.random.randint((count, *shape), 0, 2, seed=generator)
         else:
             is_negative = self.uniform(count, shape, dtype) < 0.5
-        return 1 - 2 * ops.cast(is_negative, dtype)
+        is_negative = ops.cast(is_negative, dtype)
+        return 1 - 2 * is_negative
 
     def component(
         self, components: int, count: Size, generator: Generator, *, shared: bool
@@ -184,8 +190,9 @@ class Source:
     def _own_component(self, components: int, count: Size, generator: Generator) -> Tensor:
         if self.key is None:
             return keras.random.randint((count,), 0, components, seed=generator)
-        numbers = self.uniform(count, (1,), "float32")[:, 0]
-        return ops.cast(ops.floor(components * numbers), "int32")
+        numbers = self.uniform(count, (1,), "float32")
+        index = ops.floor(components * numbers[:, 0])
+        return ops.cast(index, "int32")
 
     def _component_in_turn(self, components: int, count: Size, generator: Generator) -> Tensor:
         index = self._samples(count)
@@ -209,7 +216,8 @@ class Source:
         """Return the next random words (samples, size of a draw) of this pass."""
         key = self.key
         if key is None:
-            key = _key(keras.random.randint((2,), 0, 2**31 - 1, seed=generator))
+            fresh_key = keras.random.randint((2,), 0, 2**31 - 1, seed=generator)
+            key = _key(fresh_key)
         if self.stream is not None:
             first, second = key
             stream = ops.cast(self.stream, "uint32")
@@ -248,13 +256,15 @@ def spread(values: Tensor, count: Size) -> Tensor:
                 f"layer its own one. Here {count} rows follow {examples} examples."
             )
     shape = values.shape[1:]
-    repeated = ops.broadcast_to(values[:, None], (examples, rows, *shape))
+    each = values[:, None]
+    repeated = ops.broadcast_to(each, (examples, rows, *shape))
     return ops.reshape(repeated, (count, *shape))
 
 
 def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:
     """Return the two words of a seed, or of a key of two integers."""
     if not ops.is_tensor(seed):
-        seed = ops.convert_to_tensor(counter.key_from_seed(seed), dtype="int32")
+        key = counter.key_from_seed(seed)
+        seed = ops.convert_to_tensor(key, dtype="int32")
     words = ops.cast(seed, "uint32")
     return words[0], words[1]

@@ -183,8 +183,11 @@ class Posterior(ZTemplate, Template):
         rows = ops.reshape(noise, (-1, self.channels))
         both = self.transform(ops.concatenate([rows, fixed]), training=training)
         number = len(fixed)
-        draw = Draw(both.z[:-number], both.kl[:-number], both.entropy[:-number])
-        return draw, mean(both.z[-number:], axis=0)
+        z = both.z[:-number]
+        kl = both.kl[:-number]
+        entropy = both.entropy[:-number]
+        center = mean(both.z[-number:], axis=0)
+        return Draw(z, kl, entropy), center
 
     def sample_and_kl(self, sample_shape: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
         """Draw z of shape sample_shape + (channels,); return it with its KL, exact or by draw."""

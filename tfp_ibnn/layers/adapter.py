@@ -108,7 +108,8 @@ class StochasticAdapter(Stochastic):
         inner = self._multiply(inner, latent, shared)
         second = ops.cast(second, inner.dtype)
         product = ops.matmul(inner, second)
-        added = self.alpha / self.rank * product
+        factor = self.alpha / self.rank
+        added = factor * product
         plain = keras_internals.call_with(self.layer, inputs, **LINEAR)
         return finish(self.layer, plain + added)
 

@@ -55,7 +55,8 @@ class SeparateChannels(NamedTuple):
         """Return the outputs (draws * batch, ...) for z (draws, channels)."""
         z = ops.cast(z, self.terms.dtype)
         if self.layer.use_bias:
-            factor_of_bias = ops.ones_like(z[:, :1])
+            first = z[:, :1]
+            factor_of_bias = ops.ones_like(first)
             z = ops.concatenate([z, factor_of_bias], axis=1)
         sums = ops.matmul(z, self.terms)
         outputs = ops.reshape(sums, (-1, *self.positions, self.layer.filters))

@@ -65,7 +65,8 @@ def _einsum_sign_shapes(layer: layers.EinsumDense, rank: int) -> tuple[Shape, Sh
     dots = rank - len(source.replace("...", ""))  # the number of axes behind the dots
     batch_in, *axes_in = _axes(source, dots)
     batch_out, *axes_out = _axes(target, dots)
-    if batch_in != batch_out or batch_in in sizes:
+    examples_are_first = batch_in == batch_out and batch_in not in sizes
+    if not examples_are_first:
         raise ValueError(
             "`estimator='flipout'` needs the examples on the first axis of input and output; layer "
             f"{layer.name!r} has the equation {layer.equation!r}. Use estimator='shared'."

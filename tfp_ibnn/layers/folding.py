@@ -16,7 +16,8 @@ def merged_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
         first = values.pop("lora_kernel_a")
         second = values.pop("lora_kernel_b")
         kernel = values["kernel"]
-        merged = kernel + layer.lora_alpha / layer.lora_rank * (first @ second)
+        factor = layer.lora_alpha / layer.lora_rank
+        merged = kernel + factor * (first @ second)
         values["kernel"] = merged.astype(kernel.dtype)
     return list(values.values())
 
@@ -138,7 +139,8 @@ def kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray |
         return scale
     if isinstance(layer, base.CONVOLUTIONS):
         by_group = scale.reshape(layer.groups, -1).T  # (in / groups, groups)
-        return np.repeat(by_group, layer.filters // layer.groups, axis=1)
+        filters = layer.filters // layer.groups
+        return np.repeat(by_group, filters, axis=1)
     return scale[:, None]
 
 

@@ -37,7 +37,8 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
         self.min_scale = checks.positive("min_scale", min_scale)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        if checks.channels_of("GaussianHead", input_shape) % 2:
+        channels = checks.channels_of("GaussianHead", input_shape)
+        if channels % 2:
             raise ValueError(
                 "GaussianHead needs two inputs for each output, a mean and a spread; got the input "
                 f"shape {tuple(input_shape)}. Give the layer before it 2 * outputs units."
@@ -46,7 +47,8 @@ class GaussianHead(ConfiguredLayer, keras.layers.Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (..., 2D): D means, then D standard deviations."""
         loc, raw_scale = ops.split(inputs, 2, axis=-1)
-        scale = ops.softplus(raw_scale) + self.min_scale
+        scale = ops.softplus(raw_scale)
+        scale = scale + self.min_scale
         return ops.concatenate([loc, scale], axis=-1)
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:

@@ -29,7 +29,9 @@ class Place(NamedTuple):
     @property
     def path(self) -> str:
         """The names of the layers around it, less the model's, and its own."""
-        return "/".join(layer.name for layer in (*self.owners[1:], self.layer))
+        layers = (*self.owners[1:], self.layer)
+        names = [layer.name for layer in layers]
+        return "/".join(names)
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
@@ -89,8 +91,8 @@ def replace(model: keras.layers.Layer, layers: Mapping[Steps, keras.layers.Layer
     """
     known = places(model)
     swaps = {id(known[steps].layer): layer for steps, layer in layers.items()}
-    owners = [model, *(place.layer for place in known.values())]
-    for owner in owners:
+    inner = [place.layer for place in known.values()]
+    for owner in (model, *inner):
         keras_internals.swap_sublayers(owner, swaps)
 
 

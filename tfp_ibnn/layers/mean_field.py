@@ -247,7 +247,8 @@ class MeanFieldLayer(StochasticLayer):
         examples = {"inputs": ops.cast(inputs, means[0].dtype)}
         if mask is not None and "mask" in parameters:
             examples["mask"] = mask
-        outputs = self._by_block(one, examples, self._deviations(latent))
+        deviations = self._deviations(latent)
+        outputs = self._by_block(one, examples, deviations)
         return ops.cast(outputs, self.layer.compute_dtype)
 
     def _deviations(self, latent: Explicit | Flipped) -> list[Tensor]:
@@ -257,9 +258,10 @@ class MeanFieldLayer(StochasticLayer):
 
     def _means(self) -> list[Tensor]:
         """Return the means of the random weights, in the type of the posterior."""
+        dtype = self.posterior.dtype
         weights = [getattr(self.layer, name) for name in self._random]
         values = map(keras_internals.uncast, weights)
-        return [ops.cast(value, self.posterior.dtype) for value in values]
+        return [ops.cast(value, dtype) for value in values]
 
     def _bias(self) -> Tensor | None:
         """Return the bias of the layer in its own type, if it has one."""
@@ -327,12 +329,12 @@ class MeanFieldLayer(StochasticLayer):
         size = batch // draws
 
         def in_blocks(x: Tensor) -> Tensor:
-            sizes = ops.shape(x)[1:]
+            _, *sizes = ops.shape(x)
             return ops.reshape(x, (draws, size, *sizes))
 
         blocks = {name: in_blocks(x) for name, x in examples.items()}
         outputs = ops.map(lambda pair: one(*pair), (blocks, deviations))
-        sizes = ops.shape(outputs)[2:]
+        _, _, *sizes = ops.shape(outputs)
         return ops.reshape(outputs, (batch, *sizes))
 
     def _in_terms(

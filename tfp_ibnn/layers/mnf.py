@@ -75,8 +75,10 @@ class MNFLayer(MeanFieldLayer):
         """Return draws of z, by noise that a pass gives in portions."""
         z = self.posterior.z
         normal = self._normal(forward_pass)
-        noise = [normal(count, (z.channels,)) for count in counts]
-        return z.switched(self.noise_switch > 0.5, ops.concatenate(noise), training=training)
+        portions = [normal(count, (z.channels,)) for count in counts]
+        noise = ops.concatenate(portions)
+        on = self.noise_switch > 0.5
+        return z.switched(on, noise, training=training)
 
     def _outputs(self, inputs: Tensor, latent: Multiplied) -> Tensor:
         z, noise = latent
@@ -84,7 +86,8 @@ class MNFLayer(MeanFieldLayer):
             kernel_mean = self._means()[0]
             kernel_deviation, *others = self._deviations(noise)
             by_z = self.posterior.times_z(kernel_mean, z - 1)
-            return self._explicit(inputs, [kernel_deviation + by_z, *others])
+            kernel_deviation = kernel_deviation + by_z
+            return self._explicit(inputs, [kernel_deviation, *others])
         self.check_blocks(inputs, z.shape[0])
         outputs = self._outputs_at_means(inputs, z)
         if isinstance(noise, Local):

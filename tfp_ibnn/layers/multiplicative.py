@@ -153,7 +153,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     def _convolved(self, inputs: Tensor, z: Tensor) -> Tensor:
         """Return layer(z * inputs) with less work for its gradients, for z = loc + scale * eps."""
         loc, scale = self.posterior.loc_and_scale()
-        normal = ops.stop_gradient((z - loc) / scale)
+        normal = (z - loc) / scale
+        normal = ops.stop_gradient(normal)
         normal = ops.cast(normal, inputs.dtype)
         rank = len(inputs.shape)
         normal = self.broadcast(normal, rank)
@@ -211,8 +212,10 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         # is left to small networks, of which the first convolution is a large part.
         if not (self.is_plain_product and self.draws_ahead and self._convolves_image):
             return False
-        outputs = self.compute_output_shape(inputs.shape)[1:]
-        return None not in outputs and math.prod(outputs) <= _SMALL_OUTPUT
+        _, *sizes = self.compute_output_shape(inputs.shape)
+        if None in sizes:
+            return False
+        return math.prod(sizes) <= _SMALL_OUTPUT
 
     def shared(self, inputs: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what gives the outputs (draws * batch, ...) for many z (draws, channels)."""

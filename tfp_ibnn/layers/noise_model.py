@@ -245,7 +245,9 @@ class NoiseModel(TakesStrings):
     def _note_fault(self, place: Tensor) -> None:
         """Keep a place in the list of `fault` if it is the first since `clear_fault`."""
         known = ops.convert_to_tensor(self._first_fault)
-        self._first_fault.assign(ops.where(known == 0, ops.cast(place, known.dtype), known))
+        place = ops.cast(place, known.dtype)
+        first = ops.where(known == 0, place, known)
+        self._first_fault.assign(first)
 
     def clear_fault(self) -> None:
         """Forget the fault that `fault` returns."""

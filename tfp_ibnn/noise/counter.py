@@ -40,8 +40,9 @@ def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tenso
     Returns:
         Two tensors of uint32.
     """
-    third = ops.bitwise_xor(first, second)
-    third = ops.bitwise_xor(third, _word(_PARITY))
+    parity = _word(_PARITY)
+    both = ops.bitwise_xor(first, second)
+    third = ops.bitwise_xor(both, parity)
     schedule = (first, second, third)
     x = x + first
     y = y + second
@@ -58,8 +59,9 @@ def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tenso
 
 def _rotated(word: Tensor, places: int) -> Tensor:
     """Return a word with its bits moved to the left, around its end."""
+    places_right = 32 - places
     left = ops.left_shift(word, _word(places))
-    right = ops.right_shift(word, _word(32 - places))
+    right = ops.right_shift(word, _word(places_right))
     return ops.bitwise_or(left, right)
 
 
@@ -79,8 +81,9 @@ def bits(key: Tensor, rows: Tensor, offset: int, size: Any) -> Tensor:
     counters = offset + ops.arange(pairs, dtype="int32")
     counters = ops.cast(counters, "uint32")
     streams = ops.cast(rows, "uint32")
+    streams = streams[:, None]
     first, second = key
-    words = threefry(first, second, streams[:, None], counters[None, :])
+    words = threefry(first, second, streams, counters[None, :])
     words = ops.concatenate(words, axis=1)
     return words[:, :size]
 
@@ -109,12 +112,15 @@ def sobol(key: Tensor, rows: Tensor, offset: int, size: int) -> Tensor:
     shift_rows = ops.full(ops.shape(rows), _SHIFT_ROW, dtype="uint32")
     words = bits(key, shift_rows, offset, size)
     rows = ops.cast(rows, "uint32")
+    rows = rows[:, None]
     directions = _directions(offset, size)
     for position, direction in enumerate(directions):
-        shifted = ops.right_shift(rows[:, None], _word(position))
+        place = _word(position)
+        shifted = ops.right_shift(rows, place)
         digit = ops.bitwise_and(shifted, _word(1))
-        direction = ops.convert_to_tensor(direction[None, :])
-        words = ops.bitwise_xor(words, digit * direction)
+        direction = ops.convert_to_tensor(direction)
+        flips = digit * direction[None, :]
+        words = ops.bitwise_xor(words, flips)
     return words
 
 
@@ -136,8 +142,9 @@ def normal(words: Tensor, dtype: str) -> Tensor:
         end = 1 - 2.0**-_MANTISSA_BITS
         distance = ops.minimum(distance, end)
     # Below 0 the inverse has more digits, and is finite on TensorFlow up to the end.
-    size = -(2.0**0.5) * ops.erfinv(-distance)
-    return ops.sign(centered) * size
+    inverse = -ops.erfinv(-distance)
+    sign = ops.sign(centered)
+    return sign * (2.0**0.5 * inverse)
 
 
 def uniform(words: Tensor, dtype: str) -> Tensor:
@@ -174,7 +181,8 @@ def _directions(offset: int, size: int) -> np.ndarray:
     scaled = points[:, offset:] * 2.0**32
     words = scaled.astype("uint32")
     # SciPy counts in Gray code: point 2^j is made of the directions j and j - 1.
-    differences = words[1:] ^ words[0]
+    first = words[0]
+    differences = words[1:] ^ first
     return np.bitwise_xor.accumulate(differences, axis=0)
 
 

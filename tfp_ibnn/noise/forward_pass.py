@@ -69,7 +69,8 @@ class Pass:
         widest = max(dtypes, default="float32")
         total = ops.zeros((), widest)
         for kl in kls:
-            total = total + ops.cast(kl, widest)
+            kl = ops.cast(kl, widest)
+            total = total + kl
         return total
 
     def count_of_draws(self, rows: int | Tensor) -> int | Tensor:

@@ -29,7 +29,8 @@ def hashed(inputs: Any, seed: int) -> tuple[Tensor, Tensor]:
     y = 0
     for number, array in enumerate(keras.tree.flatten(inputs)):
         order = ops.convert_to_tensor(np.uint32(number))
-        sum_x, sum_y = _sums(first, second + order, array)
+        key_of_input = second + order
+        sum_x, sum_y = _sums(first, key_of_input, array)
         x = x + sum_x
         y = y + sum_y
     return counter.threefry(first, second, x, y)
@@ -47,7 +48,9 @@ def _sums(first: Tensor, second: Tensor, array: Any) -> tuple[Tensor, Tensor]:
     x, y = counter.threefry(first, second, values, positions[None, :])
     sum_x = ops.sum(x, axis=1)
     sum_y = ops.sum(y, axis=1)
-    return ops.cast(sum_x, "uint32"), ops.cast(sum_y, "uint32")
+    sum_x = ops.cast(sum_x, "uint32")
+    sum_y = ops.cast(sum_y, "uint32")
+    return sum_x, sum_y
 
 
 def _numbers(array: Any) -> Tensor:
@@ -56,4 +59,5 @@ def _numbers(array: Any) -> Tensor:
     examples = ops.shape(values)[0]
     flat = ops.reshape(values, (examples, -1))
     zeros = ops.zeros_like(flat)
-    return ops.where(flat == 0, zeros, flat)
+    is_zero = flat == 0
+    return ops.where(is_zero, zeros, flat)

@@ -97,7 +97,9 @@ class Source:
         distance = self._calls * _CALL_STRIDE % 2**31
         self._calls += 1
         self.used += math.prod(shape)
-        return ops.stack([first + distance, second + first_sample])
+        first = first + distance
+        second = second + first_sample
+        return ops.stack([first, second])
 
     def _portable_normal(
         self, count: Size, shape: Shape, dtype: str, generator: Generator
@@ -116,11 +118,13 @@ class Source:
             is_odd = ops.cast(samples % 2, dtype)
             sign = 1 - 2 * is_odd
             ones = (1,) * len(shape)
-            draws = draws * ops.reshape(sign, (count, *ones))
+            sign = ops.reshape(sign, (count, *ones))
+            draws = draws * sign
         return draws
 
     def _quasi_random_words(self, samples: Tensor, shape: Shape, generator: Generator) -> Tensor:
-        if not all(isinstance(size, int) for size in shape):
+        are_known = all(isinstance(size, int) for size in shape)
+        if not are_known:
             raise ValueError(
                 "Quasi-random noise needs sizes that are known ahead: give the model's input a "
                 f"fixed one; one draw has the shape {shape}."
@@ -201,7 +205,8 @@ class Source:
         if self.stream is not None:
             index = index + self.stream
         if self.key is None:
-            index = index + keras.random.randint((), 0, components, seed=generator)
+            first = keras.random.randint((), 0, components, seed=generator)
+            index = index + first
         return index % components
 
     def _samples(self, count: Size) -> Tensor:
@@ -221,7 +226,8 @@ class Source:
         if self.stream is not None:
             first, second = key
             stream = ops.cast(self.stream, "uint32")
-            key = (first, second + stream[:, None])
+            second = second + stream[:, None]
+            key = (first, second)
         size = math.prod(shape)
         words = source(key, samples, self.used, size)
         self.used += size

@@ -87,6 +87,7 @@ class StochasticAdapter(Stochastic):
         self.layer.kernel.trainable = False
 
     def _add_kernel(self, name: str, shape: tuple[int, ...], initializer: Any) -> keras.Variable:
+        """Add one of the two kernels, under the name that it has in Keras."""
         regularizer = self.layer.kernel_regularizer
         return self.add_weight(shape, initializer, regularizer=regularizer, name=name)
 
@@ -128,6 +129,7 @@ class StochasticAdapter(Stochastic):
 
 
 def _constant(weight: keras.Variable) -> keras.initializers.Initializer:
+    """Return what starts a weight at the value of another one."""
     return keras.initializers.Constant(ops.convert_to_numpy(weight))
 
 

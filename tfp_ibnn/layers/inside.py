@@ -112,7 +112,7 @@ def restore(model: keras.layers.Layer, saved: Sequence[tuple[Steps, dict[str, An
 
     Args:
         model: the model to change.
-        saved: what `configs` returned.
+        saved: what `configs` returned, of a model of the same structure.
     """
     known = places(model)
     layers = {}

@@ -64,6 +64,12 @@ def kl_scale(
         parts: the losses of all outputs.
         noise_scale: the scale of the targets' noise, for losses that leave it open; None is 1.
         copies: number of copies of each example in a training batch.
+
+    Returns:
+        The factor of the KL beside beta / train_size.
+
+    Raises:
+        ValueError: If a `noise_scale` is given for losses that do not leave it open.
     """
     open_parts = [part for part in parts if _leaves_noise_open(part.loss)]
     if noise_scale is not None and not open_parts:
@@ -93,6 +99,13 @@ def kl_scale(
 
 
 def _term(part: OutputLoss, answers: float, noise_scale: float) -> _Term:
+    """Return the part of an output in the loss.
+
+    Args:
+        part: the loss of the output.
+        answers: how many log-likelihoods of an example it averages over.
+        noise_scale: the scale of the targets' noise, for a loss that leaves it open.
+    """
     point_factor = _POINT_FACTORS.get(_function(part.loss))
     factor = 1.0 if point_factor is None else point_factor(noise_scale)
     return _Term(part.place, part.weight, factor / answers)
@@ -117,6 +130,12 @@ def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
 
     Of arrays it takes examples from the whole length. A generator, in `arguments`, is replaced by
     one that starts with the batch that was taken out of it.
+
+    Args:
+        arguments: of `fit`, by name; changed if `x` is a generator.
+
+    Returns:
+        Inputs and targets; None without targets, and for data of unknown kinds.
     """
     x = arguments.get("x")
     y = arguments.get("y")
@@ -154,19 +173,23 @@ def _is_stream(x: Any) -> bool:
 
 
 def _resumed(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    """Yield a batch that was taken out of an iterator, then the others."""
     yield first
     yield from rest
 
 
 def _function(loss: keras.losses.Loss) -> Callable[..., Any] | None:
+    """Return the function of one of Keras's losses; None for a class of another kind."""
     return getattr(loss, "fn", None)
 
 
 def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
+    """Whether a loss says nothing of how noisy the targets are, as a squared error."""
     return _function(loss) in _POINT_FACTORS
 
 
 def _is_known(loss: keras.losses.Loss) -> bool:
+    """Whether it is known over what a loss averages."""
     if isinstance(loss, (GaussianNLL, DistributionNLL)):
         return True
     known = (*_BY_EXAMPLE, *_BY_POSITION, *_BY_NUMBER, *_POINT_FACTORS)
@@ -182,7 +205,15 @@ def _needs_values(part: OutputLoss) -> bool:
 
 
 def _answers(part: OutputLoss, copies: int) -> float | None:
-    """Return how many log-likelihoods of an example a loss averages over; None if unknown."""
+    """Return how many log-likelihoods of an example a loss averages over.
+
+    Args:
+        part: the loss of an output, with symbolic outputs or those of a batch.
+        copies: number of copies of each example in a training batch.
+
+    Returns:
+        Their mean number in the batch; None if it is unknown.
+    """
     if isinstance(part.y_pred, keras.KerasTensor):
         return _answers_by_shape(part)
     y_true = ops.convert_to_tensor(part.y_true, part.loss.dtype)

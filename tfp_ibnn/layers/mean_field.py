@@ -15,6 +15,7 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn.layers.base import CONVERTIBLE, StochasticLayer, is_known
+from tfp_ibnn.layers.blocks import by_block
 from tfp_ibnn.layers.estimators import Explicit, Flipped, Local, sign_shapes
 from tfp_ibnn.noise import Pass, current
 
@@ -157,7 +158,12 @@ class MeanFieldLayer(StochasticLayer):
         return Draw(latent, zero, zero)
 
     def _kl_and_entropy(self, forward_pass: Pass, *of_draw: Any) -> tuple[Tensor, Tensor]:
-        """Return both for the layer's weights; what else the posterior takes is given."""
+        """Return both for the layer's weights.
+
+        Args:
+            forward_pass: gives noise, should an estimate need it.
+            *of_draw: what else the posterior takes.
+        """
         normal = self._normal(forward_pass)
 
         def one(shape: tuple[int, ...]) -> Tensor:
@@ -248,7 +254,7 @@ class MeanFieldLayer(StochasticLayer):
         if mask is not None and "mask" in parameters:
             examples["mask"] = mask
         deviations = self._deviations(latent)
-        outputs = self._by_block(one, examples, deviations)
+        outputs = by_block(self, one, examples, deviations)
         return ops.cast(outputs, self.layer.compute_dtype)
 
     def _deviations(self, latent: Explicit | Flipped) -> list[Tensor]:
@@ -301,41 +307,7 @@ class MeanFieldLayer(StochasticLayer):
             bias = weights[number] if len(weights) > number else plain_bias
             return self._linear(inputs, weights[:number], bias)
 
-        return self._by_block(one, {"inputs": inputs}, deviations)
-
-    def _by_block(
-        self,
-        one: Callable[[dict[str, Tensor], list[Tensor]], Tensor],
-        examples: dict[str, Tensor],
-        deviations: list[Tensor],
-    ) -> Tensor:
-        """Return `one(examples, deviations)` of each draw, on its own block of the examples.
-
-        Args:
-            one: gives the outputs for one set of weights.
-            examples: tensors (batch, ...) by name, `inputs` among them.
-            deviations: of the random weights, (draws, ...) each.
-
-        Returns:
-            The outputs, (batch, ...).
-        """
-        first = deviations[0]
-        if first.shape[0] == 1:
-            return one(examples, [x[0] for x in deviations])
-        inputs = examples["inputs"]
-        self.check_blocks(inputs, first.shape[0])
-        batch = ops.shape(inputs)[0]
-        draws = ops.shape(first)[0]
-        size = batch // draws
-
-        def in_blocks(x: Tensor) -> Tensor:
-            _, *sizes = ops.shape(x)
-            return ops.reshape(x, (draws, size, *sizes))
-
-        blocks = {name: in_blocks(x) for name, x in examples.items()}
-        outputs = ops.map(lambda pair: one(*pair), (blocks, deviations))
-        _, _, *sizes = ops.shape(outputs)
-        return ops.reshape(outputs, (batch, *sizes))
+        return by_block(self, one, {"inputs": inputs}, deviations)
 
     def _in_terms(
         self, inputs: Tensor, deviations: list[Tensor], sign_in: Any = 1, sign_out: Any = 1
@@ -346,6 +318,15 @@ class MeanFieldLayer(StochasticLayer):
         by signs, which differ from example to example at the cost of one pass more. The two kernels
         of a separable convolution make four terms; there the signs of the inputs are those of the
         first, and the signs of the outputs those of the second.
+
+        Args:
+            inputs: (batch, ..., channels).
+            deviations: of the random weights from their means, those of kernels first.
+            sign_in: 1 or -1, for each example and channel of the inputs.
+            sign_out: 1 or -1, for each example and channel of the outputs.
+
+        Returns:
+            The outputs before the activation.
         """
         number = len(self._kernels)
         means = self._means()

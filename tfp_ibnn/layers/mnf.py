@@ -27,6 +27,13 @@ class MNFLayer(MeanFieldLayer):
     """Wrap a layer: z multiplies its kernel, the mean of a Gaussian whose scales `MNF` has.
 
     `MNF.wrap` and `to_stochastic` make it.
+
+    Args:
+        layer: a Dense layer or a convolution of Keras.
+        posterior: an `MNF` template.
+        train_size: number of training examples.
+        seed: of the noise.
+        **kwargs: those of `keras.layers.Layer`.
     """
 
     def __init__(
@@ -72,7 +79,16 @@ class MNFLayer(MeanFieldLayer):
         return Draw(Multiplied(draw.z[1:], noise), kl, entropy)
 
     def _draw_z(self, forward_pass: Pass, counts: tuple[int | Tensor, ...], training: bool) -> Draw:
-        """Return draws of z, by noise that a pass gives in portions."""
+        """Return draws of z.
+
+        Args:
+            forward_pass: gives the noise, in portions.
+            counts: sizes of the portions.
+            training: whether the draws are for a training step.
+
+        Returns:
+            A `Draw` whose z is (sum of the counts, channels).
+        """
         z = self.posterior.z
         normal = self._normal(forward_pass)
         portions = [normal(count, (z.channels,)) for count in counts]

@@ -149,11 +149,24 @@ class NoiseModel(TakesStrings):
         return self.output
 
     def _derived_kl_scale(self, y_true: Any, y_pred: Any) -> float | None:
+        """Return the loss divided by the negative log-likelihood of an example, if that is known.
+
+        Args:
+            y_true: targets, or the symbolic outputs in their place.
+            y_pred: outputs, symbolic or of a batch.
+
+        Returns:
+            The factor of the KL; None if it depends on the values of a batch.
+        """
         parts = output_losses(self, y_true, y_pred)
         return loss_scale.kl_scale(parts, self._noise_scale, self.train_samples)
 
     def _measure_kl_scale(self, arguments: dict[str, Any]) -> None:
-        """Weigh the KL by a batch of what `fit` was given."""
+        """Weigh the KL by a batch of what `fit` was given.
+
+        Args:
+            arguments: of `fit`, by name. A generator in it is replaced, so that it loses no batch.
+        """
         try:
             batch = loss_scale.first_batch(arguments)
             x, y = keras.tree.map_structure(ops.convert_to_tensor, batch)
@@ -223,13 +236,23 @@ class NoiseModel(TakesStrings):
         return losses
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Run the model and keep the KL of the pass."""
+        """Run the model and keep the KL of the pass.
+
+        Args:
+            inputs: those of the model.
+            training: whether this is a training step.
+            mask: that of the inputs.
+
+        Returns:
+            The outputs of the model.
+        """
         forward_pass = noise.current()
         first_input = keras.tree.flatten(inputs)[0]
         batch = ops.shape(first_input)[0]
         if self._may_move_examples and forward_pass.examples is None:
             forward_pass.examples = batch
-        inside.draw_ahead(inside.called_inside(self), forward_pass, batch, bool(training))
+        looped = inside.called_inside(self)
+        inside.draw_ahead(looped, forward_pass, batch, bool(training))
         outputs = self._run(inputs, training, mask)
         if forward_pass.losses:
             forward_pass.restore_losses()
@@ -240,6 +263,7 @@ class NoiseModel(TakesStrings):
 
     @functools.cached_property
     def _may_move_examples(self) -> bool:
+        """Whether a layer may see the examples in another order, or in several rows each."""
         return rows.may_move_examples(self)
 
     def _note_fault(self, place: Tensor) -> None:
@@ -284,6 +308,18 @@ class NoiseModel(TakesStrings):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
+        """Compute the loss as Keras, or the user's class, does, and record its two parts.
+
+        Args:
+            x: inputs of the batch.
+            y: targets.
+            y_pred: outputs.
+            sample_weight: weights of the examples.
+            training: whether this is a training step.
+
+        Returns:
+            The loss, with the KL.
+        """
         plain = super().compute_loss
         takes_training = "training" in inspect.signature(plain).parameters
         options = {"training": training} if takes_training else {}

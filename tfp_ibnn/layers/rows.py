@@ -62,6 +62,9 @@ def check_rows(model: keras.Model, run: Run | None = None) -> None:
     Args:
         model: a built model.
         run: how to run it, if another way than by a call.
+
+    Raises:
+        ValueError: If a layer is found; the error names it.
     """
     if model in _checked or not may_move_examples(model):
         return

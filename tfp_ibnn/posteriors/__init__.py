@@ -2,6 +2,7 @@
 
 from tfp_ibnn._core.protocols import Draw as Draw
 from tfp_ibnn._core.protocols import PosteriorTemplate as PosteriorTemplate
+from tfp_ibnn._core.protocols import ZPosterior as ZPosterior
 from tfp_ibnn.posteriors import priors as priors
 from tfp_ibnn.posteriors.base import Posterior as Posterior
 from tfp_ibnn.posteriors.base import Template as Template

@@ -1,0 +1,44 @@
+"""Sets of weights that each act on a block of the examples."""
+
+from collections.abc import Callable
+
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.layers.base import StochasticLayer
+
+
+def by_block(
+    layer: StochasticLayer,
+    one: Callable[[dict[str, Tensor], list[Tensor]], Tensor],
+    examples: dict[str, Tensor],
+    deviations: list[Tensor],
+) -> Tensor:
+    """Return `one(examples, deviations)` of each draw, on its own block of the examples.
+
+    Args:
+        layer: whose outputs they are, for errors.
+        one: gives the outputs for one set of weights.
+        examples: tensors (batch, ...) by name, `inputs` among them.
+        deviations: of the random weights, (draws, ...) each.
+
+    Returns:
+        The outputs, (batch, ...).
+    """
+    first = deviations[0]
+    if first.shape[0] == 1:
+        return one(examples, [x[0] for x in deviations])
+    inputs = examples["inputs"]
+    layer.check_blocks(inputs, first.shape[0])
+    batch = ops.shape(inputs)[0]
+    draws = ops.shape(first)[0]
+    size = batch // draws
+
+    def in_blocks(x: Tensor) -> Tensor:
+        _, *sizes = ops.shape(x)
+        return ops.reshape(x, (draws, size, *sizes))
+
+    blocks = {name: in_blocks(x) for name, x in examples.items()}
+    outputs = ops.map(lambda pair: one(*pair), (blocks, deviations))
+    _, _, *sizes = ops.shape(outputs)
+    return ops.reshape(outputs, (batch, *sizes))

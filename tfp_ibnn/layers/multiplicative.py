@@ -121,8 +121,9 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return the size of z."""
         if not self._multiplies_outputs:
             return self._channels
-        outputs = self.layer.compute_output_shape(input_shape)[-1]
-        self._output_factors(np.ones(outputs))  # raises for a layer that cannot be folded
+        *_, outputs = self.layer.compute_output_shape(input_shape)
+        ones = np.ones(outputs)
+        self._output_factors(ones)  # raises for a layer that cannot be folded
         return self._channels + outputs
 
     def draw(
@@ -204,7 +205,8 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return the number of positions that have a z of their own, if their KLs are summed."""
         if self.kl_reduction == "mean" or self.draws_ahead:
             return 1.0
-        sizes = [ops.cast(size, self.posterior.dtype) for size in self._positions(inputs)]
+        dtype = self.posterior.dtype
+        sizes = [ops.cast(size, dtype) for size in self._positions(inputs)]
         return math.prod(sizes)
 
     def shares_work(self, inputs: Any) -> bool:

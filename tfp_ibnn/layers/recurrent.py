@@ -113,8 +113,8 @@ class StochasticCell(Stochastic, keras_internals.DropoutRNNCell):
         input_rate = cell.dropout if training else 0
         state_rate = cell.recurrent_dropout if training else 0
         input_masks = _masks(input_rate, cell.get_dropout_mask, inputs)
-        state_masks = _masks(state_rate, cell.get_recurrent_dropout_mask, state)
-        state_masks = [factor * mask for mask in state_masks]
+        dropout_masks = _masks(state_rate, cell.get_recurrent_dropout_mask, state)
+        state_masks = [factor * mask for mask in dropout_masks]
         return keras_internals.call_with(
             cell,
             inputs,

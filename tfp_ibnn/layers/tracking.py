@@ -59,8 +59,9 @@ def first_bad(forward_pass: noise.Pass, layers: list[StochasticLayer]) -> Tensor
     for layer in layers:
         numbers.append(_sum(forward_pass.recall(layer)))
         numbers.append(forward_pass.kl_by_layer.get(layer, 0.0))
-    numbers = ops.stack([ops.cast(number, "float32") for number in numbers])
-    is_bad = ops.logical_not(ops.isfinite(numbers))
+    numbers = [ops.cast(number, "float32") for number in numbers]
+    is_finite = ops.isfinite(ops.stack(numbers))
+    is_bad = ops.logical_not(is_finite)
     return ops.argmax(is_bad)
 
 

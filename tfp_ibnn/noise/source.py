@@ -78,8 +78,9 @@ class Source:
         if is_fresh and self.sampling == "iid":
             return normal(full_shape, dtype, generator, stddev)
         if is_fresh and self.sampling == "antithetic":
-            number = (count + 1) // 2
-            half = normal((number, *shape), dtype, generator, stddev)
+            pair_count = (count + 1) // 2
+            half_shape = (pair_count, *shape)
+            half = normal(half_shape, dtype, generator, stddev)
             pairs = ops.stack([half, -half], axis=1)
             draws = ops.reshape(pairs, (-1, *shape))
             return draws[:count]
@@ -229,7 +230,8 @@ class Source:
             second = second + stream[:, None]
             key = (first, second)
         size = math.prod(shape)
-        words = source(key, samples, self.used, size)
+        offset = self.used
+        words = source(key, samples, offset, size)
         self.used += size
         return words
 
@@ -273,4 +275,6 @@ def _key(seed: int | Tensor) -> tuple[Tensor, Tensor]:
         key = counter.key_from_seed(seed)
         seed = ops.convert_to_tensor(key, dtype="int32")
     words = ops.cast(seed, "uint32")
-    return words[0], words[1]
+    first = words[0]
+    second = words[1]
+    return first, second

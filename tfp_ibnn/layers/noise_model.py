@@ -98,6 +98,7 @@ class NoiseModel(TakesStrings):
                 return
 
     def get_compile_config(self) -> dict[str, Any]:
+        """Return the arguments of `compile`, with the weight of the KL."""
         config = super().get_compile_config()
         if not config:
             return config
@@ -105,6 +106,7 @@ class NoiseModel(TakesStrings):
         return {**config, **jit, "noise_scale": self._noise_scale, "kl_scale": self._kl_scale}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile with the arguments that `get_compile_config` gave."""
         if "compile" in own_methods(type(self)):
             super().compile_from_config(config)
             return
@@ -292,6 +294,7 @@ class NoiseModel(TakesStrings):
         serialization.save(store, self._random_states_of_keras())
 
     def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` saved."""
         states = self._random_states_of_keras()
         super().load_own_variables(serialization.load(store, states, self.name))
 
@@ -342,12 +345,22 @@ class NoiseModel(TakesStrings):
         return loss
 
     def get_config(self) -> dict[str, Any]:
+        """Return the config of the model, with those of stochastic layers inside of other layers."""
         own = {"train_samples": self.train_samples, "inside": inside.configs(self)}
         return {**super().get_config(), **own}
 
     @classmethod
     @serialization.naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "NoiseModel":
+        """Return a model of a config.
+
+        Args:
+            config: what `get_config` gave.
+            custom_objects: classes and functions by the names that the config has for them.
+
+        Returns:
+            A model with new weights.
+        """
         config = dict(config)
         saved = config.pop("inside", ())
         model = super().from_config(config, custom_objects)

@@ -345,7 +345,7 @@ class NoiseModel(TakesStrings):
         return loss
 
     def get_config(self) -> dict[str, Any]:
-        """Return the config of the model, with those of stochastic layers inside of other layers."""
+        """Return the config of the model, and those of stochastic layers inside of other layers."""
         own = {"train_samples": self.train_samples, "inside": inside.configs(self)}
         return {**super().get_config(), **own}
 

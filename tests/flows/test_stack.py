@@ -82,6 +82,28 @@ def test_a_flow_with_a_map_of_its_own_keeps_it():
         flows.Stack(Still(), 2)
 
 
+def test_a_flow_declares_that_it_is_stackable():
+    known = {kind for kind in vars(flows).values() if isinstance(kind, type)}
+    stackable = {kind for kind in known if getattr(kind, "stackable", False)}
+    assert stackable == {flows.Affine, flows.Planar, flows.Radial, flows.Sylvester}
+
+
+def test_a_subclass_does_not_inherit_that_it_is_stackable():
+    class Tilted(flows.Planar):
+        def bijector(self, condition=None):
+            return flows.Inverse(flows.Planar()).bijector(condition)
+
+    class Declared(flows.Planar):
+        stackable = True
+
+    assert not Tilted.stackable
+    assert len(copied([Tilted(), Tilted()], "float32", "flows", SIZE)) == 2
+    with pytest.raises(ValueError, match="got Tilted, .* declare `stackable = True`"):
+        flows.Stack(Tilted(), 2)
+    (stack,) = copied([Declared(), Declared()], "float32", "flows", SIZE)
+    assert (type(stack), type(stack.flow), stack.number) == (flows.Stack, Declared, 2)
+
+
 @pytest.mark.parametrize(
     ("flow", "number", "problem"),
     [

@@ -11,7 +11,7 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import SeedGenerator, Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import ConfiguredLayer, SavesRandomState
-from tfp_ibnn.flows.flow import log_normal as log_normal
+from tfp_ibnn.flows._rows import log_normal as log_normal
 from tfp_ibnn.layers.adapter import StochasticAdapter, has_adapter
 from tfp_ibnn.layers.base import CELLS
 from tfp_ibnn.layers.multiplicative import Stochastic

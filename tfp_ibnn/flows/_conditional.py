@@ -82,10 +82,12 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
         condition = self.checked_condition(condition)
         if condition is None:
             return value
-        linear = ops.convert_to_tensor(self._linear_maps[weight.name])
-        shift = matmul(condition, linear / self.condition_size**0.5)
+        linear = self._linear_maps[weight.name]
+        linear = ops.convert_to_tensor(linear) / self.condition_size**0.5
+        shift = matmul(condition, linear)
         rows = ops.shape(condition)[:-1]
-        return value + ops.reshape(shift, (*rows, *weight.shape))
+        shift = ops.reshape(shift, (*rows, *weight.shape))
+        return value + shift
 
     def parameters(self, condition: Tensor | None) -> dict[str, Tensor]:
         """Return the values of all weights of `add_parameter` by name, as `parameter` does."""

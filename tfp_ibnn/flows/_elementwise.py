@@ -31,11 +31,15 @@ class ShiftAndScale(NamedTuple):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y and log dy/dx."""
-        return x * ops.exp(self.log_scale) + self.shift, self.log_scale
+        scale = ops.exp(self.log_scale)
+        y = x * scale + self.shift
+        return y, self.log_scale
 
     def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x and log dx/dy."""
-        return (y - self.shift) * ops.exp(-self.log_scale), -self.log_scale
+        log_slopes = -self.log_scale
+        x = (y - self.shift) * ops.exp(log_slopes)
+        return x, log_slopes
 
 
 def shift_and_scale(parameters: tuple[Tensor, Tensor]) -> ShiftAndScale:

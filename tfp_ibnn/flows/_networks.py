@@ -128,7 +128,8 @@ class Conditioner(Conditional):
 
     def last_layer(self, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the kernel (parts, hidden, outputs) and the bias (..., parts, outputs)."""
-        kernel = ops.convert_to_tensor(self.output_kernel) / self.hidden**0.5
+        kernel = ops.convert_to_tensor(self.output_kernel)
+        kernel = kernel / self.hidden**0.5
         if self.masks:
             _, serves = self.masks
             kernel = kernel * ops.cast(serves, kernel.dtype)
@@ -183,8 +184,10 @@ class GivenNetwork(Conditional):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         *axes, channels = input_shape[-self.ndims :]
-        shape = (None, *axes, channels + (self.condition_size or 0))
-        output_shape = tuple(self.network(keras.KerasTensor(shape, self.dtype)).shape)
+        inputs = channels + (self.condition_size or 0)
+        shape = (None, *axes, inputs)
+        outputs = self.network(keras.KerasTensor(shape, self.dtype))
+        output_shape = tuple(outputs.shape)
         if output_shape[:-1] != shape[:-1]:
             raise ValueError(
                 f"`network` must map the shape {shape} to {(*shape[:-1], 'features')}; got "
@@ -203,7 +206,8 @@ class GivenNetwork(Conditional):
             Tensor (..., features), of the layer's own type.
         """
         if condition is not None:
-            rows = ops.zeros_like(inputs[..., :1] + condition[..., :1])
+            one_of_each_row = inputs[..., :1] + condition[..., :1]
+            rows = ops.zeros_like(one_of_each_row)
             parts = [inputs + rows, condition + rows]
             inputs = ops.concatenate(parts, axis=-1)
         shape = ops.shape(inputs)

@@ -11,7 +11,8 @@ def log_normal(x: Tensor) -> Tensor:
     """Return the log-density (...,) of standard normal noise (..., channels)."""
     channels = x.shape[-1]
     square = ops.sum(x * x, axis=-1)
-    return -0.5 * (square + channels * math.log(2 * math.pi))
+    constant = channels * math.log(2 * math.pi)
+    return -0.5 * (square + constant)
 
 
 def column(numbers: Tensor) -> Tensor:

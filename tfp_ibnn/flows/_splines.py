@@ -18,24 +18,27 @@ class SplineTransform(NamedTuple):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y and log dy/dx."""
-        inner = ops.clip(x, -self.interval, self.interval)
+        inner = self._clip(x)
         bins = _bins_at(inner, self.knots, self.interval)
-        t = (inner - bins.left) / bins.width
-        t = ops.clip(t, 0.0, 1.0)
-        share_of_height, log_slopes = _heights_and_log_slopes(bins, t, 1 - t)
-        y = bins.bottom + bins.height * share_of_height
+        t = inner - bins.left
+        t = ops.clip(t / bins.width, 0.0, 1.0)
+        up, log_slopes = _heights_and_log_slopes(bins, t, 1 - t)
+        y = bins.bottom + bins.height * up
         return self._with_identity(x, y, log_slopes)
 
     def inverse(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x and log dx/dy."""
-        inner = ops.clip(y, -self.interval, self.interval)
+        inner = self._clip(y)
         bins = _bins_at(inner, self.knots, self.interval, by_height=True)
-        share_of_height = (inner - bins.bottom) / bins.height
-        share_of_height = ops.clip(share_of_height, 0.0, 1.0)
-        t, rest = _shares_of_width(bins, share_of_height)
+        up = inner - bins.bottom
+        up = ops.clip(up / bins.height, 0.0, 1.0)
+        t, rest = _shares_of_width(bins, up)
         x = bins.left + bins.width * t
         _, log_slopes = _heights_and_log_slopes(bins, t, rest)
         return self._with_identity(y, x, -log_slopes)
+
+    def _clip(self, values: Tensor) -> Tensor:
+        return ops.clip(values, -self.interval, self.interval)
 
     def _with_identity(
         self, values: Tensor, mapped: Tensor, log_slopes: Tensor
@@ -64,14 +67,18 @@ def _heights_and_log_slopes(bins: _Bins, t: Tensor, rest: Tensor) -> tuple[Tenso
     `rest` is 1 - t. All sums are of positive terms: they lose no digits, however different these.
     """
     slope = bins.slope
-    ahead = slope * t * t + bins.left_slope * t * rest
+    left = bins.left_slope
+    right = bins.right_slope
+    ahead = slope * t * t + left * t * rest
     behind = slope * rest * rest
-    whole = ahead + bins.right_slope * t * rest + behind
-    rise_at_right = bins.right_slope * t * t
-    rise_at_left = bins.left_slope * rest * rest
-    rise = rise_at_right + 2 * slope * t * rest + rise_at_left
+    whole = ahead + right * t * rest + behind
     share_of_height = ahead / whole
-    log_slopes = ops.log(rise) + 2 * ops.log(slope / whole)
+    rise_at_right = right * t * t
+    rise_between = 2 * slope * t * rest
+    rise_at_left = left * rest * rest
+    rise = rise_at_right + rise_between + rise_at_left
+    log_rise = ops.log(rise)
+    log_slopes = log_rise + 2 * ops.log(slope / whole)
     return share_of_height, log_slopes
 
 
@@ -89,10 +96,12 @@ def _shares_of_width(bins: _Bins, up: Tensor) -> tuple[Tensor, Tensor]:
     discriminant = b * b + 4 * slope * slope * up * down
     root = ops.sqrt(discriminant)
     is_positive = b > 0
-    t = ops.where(is_positive, 2 * slope * up, root - b)
-    rest = ops.where(is_positive, root + b, 2 * slope * down)
-    whole = t + rest
-    return t / whole, rest / whole
+    first_numerator = 2 * slope * up
+    second_denominator = 2 * slope * down
+    numerator = ops.where(is_positive, first_numerator, root - b)
+    denominator = ops.where(is_positive, root + b, second_denominator)
+    whole = numerator + denominator
+    return numerator / whole, denominator / whole
 
 
 def _bins_at(inner: Tensor, knots: Tensor, interval: float, by_height: bool = False) -> _Bins:
@@ -121,13 +130,19 @@ def _bins_at(inner: Tensor, knots: Tensor, interval: float, by_height: bool = Fa
 
 def _bin_indicators(inner: Tensor, sizes: Tensor, interval: float) -> tuple[Tensor, Tensor]:
     """Return numbers (..., bins, channels): 1 for bins that end before it, and for its own bin."""
-    inner_knots = ops.cumsum(sizes[..., :-1, :], axis=-2) - interval
+    all_but_last = sizes[..., :-1, :]
+    inner_knots = ops.cumsum(all_but_last, axis=-2)
+    inner_knots = inner_knots - interval
     has_passed = inner[..., None, :] >= inner_knots
     has_passed = ops.cast(has_passed, sizes.dtype)
-    ones = ops.ones_like(has_passed[..., :1, :])
-    has_passed = ops.concatenate([ones, has_passed, 0 * ones], axis=-2)
+    first = has_passed[..., :1, :]
+    ones = ops.ones_like(first)
+    # All are past the first knot of the interval, and none past the last.
+    has_passed = [ones, has_passed, 0 * ones]
+    has_passed = ops.concatenate(has_passed, axis=-2)
     is_before = has_passed[..., 1:, :]
-    is_chosen = has_passed[..., :-1, :] - is_before
+    is_before_or_chosen = has_passed[..., :-1, :]
+    is_chosen = is_before_or_chosen - is_before
     return is_before, is_chosen
 
 

@@ -63,14 +63,17 @@ class ActNorm(Flow):
             )
         values = values.reshape(-1, self.channels)
         deviation = values.std(axis=0)
-        is_finite = np.all(np.isfinite(values))
-        if len(values) < 2 or not np.all(deviation > 0) or not is_finite:
+        is_finite = np.isfinite(values).all()
+        differs = (deviation > 0).all()
+        if len(values) < 2 or not differs or not is_finite:
             raise ValueError(
                 "`samples` must be finite, and differ in every channel; got the shape "
                 f"{values.shape} and standard deviations {deviation}."
             )
         share_of_limit = -np.log(deviation) / self.limit
         share_of_limit = np.clip(share_of_limit, -0.99, 0.99)
+        raw_log_scale = self.limit * np.arctanh(share_of_limit)
         scale = np.exp(self.limit * share_of_limit)
-        self.raw_log_scale.assign(self.limit * np.arctanh(share_of_limit))
-        self.shift.assign(-values.mean(axis=0) * scale)
+        mean = values.mean(axis=0)
+        self.raw_log_scale.assign(raw_log_scale)
+        self.shift.assign(-mean * scale)

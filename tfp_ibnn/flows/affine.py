@@ -64,8 +64,9 @@ class Affine(Flow):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         shape = (self.channels,)
+        initial_raw_scale = constraints.inverse_scale(self.initial_scale)
         shift = keras.initializers.Constant(self.initial_shift)
-        raw_scale = keras.initializers.Constant(constraints.inverse_scale(self.initial_scale))
+        raw_scale = keras.initializers.Constant(initial_raw_scale)
         self.shift = self.add_parameter("shift", shape, shift)
         self.raw_scale = self.add_parameter("raw_scale", shape, raw_scale)
 

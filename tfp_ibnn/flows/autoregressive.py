@@ -37,15 +37,19 @@ class AutoregressiveBijector(FlowBijector):
 
     def _inverse(self, y: Tensor) -> Tensor:
         y = like_rows(y, self.condition)
+        start = ops.zeros_like(y)
+        passes = y.shape[-1]
 
         def find_next_channel(_: Tensor, x: Tensor) -> Tensor:
-            x, _ = self.transform(self.network(x)).inverse(y)
+            transform = self.transform(self.network(x))
+            x, _ = transform.inverse(y)
             return x
 
-        return fori_loop(0, y.shape[-1], find_next_channel, ops.zeros_like(y))
+        return fori_loop(0, passes, find_next_channel, start)
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y, log_slopes = self.transform(self.network(x)).forward(x)
+        transform = self.transform(self.network(x))
+        y, log_slopes = transform.forward(x)
         return y, ops.sum(log_slopes, axis=-1)
 
 

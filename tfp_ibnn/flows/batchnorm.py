@@ -86,26 +86,30 @@ class BatchNorm(Flow):
         self._update(self.mean, mean)
         self._update(self.variance, variance)
         bijector = self._bijector(mean, variance, condition)
-        return bijector.forward(x), bijector.forward_log_det_jacobian(x, self.event_ndims)
+        log_det = bijector.forward_log_det_jacobian(x, self.event_ndims)
+        return bijector.forward(x), log_det
 
     def _statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the draws; the running ones if there is a single draw."""
-        axes = tuple(range(len(x.shape) - 1))
-        if not axes:
-            return ops.convert_to_tensor(self.mean), ops.convert_to_tensor(self.variance)
-        shape = ops.shape(ops.stop_gradient(x)[..., 0])
-        are_several = ops.prod(shape) > 1
         running_mean = ops.convert_to_tensor(self.mean)
         running_variance = ops.convert_to_tensor(self.variance)
+        axes = tuple(range(len(x.shape) - 1))
+        if not axes:
+            return running_mean, running_variance
+        one_of_each = ops.stop_gradient(x)[..., 0]
+        count = ops.prod(ops.shape(one_of_each))
+        are_several = count > 1
         mean = mean_of(x, axis=axes)
         mean = ops.where(are_several, mean, running_mean)
-        variance = mean_of(ops.square(x - mean), axis=axes)
+        squares = ops.square(x - mean)
+        variance = mean_of(squares, axis=axes)
         variance = ops.where(are_several, variance, running_variance)
         return mean, variance
 
     def _update(self, running: keras.Variable, new: Tensor) -> None:
         new = ops.stop_gradient(new)
-        running.assign(self.momentum * running + (1 - self.momentum) * new)
+        share_of_new = 1 - self.momentum
+        running.assign(self.momentum * running + share_of_new * new)
 
     def _bijector(self, mean: Tensor, variance: Tensor, condition: Tensor | None) -> AffineBijector:
         raw_log_scale = self.parameter(self.raw_log_scale, condition)

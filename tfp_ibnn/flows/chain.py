@@ -63,13 +63,17 @@ def copied(
 def _checked_flows(flows: Any, argument: str) -> list[Flow]:
     """Return a list of flows, made of their configs where these are given, or raise."""
     if isinstance(flows, Sequence):
-        flows = [
-            keras.saving.deserialize_keras_object(flow) if isinstance(flow, dict) else flow
-            for flow in flows
-        ]
+        flows = [_from_config(flow) for flow in flows]
     if not isinstance(flows, list) or not all(isinstance(flow, Flow) for flow in flows):
         raise ValueError(f"`{argument}` must be a list of flows: [flows.Planar()]; got {flows!r}.")
     return flows
+
+
+def _from_config(flow: Any) -> Any:
+    """Return the flow of a config; what is not a config as it is."""
+    if isinstance(flow, dict):
+        return keras.saving.deserialize_keras_object(flow)
+    return flow
 
 
 def _stack_neighbors(flows: list[Flow]) -> list[Flow]:
@@ -120,9 +124,11 @@ def through(
         else:
             x, change = flow.inverse_and_log_det(x, condition=condition, **options)
         # A constant log-determinant is one number for all events.
-        change = change + ops.zeros_like(_one_of_each_event(x, flow.event_ndims))
+        one_of_each = _one_of_each_event(x, flow.event_ndims)
+        change = change + ops.zeros_like(one_of_each)
         outer_axes = tuple(range(flow.event_ndims - ndims, 0))
-        log_det = log_det + ops.sum(change, axis=outer_axes)
+        change = ops.sum(change, axis=outer_axes)
+        log_det = log_det + change
     return x, log_det
 
 
@@ -150,8 +156,7 @@ class FlowOfFlow(Flow):
     """
 
     def __init__(self, flow: Flow, **kwargs: Any) -> None:
-        if isinstance(flow, dict):
-            flow = keras.saving.deserialize_keras_object(flow)
+        flow = _from_config(flow)
         if not isinstance(flow, Flow):
             raise ValueError(f"`flow` must be a flow, such as flows.Planar(); got {flow!r}.")
         config = flow.get_config()

@@ -157,7 +157,8 @@ class _NetworkVelocity:
 def _with_time(x: Tensor, t: Tensor) -> Tensor:
     """Return x with t as one more channel."""
     zeros = ops.zeros_like(x[..., :1])
-    return ops.concatenate([x, t + zeros], axis=-1)
+    time = t + zeros
+    return ops.concatenate([x, time], axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

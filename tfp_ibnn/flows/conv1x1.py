@@ -51,14 +51,16 @@ class Conv1x1Bijector(FlowBijector):
         y = ops.take(y, inverse_permutation, axis=-1)
         if self._is_shared:
             rows = ops.reshape(y, (-1, y.shape[-1]))
-            columns = _solve(self.lower, self.upper, ops.transpose(rows))
+            columns = ops.transpose(rows)
+            columns = _solve(self.lower, self.upper, columns)
             rows = ops.transpose(columns)
             return ops.reshape(rows, ops.shape(y))
         # A solver takes one column for each matrix, and as many of either.
-        columns = y[..., None] + ops.zeros_like(self.lower[..., :1])
-        zeros = ops.zeros_like(columns)
-        lower = self.lower + zeros
-        upper = self.upper + zeros
+        one_of_each_matrix = self.lower[..., :1]
+        columns = y[..., None] + ops.zeros_like(one_of_each_matrix)
+        one_of_each_draw = ops.zeros_like(columns)
+        lower = self.lower + one_of_each_draw
+        upper = self.upper + one_of_each_draw
         columns = _solve(lower, upper, columns)
         return columns[..., 0]
 

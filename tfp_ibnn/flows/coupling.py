@@ -41,16 +41,19 @@ class CouplingBijector(FlowBijector):
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(x)
-        moved, log_slopes = self._transform_by(kept).forward(moved)
+        transform = self._transform_by(kept)
+        moved, log_slopes = transform.forward(moved)
         return self._merge(kept, moved), self._sum(log_slopes)
 
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
         kept, moved = self._split(y)
-        moved, log_slopes = self._transform_by(kept).inverse(moved)
+        transform = self._transform_by(kept)
+        moved, log_slopes = transform.inverse(moved)
         return self._merge(kept, moved), self._sum(log_slopes)
 
     def _transform_by(self, kept: Tensor) -> Elementwise:
-        return self.transform(self.network(kept))
+        parameters = self.network(kept)
+        return self.transform(parameters)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
@@ -58,13 +61,14 @@ class CouplingBijector(FlowBijector):
 
     def _merge(self, kept: Tensor, moved: Tensor) -> Tensor:
         """Return both parts as one tensor, each channel in its own place."""
-        if self.kept[0] < self.moved[0]:
-            x = ops.concatenate([kept, moved], axis=-1)
-            channels = np.concatenate([self.kept, self.moved])
-        else:
-            x = ops.concatenate([moved, kept], axis=-1)
-            channels = np.concatenate([self.moved, self.kept])
-        return _take(x, np.argsort(channels))
+        parts = [kept, moved]
+        channels = [self.kept, self.moved]
+        if self.moved[0] < self.kept[0]:  # then halves need no sorting
+            parts.reverse()
+            channels.reverse()
+        x = ops.concatenate(parts, axis=-1)
+        places = np.argsort(np.concatenate(channels))
+        return _take(x, places)
 
     def _sum(self, log_slopes: Tensor) -> Tensor:
         event_axes = tuple(range(-self.event_ndims, 0))

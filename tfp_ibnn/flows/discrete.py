@@ -150,36 +150,45 @@ class ModuloAffine(DiscreteFlow):
         return self.levels
 
     def _move(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        scaling = self._scaling(second)
+        shifting = self._shifting(first)
         y = self._apart(x)
-        y = times_matrix(y, self._scaling(second))
-        y = times_matrix(y, self._shifting(first))
+        y = times_matrix(y, scaling)
+        y = times_matrix(y, shifting)
         return ops.reshape(y, ops.shape(x))
 
     def _move_back(self, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        scaling = self._scaling(second)
+        shifting = self._shifting(first)
         # The matrices are permutations, whose inverses are their transposes.
         x = self._apart(y)
-        x = times_matrix(x, self._shifting(first), transpose=True)
-        x = times_matrix(x, self._scaling(second), transpose=True)
+        x = times_matrix(x, shifting, transpose=True)
+        x = times_matrix(x, scaling, transpose=True)
         return ops.reshape(x, ops.shape(y))
 
     def _apart(self, x: Tensor) -> Tensor:
         """Return x (..., channels * levels) as (..., channels, levels)."""
-        rows = ops.shape(x)[:-1]
-        return ops.reshape(x, (*rows, self.channels, self.levels))
+        *rows, _ = ops.shape(x)
+        shape = (*rows, self.channels, self.levels)
+        return ops.reshape(x, shape)
 
     def _scaling(self, outputs: Tensor) -> Tensor:
         """Return the permutations x -> scale * x mod levels, by the chosen scales."""
-        candidates = range(1, self.levels)
-        scales = [a for a in candidates if math.gcd(a, self.levels) == 1]
+        scales = []
+        for scale in range(1, self.levels):
+            if math.gcd(scale, self.levels) == 1:
+                scales.append(scale)
         # Repeated, so that each output stands for one.
         scales = np.resize(scales, self.levels)
         places = np.arange(self.levels)
-        return self._chosen(outputs, np.outer(scales, places))
+        targets = np.outer(scales, places)
+        return self._chosen(outputs, targets)
 
     def _shifting(self, outputs: Tensor) -> Tensor:
         """Return the permutations x -> x + shift mod levels, by the chosen shifts."""
         places = np.arange(self.levels)
-        return self._chosen(outputs, places[:, None] + places)
+        targets = places[:, None] + places
+        return self._chosen(outputs, targets)
 
     def _chosen(self, outputs: Tensor, targets: np.ndarray) -> Tensor:
         """Return the permutation matrices (..., channels, levels, levels) of largest output.

@@ -48,14 +48,16 @@ def _bisect(slope: Tensor, offset: Tensor, target: Tensor) -> Tensor:
     def halve(_: Tensor, bracket: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         low, high = bracket
         middle = 0.5 * (low + high)
-        value = middle + slope * tanh(middle + offset)
+        bend = tanh(middle + offset)
+        value = middle + slope * bend
         is_above = value > target
         low = ops.where(is_above, low, middle)
         high = ops.where(is_above, middle, high)
         return low, high
 
-    bracket = (target - radius, target + radius)
-    low, high = ops.fori_loop(0, _BISECTIONS, halve, bracket)
+    lowest = target - radius
+    highest = target + radius
+    low, high = ops.fori_loop(0, _BISECTIONS, halve, (lowest, highest))
     middle = 0.5 * (low + high)
     return ops.stop_gradient(middle)
 
@@ -85,14 +87,16 @@ class PlanarBijector(FlowBijector):
         mapped_product = total(y * self.w)
         product = solve_monotone(self.slope, self.b, mapped_product)
         bend = tanh(product + self.b)
-        return y - column(bend) * self.u
+        shift = column(bend) * self.u
+        return y - shift
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         product = total(x * self.w)
         bend = tanh(product + self.b)
-        y = x + column(bend) * self.u
-        log_det = ops.log1p(self.slope * (1 - bend * bend))
-        return y, log_det
+        shift = column(bend) * self.u
+        slope = 1 - bend * bend
+        log_det = ops.log1p(self.slope * slope)
+        return x + shift, log_det
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -121,7 +125,8 @@ class Planar(Flow):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
         size = (self.channels,)
-        normal = keras.initializers.RandomNormal(stddev=self.channels**-0.5)
+        spread = self.channels**-0.5
+        normal = keras.initializers.RandomNormal(stddev=spread)
         self.u = self.add_parameter("u", size, "zeros")
         self.w = self.add_parameter("w", size, normal)
         self.b = self.add_parameter("b", (), "zeros")

@@ -45,12 +45,14 @@ class RadialBijector(FlowBijector):
         divisor = ops.where(is_positive, p + q, 1)
         radius = ops.where(is_positive, product / divisor, q - p)
         stretch = 1 + self._pull(radius)
-        return self.center + (y - self.center) / stretch
+        offset = (y - self.center) / stretch
+        return self.center + offset
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         radius = _distance(x, self.center)
         pull = self._pull(radius)
-        y = x + pull * (x - self.center)
+        offset = x - self.center
+        y = x + pull * offset
         alpha = column(self.alpha)
         slope = pull * alpha / (alpha + radius)
         across = ops.log1p(pull)
@@ -67,10 +69,11 @@ class RadialBijector(FlowBijector):
 
 def _distance(x: Tensor, center: Tensor) -> Tensor:
     """Return |x - center| with the last axis kept; its gradient at the center is 0, not NaN."""
-    square = ops.sum(ops.square(x - center), axis=-1, keepdims=True)
+    square = ops.square(x - center)
+    square = ops.sum(square, axis=-1, keepdims=True)
     is_apart = square > 0
-    root = ops.sqrt(ops.where(is_apart, square, 1))
-    return ops.where(is_apart, root, 0)
+    positive = ops.where(is_apart, square, 1)
+    return ops.where(is_apart, ops.sqrt(positive), 0)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -100,11 +103,12 @@ class Radial(Flow):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        normal = keras.initializers.RandomNormal(stddev=0.1)
-        self.center = self.add_parameter("center", (self.channels,), normal)
         typical_distance = math.sqrt(self.channels)
-        raw_alpha = constraints.inverse_scale(typical_distance)
-        self.raw_alpha = self.add_parameter("raw_alpha", (), keras.initializers.Constant(raw_alpha))
+        initial_raw_alpha = constraints.inverse_scale(typical_distance)
+        normal = keras.initializers.RandomNormal(stddev=0.1)
+        raw_alpha = keras.initializers.Constant(initial_raw_alpha)
+        self.center = self.add_parameter("center", (self.channels,), normal)
+        self.raw_alpha = self.add_parameter("raw_alpha", (), raw_alpha)
         self.raw_beta = self.add_parameter("raw_beta", (), "zeros")
 
     def bijector_of(self, center: Tensor, raw_alpha: Tensor, raw_beta: Tensor) -> RadialBijector:

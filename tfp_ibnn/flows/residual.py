@@ -27,7 +27,8 @@ class _Jacobian(NamedTuple):
 
     def product(self, v: Tensor) -> Tensor:
         """Return v'J for vectors v (..., channels)."""
-        return matmul(matmul(v, self.a) * self.slopes, self.c)
+        hidden = matmul(v, self.a) * self.slopes
+        return matmul(hidden, self.c)
 
     def without_gradients(self) -> "_Jacobian":
         """Return it as a constant."""
@@ -76,13 +77,15 @@ class ResidualBijector(FlowBijector):
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self._hidden(x)
         y = x + matmul(hidden, self.c)
-        jacobian = _Jacobian(self.a, 1 - hidden * hidden, self.c)
+        slopes = 1 - hidden * hidden
+        jacobian = _Jacobian(self.a, slopes, self.c)
         if self.key is None:
             return y, _log_det(jacobian)
         return y, self._estimate(jacobian, x)
 
     def _hidden(self, x: Tensor) -> Tensor:
-        return tanh(matmul(x, self.a) + self.b)
+        inputs = matmul(x, self.a)
+        return tanh(inputs + self.b)
 
     def _estimate(self, jacobian: _Jacobian, x: Tensor) -> Tensor:
         """Return log det(I + J) = -sum_k tr((-J)^k) / k, with v'(-J)^k v for a trace, v signs.
@@ -119,7 +122,8 @@ class ResidualBijector(FlowBijector):
         """Return the random length of the series."""
         # Half the square of two normal numbers is exponential; its whole part is geometric.
         pair = normal((2,), dtype, self.key + 1)
-        exponential = 0.5 * ops.sum(ops.square(pair))
+        squares = ops.square(pair)
+        exponential = 0.5 * ops.sum(squares)
         rate = -math.log(self.lipschitz)
         geometric = ops.cast(exponential / rate, "int32")
         return _SURE + geometric
@@ -134,9 +138,11 @@ def _log_det(jacobian: _Jacobian) -> Tensor:
     else:
         matrix = slopes[..., None] * matmul(c, a)
     eye = np.eye(min(channels, units))
-    matrix = matrix + ops.cast(eye, slopes.dtype)
+    eye = ops.cast(eye, slopes.dtype)
+    matrix = matrix + eye
     # XLA compiles no determinants on TensorFlow.
-    square = matmul(matrix, ops.swapaxes(matrix, -1, -2))
+    transposed = ops.swapaxes(matrix, -1, -2)
+    square = matmul(matrix, transposed)
     factor = ops.cholesky(square)
     diagonal = ops.diagonal(factor, axis1=-2, axis2=-1)
     return total(ops.log(diagonal))
@@ -183,13 +189,18 @@ class Residual(Flow):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        inward = (self.channels, self.hidden)
-        outward = (self.hidden, self.channels)
-        random_normal = keras.initializers.RandomNormal(stddev=1.0)
-        self.kernel = self.add_parameter("kernel", inward, random_normal, conditional=False)
+        self.kernel = self.add_parameter(
+            "kernel",
+            (self.channels, self.hidden),
+            keras.initializers.RandomNormal(stddev=1.0),
+            conditional=False,
+        )
         self.bias = self.add_parameter("bias", (self.hidden,), "zeros")
         self.output_kernel = self.add_parameter(
-            "output_kernel", outward, "zeros", conditional=False
+            "output_kernel",
+            (self.hidden, self.channels),
+            "zeros",
+            conditional=False,
         )
 
     def bijector(self, condition: Tensor | None = None) -> ResidualBijector:
@@ -220,7 +231,6 @@ def _contraction(weight: keras.Variable) -> Tensor:
         size = ops.maximum(size, 1e-15)  # whose square is not 0
         share = 0.5**doublings / 2
         log_norm = log_norm + share * ops.log(size)
-        scaled = power / size
-        power = matmul(scaled, scaled)
+        power = matmul(power / size, power / size)
     divisor = ops.exp(ops.relu(log_norm))
     return matrix / divisor

@@ -71,9 +71,10 @@ class _KnotNetwork(Conditioner):
         kernel = ops.swapaxes(kernel, 0, 1)
         kernel = ops.reshape(kernel, (self.hidden, -1))
         knots = matmul(hidden, kernel)
-        rows = ops.shape(hidden)[:-1]
-        knots = ops.reshape(knots, (*rows, self.parts, self.outputs))
-        return constraints.bounded(knots + bias, self.limit)
+        *rows, _ = ops.shape(hidden)
+        shape = (*rows, self.parts, self.outputs)
+        knots = ops.reshape(knots, shape) + bias
+        return constraints.bounded(knots, self.limit)
 
 
 def _knots_per_channel(bins: int) -> int:

@@ -28,41 +28,54 @@ class SqueezeBijector(FlowBijector):
     event_ndims = 3
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        blocks, log_det = self._map_last_half(_to_blocks(x), "forward")
-        blocks, change = through(self.flows, blocks, self.condition, "forward", 3)
+        blocks = _to_blocks(x)
+        blocks, log_det = self._map_last_half(blocks, "forward")
+        blocks, change = through(self.flows, blocks, self.condition, "forward", self.event_ndims)
         return _to_pixels(blocks), log_det + change
 
     def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        blocks, log_det = through(self.flows, _to_blocks(y), self.condition, "inverse", 3)
+        blocks = _to_blocks(y)
+        blocks, log_det = through(self.flows, blocks, self.condition, "inverse", self.event_ndims)
         blocks, change = self._map_last_half(blocks, "inverse")
         return _to_pixels(blocks), log_det + change
 
     def _map_last_half(self, blocks: Tensor, direction: str) -> tuple[Tensor, Tensor]:
         first, last = ops.split(blocks, 2, axis=-1)
-        last, log_det = through(self.coarser, last, self.condition, direction, 3)
-        return ops.concatenate([first, last], axis=-1), log_det
+        last, log_det = through(
+            self.coarser,
+            last,
+            self.condition,
+            direction,
+            self.event_ndims,
+        )
+        blocks = ops.concatenate([first, last], axis=-1)
+        return blocks, log_det
 
 
 def _to_blocks(x: Tensor) -> Tensor:
     """Return images with blocks of 2 x 2 pixels as channels: half as wide and high."""
     *lead, height, width, channels = ops.shape(x)
-    half_height = height // 2
-    half_width = width // 2
-    x = ops.reshape(x, (-1, half_height, 2, half_width, 2, channels))
-    x = _swap_width_and_row_of_block(x)
-    return ops.reshape(x, (*lead, half_height, half_width, 4 * channels))
+    rows = height // 2
+    columns = width // 2
+    x = ops.reshape(x, (-1, rows, 2, columns, 2, channels))
+    x = _swap_inner_axes(x)
+    size = 4 * channels
+    return ops.reshape(x, (*lead, rows, columns, size))
 
 
 def _to_pixels(blocks: Tensor) -> Tensor:
     """Undo `_to_blocks`."""
-    *lead, height, width, size = ops.shape(blocks)
+    *lead, rows, columns, size = ops.shape(blocks)
     channels = size // 4
-    x = ops.reshape(blocks, (-1, height, width, 2, 2, channels))
-    x = _swap_width_and_row_of_block(x)
-    return ops.reshape(x, (*lead, 2 * height, 2 * width, channels))
+    x = ops.reshape(blocks, (-1, rows, columns, 2, 2, channels))
+    x = _swap_inner_axes(x)
+    height = 2 * rows
+    width = 2 * columns
+    return ops.reshape(x, (*lead, height, width, channels))
 
 
-def _swap_width_and_row_of_block(x: Tensor) -> Tensor:
+def _swap_inner_axes(x: Tensor) -> Tensor:
+    """Swap the axes of a block's rows and of the columns of blocks."""
     return ops.transpose(x, (0, 1, 3, 2, 4, 5))
 
 
@@ -95,8 +108,10 @@ class Squeeze(Flow):
 
     def __init__(self, flows: Sequence[Flow], coarser: Sequence[Flow] = (), **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.flows = copied(flows, self.dtype, "flows", self.condition_size, 3)
-        self.coarser = copied(coarser, self.dtype, "coarser", self.condition_size, 3)
+        size = self.condition_size
+        ndims = self.event_ndims
+        self.flows = copied(flows, self.dtype, "flows", size, ndims)
+        self.coarser = copied(coarser, self.dtype, "coarser", size, ndims)
         both = (*self.flows, *self.coarser)
         self.exact_log_det = all(flow.exact_log_det for flow in both)
 
@@ -105,11 +120,13 @@ class Squeeze(Flow):
         *lead, height, width, channels = input_shape
         if (height or 1) % 2 or (width or 1) % 2:
             raise ValueError(f"`x` must have even height and width; got {tuple(input_shape)}.")
-        half_size = (*lead, height // 2, width // 2)
+        places = (*lead, height // 2, width // 2)
+        shape = (*places, 4 * channels)
         for flow in self.flows:
-            flow.build((*half_size, 4 * channels))
+            flow.build(shape)
+        shape = (*places, 2 * channels)
         for flow in self.coarser:
-            flow.build((*half_size, 2 * channels))
+            flow.build(shape)
 
     def bijector(self, condition: Tensor | None = None) -> SqueezeBijector:
         return SqueezeBijector(

@@ -120,8 +120,9 @@ class Surjection(Conditional):
         noise = ops.cast(noise, self.dtype)
         condition = self.checked_condition(condition)
         if condition is not None:
-            rows = [like_rows(kept, condition), like_rows(condition, kept)]
-            kept = ops.concatenate(rows, axis=-1)
+            kept = like_rows(kept, condition)
+            condition = like_rows(condition, kept)
+            kept = ops.concatenate([kept, condition], axis=-1)
         mapped, log_det = through(self.built_flows, noise, kept, direction)
         if direction == "forward":
             return mapped, log_normal(noise) - log_det
@@ -174,7 +175,8 @@ class Dequantize(Surjection):
         highest = self.levels - 1
         scaled = 2 * x / highest - 1
         u, log_q = self.draw(noise, scaled, condition)
-        uniform = 0.5 * (1 + ops.erf(u / math.sqrt(2)))
+        signed = ops.erf(u / math.sqrt(2))
+        uniform = 0.5 * (1 + signed)
         most = 1 - self.levels * 2.0**-23  # a sum that float32 does not round to x + 1
         z = x + ops.minimum(uniform, most)
         contribution = log_normal(u) - log_q
@@ -213,14 +215,17 @@ class Argmax(Dequantize):
         categories = ops.cast(x, "int32")
         is_largest = ops.one_hot(categories, self.levels, dtype=self.dtype)
         is_other = 1 - is_largest
-        u, log_q = self.draw(noise, self._side_by_side(is_largest), condition)
+        kept = self._side_by_side(is_largest)
+        u, log_q = self.draw(noise, kept, condition)
         u = self._apart(u)
         largest = ops.sum(is_largest * u, axis=-1, keepdims=True)
         gap = largest - u
-        z = u + is_other * (gap - ops.softplus(gap))
-        log_slopes = is_other * ops.log_sigmoid(gap)
-        log_det = ops.sum(log_slopes, axis=(-2, -1))
-        return self._side_by_side(z), log_det - log_q
+        change = gap - ops.softplus(gap)
+        z = u + is_other * change
+        log_slopes = ops.log_sigmoid(gap)
+        log_det = ops.sum(is_other * log_slopes, axis=(-2, -1))
+        contribution = log_det - log_q
+        return self._side_by_side(z), contribution
 
     def generate(
         self, z: Tensor, noise: Tensor | None = None, condition: Tensor | None = None
@@ -230,13 +235,15 @@ class Argmax(Dequantize):
 
     def _apart(self, z: Tensor) -> Tensor:
         """Return z (..., channels * levels) as (..., channels, levels)."""
-        rows = ops.shape(z)[:-1]
-        return ops.reshape(z, (*rows, self.channels, self.levels))
+        *rows, _ = ops.shape(z)
+        shape = (*rows, self.channels, self.levels)
+        return ops.reshape(z, shape)
 
     def _side_by_side(self, z: Tensor) -> Tensor:
         """Undo `_apart`."""
-        rows = ops.shape(z)[:-2]
-        return ops.reshape(z, (*rows, self.latent_channels))
+        *rows, _, _ = ops.shape(z)
+        shape = (*rows, self.latent_channels)
+        return ops.reshape(z, shape)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -316,8 +323,9 @@ class AbsoluteValue(Surjection):
     ) -> tuple[Tensor, Tensor]:
         x = ops.cast(x, self.dtype)
         z = ops.where(noise < 0, -x, x)
-        log_of_signs = self.channels * math.log(2)
-        return z, ops.full_like(x[..., 0], log_of_signs)
+        log_number_of_signs = self.channels * math.log(2)
+        contribution = ops.full_like(x[..., 0], log_number_of_signs)
+        return z, contribution
 
     def generate(
         self, z: Tensor, noise: Tensor | None = None, condition: Tensor | None = None

@@ -46,10 +46,12 @@ class SylvesterBijector(FlowBijector):
             s_ii = self.s[..., i, i]
             offset = self.b[..., i] + _sum_after(i, self.s, a)
             target = v[..., i] - _sum_after(i, self.r, hidden)
+            slope = r_ii * s_ii
             scaled_target = s_ii * target
-            scaled = solve_monotone(r_ii * s_ii, offset, scaled_target)
-            hidden[i] = tanh(scaled + offset)
-            a[i] = target - r_ii * hidden[i]
+            scaled = solve_monotone(slope, offset, scaled_target)
+            bend = tanh(scaled + offset)
+            hidden[i] = bend
+            a[i] = target - r_ii * bend
         hidden = ops.stack(hidden, axis=-1)
         return y - self._lift(hidden)
 
@@ -57,10 +59,12 @@ class SylvesterBijector(FlowBijector):
         a = times_matrix(x, self.q)
         inputs = times_matrix(a, self.s, transpose=True)
         hidden = tanh(inputs + self.b)
+        y = x + self._lift(hidden)
         products = _diagonal(self.r) * _diagonal(self.s)
-        slopes = products * (1 - hidden * hidden)
-        log_det = ops.sum(ops.log1p(slopes), axis=-1)
-        return x + self._lift(hidden), log_det
+        bends = 1 - hidden * hidden
+        slopes = products * bends
+        log_slopes = ops.log1p(slopes)
+        return y, ops.sum(log_slopes, axis=-1)
 
     def _lift(self, hidden: Tensor) -> Tensor:
         """Return Q R h."""
@@ -70,8 +74,11 @@ class SylvesterBijector(FlowBijector):
 
 def _sum_after(i: int, matrix: Tensor, values: list[Tensor]) -> Tensor | int:
     """Return the sum of matrix_ij values_j over all j > i."""
-    columns = range(i + 1, len(values))
-    return sum(matrix[..., i, j] * values[j] for j in columns)
+    result = 0
+    for j in range(i + 1, len(values)):
+        entry = matrix[..., i, j]
+        result = result + entry * values[j]
+    return result
 
 
 def _diagonal(matrix: Tensor) -> Tensor:
@@ -128,8 +135,10 @@ class Sylvester(Flow):
     def bijector_of(
         self, reflections: Tensor, r: Tensor, s: Tensor, b: Tensor
     ) -> SylvesterBijector:
-        s_diagonal = ops.exp(constraints.bounded(_diagonal(s), 2.0))
-        r_diagonal = constraints.above_minus_one(_diagonal(r)) / s_diagonal
+        log_s_diagonal = constraints.bounded(_diagonal(s), 2.0)
+        s_diagonal = ops.exp(log_s_diagonal)
+        products = constraints.above_minus_one(_diagonal(r))
+        r_diagonal = products / s_diagonal
         return SylvesterBijector(
             q=_orthogonal(reflections),
             r=set_diagonal(ops.triu(r), r_diagonal),
@@ -146,11 +155,14 @@ def _orthogonal(vectors: Tensor) -> Tensor:
     *_, units, channels = vectors.shape
     rows = _unit_rows(vectors)
     columns = ops.swapaxes(rows, -1, -2)
-    eye = ops.cast(np.eye(channels), rows.dtype)
+    eye = np.eye(channels)
+    eye = ops.cast(eye, rows.dtype)
+    diagonal = 2 * eye[:units, :units]
     products = matmul(rows, columns)
-    t = _inverse_by_blocks(products, 2 * eye[:units, :units])
-    first_columns = matmul(t, rows[..., :units])
-    return eye[:, :units] - matmul(columns, first_columns)
+    t = _inverse_by_blocks(products, diagonal)
+    reflected = matmul(t, rows[..., :units])
+    reflected = matmul(columns, reflected)
+    return eye[:, :units] - reflected
 
 
 def _unit_rows(vectors: Tensor) -> Tensor:
@@ -170,9 +182,11 @@ def _inverse_by_blocks(products: Tensor, t: Tensor) -> Tensor:
     """
     block = np.arange(t.shape[-1])  # which block each row is in
     while block[-1] > 0:
-        joins_next = block[:, None] // 2 == block // 2
+        pair = block // 2
+        are_joined = pair[:, None] == pair
         is_above = block[:, None] < block
-        above = ops.where(joins_next & is_above, products, 0)
-        t = t - matmul(t, matmul(above, t))
-        block = block // 2
+        above = ops.where(are_joined & is_above, products, 0)
+        change = matmul(t, matmul(above, t))
+        t = t - change
+        block = pair
     return t

@@ -43,6 +43,7 @@ class SplineTransform(NamedTuple):
     def _with_identity(
         self, values: Tensor, mapped: Tensor, log_slopes: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Return the mapped values and log-slopes, beyond the interval those of the identity."""
         is_inside = ops.abs(values) < self.interval
         mapped = ops.where(is_inside, mapped, values)
         slopes_outside = ops.zeros_like(log_slopes)
@@ -64,7 +65,12 @@ class _Bins(NamedTuple):
 def _heights_and_log_slopes(bins: _Bins, t: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     """Return the shares of the bins' heights at shares t of their widths, and log dy/dx there.
 
-    `rest` is 1 - t. All sums are of positive terms: they lose no digits, however different these.
+    With `rest` = 1 - t, the mean slope s, and the slopes d0 and d1 at the ends of a bin,
+
+        share = (s t^2 + d0 t rest) / (s t^2 + d0 t rest + d1 t rest + s rest^2),
+        dy/dx = s^2 (d1 t^2 + 2 s t rest + d0 rest^2) / (the same denominator)^2.
+
+    All sums are of positive terms: they lose no digits, however different these are.
     """
     slope = bins.slope
     left = bins.left_slope

@@ -17,6 +17,9 @@ from tfp_ibnn.flows.bijector import FlowBijector
 _RUNGE_KUTTA = ((0, 1 / 6), (1 / 2, 1 / 3), (1 / 2, 1 / 3), (1, 1 / 6))
 """Where in a step the classical method of order 4 takes the rate, and the weight of that rate."""
 
+# Callables with tensors inside are compared and hashed by identity, as functions are.
+_callable = dataclass(frozen=True, eq=False)
+
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """Returns dx/dt at x (..., channels) and t, and the trace of its Jacobian, or None if unknown."""
 
@@ -71,7 +74,7 @@ class ContinuousBijector(FlowBijector):
         return [ops.sign(noise)]
 
 
-@dataclass(frozen=True)
+@_callable
 class _Rate:
     """The rate of change of a state, which is x and the integral of the trace.
 
@@ -123,7 +126,7 @@ def _dormand_prince(rate: Callable[..., Tensor], state: Tensor, tolerance: float
     return solution.states[0]
 
 
-@dataclass(frozen=True)
+@_callable
 class _HiddenLayerVelocity:
     """dx/dt = W tanh(V x + a t + b), where `kernel` is V and a; its trace has a closed form."""
 
@@ -141,7 +144,7 @@ class _HiddenLayerVelocity:
         return velocity, trace
 
 
-@dataclass(frozen=True)
+@_callable
 class _NetworkVelocity:
     """dx/dt = W network(x, t, condition), of unknown trace."""
 

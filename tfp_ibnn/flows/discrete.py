@@ -71,8 +71,8 @@ class DiscreteFlow(Conditional):
         x = ops.cast(x, self.dtype)
 
         def find_next_channel(_: Tensor, y: Tensor) -> Tensor:
-            first, second = self._outputs(y, condition)
-            return self._move(x, first, second)
+            shift, scale = self._outputs(y, condition)
+            return self._move(x, shift, scale)
 
         return ops.fori_loop(0, self.channels, find_next_channel, x)
 
@@ -87,18 +87,18 @@ class DiscreteFlow(Conditional):
             Tensor (..., channels * width).
         """
         y = ops.cast(y, self.dtype)
-        first, second = self._outputs(y, condition)
-        return self._move_back(y, first, second)
+        shift, scale = self._outputs(y, condition)
+        return self._move_back(y, shift, scale)
 
     def _outputs(self, y: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what the network says of y, scaled to order 1: two numbers per number of y."""
+        """Return what the network says of y, scaled to order 1: for shifts, and for scales."""
         network = self.network.with_condition(self.checked_condition(condition))
         return network(y * (self.width / self.levels))
 
-    def _move(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def _move(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define `_move`.")
 
-    def _move_back(self, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def _move_back(self, y: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define `_move_back`.")
 
 
@@ -116,11 +116,11 @@ class IntegerAdditive(DiscreteFlow):
         2
     """
 
-    def _move(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        return x + self._shift(first)
+    def _move(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return x + self._shift(shift)
 
-    def _move_back(self, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        return y - self._shift(first)
+    def _move_back(self, y: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        return y - self._shift(shift)
 
     def _shift(self, output: Tensor) -> Tensor:
         shift = self.levels * output
@@ -149,17 +149,17 @@ class ModuloAffine(DiscreteFlow):
         """Numbers per channel: one for each category."""
         return self.levels
 
-    def _move(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        scaling = self._scaling(second)
-        shifting = self._shifting(first)
+    def _move(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        scaling = self._scaling(scale)
+        shifting = self._shifting(shift)
         y = self._apart(x)
         y = times_matrix(y, scaling)
         y = times_matrix(y, shifting)
         return ops.reshape(y, ops.shape(x))
 
-    def _move_back(self, y: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        scaling = self._scaling(second)
-        shifting = self._shifting(first)
+    def _move_back(self, y: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        scaling = self._scaling(scale)
+        shifting = self._shifting(shift)
         # The matrices are permutations, whose inverses are their transposes.
         x = self._apart(y)
         x = times_matrix(x, shifting, transpose=True)

@@ -49,6 +49,7 @@ class Affine(Flow):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.Affine(initial_shift=1.0)
+        >>> flow.build((None, 3))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.zeros((4, 3)))
         >>> float(y[0, 0]), bool(abs(log_det) < 1e-6)
         (1.0, True)

@@ -196,6 +196,7 @@ class Continuous(NetworkFlow):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.Continuous(hidden=8, steps=4)
+        >>> flow.build((None, 3))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 3)))
         >>> y.shape[-1], float(log_det[0])
         (3, 0.0)

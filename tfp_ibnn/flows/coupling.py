@@ -77,7 +77,7 @@ class CouplingBijector(FlowBijector):
 
 def _take(x: Tensor, channels: np.ndarray) -> Tensor:
     """Return some channels of x; as a slice, whose gradient is quicker, if they are neighbors."""
-    first = channels[0]
+    first = int(channels[0])
     stop = first + len(channels)
     if not np.array_equal(channels, np.arange(first, stop)):
         return ops.take(x, channels, axis=-1)
@@ -229,6 +229,7 @@ class AdditiveCoupling(Coupling):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.AdditiveCoupling(mask="alternating")
+        >>> flow.build((None, 3))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 3)))
         >>> log_det.shape[0], float(log_det[0])
         (2, 0.0)

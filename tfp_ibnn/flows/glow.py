@@ -35,6 +35,7 @@ class GlowStep(NetworkFlow):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.GlowStep(hidden=8)
+        >>> flow.build((None, 4))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 4)))
         >>> y.shape[-1], bool(keras.ops.all(keras.ops.abs(log_det) < 1e-5))
         (4, True)

@@ -91,6 +91,7 @@ class Radial(Flow):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.Radial()
+        >>> flow.build((None, 3))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 3)))
         >>> float(y[0, 0]), float(log_det[0])
         (1.0, 0.0)

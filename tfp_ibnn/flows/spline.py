@@ -174,6 +174,7 @@ class SplineCoupling(Coupling):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.SplineCoupling(hidden=8, bins=4)
+        >>> flow.build((None, 3))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 3)))
         >>> y.shape[-1], log_det.shape[0]
         (3, 2)

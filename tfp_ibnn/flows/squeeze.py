@@ -96,6 +96,7 @@ class Squeeze(Flow):
     Example:
         >>> import keras, tfp_ibnn as ibnn
         >>> flow = ibnn.flows.Squeeze([ibnn.flows.AffineCoupling(hidden=4)])
+        >>> flow.build((None, 4, 4, 1))
         >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 4, 4, 1)))
         >>> tuple(y.shape), tuple(log_det.shape)
         ((2, 4, 4, 1), (2,))

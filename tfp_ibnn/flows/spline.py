@@ -93,7 +93,7 @@ def _checked_limit(limit: Any) -> float:
     checked = checks.positive("limit", limit)
     if checked > _LARGEST_LIMIT:
         raise ValueError(
-            f"`limit` must be at most {_LARGEST_LIMIT}, or slopes leave the range of float32; "
+            f"`limit` must be at most {_LARGEST_LIMIT}, or slopes overflow in float32; "
             f"got {checks.shown(limit)}."
         )
     return checked

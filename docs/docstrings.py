@@ -22,9 +22,12 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = re.sub(r"(\n[^-\s].*)(\n- )", r"\1\n\2", text)
 
     def on_alias_instance(self, *, alias: griffe.Alias, node: Any, **_: Any) -> None:
-        """Take `from module import name as name` for public, as type checkers do."""
+        """Take `from module import name as name` for public, as type checkers do.
+
+        Bijectors are left out: a flow's page has the formula, and who writes one reads the code.
+        """
         names = [(part.name, part.asname) for part in getattr(node, "names", ())]
-        if (alias.name, alias.name) in names:
+        if (alias.name, alias.name) in names and not alias.name.endswith("Bijector"):
             alias.public = True
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:

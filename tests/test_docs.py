@@ -101,6 +101,7 @@ def test_reference_has_the_public_names(site):
     names = [name for name in tfp_ibnn.__all__ if not hasattr(getattr(tfp_ibnn, name), "__path__")]
     missing = [n for n in names if f">{n}<" not in reference and f"tfp_ibnn.{n}" not in reference]
     assert missing == []
+    assert set(re.findall(r"tfp_ibnn\.flows\.\w*Bijector\b", reference)) == set()
 
 
 # The longest pages, and one whose example is the README's, are left to `make test-slow`.

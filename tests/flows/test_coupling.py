@@ -1,3 +1,5 @@
+from typing import Any, NamedTuple
+
 import keras
 import numpy as np
 import pytest
@@ -69,6 +71,53 @@ def test_gradients_against_finite_differences(float64):
     value = autodiff.quick(loss, weights)
     for weight, gradient in zip(weights, autodiff.weight_gradients(loss, weights), strict=True):
         close(gradient, slope_by_differences(value, weight), 1e-6)
+
+
+class Power(NamedTuple):
+    """y = sign(x) |x|^exponent."""
+
+    exponent: Any
+
+    def forward(self, x):
+        y = ops.sign(x) * ops.abs(x) ** self.exponent
+        return y, ops.log(self.exponent) + (self.exponent - 1) * ops.log(ops.abs(x))
+
+    def inverse(self, y):
+        x, log_slopes = Power(1 / self.exponent).forward(y)
+        return x, log_slopes
+
+
+@pytest.mark.parametrize("kept", [[0, 1], [2, 3, 4], [1, 3], [0, 2, 4], [0, 1, 4]])
+def test_a_coupling_takes_any_transform_and_any_channels(float64, kept):
+    moved = np.setdiff1d(np.arange(5), kept)
+
+    def exponents(x):
+        return 1 + ops.sum(x * x, axis=-1, keepdims=True)
+
+    def bijector():
+        options = {"network": exponents, "transform": Power, "dtype": "float64"}
+        return flows.CouplingBijector(kept=np.array(kept), moved=moved, **options)
+
+    x = draws((6, 5))
+    exponent = 1 + np.sum(x[:, kept] ** 2, axis=-1, keepdims=True)
+    expected = x.copy()
+    expected[:, moved] = np.sign(x[:, moved]) * np.abs(x[:, moved]) ** exponent
+    y, found = bijector().forward_and_log_det(ops.convert_to_tensor(x))
+    close(ops.convert_to_numpy(y), expected, 1e-12)
+    log_slopes = np.log(exponent) + (exponent - 1) * np.log(np.abs(x[:, moved]))
+    close(ops.convert_to_numpy(found), log_slopes.sum(axis=-1), 1e-12)
+    back, found_back = bijector().inverse_and_log_det(y)
+    close(ops.convert_to_numpy(back), x, 1e-9)
+    close(ops.convert_to_numpy(found_back), -ops.convert_to_numpy(found), 1e-9)
+
+
+def test_a_bijector_of_splines_can_be_copied(float64):
+    flow, x = make_flow("coupling-spline", seed=2), ops.convert_to_tensor(draws((4, 3)))
+    bijector = flow.bijector()
+    assert type(bijector) is flows.SplineCouplingBijector
+    close(ops.convert_to_numpy(bijector.copy().forward(x)), forward(flow, x), 1e-14)
+    tiny = bijector.copy(interval=1e-6)  # and the identity beyond it
+    close(ops.convert_to_numpy(tiny.forward(x)), ops.convert_to_numpy(x), 1e-14)
 
 
 # A network of the user.

@@ -82,6 +82,34 @@ def test_a_flow_with_a_map_of_its_own_keeps_it():
         flows.Stack(Still(), 2)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Declared(flows.Planar):
+    stackable = True
+
+
+def test_a_flow_declares_that_it_is_stackable():
+    known = {kind for kind in vars(flows).values() if isinstance(kind, type)}
+    stackable = {kind for kind in known if getattr(kind, "stackable", False)}
+    assert stackable == {flows.Affine, flows.Planar, flows.Radial, flows.Sylvester}
+
+
+def test_a_subclass_does_not_inherit_that_it_is_stackable():
+    class Stretched(flows.Planar):
+        def bijector(self, condition=None):
+            ones = ops.ones((self.channels,))
+            return flows.AffineBijector(shift=ones, scale=2 * ones)
+
+    assert not Stretched.stackable
+    assert len(copied([Stretched(), Stretched()], "float32", "flows", SIZE)) == 2
+    with pytest.raises(ValueError, match="got Stretched, .* declare `stackable = True`"):
+        flows.Stack(Stretched(), 2)
+
+
+def test_a_flow_of_ones_own_can_be_stackable():
+    (stack,) = copied([Declared(), Declared()], "float32", "flows", SIZE)
+    assert (type(stack), type(stack.flow), stack.number) == (flows.Stack, Declared, 2)
+
+
 @pytest.mark.parametrize(
     ("flow", "number", "problem"),
     [

@@ -6,6 +6,7 @@ from tfp_ibnn.flows.affine import AffineBijector as AffineBijector
 from tfp_ibnn.flows.autoregressive import AutoregressiveBijector as AutoregressiveBijector
 from tfp_ibnn.flows.autoregressive import InverseAutoregressive as InverseAutoregressive
 from tfp_ibnn.flows.batchnorm import BatchNorm as BatchNorm
+from tfp_ibnn.flows.bijector import FlowBijector as FlowBijector
 from tfp_ibnn.flows.chain import Stack as Stack
 from tfp_ibnn.flows.continuous import Continuous as Continuous
 from tfp_ibnn.flows.conv1x1 import Conv1x1Bijector as Conv1x1Bijector
@@ -17,7 +18,6 @@ from tfp_ibnn.flows.discrete import DiscreteFlow as DiscreteFlow
 from tfp_ibnn.flows.discrete import IntegerAdditive as IntegerAdditive
 from tfp_ibnn.flows.discrete import ModuloAffine as ModuloAffine
 from tfp_ibnn.flows.flow import Flow as Flow
-from tfp_ibnn.flows.flow import FlowBijector as FlowBijector
 from tfp_ibnn.flows.glow import GlowStep as GlowStep
 from tfp_ibnn.flows.inverse import Inverse as Inverse
 from tfp_ibnn.flows.inverse import MaskedAutoregressive as MaskedAutoregressive

@@ -1,6 +1,6 @@
 """Couplings: one part of the channels steers a map of the other; the affine one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -9,66 +9,88 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.flows._conditional import Conditioner
-from tfp_ibnn.flows.flow import FlowBijector, NetworkFlow, like_rows
+from tfp_ibnn.flows._elementwise import Elementwise, shift_and_scale
+from tfp_ibnn.flows._networks import Conditioner, GivenNetwork, NetworkFlow
+from tfp_ibnn.flows._rows import like_rows
+from tfp_ibnn.flows.bijector import FlowBijector
 
 
-class MovesBijector(FlowBijector):
-    """Base of bijectors that map channels one by one, as a network says that sees others."""
+class CouplingBijector(FlowBijector):
+    """Keep one part of the channels, and move the other by a map that the first decides.
 
-    condition: Tensor | None = None
-
-    def move(self, x: Tensor, parameters: Any) -> tuple[Tensor, Tensor]:
-        """Map x (..., moved) by the network's output; return the log-slopes too."""
-        shift, log_scale = parameters
-        return x * ops.exp(log_scale) + shift, log_scale
-
-    def move_back(self, y: Tensor, parameters: Any) -> tuple[Tensor, Tensor]:
-        """Undo `move`; return its log-slopes too."""
-        shift, log_scale = parameters
-        return (y - shift) * ops.exp(-log_scale), log_scale
-
-
-class CouplingBijector(MovesBijector):
-    """Keep one part of the channels and shift and scale the other, given the first.
-
-    y_kept = x_kept,  y_moved = x_moved * exp(log_scale(x_kept)) + shift(x_kept).
-    Log-determinant: sum of log_scale. Always invertible. Cost: one pass of the network, both ways.
+    y_kept = x_kept,  y_moved = transform(network(x_kept))(x_moved). Log-determinant: the sum of the
+    log-slopes. Always invertible, as the kept part is known both ways. Cost: one pass of the
+    network, both ways.
 
     Args:
-        network: maps (..., kept) to shifts and log-scales, both (..., moved).
-        split_at: how many channels the first part has.
-        swap: keep the last part instead of the first.
-        order: (channels,), to which the channels are sorted for the split; None leaves them.
-        condition: (..., condition_size), if the network has one; x is broadcast to its rows.
-        event_ndims: number of last axes that the network sees at once.
-        dtype: of the tensors it will see.
+        network: function of the kept channels (..., kept) that returns what `transform` takes; for
+            the default a shift and a log-scale, both (..., moved).
+        kept: array of ints (kept,), the channels that stay as they are, in increasing order.
+        moved: array of ints (moved,), the other channels, in increasing order.
+        transform: function of the network's output that returns the map of the moved channels, with
+            `forward` and `inverse`, which return log-slopes too. Defaults to
+            y = x * exp(log_scale) + shift.
+        condition: tensor (..., condition_size), to whose rows x is broadcast; None, the default, if
+            the network has no condition.
+        event_ndims: int, how many of the last axes the network sees at once. Defaults to 1.
+        dtype: str, the type of the tensors it maps.
     """
 
-    order: np.ndarray | None = None
-
-    def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        x, log_det = self._moved(y, self.move_back)
-        return x, -log_det
+    transform = staticmethod(shift_and_scale)
+    condition: Tensor | None = None
 
     def forward_and_log_det(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._moved(x, self.move)
+        kept, moved = self._split(x)
+        transform = self._transform_by(kept)
+        moved, log_slopes = transform.forward(moved)
+        return self._merge(kept, moved), self._sum(log_slopes)
 
-    def _moved(self, x: Tensor, move: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    def inverse_and_log_det(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        kept, moved = self._split(y)
+        transform = self._transform_by(kept)
+        moved, log_slopes = transform.inverse(moved)
+        return self._merge(kept, moved), self._sum(log_slopes)
+
+    def _transform_by(self, kept: Tensor) -> Elementwise:
+        parameters = self.network(kept)
+        return self.transform(parameters)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = like_rows(x, self.condition)
-        x = x if self.order is None else ops.take(x, self.order, axis=-1)
-        first, last = x[..., : self.split_at], x[..., self.split_at :]
-        kept, moved = (last, first) if self.swap else (first, last)
-        moved, log_slope = move(moved, self.network(kept))
-        x = ops.concatenate([moved, kept] if self.swap else [kept, moved], axis=-1)
-        x = x if self.order is None else ops.take(x, np.argsort(self.order), axis=-1)
-        return x, ops.sum(log_slope, axis=tuple(range(-self.event_ndims, 0)))
+        return _take(x, self.kept), _take(x, self.moved)
+
+    def _merge(self, kept: Tensor, moved: Tensor) -> Tensor:
+        """Return both parts as one tensor, each channel in its own place."""
+        parts = [kept, moved]
+        channels = [self.kept, self.moved]
+        if self.moved[0] < self.kept[0]:  # then halves need no sorting
+            parts.reverse()
+            channels.reverse()
+        x = ops.concatenate(parts, axis=-1)
+        places = np.argsort(np.concatenate(channels))
+        return _take(x, places)
+
+    def _sum(self, log_slopes: Tensor) -> Tensor:
+        event_axes = tuple(range(-self.event_ndims, 0))
+        return ops.sum(log_slopes, axis=event_axes)
+
+
+def _take(x: Tensor, channels: np.ndarray) -> Tensor:
+    """Return some channels of x; as a slice, whose gradient is quicker, if they are neighbors."""
+    first = int(channels[0])
+    stop = first + len(channels)
+    if not np.array_equal(channels, np.arange(first, stop)):
+        return ops.take(x, channels, axis=-1)
+    if len(channels) == x.shape[-1]:
+        return x
+    return x[..., first:stop]
 
 
 class Coupling(NetworkFlow):
     """Base of coupling flows: which channels are kept, and the network that sees them.
 
-    A subclass has `make_network`, and `make_bijector`, which maps the moved channels.
+    A subclass defines `make_network`, and `make_bijector`, which says how the others are moved.
+    `AffineCoupling` describes the arguments.
     """
 
     min_channels: ClassVar[int] = 2
@@ -79,79 +101,119 @@ class Coupling(NetworkFlow):
         swap: bool = False,
         limit: float = 2.0,
         mask: str | Sequence[bool] = "halves",
+        *,
+        network: keras.layers.Layer | None = None,
+        event_ndims: int = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(network=network, event_ndims=event_ndims, **kwargs)
         self.hidden = checks.positive_integer("hidden", hidden, checks.LARGEST_SIZE)
         self.swap = bool(swap)
         self.limit = checks.positive("limit", limit)
-        self.mask = mask
-        if isinstance(mask, str):
-            checks.one_of("mask", mask, ("halves", "alternating"))
-            return
-        given = np.asarray(mask)
-        if given.ndim != 1 or set(given.tolist()) != {False, True}:
-            wanted = "'halves', 'alternating', or a boolean for each channel, some true, some false"
-            raise ValueError(f"`mask` must be {wanted}; got {mask!r}.")
-        self.mask = given.astype("bool").tolist()
+        self.mask = _checked_mask(mask)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
-        if len(self._kept()) != self.channels:
-            got = f"{len(self.mask)} for {self.channels} channels"
-            raise ValueError(f"`mask` must be a boolean per channel, or 'alternating'; got {got}.")
-        kept = int(self._kept().sum())
-        moved = self.channels - kept
-        options = {"condition_size": self.condition_size, "dtype": self.dtype, "name": "network"}
-        self.network = self.make_network(moved, given=self.own_network(), **options)
-        self.network.build((*input_shape[:-1], kept))
+        is_kept = self._is_kept()
+        self.kept_channels = np.flatnonzero(is_kept)
+        self.moved_channels = np.flatnonzero(~is_kept)
+        self.network = self.make_network(
+            len(self.moved_channels),
+            given=self.copy_network(),
+            condition_size=self.condition_size,
+            dtype=self.dtype,
+            name="network",
+        )
+        self.network.build((*input_shape[:-1], len(self.kept_channels)))
 
-    def make_network(self, moved: int, **options: Any) -> Conditioner:
-        """Return the network, unbuilt, for so many moved channels."""
-        return Conditioner(moved, self.hidden, self.limit, **options)
+    def _is_kept(self) -> np.ndarray:
+        """Return a boolean per channel, true where it is kept."""
+        places = np.arange(self.channels)
+        if self.mask == "halves":
+            mask = places < self.channels // 2
+        elif self.mask == "alternating":
+            mask = places % 2 == 0
+        else:
+            mask = np.array(self.mask)
+        if len(mask) != self.channels:
+            raise ValueError(
+                "`mask` must be a boolean per channel, or 'alternating'; got "
+                f"{len(mask)} for {self.channels} channels."
+            )
+        if self.swap:
+            return ~mask
+        return mask
+
+    def make_network(self, moved: int, given: GivenNetwork | None, **options: Any) -> Conditioner:
+        """Return the network, unbuilt.
+
+        Args:
+            moved: int, how many channels are moved.
+            given: GivenNetwork in place of the hidden layer, or None.
+            **options: arguments of `keras.layers.Layer`, and `condition_size`.
+
+        Returns:
+            The network, a Conditioner.
+        """
+        return Conditioner(moved, self.hidden, self.limit, given=given, **options)
 
     def make_bijector(self, **options: Any) -> CouplingBijector:
-        """Return the bijector."""
+        """Return the bijector, from all arguments of `CouplingBijector` but `transform`."""
         return CouplingBijector(**options)
 
     def bijector(self, condition: Tensor | None = None) -> CouplingBijector:
         condition = self.checked_condition(condition)
-        halves = self.mask == "halves"
         return self.make_bijector(
-            network=self.network.given(condition),
-            split_at=self.channels // 2 if halves else int(self._kept().sum()),
-            swap=self.swap and halves,
-            order=None if halves else np.argsort(~self._kept(), kind="stable"),
+            network=self.network.with_condition(condition),
+            kept=self.kept_channels,
+            moved=self.moved_channels,
             condition=condition,
             event_ndims=self.event_ndims,
             dtype=self.dtype,
         )
 
-    def _kept(self) -> np.ndarray:
-        places = np.arange(self.channels)
-        named = {"halves": places < self.channels // 2, "alternating": places % 2 == 0}
-        mask = named[self.mask] if isinstance(self.mask, str) else np.array(self.mask)
-        return ~mask if self.swap else mask
+
+def _checked_mask(mask: Any) -> str | list[bool]:
+    if isinstance(mask, str):
+        return checks.one_of("mask", mask, ("halves", "alternating"))
+    values = np.asarray(mask)
+    if values.ndim != 1 or set(values.tolist()) != {False, True}:
+        raise ValueError(
+            "`mask` must be 'halves', 'alternating', or a boolean for each channel, some true, "
+            f"some false; got {mask!r}."
+        )
+    return values.astype("bool").tolist()
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class AffineCoupling(Coupling):
-    """Affine coupling flow with a small Keras network and a bounded log-scale.
+    """Affine coupling flow: y_moved = x_moved * exp(log_scale(x_kept)) + shift(x_kept).
 
-    The channels are cut into halves (an odd one out goes to the last half), or as a mask says. The
-    network's last layer starts at 0, so the flow starts as the identity.
+    The channels are cut into halves (an odd one out goes to the last half), or as a mask says.
+    Shift and bounded log-scale come from a small Keras network, whose last layer starts at 0, so
+    the flow starts as the identity. Log-determinant: the sum of the log-scales. Always invertible.
+    Cost: one pass of the network, both ways.
 
     Args:
-        hidden: units of the network's hidden layer.
-        swap: keep the last half and move the first, or keep what the mask would move.
-        limit: bound of |log scale|.
-        mask: "halves"; "alternating" to keep every second channel; or a boolean for each channel,
-            true where it is kept.
-        network: a Keras model or layer in place of the hidden layer, which turns the kept channels,
-            followed by the condition if there is one, into any number of features. The flow has a
-            copy with new weights, which runs as in inference.
-        event_ndims: how many of the last axes the network sees at once: 3 for convolutions of
-            images (..., height, width, channels).
+        hidden: positive int, units of the network's hidden layer. Defaults to 32.
+        swap: bool, keep the last half and move the first, or keep what the mask would move.
+            Defaults to False.
+        limit: positive float, bound of |log scale|. Defaults to 2.
+        mask: "halves", the default; "alternating" to keep every second channel; or a sequence of
+            booleans (channels,), true where a channel is kept.
+        network: Keras model or layer in place of the hidden layer, which turns the kept channels,
+            followed by the condition if there is one, into any number of features; None, the
+            default, for the hidden layer. The flow has a copy with new weights, which runs as in
+            inference.
+        event_ndims: int, how many of the last axes the network sees at once: 3 for convolutions of
+            images (..., height, width, channels). Defaults to 1.
+        **kwargs: arguments of `Flow`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> flow = ibnn.flows.AffineCoupling(hidden=8, swap=True)
+        >>> flow(keras.ops.ones((2, 3))).shape[-1], tuple(flow.kept_channels.tolist())
+        (3, (1, 2))
 
     References:
         Dinh et al., Density Estimation Using Real NVP, arXiv 1605.08803.
@@ -164,9 +226,17 @@ class AdditiveCoupling(Coupling):
 
     The arguments are those of `AffineCoupling`; `limit` has no effect.
 
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> flow = ibnn.flows.AdditiveCoupling(mask="alternating")
+        >>> flow.build((None, 3))
+        >>> y, log_det = flow.forward_and_log_det(keras.ops.ones((2, 3)))
+        >>> log_det.shape[0], float(log_det[0])
+        (2, 0.0)
+
     References:
         Dinh et al., NICE: Non-linear Independent Components Estimation, arXiv 1410.8516.
     """
 
-    def make_network(self, moved: int, **options: Any) -> Conditioner:
-        return super().make_network(moved, parts=1, **options)
+    def make_network(self, moved: int, given: GivenNetwork | None, **options: Any) -> Conditioner:
+        return super().make_network(moved, given, parts=1, **options)

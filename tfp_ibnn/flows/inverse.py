@@ -15,8 +15,8 @@ class Inverse(FlowOfFlow):
     noise to draws: a flow that is quick or exact one way only, such as `Planar`, serves both.
 
     Args:
-        flow: a flow; it is copied, with new weights.
-        **kwargs: those of a flow; a `condition_size` and a `dtype` are given on to the copy.
+        flow: Flow; it is copied, with new weights.
+        **kwargs: arguments of `Flow`; `condition_size` and `dtype` are passed on to the copy.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -38,7 +38,14 @@ class MaskedAutoregressive(InverseAutoregressive):
     """Masked autoregressive flow (MAF): the inverse of `InverseAutoregressive`.
 
     x_i = (y_i - shift_i(x_<i)) * exp(-log_scale_i(x_<i)), with x the outcome. Its log-density takes
-    one pass of the masked network, and a draw one for each channel. The arguments are the same.
+    one pass of the masked network, and a draw one for each channel. The arguments are those of
+    `InverseAutoregressive`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> flow = ibnn.flows.MaskedAutoregressive(hidden=8)
+        >>> flow(keras.ops.ones((2, 3))).shape[-1]
+        3
 
     References:
         Papamakarios et al., Masked Autoregressive Flow for Density Estimation, arXiv 1705.07057.

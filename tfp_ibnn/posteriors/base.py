@@ -9,7 +9,7 @@ from keras import initializers, ops
 from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfd
 from tfp_ibnn._core.protocols import Draw
-from tfp_ibnn.flows.flow import log_normal as log_normal
+from tfp_ibnn.flows._rows import log_normal as log_normal
 from tfp_ibnn.noise import Pass, Source
 from tfp_ibnn.posteriors import densities, priors
 from tfp_ibnn.posteriors.densities import Component as Component

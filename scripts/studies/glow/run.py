@@ -83,7 +83,10 @@ class AblatedCoupling(AffineCoupling):
             return shift, ops.log_sigmoid(raw + 2) if self.shrinking else raw
 
         return CouplingBijector(
-            network=network, split_at=self.channels // 2, swap=self.swap, dtype=self.dtype
+            network=network,
+            kept=self.kept_channels,
+            moved=self.moved_channels,
+            dtype=self.dtype,
         )
 
     def plain(self, kept):

@@ -11,8 +11,8 @@ from tfp_ibnn._core import checks, constraints
 from tfp_ibnn._core.backend import Tensor, mean, tfb, tfd
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import Affine, Flow
-from tfp_ibnn.flows.chain import copied as copied
 from tfp_ibnn.flows._rows import log_normal
+from tfp_ibnn.flows.chain import copied as copied
 from tfp_ibnn.posteriors import densities
 from tfp_ibnn.posteriors.base import Posterior
 from tfp_ibnn.posteriors.densities import Component

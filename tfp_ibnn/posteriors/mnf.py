@@ -11,8 +11,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.flows import AffineCoupling, Flow
-from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.flows._rows import log_normal
+from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.posteriors.flow import FlowPosterior
 from tfp_ibnn.posteriors.mean_field import MeanField, Noise

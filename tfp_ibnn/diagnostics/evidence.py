@@ -50,10 +50,16 @@ def bridge(reference: Reference, *, seed: int = 0) -> Estimate:
             f"{10 * size}; it has {2 * len(fitted)}."
         )
     gaussian = multivariate_normal(fitted.mean(axis=0), np.cov(fitted.T))
+
+    def log_ratios(w: np.ndarray) -> np.ndarray:
+        log_joint = reference.target.values(w)
+        return log_joint - gaussian.logpdf(w)
+
     draws = second.reshape(-1, size)
-    proposals = gaussian.rvs(len(draws), random_state=seed).reshape(-1, size)
-    log_at_draws = reference.target.values(draws) - gaussian.logpdf(draws)
-    log_at_proposals = reference.target.values(proposals) - gaussian.logpdf(proposals)
+    proposals = gaussian.rvs(len(draws), random_state=seed)
+    proposals = proposals.reshape(-1, size)
+    log_at_draws = log_ratios(draws)
+    log_at_proposals = log_ratios(proposals)
     middle = np.median(log_at_draws)
     at_draws = _bounded_exp(log_at_draws - middle)
     at_proposals = _bounded_exp(log_at_proposals - middle)
@@ -62,21 +68,29 @@ def bridge(reference: Reference, *, seed: int = 0) -> Estimate:
     share = effective / (effective + len(proposals))
     ratio, numerators, denominators = _bridge_ratio(at_draws, at_proposals, share)
     # The relative variances of the two means add up, since log ratio is a difference of logs.
-    variance = np.var(numerators / numerators.mean()) / len(numerators)
-    of_draws = np.var(denominators / denominators.mean())
-    variance += of_draws / _effective_draws(denominators, chains)
-    return Estimate(float(middle + math.log(ratio)), math.sqrt(variance))
+    variance = _relative_variance(numerators) / len(numerators)
+    effective = _effective_draws(denominators, chains)
+    variance += _relative_variance(denominators) / effective
+    value = middle + math.log(ratio)
+    return Estimate(float(value), math.sqrt(variance))
 
 
 def _bounded_exp(x: np.ndarray) -> np.ndarray:
-    return np.exp(np.clip(x, -_LARGEST_EXPONENT, _LARGEST_EXPONENT))
+    bounded = np.clip(x, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+    return np.exp(bounded)
+
+
+def _relative_variance(x: np.ndarray) -> float:
+    return np.var(x / x.mean())
 
 
 def _effective_draws(values: np.ndarray, chains: tuple[int, ...]) -> float:
     """Return how many independent values are worth as much as those (N,) of correlated chains."""
-    by_chain = (values / values.max()).reshape(chains)
+    scaled = values / values.max()
+    by_chain = scaled.reshape(chains)
     sets = ops.convert_to_tensor(by_chain.T[..., None])
-    return agreement(sets)["effective draws, fewest"]
+    diagnostics = agreement(sets)
+    return diagnostics["effective draws, fewest"]
 
 
 def _bridge_ratio(
@@ -94,8 +108,9 @@ def _bridge_ratio(
     """
     ratio = 1.0
     while True:
-        numerators = at_proposals / (share * at_proposals + (1 - share) * ratio)
-        denominators = 1 / (share * at_draws + (1 - share) * ratio)
+        of_gaussian = (1 - share) * ratio
+        numerators = at_proposals / (share * at_proposals + of_gaussian)
+        denominators = 1 / (share * at_draws + of_gaussian)
         updated = numerators.mean() / denominators.mean()
         # Written so that NaN ends it.
         if not abs(updated - ratio) > 1e-10 * updated:
@@ -169,8 +184,10 @@ def smc(
     # The mean of the runs' evidences, which are unbiased where their logarithms are not.
     largest = cloud.log_evidences.max()
     ratios = np.exp(cloud.log_evidences - largest)
-    error = ratios.std(ddof=1) / ratios.mean() / math.sqrt(runs)
-    return Estimate(float(largest + math.log(ratios.mean())), float(error))
+    mean = ratios.mean()
+    value = largest + math.log(mean)
+    error = ratios.std(ddof=1) / mean / math.sqrt(runs)
+    return Estimate(float(value), float(error))
 
 
 class _Cloud:
@@ -185,11 +202,12 @@ class _Cloud:
         self._target = target
         self._runs, self._particles = shape
         self._rng = rng
-        loc = np.broadcast_to(target.prior_loc, target.size)
-        scale = np.broadcast_to(target.prior_scale, target.size)
+        size = target.size
+        loc = np.broadcast_to(target.prior_loc, size)
+        scale = np.broadcast_to(target.prior_scale, size)
         self._prior = norm(loc, scale)
         count = self._runs * self._particles
-        self._w = self._prior.rvs((count, target.size), random_state=rng)
+        self._w = self._prior.rvs((count, size), random_state=rng)
         self._moves = _Moves(target, loc, scale)
         self.heat = 0.0
         self.log_evidences = np.zeros(self._runs)
@@ -201,15 +219,17 @@ class _Cloud:
         log_weights = (hotter - self.heat) * gains
         totals = logsumexp(log_weights, axis=1)
         self.log_evidences += totals - math.log(self._particles)
-        self.heat = hotter
         weights = np.exp(log_weights - totals[:, None])
-        survivors = self._w[self._chosen(weights)]
+        survivors = self._w[self._survivors(weights)]
         self._w = self._moves(survivors, hotter, self._rng)
+        self.heat = hotter
 
     def _gains(self) -> np.ndarray:
         """Return by how much the joint density is above the prior, in nats, (runs, particles)."""
-        log_prior = self._prior.logpdf(self._w).sum(axis=1)
-        gains = self._target.values(self._w) - log_prior
+        log_prior = self._prior.logpdf(self._w)
+        log_prior = log_prior.sum(axis=1)
+        log_joint = self._target.values(self._w)
+        gains = log_joint - log_prior
         gains = np.nan_to_num(gains, nan=-np.inf)
         return gains.reshape(self._runs, self._particles)
 
@@ -226,18 +246,23 @@ class _Cloud:
             return 1.0
         return brentq(excess, self.heat, 1.0)
 
-    def _chosen(self, weights: np.ndarray) -> np.ndarray:
+    def _survivors(self, weights: np.ndarray) -> np.ndarray:
         """Return which particles survive, (runs * particles,), by weights (runs, particles).
 
         Each run draws its own particles anew, at equal distances: the cumulative weights of run r
         fill the interval from r to r + 1.
         """
-        run = np.arange(self._runs)[:, None]
+        places = np.arange(self._particles)
+        runs = np.arange(self._runs)
+        runs = runs[:, None]
         cumulative = np.cumsum(weights, axis=1)
-        cumulative = cumulative / cumulative[:, -1:] + run
-        offsets = self._rng.random((self._runs, 1))
-        points = (offsets + np.arange(self._particles)) / self._particles + run
-        return np.searchsorted(cumulative.ravel(), points.ravel())
+        total = cumulative[:, -1:]
+        ends = cumulative / total
+        ends += runs
+        offsets = self._rng.random(runs.shape)
+        points = (offsets + places) / self._particles
+        points += runs
+        return np.searchsorted(ends.ravel(), points.ravel())
 
 
 class _Moves:
@@ -245,7 +270,10 @@ class _Moves:
 
     def __init__(self, target: Density, prior_loc: np.ndarray, prior_scale: np.ndarray) -> None:
         self._target = target
-        self._prior = (prior_loc.astype(target.dtype), prior_scale.astype(target.dtype))
+        self._prior = (
+            prior_loc.astype(target.dtype),
+            prior_scale.astype(target.dtype),
+        )
         self._leapfrog = math.ceil(1.5 * target.size**0.25)
         # Beyond a quarter of a Gaussian's period, particles swing between two sides of it.
         self._longest_step = 1.5 / self._leapfrog
@@ -255,14 +283,23 @@ class _Moves:
     def __call__(self, w: np.ndarray, heat: float, rng: np.random.Generator) -> np.ndarray:
         """Return particles (N, size) after some moves, and adapt the step size."""
         dtype = self._target.dtype
-        settings = [np.asarray(x, dtype) for x in (heat, self._step, self._factor(w))]
-        parts = np.array_split(w.astype(dtype), math.ceil(len(w) / self._target.rows))
+        settings = (
+            np.asarray(heat, dtype),
+            np.asarray(self._step, dtype),
+            self._factor(w).astype(dtype),
+        )
+        count = math.ceil(len(w) / self._target.rows)
+        parts = np.array_split(w.astype(dtype), count)
         moved = []
         acceptances = []
         for part in parts:
-            key = rng.integers(0, 2**31 - 1, 2).astype(KEY_DTYPE)
+            key = rng.integers(0, 2**31 - 1, 2)
             state, acceptance = self._compiled(
-                part, key, *settings, *self._prior, *self._target.data
+                part,
+                key.astype(KEY_DTYPE),
+                *settings,
+                *self._prior,
+                *self._target.data,
             )
             moved.append(ops.convert_to_numpy(state))
             acceptances.append(ops.convert_to_numpy(acceptance))
@@ -295,9 +332,10 @@ class _Moves:
             moved = colored(white, w, factor)
             standard = (moved - prior_loc) / prior_scale
             log_prior = -ops.sum(ops.square(standard), axis=-1) / 2
-            log_joint = ops.cast(self._target.log_prob(moved, *data), w.dtype)
+            log_joint = self._target.log_prob(moved, *data)
+            log_joint = ops.cast(log_joint, w.dtype)
             value = log_prior + heat * (log_joint - log_prior)
-            refused = -float("inf") * ops.ones_like(value)
+            refused = ops.full_like(value, -math.inf)
             return ops.where(ops.isfinite(value), value, refused)
 
         states, is_accepted = tfp.mcmc.sample_chain(
@@ -307,5 +345,6 @@ class _Moves:
             seed=key,
             trace_fn=lambda _, results: results.is_accepted,
         )
-        acceptance = ops.mean(ops.cast(is_accepted, w.dtype))
-        return colored(states[-1], w, factor), acceptance
+        moved = colored(states[-1], w, factor)
+        accepted = ops.cast(is_accepted, w.dtype)
+        return moved, ops.mean(accepted)

@@ -144,29 +144,33 @@ class _Landscape:
             Falls (N,) in nats, 0 or above.
         """
         paths = np.linspace(starts, ends, _PATH_POINTS, axis=1)
-        count, points, size = paths.shape
         for step in range(bends):
             self._bend(paths, 1 - step / bends)
+        count, points, size = paths.shape
         heights = self.heights(paths.reshape(-1, size))
         heights = heights.reshape(count, points)
-        lower_ends = np.minimum(heights[:, 0], heights[:, -1])
+        at_ends = heights[:, [0, -1]]
+        lower_ends = at_ends.min(axis=1)
         return lower_ends - heights.min(axis=1)
 
     def _bend(self, paths: np.ndarray, share: float) -> None:
         """Move paths (N, points, size) in place, upwards by a share of the points' spacing."""
-        points = paths.reshape(-1, paths.shape[-1])
-        slopes = self.slopes(points).reshape(paths.shape)[:, 1:-1]
         inner = paths[:, 1:-1]
         before = paths[:, :-2]
         after = paths[:, 2:]
         tangents = (after - before) / 2
         lengths = _length(tangents)
         tangents /= lengths
+        size = inner.shape[-1]
+        slopes = self.slopes(inner.reshape(-1, size))
+        slopes = slopes.reshape(inner.shape)
         across = slopes - _along(tangents, slopes)
         # Along the path, each point moves to between its neighbors, which evens the distances.
-        to_middle = _along(tangents, (after + before) / 2 - inner)
+        middle = (after + before) / 2
+        to_middle = _along(tangents, middle - inner)
         spacing = lengths.mean(axis=1, keepdims=True)
-        inner += across * share * spacing / _length(across)
+        steps = across * share * spacing
+        inner += steps / _length(across)
         inner += to_middle
 
 
@@ -174,11 +178,13 @@ def _merge(landscape: _Landscape, summits: np.ndarray) -> np.ndarray:
     """Return for each summit, the highest first, the index of the highest one of its mode."""
     places = np.arange(len(summits))
     is_higher = places[:, None] > places
-    distances = np.where(is_higher, cdist(summits, summits), np.inf)
+    distances = cdist(summits, summits)
+    distances = np.where(is_higher, distances, np.inf)
     nearest = distances.argmin(axis=1)
     falls = landscape.barriers(summits, summits[nearest])
     parents = np.where(falls < _MODE_DEPTH, nearest, places)
-    pairs = _close_pairs(np.flatnonzero(parents == places), distances)
+    roots = np.flatnonzero(parents == places)
+    pairs = _close_pairs(roots, distances)
     if pairs:
         lower, higher = np.transpose(pairs)
         falls = landscape.barriers(summits[lower], summits[higher], bends=_BENDS)

@@ -61,7 +61,7 @@ class Reference:
             batch_size: how many examples to run at a time.
 
         Returns:
-            Outputs (draws, N, ...): logits of a classifier, means of a regression.
+            Outputs (draws, N, ...), in the form that the network gives.
         """
         return self.target.predict(self._spread(draws), x, batch_size)
 
@@ -82,8 +82,10 @@ class Reference:
             raise ValueError("These are not draws of weights: use reference.predict(x).")
         model = self.target.network.model
         rows = self._spread(draws)
+        places = places_of(model, variables)
+        parts = split(rows, variables)
         columns = [[value] * len(rows) for value in model.get_weights()]
-        for place, part in zip(places_of(model, variables), split(rows, variables), strict=True):
+        for place, part in zip(places, parts, strict=True):
             columns[place] = ops.convert_to_numpy(part)
         weight_sets = list(zip(*columns, strict=True))
         return WeightSets.of(model, weight_sets)
@@ -92,9 +94,11 @@ class Reference:
         """Return some of the draws as rows (draws, size), evenly spread over the chains' length."""
         rows = np.swapaxes(self.samples, 0, 1)
         rows = rows.reshape(-1, self.target.size)
-        count = min(checks.positive_integer("draws", draws), len(rows))
-        places = np.linspace(0, len(rows) - 1, count).round()
-        return rows[places.astype(int)]
+        draws = checks.positive_integer("draws", draws)
+        count = min(draws, len(rows))
+        places = np.linspace(0, len(rows) - 1, count)
+        places = places.round().astype(int)
+        return rows[places]
 
 
 def hmc(

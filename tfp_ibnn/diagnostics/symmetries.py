@@ -16,6 +16,7 @@ _PROBE = np.outer(np.geomspace(0.01, 100, 30), [1, -1]).astype("float32")
 _BALANCING_SWEEPS = 100
 _MATCHING_SWEEPS = 10
 _TINY = 1e-60
+_IGNORED = ("Dropout", "GaussianHead")  # layers without weights
 
 
 def canonical(model: Any, draws: Any) -> np.ndarray:
@@ -92,39 +93,46 @@ class _HiddenLayer(NamedTuple):
         """Rescale each unit so that its incoming and outgoing weights have equal norms."""
         squares_in = np.sum(self.incoming**2, axis=1)
         squares_out = np.sum(self.outgoing**2, axis=2)
-        ratio = squares_out / np.maximum(squares_in, _TINY) + _TINY
-        self.incoming[...] *= ratio[:, None] ** 0.25
-        self.outgoing[...] *= ratio[..., None] ** -0.25
+        squares_in = np.maximum(squares_in, _TINY)
+        ratio = squares_out / squares_in + _TINY
+        by_input = ratio[:, None, :]
+        by_output = ratio[:, :, None]
+        self.incoming[...] *= by_input**0.25
+        self.outgoing[...] *= by_output**-0.25
 
     def match(self, row: int, *, with_outgoing: bool) -> None:
         """Permute and negate the units of a draw so that they are most like those of the first."""
         incoming = self.incoming[row]
         outgoing = self.outgoing[row]
-        products = self.incoming[0].T @ incoming
+        first_incoming = self.incoming[0]
+        products = first_incoming.T @ incoming
         if with_outgoing:
-            products += self.outgoing[0] @ outgoing.T
+            first_outgoing = self.outgoing[0]
+            products += first_outgoing @ outgoing.T
         gain = np.abs(products) if self.is_odd else products
         pairs = linear_sum_assignment(gain, maximize=True)
         _, order = pairs
         is_negated = self.is_odd & (products[pairs] < 0)
         sign = np.where(is_negated, -1.0, 1.0)
         self.incoming[row] = incoming[:, order] * sign
-        self.outgoing[row] = outgoing[order] * sign[:, None]
+        outgoing = outgoing[order]
+        self.outgoing[row] = outgoing * sign[:, None]
 
 
 def _dense_chain(model: Any) -> list[Dense]:
     """Return the Dense layers of a model that is a chain of them, or raise."""
     check_network(model)
     layers = Graph(model, lambda _: True).layers
-    weighted = [x for x in layers if type(x).__name__ not in ("Dropout", "GaussianHead")]
-    is_dense = all(type(layer) is Dense for layer in weighted)
-    is_used_once = len(set(weighted)) == len(weighted)
-    if not weighted or not is_dense or not is_used_once:
+    dense = [layer for layer in layers if type(layer) is Dense]
+    ignored = [layer for layer in layers if type(layer).__name__ in _IGNORED]
+    is_chain = len(dense) + len(ignored) == len(layers)
+    is_used_once = len(set(dense)) == len(dense)
+    if not dense or not is_chain or not is_used_once:
         raise ValueError(
             "`model` must be a chain of Dense layers, each used once; got "
             f"{', '.join(type(layer).__name__ for layer in layers)}."
         )
-    return weighted
+    return dense
 
 
 def _hidden_layers(dense_layers: list[Dense], parts: list[np.ndarray]) -> list[_HiddenLayer]:
@@ -136,8 +144,13 @@ def _hidden_layers(dense_layers: list[Dense], parts: list[np.ndarray]) -> list[_
     hidden_layers = []
     for layer, (incoming, following) in zip(dense_layers, pairwise(kernels), strict=False):
         is_homogeneous, is_odd = _symmetries(layer.activation)
-        outgoing = following[:, : layer.units]
-        hidden_layers.append(_HiddenLayer(incoming, outgoing, is_homogeneous, is_odd))
+        hidden_layer = _HiddenLayer(
+            incoming,
+            outgoing=following[:, : layer.units],
+            is_homogeneous=is_homogeneous,
+            is_odd=is_odd,
+        )
+        hidden_layers.append(hidden_layer)
     return hidden_layers
 
 
@@ -147,14 +160,16 @@ def _symmetries(activation: Callable[..., Any]) -> tuple[bool, bool]:
     One that mixes units, such as softmax, is neither.
     """
     at_probe = activation(_PROBE)
-    second_changed = activation(_PROBE * np.float32((1, 3)))
-    first_changed = activation(_PROBE * np.float32((3, 1)))
-    is_first_alone = np.allclose(at_probe[:, 0], second_changed[:, 0])
-    is_second_alone = np.allclose(at_probe[:, 1], first_changed[:, 1])
-    if not (is_first_alone and is_second_alone):
-        return False, False
-    is_homogeneous = np.allclose(activation(2.0 * _PROBE), 2 * at_probe)
-    is_odd = np.allclose(activation(-1.0 * _PROBE), -at_probe)
+    for column in range(_PROBE.shape[1]):
+        tripled = 3 * _PROBE
+        tripled[:, column] = _PROBE[:, column]
+        others_tripled = activation(tripled)
+        if not np.allclose(at_probe[:, column], others_tripled[:, column]):
+            return False, False
+    doubled = activation(2.0 * _PROBE)
+    negated = activation(-1.0 * _PROBE)
+    is_homogeneous = np.allclose(doubled, 2 * at_probe)
+    is_odd = np.allclose(negated, -at_probe)
     return is_homogeneous, is_odd
 
 

@@ -49,7 +49,8 @@ class ClassScores(NamedTuple):
         margin = _SAME_PROBABILITY * (penalty + below)
         # The first class is in every set.
         lowest = ops.full_like(p[:, :1], -np.inf)
-        before = ops.concatenate([lowest, score[:, :-1]], axis=1)
+        higher = score[:, :-1]
+        before = ops.concatenate([lowest, higher], axis=1)
         rank = ops.argsort(order, axis=1)
         score = ops.take_along_axis(score, rank, axis=1)
         before = ops.take_along_axis(before, rank, axis=1)

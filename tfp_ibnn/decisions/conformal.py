@@ -123,7 +123,8 @@ class Conformal(Fitted):
         """
         parts, y = self._run_labelled(x, y, groups, options)
         y = self._targets(parts, y)
-        ids, places = np.unique(group_ids(groups, len(y)), return_inverse=True)
+        groups = group_ids(groups, len(y))
+        ids, places = np.unique(groups, return_inverse=True)
         if self._is_set:
             scores = parts["score"][np.arange(len(y)), y]
         else:
@@ -237,7 +238,8 @@ class Conformal(Fitted):
         if limits.shape[0] > 1:
             raise ValueError("Sets by groups are for `predict` alone.")
         u = None if self.randomized is None else uniform(inputs, self.randomized)
-        answer = self._answer(self._parts(prediction, u), limits)
+        parts = self._parts(prediction, u)
+        answer = self._answer(parts, limits)
         name = "set" if self._is_set else "interval"
         return {**prediction, name: answer}
 

@@ -106,7 +106,8 @@ class VirtualLogit(Energy):
         origin = -np.linalg.pinv(kernel.T) @ bias
         outside = _outside_of_principal(features - origin)
         residuals = (features - origin) @ outside
-        length = np.linalg.norm(residuals, axis=1).mean()
+        lengths = np.linalg.norm(residuals, axis=1)
+        length = lengths.mean()
         height = _logit_height(features @ kernel + bias)
         varies = features.std(axis=0).any()
         if not height > 0 or not length > 0 or not varies:
@@ -114,7 +115,12 @@ class VirtualLogit(Energy):
                 "score='vim' needs features and logits that vary over the training data; these do "
                 "not: take score='max_probability' or 'entropy'."
             )
-        return {**head, "origin": origin, "outside": outside, "alpha": height / length}
+        return {
+            **head,
+            "origin": origin,
+            "outside": outside,
+            "alpha": height / length,
+        }
 
     def of_features(self, features: Tensor, arrays: Arrays) -> Tensor:
         energy = super().of_features(features, arrays)
@@ -261,12 +267,14 @@ class NearestNeighbors(FeatureScore):
 
     def of_features(self, features: Tensor, arrays: Arrays) -> Tensor:
         length = ops.norm(features, axis=1, keepdims=True)
-        unit = features / ops.maximum(length, _SHORTEST)
+        length = ops.maximum(length, _SHORTEST)
+        unit = features / length
         # The order is found by products with what is left of them: else close ones look the same.
         bank = arrays["bank"]
         shifted = unit - arrays["middle"]
         columns = self._nearest_columns(shifted, bank, arrays["spread"])
-        neighbors = ops.take(bank, columns[:, -1], axis=1)
+        farthest = columns[:, -1]
+        neighbors = ops.take(bank, farthest, axis=1)
         # The distance itself is the length of a difference.
         difference = unit - ops.transpose(neighbors)
         return ops.norm(difference, axis=1)

@@ -186,7 +186,8 @@ def smc(
     ratios = np.exp(cloud.log_evidences - largest)
     mean = ratios.mean()
     value = largest + math.log(mean)
-    error = ratios.std(ddof=1) / mean / math.sqrt(runs)
+    deviation = ratios.std(ddof=1) / mean
+    error = deviation / math.sqrt(runs)
     return Estimate(float(value), float(error))
 
 
@@ -331,7 +332,8 @@ class _Moves:
         def log_prob(white: Tensor) -> Tensor:
             moved = colored(white, w, factor)
             standard = (moved - prior_loc) / prior_scale
-            log_prior = -ops.sum(ops.square(standard), axis=-1) / 2
+            squares = ops.square(standard)
+            log_prior = -ops.sum(squares, axis=-1) / 2
             log_joint = self._target.log_prob(moved, *data)
             log_joint = ops.cast(log_joint, w.dtype)
             value = log_prior + heat * (log_joint - log_prior)

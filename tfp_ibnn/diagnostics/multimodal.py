@@ -181,7 +181,8 @@ def _merge(landscape: _Landscape, summits: np.ndarray) -> np.ndarray:
     distances = cdist(summits, summits)
     distances = np.where(is_higher, distances, np.inf)
     nearest = distances.argmin(axis=1)
-    falls = landscape.barriers(summits, summits[nearest])
+    neighbors = summits[nearest]
+    falls = landscape.barriers(summits, neighbors)
     parents = np.where(falls < _MODE_DEPTH, nearest, places)
     roots = np.flatnonzero(parents == places)
     pairs = _close_pairs(roots, distances)

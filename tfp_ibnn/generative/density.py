@@ -106,9 +106,10 @@ class FlowDensity(SavesRandomState, Unsupervised):
         for flow in self.flows:
             flow.build(shape)
         channels = shape[-1:]
-        self.loc = self.add_weight(channels, "zeros", trainable=False, name="loc")
-        self.scale = self.add_weight(channels, "ones", trainable=False, name="scale")
-        self.adapted = self.add_weight((), "zeros", trainable=False, name="adapted")
+        frozen = {"trainable": False}
+        self.loc = self.add_weight(channels, "zeros", name="loc", **frozen)
+        self.scale = self.add_weight(channels, "ones", name="scale", **frozen)
+        self.adapted = self.add_weight((), "zeros", name="adapted", **frozen)
         if self.base > 1:
             add_mixture(self, self.base, self.size)
 
@@ -195,10 +196,12 @@ class FlowDensity(SavesRandomState, Unsupervised):
             self.build(x.shape if self.condition is None else (x.shape, None))
         if self.surjection is not None:
             x = self._adapting_latents(x[:_ADAPTING_EXAMPLES])
+        channels = self.latent[-1]
         values = ops.convert_to_numpy(x).astype("float64")
-        values = values.reshape(-1, self.latent[-1])
+        values = values.reshape(-1, channels)
         deviation = values.std(axis=0)
-        smallest = 1e-12 * np.abs(values).max(axis=0)
+        largest = np.abs(values).max(axis=0)
+        smallest = 1e-12 * largest
         constant = np.flatnonzero(deviation <= smallest).tolist()
         if constant:
             raise ValueError(f"`x` must vary in every column; columns {constant} do not.")
@@ -303,24 +306,37 @@ class FlowDensity(SavesRandomState, Unsupervised):
         """Return x before the surjection, and what that contributes to log p(x), (examples,)."""
         if self.surjection is None:
             return ops.cast(x, self.dtype), 0.0
-        z, change = self.surjection.inference_and_contribution(x, noise, condition)
+        z, changes = self.surjection.inference_and_contribution(x, noise, condition)
         positions = tuple(range(1, len(self.event)))
-        return z, ops.sum(change, axis=positions)
+        change = ops.sum(changes, axis=positions)
+        return z, change
 
     def _draw(self, number: Any, key: Tensor, condition: Any) -> Tensor:
         """Return draws (number, ...) by a key; both may be tensors."""
         noise_channels = getattr(self.surjection, "noise_channels", 0)
         noise_shape = (*self.event[:-1], noise_channels)
-        columns = self.size + 1 + math.prod(noise_shape)
+        size = self.size
+        columns = size + 1 + math.prod(noise_shape)
         normals = backend.normal((number, columns), self.dtype, key)
-        eps = normals[:, : self.size]
-        leftover = normals[:, self.size]
-        noise = normals[:, self.size + 1 :]
+        eps = normals[:, :size]
+        leftover = normals[:, size]
+        noise = normals[:, size + 1 :]
         if self.base > 1:
-            eps = of_mixture(eps, leftover, self.base_loc, self.base_raw_scale)
+            eps = of_mixture(
+                eps,
+                leftover,
+                self.base_loc,
+                self.base_raw_scale,
+            )
         eps = ops.reshape(eps, (-1, *self.latent))
         condition = self._features(condition)
-        standard, _ = through(self.flows, eps, condition, "forward", len(self.event))
+        standard, _ = through(
+            self.flows,
+            eps,
+            condition,
+            "forward",
+            len(self.event),
+        )
         z = self.loc + self.scale * standard
         if self.surjection is None:
             return z

@@ -63,7 +63,9 @@ def of_mixture(eps: Tensor, normal: Tensor, loc: Tensor, raw_scale: Tensor) -> T
         Draws (N, size).
     """
     count = loc.shape[0]
-    uniform = 0.5 * (1 + ops.erf(normal / math.sqrt(2)))
+    # The distribution function of N(0, 1) makes it uniform.
+    scaled = normal / math.sqrt(2)
+    uniform = 0.5 * (1 + ops.erf(scaled))
     component = ops.floor(count * uniform)
     component = ops.minimum(component, count - 1)
     scale = constraints.scale(raw_scale)

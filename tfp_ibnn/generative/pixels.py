@@ -51,7 +51,8 @@ def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     distance = distance / scale
     below_end = ops.log_sigmoid(half_width + distance)
     above_start = ops.log_sigmoid(half_width - distance)
-    of_width = -ops.expm1(-2 * half_width)
+    width = 2 * half_width
+    of_width = -ops.expm1(-width)
     inside = below_end + above_start + ops.log(of_width)
     upper = ops.where(x >= 1, above_start, inside)
     return ops.where(x <= 0, below_end, upper)

@@ -93,7 +93,11 @@ class VAE(SavesRandomState, Unsupervised):
         self.event_shape = x_shape[1:]
         self.flows = copied(flows, self.dtype, condition_size=h_shape[1])
         self.prior = _copied_prior(prior, self.dtype)
-        self.head = keras.layers.Dense(2 * self.latent_size, dtype=self.dtype, name="head")
+        self.head = keras.layers.Dense(
+            2 * self.latent_size,
+            dtype=self.dtype,
+            name="head",
+        )
         self.head.build(h_shape)
         for layer in (*self.flows, self.prior):
             layer.build((None, self.latent_size))
@@ -254,13 +258,14 @@ class VAE(SavesRandomState, Unsupervised):
         estimates = []
         for inputs, _ in batches(x, x, batch_size, verbose):
             h = infer(self.encoder, inputs)
-            shape = (min(samples, _SAMPLES_AT_ONCE), len(h), self.latent_size)
+            count = min(samples, _SAMPLES_AT_ONCE)
+            shape = (count, len(h), self.latent_size)
             log_weights = []
             while len(log_weights) < samples:
                 eps = rng.standard_normal(shape, self.dtype)
                 reconstruction, kl = terms(inputs, h, eps)
-                reconstruction = ops.convert_to_numpy(reconstruction)
-                log_weights.extend(-(reconstruction + ops.convert_to_numpy(kl)))
+                costs = ops.convert_to_numpy(reconstruction) + ops.convert_to_numpy(kl)
+                log_weights.extend(-costs)
             total = np.logaddexp.reduce(log_weights[:samples], dtype=float)
             estimates.append(math.log(samples) - total)
         return np.concatenate(estimates)
@@ -288,7 +293,8 @@ class VAE(SavesRandomState, Unsupervised):
         )
         z = loc + scale * standard
         log_scales = ops.sum(ops.log(scale), axis=-1)
-        log_q = log_normal(eps) - log_scales - log_det
+        log_q = log_normal(eps)
+        log_q = log_q - log_scales - log_det
         return z, log_q, loc, scale
 
     def _terms(
@@ -319,9 +325,10 @@ class VAE(SavesRandomState, Unsupervised):
 
     def _sampled_kl(self, z: Tensor, log_q: Tensor) -> Tensor:
         """Return log q(z | x) - log p(z) of z (draws, examples, latent_size)."""
+        draws = z.shape[0]
         rows = ops.reshape(z, (-1, self.latent_size))
         log_prior = self.prior(rows)
-        log_prior = ops.reshape(log_prior, (z.shape[0], -1))
+        log_prior = ops.reshape(log_prior, (draws, -1))
         return log_q - log_prior
 
     def _reconstruction(self, x: Tensor, z: Tensor, training: bool = False) -> Tensor:

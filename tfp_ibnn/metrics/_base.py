@@ -185,7 +185,8 @@ def checked(
     """
     predictions = np.asarray(probabilities)
     is_double = predictions.dtype == "float64" or predictions.dtype.kind in "iub"
-    predictions = predictions.astype("float64" if is_double else "float32")
+    dtype = "float64" if is_double else "float32"
+    predictions = predictions.astype(dtype)
     labels = np.asarray(labels)
     if sample_weight is None:
         sample_weight = 1.0

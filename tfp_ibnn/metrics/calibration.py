@@ -159,8 +159,9 @@ def adaptive_calibration_error(
     total = mass_below[-1]
     edges = total * _bin_edges(bins)
     at_edges = np.interp(edges, mass_below, gap_below)
-    by_bin = np.abs(np.diff(at_edges))
-    return float(np.sum(by_bin) / total)
+    by_bin = np.diff(at_edges)
+    gap = np.sum(np.abs(by_bin))
+    return float(gap / total)
 
 
 def _cumulative(level: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -226,8 +227,9 @@ def _mean_gap(confidence: np.ndarray, is_right: np.ndarray, weight: np.ndarray, 
     """Return the mean over columns of their expected calibration errors."""
     count, confident, right = _sums(confidence, is_right, weight, bins)
     gaps = np.abs(right - confident)
+    gap = np.sum(gaps)
     total = np.sum(count)
-    return float(np.sum(gaps) / total)
+    return float(gap / total)
 
 
 def _bin_edges(bins: int) -> np.ndarray:

@@ -40,8 +40,8 @@ def auroc(known: Any, unknown: Any) -> float:
     """
     false, true = _flagged(known, unknown)
     steps = np.diff(false)
-    heights = true[1:] + true[:-1]
-    heights = heights / 2
+    sums = true[1:] + true[:-1]
+    heights = sums / 2
     area = np.sum(steps * heights)
     whole_area = false[-1] * true[-1]
     return float(area / whole_area)

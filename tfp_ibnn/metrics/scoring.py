@@ -32,7 +32,8 @@ def brier_score(
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
     scores = BrierScore._score(np, examples)
-    return float(np.average(scores, weights=examples.weight))
+    mean = np.average(scores, weights=examples.weight)
+    return float(mean)
 
 
 def negative_log_likelihood(
@@ -59,7 +60,8 @@ def negative_log_likelihood(
     """
     examples = checked(probabilities, labels, sample_weight, from_logits)
     scores = NegativeLogLikelihood._score(np, examples)
-    return float(np.average(scores, weights=examples.weight))
+    mean = np.average(scores, weights=examples.weight)
+    return float(mean)
 
 
 class _MeanScore(ClassificationMetric):

@@ -265,22 +265,22 @@ class Conformal(Fitted):
         others = options.keys() - {"verbose"}
         if others:
             raise ValueError(f"`{min(others)}` is for arrays: `x` is a {type(x).__name__}.")
-        found = []
+        batches = []
         for inputs, labels, weight in unpacked(x, "x", options.get("verbose", 0)):
             if weight is not None:
                 raise ValueError("`x` must give batches (x, y): sets take no `sample_weight`.")
             inputs = keras.tree.map_structure(ops.convert_to_numpy, inputs)
             prediction = self.inner.predict_on_batch(inputs)
             parts = self._parts(prediction, self._uniform_of(inputs))
-            parts = {name: ops.convert_to_numpy(part) for name, part in parts.items()}
-            found.append((parts, None if labels is None else ops.convert_to_numpy(labels)))
-        return keras.tree.map_structure(_joined, *found)
+            if labels is not None:
+                labels = ops.convert_to_numpy(labels)
+            batches.append((_as_arrays(parts), labels))
+        return keras.tree.map_structure(_joined, *batches)
 
     def _run(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
         u = self._uniform_of(x)  # which checks that these are arrays
         prediction = self.inner.predict(x, **{"verbose": 0, **options})
-        parts = self._parts(prediction, u)
-        return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
+        return _as_arrays(self._parts(prediction, u))
 
     def _uniform_of(self, x: Any) -> np.ndarray | None:
         """Return a uniform number for each example of arrays, (N,), if there is a seed."""
@@ -367,6 +367,10 @@ def _split(values: np.ndarray, cells: np.ndarray, count: int) -> list[np.ndarray
     order = np.argsort(cells, kind="stable")
     ends = np.cumsum(np.bincount(cells, minlength=count))
     return np.split(values[order], ends[:-1])
+
+
+def _as_arrays(parts: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
 
 
 def _joined(*parts: Any) -> Any:

@@ -142,12 +142,14 @@ class OODDetector(Fitted):
     def _features_of_dataset(self, x: Any, verbose: Any) -> tuple[np.ndarray, Any]:
         """Return features and classes, if any, in one pass, since it may be shuffled."""
         has_classes = isinstance(self.inner._predictive, Categorical)
-        features, labels = [], []
+        features = []
+        labels = []
         for inputs, y, _ in unpacked(x, "x", verbose):
             features.append(self._network.predict_on_batch(inputs))
             if y is not None and has_classes and not self._has_positions(y):
                 labels.append(ops.convert_to_numpy(y))
-        return np.concatenate(features), np.concatenate(labels) if labels else None
+        joined = np.concatenate(labels) if labels else None
+        return np.concatenate(features), joined
 
     def _check_classes(self, y: Any) -> None:
         """Raise where the targets of a regression are given in place of classes, or none at all."""
@@ -171,8 +173,10 @@ class OODDetector(Fitted):
 
     def _has_positions(self, y: Any) -> bool:
         """Whether labels are at each position of an output, such as pixels."""
-        rank = len(functional_graph(innermost(self.inner)).outputs[0].shape)
-        return rank > 2 and np.prod(np.shape(y)[1:]) > 1
+        graph = functional_graph(innermost(self.inner))
+        rank = len(graph.outputs[0].shape)
+        labels_per_example = np.prod(np.shape(y)[1:])
+        return rank > 2 and labels_per_example > 1
 
     def score(self, x: Any, batch_size: int | None = None, verbose: Any = 0) -> np.ndarray:
         """Return how unusual inputs are; higher is more unusual.

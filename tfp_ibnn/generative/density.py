@@ -15,8 +15,9 @@ from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
+from tfp_ibnn.generative.conditions import checked_condition, size_of_condition
 from tfp_ibnn.generative.mixture import add_mixture, mixture_log_prob, of_mixture
-from tfp_ibnn.generative.unsupervised import Unsupervised, is_nested
+from tfp_ibnn.generative.unsupervised import Unsupervised
 from tfp_ibnn.noise import counter
 from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.posteriors.base import log_normal
@@ -71,10 +72,11 @@ class FlowDensity(SavesRandomState, Unsupervised):
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
         self.base = checks.positive_integer("base", base, checks.LARGEST_SIZE)
         self.condition = condition
-        condition_size = _size_of_condition(condition)
+        condition_size = size_of_condition(condition)
         self.surjection = None
         self.event = ()
-        if isinstance(flows, Sequence) and flows and isinstance(flows[-1], Surjection):
+        has_flows = isinstance(flows, Sequence) and len(flows) > 0
+        if has_flows and isinstance(flows[-1], Surjection):
             *flows, surjection = flows
             config = {
                 **surjection.get_config(),
@@ -91,8 +93,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
     __getattr__ = checks.missing_attribute
 
     def build(self, input_shape: Any) -> None:
-        event_shape, _ = self._pair(input_shape)
-        shape = tuple(event_shape)
+        x_shape, _ = self._pair(input_shape)
+        shape = tuple(x_shape)
         ndims = max((flow.event_ndims for flow in self.flows), default=1)
         if len(shape) <= ndims or None in shape[1:]:
             axes = "..., size" if ndims == 1 else "height, width, channels"
@@ -357,34 +359,19 @@ class FlowDensity(SavesRandomState, Unsupervised):
         x = self._rows(x)
         if condition is None:
             return x
-        condition = np.asarray(condition) if is_nested(condition) else condition
-        is_vector = not isinstance(self.condition, keras.Model)
-        for part in keras.tree.flatten(condition):
-            shape = np.shape(part)
-            if shape[:1] != x.shape[:1] or (is_vector and shape[1:] != (self.condition,)):
-                wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
-                raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
-            check_finite(np.asarray(part), "values of `condition`")
-        return x, condition
-
-
-def _size_of_condition(condition: Any) -> int | None:
-    """Return the size of the vectors that flows are conditioned on, or raise."""
-    if condition is None:
-        return None
-    if not isinstance(condition, keras.Model):
-        return checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
-    if not (condition.built and hasattr(condition, "output_shape")):
-        raise ValueError(
-            "`condition` must be a model of known shape, as "
-            f"keras.Sequential([keras.Input((3,)), ...]) is; got {condition.name!r}."
-        )
-    return condition.output_shape[-1]
+        return x, checked_condition(condition, self.condition, len(x))
 
 
 def _check_shape(x: Any, event: tuple[int, ...]) -> None:
+    """Raise unless x has examples, and each the shape of an event if that is known."""
     shape = tuple(x.shape)
-    if len(shape) < 2 or 0 in shape or shape[1:] != tuple(event or shape[1:]):
-        wanted = ", ".join(map(str, ("examples", *(event or ("size",)))))
-        remedy = ": use x[:, None]" if len(shape) == 1 and event in ((), (1,)) else ""
-        raise ValueError(f"`x` must have the shape ({wanted}); got {shape}{remedy}.")
+    if len(shape) == 1 and event in ((), (1,)):
+        size = event[0] if event else "size"
+        raise ValueError(
+            f"`x` must have the shape (examples, {size}); got {shape}: use x[:, None]."
+        )
+    is_known = len(event) > 0
+    fits = len(shape) > 1 and 0 not in shape
+    if not fits or (is_known and shape[1:] != tuple(event)):
+        axes = ", ".join(map(str, event)) if is_known else "size"
+        raise ValueError(f"`x` must have the shape (examples, {axes}); got {shape}.")

@@ -28,18 +28,29 @@ class Unsupervised(keras.Model):
         Returns:
             The history, as Keras's `fit` does.
         """
-        weights, x = self._targets(y, **kwargs), self._data(x)
-        held_out = _parts(kwargs.get("validation_data"))
-        if held_out and held_out[0] is not None and len(held_out) <= 3:
-            # (x, condition, weights), or as in Keras ((x, condition), None, weights)
-            values, condition, held_weights = (*held_out, None, None)[:3]
-            values = self._data(values if condition is None else (values, condition))
-            kwargs["validation_data"] = (values, held_weights, held_weights)
+        weights = self._targets(y, **kwargs)
+        x = self._data(x)
+        validation = _parts(kwargs.get("validation_data"))
+        if validation and validation[0] is not None and len(validation) <= 3:
+            kwargs["validation_data"] = self._validation(*validation)
         if isinstance(x, (tuple, np.ndarray)):
             self._begin(x)
-        own = self.optimizer.variables if self.compiled else []
-        with keras_internals.values_kept([*self.variables, *own]):
+        variables = list(self.variables)
+        if self.compiled:
+            variables += self.optimizer.variables
+        with keras_internals.values_kept(variables):
             return super().fit(x, weights, **kwargs)
+
+    def _validation(
+        self, x: Any, condition: Any = None, weights: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Return checked arrays as Keras takes them, whose weights are in the place of targets.
+
+        They come as (x, condition, weights), or as in Keras ((x, condition), None, weights).
+        """
+        if condition is not None:
+            x = (x, condition)
+        return self._data(x), weights, weights
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Score as Keras does, without targets; arrays are checked.
@@ -52,7 +63,8 @@ class Unsupervised(keras.Model):
         Returns:
             The loss and the metrics, as Keras's `evaluate` does.
         """
-        x, weights = self._data(x), self._targets(y, **kwargs)
+        x = self._data(x)
+        weights = self._targets(y, **kwargs)
         with keras_internals.values_kept(self.variables):
             return super().evaluate(x, weights, **kwargs)
 
@@ -66,9 +78,9 @@ class Unsupervised(keras.Model):
         """Return the weights: Keras drops those of data without targets."""
         if y is not None and not np.array_equal(y, sample_weight):
             raise ValueError("There are no targets: give `x`, or `(x, condition)`, alone.")
-        given = self.get_compile_config() or {}
-        if any(given.get(name) for name in ("loss", "metrics", "weighted_metrics")):
-            raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`")
+        compiled = self.get_compile_config() or {}
+        if any(compiled.get(name) for name in ("loss", "metrics", "weighted_metrics")):
+            raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`.")
         return sample_weight
 
     def _data(self, x: Any) -> Any:
@@ -77,10 +89,15 @@ class Unsupervised(keras.Model):
         if parts is None:
             return x
         parts = [part for part in parts if part is not None]
-        if len(parts) != 1 + (self.condition is not None):
-            takes = "takes `x` alone, without condition or targets"
-            takes = takes if self.condition is None else "needs a `condition`: `(x, condition)`"
-            raise ValueError(f"This model {takes}; got {len(parts)} array(s).")
+        if self.condition is None and len(parts) != 1:
+            raise ValueError(
+                "This model takes `x` alone, without condition or targets; got "
+                f"{len(parts)} array(s)."
+            )
+        if self.condition is not None and len(parts) != 2:
+            raise ValueError(
+                f"This model needs a `condition`: `(x, condition)`; got {len(parts)} array(s)."
+            )
         return self._checked(*parts)
 
     def _begin(self, data: Any) -> None:
@@ -119,11 +136,15 @@ class Unsupervised(keras.Model):
 
 def is_nested(x: Any) -> bool:
     """Whether x is a list of numbers, or of such lists, and not of arrays."""
-    return isinstance(x, list) and all(isinstance(part, (list, float, int)) for part in x)
+    if not isinstance(x, list):
+        return False
+    return all(isinstance(part, (list, float, int)) for part in x)
 
 
 def _parts(x: Any) -> tuple | None:
     """Return the arrays that a user gives as one or several, or None for a dataset."""
     if x is None or hasattr(x, "shape") or is_nested(x):
         return (x,)
-    return tuple(x) if isinstance(x, (tuple, list)) else None
+    if isinstance(x, (tuple, list)):
+        return tuple(x)
+    return None

@@ -354,8 +354,10 @@ class VAE(SavesRandomState, Unsupervised):
         if x.shape[1:] != self.event_shape or not x.size:
             raise ValueError(f"`x` must be examples of shape {self.event_shape}; got {x.shape}.")
         check_finite(x, "values of `x`")
-        if self.likelihood != "gaussian" and (x.min() < 0 or x.max() > 1):
-            raise ValueError(f"`x` must be in [0, 1]; got values from {x.min():g} to {x.max():g}.")
+        low = x.min()
+        high = x.max()
+        if self.likelihood != "gaussian" and (low < 0 or high > 1):
+            raise ValueError(f"`x` must be in [0, 1]; got values from {low:g} to {high:g}.")
         return x
 
 

@@ -39,7 +39,9 @@ class RunningMean(keras.metrics.Metric):
 
     def result(self) -> Tensor:
         """Return the mean over all batches so far; 0 before the first."""
-        return ops.divide_no_nan(self.total.value(), self.weight.value())
+        total = self.total.value()
+        weight = self.weight.value()
+        return ops.divide_no_nan(total, weight)
 
 
 class RootMeanSquaredError(RunningMean):

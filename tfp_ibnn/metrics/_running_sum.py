@@ -44,7 +44,8 @@ class RunningSum(NamedTuple):
         before = ops.convert_to_tensor(self.rounded.value)
         after = before + addend
         rounded_addend = after - before
-        lost_of_sum = before - (after - rounded_addend)
+        rounded_sum = after - rounded_addend
+        lost_of_sum = before - rounded_sum
         lost = lost_of_sum + (addend - rounded_addend)
         # Infinity less infinity is NaN, but an infinite sum has no rest.
         is_finite = ops.isfinite(after)

@@ -76,7 +76,9 @@ class _MeanScore(ClassificationMetric):
         self.weight.add(ops.sum(examples.weight))
 
     def _value(self) -> Tensor:
-        return ops.divide_no_nan(self.total.value(), self.weight.value())
+        total = self.total.value()
+        weight = self.weight.value()
+        return ops.divide_no_nan(total, weight)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

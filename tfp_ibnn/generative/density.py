@@ -107,13 +107,15 @@ class FlowDensity(SavesRandomState, Unsupervised):
         self.size = math.prod(self.latent)
         for flow in self.flows:
             flow.build(shape)
-        channels = shape[-1:]
-        frozen = {"trainable": False}
-        self.loc = self.add_weight(channels, "zeros", name="loc", **frozen)
-        self.scale = self.add_weight(channels, "ones", name="scale", **frozen)
-        self.adapted = self.add_weight((), "zeros", name="adapted", **frozen)
+        self._add_moments(shape[-1:])
         if self.base > 1:
             add_mixture(self, self.base, self.size)
+
+    def _add_moments(self, shape: tuple[int, ...]) -> None:
+        """Add loc and scale by channel, which `adapt` finds, and whether it has."""
+        self.loc = self.add_weight(shape, "zeros", trainable=False, name="loc")
+        self.scale = self.add_weight(shape, "ones", trainable=False, name="scale")
+        self.adapted = self.add_weight((), "zeros", trainable=False, name="adapted")
 
     def call(self, inputs: Any, training: bool = False) -> Tensor:
         """Return log p(x).
@@ -189,7 +191,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
         _, condition = self._pair(data)
         seed = checks.whole("seed", seed)
         key = ops.convert_to_tensor(counter.key_from_seed(seed))
-        return ops.convert_to_numpy(self._draw(number, key, condition))
+        draws = self._draw(number, key, condition)
+        return ops.convert_to_numpy(draws)
 
     def adapt(self, x: Any) -> None:
         """Set loc and scale to the mean and the deviation of x (examples, ...), by channel."""
@@ -280,11 +283,13 @@ class FlowDensity(SavesRandomState, Unsupervised):
         return inputs
 
     def _features(self, condition: Any, training: bool = False) -> Any:
+        """Return vectors of a condition, with an axis for each position of x."""
         if isinstance(self.condition, keras.Model):
             condition = self.condition(condition, training=training)
-        if condition is None or len(self.event) == 1:
+        rank = len(self.event)
+        if condition is None or rank == 1:
             return condition
-        positions = (1,) * (len(self.event) - 1)
+        positions = (1,) * (rank - 1)
         size = condition.shape[-1]
         return ops.reshape(condition, (-1, *positions, size))
 

@@ -305,12 +305,13 @@ class VAE(SavesRandomState, Unsupervised):
         The closed form has no draws: it is (1, examples).
         """
         z, log_q, loc, scale = self._draw(h, eps, training)
-        reconstruction = self._reconstruction(x, z, training)
+        draws = eps.shape[0]
+        reconstruction = self._reconstruction(x, z, draws, training)
         if self.posterior == "point":
             return reconstruction, ops.zeros_like(log_q)
         has_flows = self.flows or self.prior.flows
         if has_flows or self.prior.base > 1:
-            return reconstruction, self._sampled_kl(z, log_q)
+            return reconstruction, self._sampled_kl(z, log_q, draws)
         squares = loc * loc + scale * scale
         excess = 0.5 * (squares - 1)
         by_number = excess - ops.log(scale)
@@ -320,22 +321,22 @@ class VAE(SavesRandomState, Unsupervised):
     def _sampled_terms(self, x: Tensor, h: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
         """Return -log p(x | z) and log q(z | x) - log p(z), both (draws, examples)."""
         z, log_q, *_ = self._draw(h, eps)
-        reconstruction = self._reconstruction(x, z)
-        return reconstruction, self._sampled_kl(z, log_q)
+        draws = eps.shape[0]
+        reconstruction = self._reconstruction(x, z, draws)
+        return reconstruction, self._sampled_kl(z, log_q, draws)
 
-    def _sampled_kl(self, z: Tensor, log_q: Tensor) -> Tensor:
+    def _sampled_kl(self, z: Tensor, log_q: Tensor, draws: int) -> Tensor:
         """Return log q(z | x) - log p(z) of z (draws, examples, latent_size)."""
-        draws = z.shape[0]
         rows = ops.reshape(z, (-1, self.latent_size))
         log_prior = self.prior(rows)
         log_prior = ops.reshape(log_prior, (draws, -1))
         return log_q - log_prior
 
-    def _reconstruction(self, x: Tensor, z: Tensor, training: bool = False) -> Tensor:
+    def _reconstruction(self, x: Tensor, z: Tensor, draws: int, training: bool = False) -> Tensor:
         """Return -log p(x | z), (draws, examples), of z (draws, examples, latent_size)."""
         rows = ops.reshape(z, (-1, self.latent_size))
         decoded = self.decoder(rows, training=training)
-        decoded = ops.reshape(decoded, (z.shape[0], -1, *self.event_shape))
+        decoded = ops.reshape(decoded, (draws, -1, *self.event_shape))
         likelihood = LIKELIHOODS[self.likelihood]
         scale = None
         if likelihood.initial_scale is not None:

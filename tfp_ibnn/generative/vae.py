@@ -337,17 +337,19 @@ class VAE(SavesRandomState, Unsupervised):
         rows = ops.reshape(z, (-1, self.latent_size))
         decoded = self.decoder(rows, training=training)
         decoded = ops.reshape(decoded, (draws, -1, *self.event_shape))
+        x = ops.cast(x, self.dtype)
+        decoded = ops.cast(decoded, self.dtype)
+        log_probs = self._log_likelihood(x, decoded)
+        axes = tuple(range(2, len(log_probs.shape)))
+        return -ops.sum(log_probs, axis=axes)
+
+    def _log_likelihood(self, x: Tensor, decoded: Tensor) -> Tensor:
+        """Return log p(x | z) of each number in x."""
         likelihood = LIKELIHOODS[self.likelihood]
         scale = None
         if likelihood.initial_scale is not None:
             scale = constraints.scale(self.raw_scale)
-        log_probs = likelihood.log_prob(
-            ops.cast(x, self.dtype),
-            ops.cast(decoded, self.dtype),
-            scale,
-        )
-        axes = tuple(range(2, len(log_probs.shape)))
-        return -ops.sum(log_probs, axis=axes)
+        return likelihood.log_prob(x, decoded, scale)
 
     def _checked(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""

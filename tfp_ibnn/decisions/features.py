@@ -48,16 +48,15 @@ def feature_network(
         raise ValueError(
             f"score={score.name!r} needs features, and {network.name!r} has no weights."
         )
-    if score.needs_logits and name is not None:
-        raise ValueError(f"score={score.name!r} reads the last layer, `layer`=None; got {name!r}.")
-    if name is None:
-        name = [*layers][-1]
-    if name not in layers:
+    if name not in (None, *layers):
         raise ValueError(
             f"`layer` must be a layer of the graph of {network.name!r} itself, one of "
             f"{[*layers]}; got {name!r}{_place_inside(name, layers)}."
         )
-    layer = layers[name]
+    if score.needs_logits and name is not None:
+        raise ValueError(f"score={score.name!r} reads the last layer, `layer`=None; got {name!r}.")
+    last_name = [*layers][-1]
+    layer = layers[last_name if name is None else name]
     if score.needs_logits:
         _check_logits(network, layer, score.name)
     features = ops.cast(layer.input, "float32")

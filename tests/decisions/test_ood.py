@@ -202,7 +202,7 @@ def own():
         (lambda m: ibnn.OODDetector(m, "knn").score(X), "call `fit` first"),
         (lambda m: ibnn.OODDetector(m).threshold(0.9), "call `fit` first"),
         (lambda m: ibnn.OODDetector(m).threshold(95, X), "`true_positive_rate` must be between"),
-        (lambda m: ibnn.OODDetector(m, "knn").fit(X[:49]), "k=50 neighbours .*; got 49"),
+        (lambda m: ibnn.OODDetector(m, "knn").fit(X[:49]), "k=50 neighbors .*; got 49"),
         (lambda m: ibnn.OODDetector(m, "relative_mahalanobis").fit(X), "`y` must hold the classes"),
         (lambda m: ibnn.OODDetector(m, "mahalanobis").fit(X, Y[1:]), "`y` must hold 150 numbers"),
         (lambda m: ibnn.OODDetector(m, "mahalanobis").fit(X, X), r"`y`.* one-hot; got \[.* 0"),
@@ -322,7 +322,7 @@ def test_mahalanobis_of_tight_classes():
 @pytest.mark.parametrize("at_once", [8192, 70])
 def test_neighbours_of_close_features(at_once, monkeypatch):
     """Features of almost one direction, also where the bank takes several blocks."""
-    monkeypatch.setattr("tfp_ibnn.decisions.ood._AT_ONCE", at_once)
+    monkeypatch.setattr("tfp_ibnn.decisions.feature_scores._AT_ONCE", at_once)
     rng = np.random.default_rng(3)
     x = (5 + 2e-3 * rng.normal(size=(200, 4))).astype("float32")
     made = ibnn.OODDetector(head_of(4, rng.normal(size=(4, 3))), "knn", k=5).fit(x[:150])

@@ -440,6 +440,8 @@ def test_a_report_compares_with_a_reference(linear):
     for name in ("MMD, squared", "sliced Wasserstein distance"):
         found, floor = (getattr(x, "value", x) for x in report.scores[name])
         assert found > 5 * abs(floor)
+    assert isinstance(report, diagnostics.Comparison)
+    assert diagnostics.Report is diagnostics.Comparison
     lines = str(report).splitlines()
     assert len(lines) == 1 + len(report.scores) == 9
     assert lines[1].startswith("ELBO, nats")

@@ -10,17 +10,19 @@ from scipy.stats import binomtest
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.decisions.class_scores import ClassScores
 from tfp_ibnn.decisions.fitted import Fitted
+from tfp_ibnn.decisions.groups import group_ids, places_of_groups
 from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
 from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.prediction.batches import is_dataset, unpacked
 from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
 from tfp_ibnn.weights.likelihood import classes, numbers
 
-# How far a prediction may be from the same example's in another batch, another graph or a file: in
-# a probability, after the exponential, and in a number. Scores this close count as ties.
-_SAME_PROBABILITY = 1e-5
+# How far a number may be from the same example's in another batch, another graph or a file, by its
+# size. Scores this close count as ties.
 _SAME_NUMBER = 4 * float(np.finfo("float32").eps)
+_ROUNDING = 1e-9  # of a product of `coverage`
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -75,19 +77,30 @@ class Conformal(Fitted):
         **kwargs: Any,
     ) -> None:
         coverage = checks.probability("coverage", coverage)
-        super().__init__(model, {"interval": coverage} if method == "cqr" else {}, **kwargs)
-        self.coverage, self._kind = coverage, self.inner._predictive
+        defaults = {"interval": coverage} if method == "cqr" else {}
+        super().__init__(model, defaults, **kwargs)
+        self.coverage = coverage
+        self._kind = self.inner._predictive
         self._is_set = isinstance(self._kind, Categorical)
-        choices = ("lac", "aps", "raps") if self._is_set else ("split", "cqr")
-        self.method = method = checks.one_of("method", method or choices[0], choices)
-        self.by = checks.one_of("by", by, (None, "class") if self._is_set else (None,))
-        if randomized is not None and method not in ("aps", "raps"):
-            raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {method!r}.")
+        methods = ("lac", "aps", "raps") if self._is_set else ("split", "cqr")
+        if method is None:
+            method = methods[0]
+        self.method = checks.one_of("method", method, methods)
+        groupings = (None, "class") if self._is_set else (None,)
+        self.by = checks.one_of("by", by, groupings)
+        self.randomized = self._checked_seed(randomized)
+        self.k = checks.whole("k", k)
+        self.penalty = checks.non_negative("penalty", penalty)
+        self._group_ids: np.ndarray | None = None
+
+    def _checked_seed(self, randomized: Any) -> int | None:
+        if randomized is None:
+            return None
+        if self.method not in ("aps", "raps"):
+            raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {self.method!r}.")
         if isinstance(randomized, bool):
             raise ValueError(f"`randomized` must be None or a seed, such as 0; got {randomized}.")
-        self.randomized = None if randomized is None else checks.whole("randomized", randomized)
-        self._group_ids: np.ndarray | None = None
-        self.k, self.penalty = checks.whole("k", k), checks.non_negative("penalty", penalty)
+        return checks.whole("randomized", randomized)
 
     def fit(self, x: Any, y: Any = None, groups: Any = None, **options: Any) -> "Conformal":
         """Calibrate with examples that the model was not trained on, and return the object.
@@ -100,25 +113,47 @@ class Conformal(Fitted):
                 each is covered; `predict` and `evaluate` then take them too.
             **options: of Keras's `predict`, such as `batch_size` or `verbose` (0); of datasets
                 `verbose` alone.
+
+        Returns:
+            The object itself, whose `thresholds` are now known.
+
+        Raises:
+            ValueError: if there are too few examples for the coverage, of a class or group too if
+                they are covered separately.
         """
         parts, y = self._run_labelled(x, y, groups, options)
         y = self._targets(parts, y)
-        ids, groups = np.unique(_group_ids(groups, len(y)), return_inverse=True)
+        groups = group_ids(groups, len(y))
+        ids, places = np.unique(groups, return_inverse=True)
         if self._is_set:
             scores = parts["score"][np.arange(len(y)), y]
         else:
-            scores = np.maximum(parts["low"] - y, y - parts["high"]) / parts["scale"]
-        labels, classes = (y, parts["score"].shape[1]) if self.by else (0, 1)
-        cells = groups * classes + labels
-        ends = np.cumsum(np.bincount(cells, minlength=len(ids) * classes))
-        cells = np.split(scores[np.argsort(cells, kind="stable")], ends[:-1])
-        limits = np.reshape([*map(self._threshold, cells)], (-1, classes))
+            below = parts["low"] - y
+            above = y - parts["high"]
+            scores = np.maximum(below, above) / parts["scale"]
+        columns = 1
+        cells = places
+        if self.by is not None:
+            columns = parts["score"].shape[1]
+            cells = places * columns + y
+        by_cell = _split(scores, cells, len(ids) * columns)
+        limits = [self._threshold(scores) for scores in by_cell]
+        limits = np.reshape(limits, (-1, columns))
         self.keep({"limits": _rounded_up(limits)})
         self._group_ids = ids
         return self
 
     def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
-        """Return sets, booleans (N, classes), or intervals (N, 2); the options are Keras's."""
+        """Return sets of classes or intervals.
+
+        Args:
+            x: inputs, or a dataset of batches, as for `fit`.
+            groups: whole numbers (N,), if `fit` was given some.
+            **options: of Keras's `predict`, such as `batch_size` or `verbose` (0).
+
+        Returns:
+            Sets, booleans (N, classes), or intervals (N, 2), the lower end first.
+        """
         if self.randomized is not None and is_dataset(x):
             parts, _ = self._run_batches(x, options)
         else:
@@ -128,20 +163,39 @@ class Conformal(Fitted):
     def evaluate(
         self, x: Any, y: Any = None, groups: Any = None, **options: Any
     ) -> dict[str, float]:
-        """Return `coverage`, its exact 95 % interval `lower` to `upper`, and the mean `size`.
+        """Return how often sets or intervals hold the truth, and their mean size.
 
-        The arguments are those of `fit`.
+        Args:
+            x: inputs; or a dataset of batches (x, y), as for `fit`.
+            y: classes or numbers, for arrays.
+            groups: whole numbers (N,), if `fit` was given some.
+            **options: of Keras's `predict`, such as `batch_size` or `verbose` (0).
+
+        Returns:
+            A dict with these keys:
+
+            - "coverage": the share of examples whose set or interval holds the truth;
+            - "lower" and "upper": the exact 95 % interval (Clopper-Pearson) of the coverage;
+            - "size": the mean number of classes in a set, or length of an interval.
         """
         parts, y = self._run_labelled(x, y, groups, options)
-        y, answer = self._targets(parts, y), self._by_groups(parts, groups)
+        y = self._targets(parts, y)
+        answer = self._by_groups(parts, groups)
         if self._is_set:
-            covered, size = answer[np.arange(len(y)), y], answer.sum(axis=1)
+            is_covered = answer[np.arange(len(y)), y]
+            sizes = answer.sum(axis=1)
         else:
-            covered = (answer[:, 0] <= y) & (y <= answer[:, 1])
-            size = np.maximum(answer[:, 1] - answer[:, 0], 0)
-        ends = binomtest(int(covered.sum()), len(y)).proportion_ci()
-        found = (covered.mean(), *ends, size.mean())
-        return dict(zip(("coverage", "lower", "upper", "size"), map(float, found), strict=True))
+            low, high = answer.T
+            is_covered = (low <= y) & (y <= high)
+            sizes = np.maximum(high - low, 0)
+        covered = int(is_covered.sum())
+        lower, upper = binomtest(covered, len(y)).proportion_ci()
+        return {
+            "coverage": float(is_covered.mean()),
+            "lower": float(lower),
+            "upper": float(upper),
+            "size": float(sizes.mean()),
+        }
 
     @property
     def thresholds(self) -> np.ndarray:
@@ -158,20 +212,36 @@ class Conformal(Fitted):
         arrays = {name: np.asarray(store[name]) for name in store.keys()}
         ids = arrays.pop("groups", None)
         if "thresholds" in arrays:  # of version 0.1.0, which rounded them to the nearest number
-            thresholds = np.nextafter(arrays.pop("thresholds"), np.float32(np.inf))
-            arrays["limits"] = _rounded_up(thresholds - np.float64(self._is_set))
+            nearest = arrays.pop("thresholds")
+            thresholds = np.nextafter(nearest, np.float32(np.inf))
+            one = np.float64(self._is_set)
+            arrays["limits"] = _rounded_up(thresholds - one)
+        if ids is None and arrays:  # of version 0.1.0, whose ids were 0, 1, 2, ...
+            ids = np.arange(len(arrays["limits"]))
         self.keep(arrays)
-        # Files of version 0.1.0 have no ids: theirs were 0, 1, 2, ...
-        self._group_ids = np.arange(len(arrays["limits"])) if ids is None and arrays else ids
+        self._group_ids = ids
 
     def call(self, inputs: Any) -> dict[str, Tensor]:
-        """Return the dict of `MonteCarlo` for one batch, with the `set` or `interval`."""
-        prediction, limits = self.inner.average(inputs), self.arrays["limits"]
+        """Return the dict of `MonteCarlo` for one batch, with a set or interval.
+
+        Args:
+            inputs: the batch.
+
+        Returns:
+            What `MonteCarlo` gives, and "set", booleans (N, classes), or "interval", (N, 2).
+
+        Raises:
+            ValueError: if `fit` was given several groups.
+        """
+        prediction = self.inner.average(inputs)
+        limits = self.arrays["limits"]
         if limits.shape[0] > 1:
             raise ValueError("Sets by groups are for `predict` alone.")
         u = None if self.randomized is None else uniform(inputs, self.randomized)
-        answer = self._answer(self._parts(prediction, u), limits)
-        return {**prediction, "set" if self._is_set else "interval": answer}
+        parts = self._parts(prediction, u)
+        answer = self._answer(parts, limits)
+        name = "set" if self._is_set else "interval"
+        return {**prediction, name: answer}
 
     serve = call
 
@@ -195,102 +265,84 @@ class Conformal(Fitted):
         others = options.keys() - {"verbose"}
         if others:
             raise ValueError(f"`{min(others)}` is for arrays: `x` is a {type(x).__name__}.")
-        found = []
+        batches = []
         for inputs, labels, weight in unpacked(x, "x", options.get("verbose", 0)):
             if weight is not None:
                 raise ValueError("`x` must give batches (x, y): sets take no `sample_weight`.")
             inputs = keras.tree.map_structure(ops.convert_to_numpy, inputs)
-            u = None if self.randomized is None else uniform_of_arrays(inputs, self.randomized)
-            parts = self._parts(self.inner.predict_on_batch(inputs), u)
-            parts = {name: ops.convert_to_numpy(part) for name, part in parts.items()}
-            found.append((parts, None if labels is None else ops.convert_to_numpy(labels)))
-        return keras.tree.map_structure(_joined, *found)
+            prediction = self.inner.predict_on_batch(inputs)
+            parts = self._parts(prediction, self._uniform_of(inputs))
+            if labels is not None:
+                labels = ops.convert_to_numpy(labels)
+            batches.append((_as_arrays(parts), labels))
+        return keras.tree.map_structure(_joined, *batches)
 
     def _run(self, x: Any, options: dict[str, Any]) -> dict[str, Any]:
-        u = None if self.randomized is None else uniform_of_arrays(x, self.randomized)
+        u = self._uniform_of(x)  # which checks that these are arrays
         prediction = self.inner.predict(x, **{"verbose": 0, **options})
-        parts = self._parts(prediction, u)
-        return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
+        return _as_arrays(self._parts(prediction, u))
+
+    def _uniform_of(self, x: Any) -> np.ndarray | None:
+        """Return a uniform number for each example of arrays, (N,), if there is a seed."""
+        if self.randomized is None:
+            return None
+        return uniform_of_arrays(x, self.randomized)
 
     def _parts(self, prediction: dict[str, Any], u: Any) -> dict[str, Any]:
         """Return what limits act on: (N, classes) of sets, (N,) of intervals."""
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
-        p = low = high = prediction["mean"]
-        if self.method == "cqr" and type(self._kind) is Point and p.shape[-1] == 2:
-            low, high = p[..., :1], p[..., 1:]
-        elif self.method == "cqr":
-            low, high = prediction["lower"], prediction["upper"]
-        if len(p.shape) != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
+        low, high = self._ends(prediction)
+        mean = prediction["mean"]
+        is_single = type(self._kind) is Categorical or low.shape[-1] == 1
+        if len(mean.shape) != 2 or not is_single:
             raise ValueError(
                 "`model` must predict classes (N, K), or one number per example, (N, 1); it "
-                f"predicts {tuple(p.shape)}. ibnn.MonteCarlo takes such a model, and "
+                f"predicts {tuple(mean.shape)}. ibnn.MonteCarlo takes such a model, and "
                 "ibnn.TemperatureScaling if it predicts classes."
             )
         if self._is_set:
-            is_one_label = isinstance(self._kind, Labels)
-            return self._class_scores(ops.concatenate([1 - p, p], axis=1) if is_one_label else p, u)
-        has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
-        scale = ops.sqrt(prediction["total_variance"]) if has_scale else ops.ones_like(low)
+            if isinstance(self._kind, Labels):
+                mean = ops.concatenate([1 - mean, mean], axis=1)
+            return ClassScores(self.method, self.k, self.penalty).of(mean, u)
+        if self.method == "split" and isinstance(self._kind, Gaussian):
+            scale = ops.sqrt(prediction["total_variance"])
+        else:
+            scale = ops.ones_like(low)
         return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
 
-    def _class_scores(self, p: Any, u: Any) -> dict[str, Any]:
-        """Return each class's `score`, less 1, and the `margin` within which scores are the same.
-
-        The 1 is left out because float32 has many numbers next to 0 and few next to 1: to an
-        overconfident network all wrong classes would have the score 1.
-        """
-        if self.method == "lac":
-            return {"score": -p, "margin": _SAME_PROBABILITY * p}
-        order = ops.argsort(-p, axis=1)  # equal ones stay in order
-        ascending = ops.flip(ops.take_along_axis(p, order, axis=1), axis=1)
-        remaining = ops.flip(ops.cumsum(ascending, axis=1), axis=1)  # from each class down
-        below = ops.concatenate([remaining[:, 1:], ops.zeros_like(p[:, :1])], axis=1)
-        excess = np.maximum(np.arange(1, p.shape[1] + 1) - self.k, 0)
-        penalty = (self.penalty * (self.method == "raps") * excess).astype("float32")
-        score, margin = penalty - below, _SAME_PROBABILITY * (penalty + below)
-        # `before` is the score of the class one rank higher; the first class is in every set.
-        before = ops.concatenate([ops.full_like(p[:, :1], -np.inf), score[:, :-1]], axis=1)
-        rank = ops.argsort(order, axis=1)
-        score, before, margin = (
-            ops.take_along_axis(x, rank, axis=1) for x in (score, before, margin)
-        )
-        if u is None:
-            return {"score": score, "before": before, "margin": margin}
-        taken_off = u[:, None] * p
-        return {"score": score - taken_off, "margin": margin + _SAME_PROBABILITY * taken_off}
+    def _ends(self, prediction: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the lower and the upper ends that limits widen, the mean but for "cqr"."""
+        mean = prediction["mean"]
+        if self.method != "cqr":
+            return mean, mean
+        if type(self._kind) is Point and mean.shape[-1] == 2:
+            return mean[..., :1], mean[..., 1:]
+        return prediction["lower"], prediction["upper"]
 
     def _by_groups(self, parts: dict[str, Any], groups: Any) -> np.ndarray:
+        """Return sets or intervals by the limits of each example's group."""
         limits = ops.convert_to_numpy(self.arrays["limits"])
         count = len(next(iter(parts.values())))
-        answer = self._answer(parts, limits[self._rows(groups, count)])
+        places = places_of_groups(groups, self._group_ids, count)
+        answer = self._answer(parts, limits[places])
         return ops.convert_to_numpy(answer)
-
-    def _rows(self, groups: Any, count: int) -> np.ndarray:
-        """Return the place of each example's group among those that `fit` saw."""
-        known = self._group_ids
-        if groups is None and len(known) == 1:
-            return np.zeros(count, int)
-        if groups is None:
-            raise ValueError("`groups` must be given, as they were to `fit`; got None.")
-        found = _group_ids(groups, count)
-        unknown = np.setdiff1d(found, known)
-        if len(unknown):
-            raise ValueError(
-                f"`groups` has {_listed(unknown)}, of which `fit` saw no example; it saw "
-                f"{_listed(known)}."
-            )
-        return np.searchsorted(known, found)
 
     def _answer(self, parts: dict[str, Any], limits: Any) -> Any:
         """Return sets or intervals by the limits of each example, or of all."""
         if self._is_set:
             is_in = parts["score"] <= limits + parts["margin"]
-            return is_in | (parts["before"] < limits) if "before" in parts else is_in
-        low, high = parts["low"], parts["high"]
+            if "before" in parts:
+                is_in = is_in | (parts["before"] < limits)
+            return is_in
         distance = limits[:, 0] * parts["scale"]
-        low_margin = _SAME_NUMBER * (ops.abs(low) + ops.abs(distance))
-        high_margin = _SAME_NUMBER * (ops.abs(high) + ops.abs(distance))
-        return ops.stack([low - distance - low_margin, high + distance + high_margin], axis=1)
+        low = parts["low"]
+        high = parts["high"]
+        size = ops.abs(distance)
+        low_margin = _SAME_NUMBER * (ops.abs(low) + size)
+        high_margin = _SAME_NUMBER * (ops.abs(high) + size)
+        low_end = low - distance - low_margin
+        high_end = high + distance + high_margin
+        return ops.stack([low_end, high_end], axis=1)
 
     def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
         if not self._is_set:
@@ -299,12 +351,26 @@ class Conformal(Fitted):
         return finite_vector("y", found, len(parts["score"])).astype(int)
 
     def _threshold(self, scores: np.ndarray) -> float:
-        rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
+        """Return the smallest limit that has the coverage, or raise if no score is high enough."""
+        rank = math.ceil((len(scores) + 1) * self.coverage - _ROUNDING)
         if rank > len(scores):
-            needed = math.ceil(self.coverage / (1 - self.coverage) - 1e-9)
-            wanted = f"{needed} examples, of each class and group if they are covered separately"
-            raise ValueError(f"coverage={self.coverage} needs {wanted}; got {len(scores)}.")
+            odds = self.coverage / (1 - self.coverage)
+            raise ValueError(
+                f"coverage={self.coverage} needs {math.ceil(odds - _ROUNDING)} examples, of each "
+                f"class and group if they are covered separately; got {len(scores)}."
+            )
         return np.sort(scores)[rank - 1]
+
+
+def _split(values: np.ndarray, cells: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the values (N,) of each of `count` cells, by the cell of each value."""
+    order = np.argsort(cells, kind="stable")
+    ends = np.cumsum(np.bincount(cells, minlength=count))
+    return np.split(values[order], ends[:-1])
+
+
+def _as_arrays(parts: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: ops.convert_to_numpy(part) for name, part in parts.items()}
 
 
 def _joined(*parts: Any) -> Any:
@@ -316,26 +382,3 @@ def _rounded_up(values: np.ndarray) -> np.ndarray:
     nearest = values.astype("float32")
     above = np.nextafter(nearest, np.float32(np.inf))
     return np.where(nearest < values, above, nearest)
-
-
-def _group_ids(groups: Any, count: int) -> np.ndarray:
-    """Return the group of each example as an integer: 0 without groups."""
-    if groups is None:
-        return np.zeros(count, "int64")
-    found = np.ravel(np.asarray(groups))
-    if len(found) != count:
-        raise ValueError(f"`groups` must be {count} ids, one per example; got {len(found)}.")
-    is_whole = found.dtype.kind in "biu"
-    if found.dtype.kind == "f":
-        is_whole = np.all((np.floor(found) == found) & (np.abs(found) < 2.0**63))
-    if not is_whole:
-        raise ValueError(
-            f"`groups` must be whole numbers, such as np.unique(names, return_inverse=True)[1]; "
-            f"got {_listed(found)}."
-        )
-    return found.astype("int64")
-
-
-def _listed(values: np.ndarray, most: int = 8) -> str:
-    """Return the first of some values as text."""
-    return ", ".join(map(str, values[:most].tolist())) + ", ..." * (len(values) > most)

@@ -1,4 +1,4 @@
-"""The features that detectors of unusual inputs read, and the network that gives them."""
+"""The network of features that scores of `OODDetector` compare."""
 
 import warnings
 from typing import Any
@@ -10,24 +10,71 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion import to_deterministic
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.decisions.feature_scores import FeatureScore
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.weights.features import logit_layer
 
-OF_LOGITS = ("energy", "vim")
-"""Scores that read the last layer."""
 
+def feature_network(
+    model: Any, score: FeatureScore, name: str | None
+) -> tuple[keras.Model, keras.layers.Layer]:
+    """Return the network of features, and the layer whose inputs they are.
 
-def unwrapped(model: Any) -> Any:
-    """Return what is inside of all wrappers: a network, or a posterior over weights."""
-    while isinstance(model, PredictionWrapper):
-        model = model.inner
-    return model
+    Both are without uncertainty, at the posterior mean as it is now.
+
+    Args:
+        model: a `MonteCarlo` or another wrapper, a model, or a posterior over weights.
+        score: what the features are for.
+        name: of the layer; None takes the last one with weights.
+
+    Returns:
+        A model that turns inputs into features (N, d), averaged over positions, and the layer.
+
+    Raises:
+        ValueError: if the model has no such layer, or no Dense layer at the end where the score
+            needs logits.
+    """
+    network = _without_uncertainty(model)
+    graph = functional_graph(network)
+    if graph is None:
+        raise ValueError(
+            f"score={score.name!r} needs features of a Functional or Sequential model; "
+            f"{network.name!r} has a `call` of its own. Take score='max_probability' or "
+            "'entropy', or 'epistemic' for a posterior."
+        )
+    layers = {layer.name: layer for layer in graph.layers if layer.weights}
+    if not layers:
+        raise ValueError(
+            f"score={score.name!r} needs features, and {network.name!r} has no weights."
+        )
+    if name not in (None, *layers):
+        raise ValueError(
+            f"`layer` must be a layer of the graph of {network.name!r} itself, one of "
+            f"{[*layers]}; got {name!r}{_place_inside(name, layers)}."
+        )
+    if score.needs_logits and name is not None:
+        raise ValueError(f"score={score.name!r} reads the last layer, `layer`=None; got {name!r}.")
+    last_name = [*layers][-1]
+    layer = layers[last_name if name is None else name]
+    if score.needs_logits:
+        _check_logits(network, layer, score.name)
+    features = ops.cast(layer.input, "float32")
+    if len(features.shape) > 2:
+        mask = keras_internals.mask_of(layer.input)
+        features = _mean_of_positions(features, mask)
+    return keras.Model(graph.inputs, features), layer
 
 
 def warn_of_modes(model: Any, score: str) -> None:
-    """Warn if features are those of one network among several."""
-    if (modes := getattr(model, "modes", 1)) > 1:
+    """Warn if features are those of one network among several.
+
+    Args:
+        model: as for `feature_network`.
+        score: name of the score.
+    """
+    modes = getattr(_unwrapped(model), "modes", 1)
+    if modes > 1:
         warnings.warn(
             f"score={score!r} has the features of the first of {modes} networks only. For the "
             f"mean over all write np.mean([ibnn.OODDetector(model, {score!r}).fit(x, y).score(new) "
@@ -36,64 +83,60 @@ def warn_of_modes(model: Any, score: str) -> None:
         )
 
 
+def _unwrapped(model: Any) -> Any:
+    while isinstance(model, PredictionWrapper):
+        model = model.inner
+    return model
+
+
+def _without_uncertainty(model: Any) -> keras.Model:
+    """Return the network of a model at the mean of its posterior."""
+    network = _unwrapped(model)
+    if isinstance(network, WeightPosterior):
+        network = network.mean_network()
+    if stochastic_layers(network):
+        network = to_deterministic(network)
+    return network
+
+
+def _place_inside(name: str, layers: dict[str, keras.layers.Layer]) -> str:
+    """Return as text in which layer there is one of that name, or nothing."""
+    for owner in layers.values():
+        for layer in keras_internals.nested_layers(owner):
+            if layer is not owner and layer.name == name:
+                return f", which is inside of {owner.name!r}"
+    return ""
+
+
+def _check_logits(network: keras.Model, layer: keras.layers.Layer, score: str) -> None:
+    """Raise unless a network ends in a Dense layer of its own."""
+    if isinstance(layer, keras.Model):
+        raise ValueError(
+            f"score={score!r} needs a Dense layer at the end of {network.name!r} itself; the last "
+            f"one is inside of the model {layer.name!r}. Take score='mahalanobis' or 'knn' for "
+            "its features, or 'entropy', which needs none."
+        )
+    if not isinstance(layer, keras.layers.Dense):
+        raise ValueError(
+            f"score={score!r} needs a Dense layer at the end; {layer.name!r} is a "
+            f"{type(layer).__name__}. Take score='mahalanobis' or 'knn' for its features, or "
+            "'entropy', which needs none."
+        )
+    if logit_layer(network) is not layer:
+        raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
+
+
 def _mean_of_positions(features: Any, mask: Any) -> Any:
-    """Return the mean (N, d) of features (N, ..., d) over all positions that are no padding."""
-    axes = tuple(range(1, len(features.shape) - 1))
+    """Return the mean (N, d) of features (N, ..., d) over all positions that are not padding."""
+    rank = len(features.shape)
+    axes = tuple(range(1, rank - 1))
     if mask is None:
         return ops.mean(features, axis=axes)
-    missing = tuple(range(len(mask.shape), len(features.shape)))
-    weight = ops.cast(ops.expand_dims(mask, missing), features.dtype)
-    weight = weight * ops.ones_like(features[..., :1])
-    return ops.sum(weight * features, axis=axes) / ops.maximum(ops.sum(weight, axis=axes), 1)
-
-
-def feature_network(
-    model: Any, score: str, name: str | None
-) -> tuple[keras.Model, keras.layers.Layer]:
-    """Return the network of features (N, d), and the layer behind it, both without uncertainty."""
-    model = unwrapped(model)
-    if isinstance(model, WeightPosterior):
-        model = model.mean_network()
-    model = to_deterministic(model) if stochastic_layers(model) else model
-    graph = functional_graph(model)
-    if graph is None:
-        raise ValueError(
-            f"score={score!r} needs features of a Functional or Sequential model; {model.name!r} "
-            "has a `call` of its own. Take score='max_probability' or 'entropy', or 'epistemic' "
-            "for a posterior."
-        )
-    layers = {x.name: x for x in graph.layers if x.weights}
-    if not layers:
-        raise ValueError(f"score={score!r} needs features, and {model.name!r} has no weights.")
-    if name not in (None, *layers):
-        owner = next((x for x in layers.values() if name in _names_inside(x)), None)
-        inside = "" if owner is None else f", which is inside of {owner.name!r}"
-        raise ValueError(
-            f"`layer` must be a layer of the graph of {model.name!r} itself, one of {[*layers]}; "
-            f"got {name!r}{inside}."
-        )
-    chosen = layers[name or [*layers][-1]]
-    others = "Take score='mahalanobis' or 'knn' for its features, or 'entropy', which needs none."
-    if score in OF_LOGITS and name is not None:
-        raise ValueError(f"score={score!r} reads the last layer, `layer`=None; got {name!r}.")
-    if score in OF_LOGITS and isinstance(chosen, keras.Model):
-        raise ValueError(
-            f"score={score!r} needs a Dense layer at the end of {model.name!r} itself; the last "
-            f"one is inside of the model {chosen.name!r}. {others}"
-        )
-    if score in OF_LOGITS and not isinstance(chosen, keras.layers.Dense):
-        kind = type(chosen).__name__
-        raise ValueError(
-            f"score={score!r} needs a Dense layer at the end; {chosen.name!r} is a {kind}. {others}"
-        )
-    if score in OF_LOGITS and logit_layer(model) is not chosen:
-        raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
-    features = ops.cast(chosen.input, "float32")
-    if len(features.shape) > 2:
-        features = _mean_of_positions(features, keras_internals.mask_of(chosen.input))
-    return keras.Model(graph.inputs, features), chosen
-
-
-def _names_inside(layer: keras.layers.Layer) -> list[str]:
-    """Return the names of the layers inside of one."""
-    return [x.name for x in keras_internals.nested_layers(layer) if x is not layer]
+    missing_axes = tuple(range(len(mask.shape), rank))
+    mask = ops.expand_dims(mask, missing_axes)
+    weight = ops.cast(mask, features.dtype)
+    ones = ops.ones_like(features[..., :1])
+    weight = weight * ones
+    total = ops.sum(weight * features, axis=axes)
+    count = ops.sum(weight, axis=axes)
+    return total / ops.maximum(count, 1)

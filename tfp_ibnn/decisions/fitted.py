@@ -14,7 +14,13 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
 class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
-    """A Keras model around a `MonteCarlo` with a seed, `inner`, and `arrays` that `fit` finds."""
+    """A Keras model around a `MonteCarlo` with a seed, `inner`, and `arrays` that `fit` finds.
+
+    Args:
+        model: a `MonteCarlo`, or a model or posterior that it takes.
+        defaults: options of `MonteCarlo` where it has none of its own.
+        **kwargs: those of `keras.Model`.
+    """
 
     export = MonteCarlo.export
 
@@ -22,15 +28,12 @@ class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
         super().__init__(**{"autocast": False, **kwargs})
         if not isinstance(model, MonteCarlo):
             is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
-            model = MonteCarlo(model, samples=1 if is_plain else 128)
+            samples = 1 if is_plain else 128
+            model = MonteCarlo(model, samples=samples)
         check_one_output(model._predictive, type(self).__name__)
-        options = model.options()
-        missing = {k: v for k, v in {"seed": 0, **defaults}.items() if options[k] is None}
-        with warnings.catch_warnings():
-            # What is fitted widens an interval of draws until it holds observations.
-            warnings.filterwarnings("ignore", message="`interval` holds")
-            self.inner = type(model)(model.inner, **{**options, **missing}) if missing else model
-        self._arrays, self.built = {}, True
+        self.inner = _with_defaults(model, {"seed": 0, **defaults})
+        self._arrays: dict[str, keras.Variable] = {}
+        self.built = True
 
     @property
     def arrays(self) -> dict[str, keras.Variable]:
@@ -42,9 +45,15 @@ class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
     def keep(self, arrays: dict[str, Any]) -> None:
         """Make arrays weights, instead of those of an earlier `fit`."""
         self._arrays.clear()  # by which Keras forgets them
-        options = {"dtype": "float32", "trainable": False, "autocast": False}
         for name, value in arrays.items():
-            weight = self.add_weight(np.shape(value), "zeros", name=name, **options)
+            weight = self.add_weight(
+                np.shape(value),
+                "zeros",
+                name=name,
+                dtype="float32",
+                trainable=False,
+                autocast=False,
+            )
             weight.assign(value)
             self._arrays[name] = weight
         self.predict_function = None  # it has the earlier weights
@@ -55,3 +64,15 @@ class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
 
     def load_own_variables(self, store: Any) -> None:
         self.keep({name: np.asarray(store[name]) for name in store.keys()})
+
+
+def _with_defaults(model: MonteCarlo, defaults: dict[str, Any]) -> MonteCarlo:
+    """Return a model whose options have these values where they have none."""
+    options = model.options()
+    missing = {name: value for name, value in defaults.items() if options[name] is None}
+    if not missing:
+        return model
+    with warnings.catch_warnings():
+        # What is fitted widens an interval of draws until it holds observations.
+        warnings.filterwarnings("ignore", message="`interval` holds")
+        return type(model)(model.inner, **{**options, **missing})

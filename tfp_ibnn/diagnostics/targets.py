@@ -1,5 +1,6 @@
 """What is compared: the log-density of a reference's z or weights, and that of a posterior."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,6 +19,8 @@ from tfp_ibnn.weights.features import LogitNetwork, check_network
 from tfp_ibnn.weights.flat import double
 from tfp_ibnn.weights.target import Density, Target
 
+_SCALE_WITHOUT_MOMENTS = 0.3  # of a prior that has none, such as a Cauchy distribution
+
 
 class LatentTarget(Target):
     """log p(y | x, z) + log p(z) for the z of all stochastic layers, one after the other.
@@ -29,34 +32,59 @@ class LatentTarget(Target):
         check_network(model, stochastic=True)
         self.layers = some_stochastic_layers(model)
         for layer in self.layers:
-            if not (isinstance(layer.posterior, (Posterior, JointPosterior)) and layer.draws_ahead):
-                got = f"that of {layer.name!r} is {type(layer.posterior).__name__}"
-                want = "over z, such as ibnn.NormalAffine(), with noise='channel'"
-                raise ValueError(f"The posteriors must be {want}; {got}.")
-        is_noisy = lambda x: isinstance(x, keras.Layer) and bool(stochastic_layers(x))  # noqa: E731
-        network = LogitNetwork(model, is_noisy, *head)
-        priors = [layer.posterior.prior() for layer in self.layers]
-        means = [layer.posterior.mean() for layer in self.layers]
-        parts = means, [p.mean() for p in priors], [p.stddev() for p in priors]
-        found = [np.concatenate([ops.convert_to_numpy(x) for x in part]) for part in parts]
-        # A Cauchy distribution has neither.
-        found = [np.where(np.isfinite(x), x, y) for x, y in zip(found, (1, 1, 0.3), strict=True)]
-        return network, *(x.astype(network.dtype) for x in found)
+            is_over_z = isinstance(layer.posterior, (Posterior, JointPosterior))
+            if not (is_over_z and layer.draws_ahead):
+                raise ValueError(
+                    "The posteriors must be over z, such as ibnn.NormalAffine(), with "
+                    f"noise='channel'; that of {layer.name!r} is "
+                    f"{type(layer.posterior).__name__}."
+                )
+        network = LogitNetwork(model, _is_stochastic, *head)
+        posteriors = [layer.posterior for layer in self.layers]
+        priors = [posterior.prior() for posterior in posteriors]
+        start = _joined([posterior.mean() for posterior in posteriors], default=1.0)
+        loc = _joined([prior.mean() for prior in priors], default=1.0)
+        scale = _joined([prior.stddev() for prior in priors], default=_SCALE_WITHOUT_MOMENTS)
+        return (
+            network,
+            start.astype(network.dtype),
+            loc.astype(network.dtype),
+            scale.astype(network.dtype),
+        )
 
     def logits(self, w: Tensor, x: Any) -> Tensor:
         count = w.shape[0]
-        with noise.scope(groups=count, losses=False, draws=self._split(w)):
-            found = self.network.logits(self.network.graph.repeat(x, count))
-        return ops.reshape(found, (count, -1, self.network.width))
+        draws = self._split(w)
+        with noise.scope(groups=count, losses=False, draws=draws):
+            repeated = self.network.graph.repeat(x, count)
+            logits = self.network.logits(repeated)
+        return ops.reshape(logits, (count, -1, self.network.width))
 
     def log_prior(self, w: Tensor) -> Tensor:
-        each = [x.posterior.prior().log_prob(z) for x, z in self._split(w).items()]
-        return ops.cast(sum(each), w.dtype)
+        total = 0.0
+        for layer, z in self._split(w).items():
+            total += layer.posterior.prior().log_prob(z)
+        return ops.cast(total, w.dtype)
 
     def _split(self, w: Tensor) -> dict[Any, Tensor]:
-        ends = np.cumsum([layer.posterior.channels for layer in self.layers])
-        places = zip(self.layers, [0, *ends], ends, strict=False)
-        return {x: ops.cast(w[:, a:b], x.posterior.dtype) for x, a, b in places}
+        """Return the z (S, channels) of each layer, from rows (S, size)."""
+        draws = {}
+        start = 0
+        for layer in self.layers:
+            end = start + layer.posterior.channels
+            draws[layer] = ops.cast(w[:, start:end], layer.posterior.dtype)
+            start = end
+        return draws
+
+
+def _is_stochastic(layer: Any) -> bool:
+    return isinstance(layer, keras.Layer) and bool(stochastic_layers(layer))
+
+
+def _joined(parts: Sequence[Tensor], default: float) -> np.ndarray:
+    """Return vectors as one array, with a default where they are not finite."""
+    joined = np.concatenate([ops.convert_to_numpy(part) for part in parts])
+    return np.where(np.isfinite(joined), joined, default)
 
 
 def target_of(
@@ -66,24 +94,43 @@ def target_of(
     prior_scale: float | None = None,
     noise_scale: float | None = None,
     verbose: Any = 0,
-    **head: Any,
+    *,
+    head: str | None = None,
+    from_logits: bool | None = None,
 ) -> Density:
-    """Return the log-density of what `hmc` and `smc` were given."""
+    """Return the log-density that `hmc` and `smc` take, by their arguments.
+
+    Args:
+        model: a model, a posterior over weights, or a `Density`, which is returned.
+        data: (x, y), or a dataset of such batches.
+        over: "z", "last_layer" or "weights"; None is "z" if there are stochastic layers, else
+            "last_layer".
+        prior_scale: of weights; None is 1.0, or that of the posterior.
+        noise_scale: of the targets of a plain regression.
+        verbose: 0 shows no progress.
+        head: as for `MonteCarlo`.
+        from_logits: as for `MonteCarlo`.
+
+    Returns:
+        The density over flat vectors.
+    """
     if isinstance(model, Density):
         return model
     x, y = data if isinstance(data, tuple) else (data, None)
     if isinstance(model, WeightPosterior):
         return Target.of_posterior(model, x, y, prior_scale, noise_scale, verbose)
-    has_z = isinstance(model, keras.Model) and bool(stochastic_layers(model))
-    over = ("z" if has_z else "last_layer") if over is None else over
+    if over is None:
+        has_z = isinstance(model, keras.Model) and _is_stochastic(model)
+        over = "z" if has_z else "last_layer"
     checks.one_of("over", over, ("z", "last_layer", "weights"))
+    options = {"verbose": verbose, "head": head, "from_logits": from_logits}
     if over == "z":
         if prior_scale is not None:
             raise ValueError("`prior_scale` is for weights: those of z are of its posteriors.")
-        return LatentTarget(model, None, x, y, None, noise_scale, verbose=verbose, **head)
+        return LatentTarget(model, None, x, y, None, noise_scale, **options)
     scale = 1.0 if prior_scale is None else checks.scale("prior_scale", prior_scale)
-    weights = getattr(model, "trainable_variables", ()) if over == "weights" else None
-    return Target(model, weights, x, y, scale, noise_scale, verbose=verbose, **head)
+    variables = getattr(model, "trainable_variables", ()) if over == "weights" else None
+    return Target(model, variables, x, y, scale, noise_scale, **options)
 
 
 class PosteriorDensity(Density):
@@ -93,39 +140,110 @@ class PosteriorDensity(Density):
     """
 
     def __init__(self, posterior: Any) -> None:
-        layers = stochastic_layers(posterior) if isinstance(posterior, keras.layers.Layer) else []
-        own = [getattr(layer, "posterior", None) for layer in layers]
-        order = [(id(getattr(q, "joint", q)), getattr(q, "start", 0)) for q in own]
-        first = {key: place for place, (key, _) in reversed([*enumerate(order)])}
-        if order != sorted(order, key=lambda one: (first[one[0]], one[1])):
-            raise ValueError("The layers of a JointPosterior must follow each other, in its order.")
-        own = [*dict.fromkeys(getattr(q, "joint", q) for q in own)] or [posterior]  # each once
-        kinds = (Posterior, WeightPosterior)
-        parts = [q.distribution() if isinstance(q, kinds) and q.built else q for q in own]
-        if own[1:] and any(getattr(q, "shared_components", 0) and q.components > 1 for q in own):
-            each = [getattr(q, "components_distribution", None) for q in parts]  # none of a flow
-            moments = ([getattr(q, name)() for q in each] for name in ("mean", "stddev"))
-            joined = (ops.concatenate(x, axis=-1) for x in moments)
-            parts = [None] if None in each else [equal_mixture(*joined)]
-        if not all(isinstance(q, tfd.Distribution) and not tuple(q.batch_shape) for q in parts):
-            wanted = "a built model with z, a posterior over weights, or a tfd.Distribution"
-            raise ValueError(f"`posterior` must be {wanted} of no batch shape; got {posterior!r}.")
+        parts = _independent_parts(posterior)
         self._q = tfd.Blockwise(parts)
+        size = self._q.event_shape[0]
         dtype = keras.backend.standardize_dtype(self._q.dtype)
-        super().__init__(self._q.log_prob, np.zeros(self._q.event_shape[0], dtype))
+        start = np.zeros(size, dtype)
+        super().__init__(self._q.log_prob, start)
 
     def sample_and_log_prob(self, number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Draw rows, alike for equal seeds, with log-densities (S,); no flow is inverted."""
-        key = ops.cast(np.random.default_rng(seed).integers(0, 2**31 - 1, 2), KEY_DTYPE)
-        found = self._q.experimental_sample_and_log_prob(number, seed=key)
-        return tuple(map(double, found))
+        """Draw rows with their log-densities; no flow is inverted.
+
+        Args:
+            number: of rows.
+            seed: equal seeds give equal rows.
+
+        Returns:
+            Rows (number, size) and log-densities (number,), both in float64.
+        """
+        rng = np.random.default_rng(seed)
+        seeds = rng.integers(0, 2**31 - 1, 2)
+        key = ops.cast(seeds, KEY_DTYPE)
+        rows, log_probs = self._q.experimental_sample_and_log_prob(number, seed=key)
+        return double(rows), double(log_probs)
 
 
-def rows_of(given: Any, number: int, seed: int) -> np.ndarray:
-    """Return samples (..., size) as rows, at most so many by chance, or draws of a posterior."""
-    found = getattr(given, "samples", given)
-    found = found() if callable(found) and found is not given else found
-    if not isinstance(found, np.ndarray):
-        return PosteriorDensity(given).sample_and_log_prob(number, seed)[0]
-    rows = np.random.default_rng(seed).permutation(found.reshape(-1, found.shape[-1]))
-    return rows[:number].astype("float64")
+def _independent_parts(posterior: Any) -> list[tfd.Distribution]:
+    """Return the independent distributions that a posterior consists of, or raise."""
+    owners = _owners(posterior) or [posterior]
+    parts = [_distribution_of(owner) for owner in owners]
+    if len(parts) > 1 and any(_shares_its_component(owner) for owner in owners):
+        parts = [_joined_mixture(parts)]
+    for part in parts:
+        if not isinstance(part, tfd.Distribution) or tuple(part.batch_shape):
+            raise ValueError(
+                "`posterior` must be a built model with z, a posterior over weights, or a "
+                f"tfd.Distribution of no batch shape; got {posterior!r}."
+            )
+    return parts
+
+
+def _owners(model: Any) -> list[Any]:
+    """Return the posteriors of a model's stochastic layers, a joint one once, or raise."""
+    if not isinstance(model, keras.layers.Layer):
+        return []
+    owners = []
+    last_start = 0
+    for layer in stochastic_layers(model):
+        posterior = getattr(layer, "posterior", None)
+        owner = getattr(posterior, "joint", posterior)
+        start = getattr(posterior, "start", 0)
+        is_known = any(owner is other for other in owners)
+        if is_known and (owner is not owners[-1] or start < last_start):
+            raise ValueError("The layers of a JointPosterior must follow each other, in its order.")
+        if not is_known:
+            owners.append(owner)
+        last_start = start
+    return owners
+
+
+def _distribution_of(owner: Any) -> Any:
+    """Return the distribution of a built posterior, or what was given as one."""
+    if isinstance(owner, (Posterior, WeightPosterior)) and owner.built:
+        return owner.distribution()
+    return owner
+
+
+def _shares_its_component(owner: Any) -> bool:
+    """Return whether a mixture takes the same component in all layers of a model."""
+    return bool(getattr(owner, "shared_components", 0)) and owner.components > 1
+
+
+def _joined_mixture(parts: Sequence[tfd.Distribution]) -> tfd.Distribution | None:
+    """Return mixtures that share their component as one; None for those of flows."""
+    locs = []
+    scales = []
+    for part in parts:
+        components = getattr(part, "components_distribution", None)
+        if components is None:
+            return None
+        locs.append(components.mean())
+        scales.append(components.stddev())
+    loc = ops.concatenate(locs, axis=-1)
+    scale = ops.concatenate(scales, axis=-1)
+    return equal_mixture(loc, scale)
+
+
+def rows_of(posterior: Any, number: int, seed: int) -> np.ndarray:
+    """Return samples as rows, or draws of a posterior.
+
+    Args:
+        posterior: samples (..., size); an object whose `samples` are or return such; or a posterior
+            as `log_weights` takes it.
+        number: of rows; of samples at most so many, chosen at random.
+        seed: of the choice, or of the draws.
+
+    Returns:
+        Rows (number, size) in float64.
+    """
+    samples = getattr(posterior, "samples", posterior)
+    if callable(samples) and samples is not posterior:
+        samples = samples()
+    if not isinstance(samples, np.ndarray):
+        rows, _ = PosteriorDensity(posterior).sample_and_log_prob(number, seed)
+        return rows
+    rows = samples.reshape(-1, samples.shape[-1])
+    rng = np.random.default_rng(seed)
+    shuffled = rng.permutation(rows)
+    return shuffled[:number].astype("float64")

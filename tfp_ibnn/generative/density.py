@@ -3,97 +3,27 @@
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
+from tfp_ibnn._core import backend, checks, files
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.serialization import SavesRandomState, naming_unknown_classes
+from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
+from tfp_ibnn.generative.conditions import checked_condition, size_of_condition
+from tfp_ibnn.generative.mixture import add_mixture, mixture_log_prob, of_mixture
+from tfp_ibnn.generative.unsupervised import Unsupervised
 from tfp_ibnn.noise import counter
 from tfp_ibnn.noise.hashing import hashed
-from tfp_ibnn.posteriors import base as gaussians
+from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.weights.features import check_finite
 
-
-class Unsupervised(keras.Model):
-    """A Keras model of x alone, trained by a loss per example; its `_checked` checks arrays."""
-
-    condition = None
-
-    def fit(self, x: Any = None, y: Any = None, **kwargs: Any) -> keras.callbacks.History:
-        """Train as Keras does, without targets; arrays are checked."""
-        weights, x = self._targets(y, **kwargs), self._data(x)
-        held_out = _parts(kwargs.get("validation_data"))
-        if held_out and held_out[0] is not None and len(held_out) <= 3:
-            # (x, condition, weights), or as in Keras ((x, condition), None, weights)
-            values, condition, held_weights = (*held_out, None, None)[:3]
-            values = self._data(values if condition is None else (values, condition))
-            kwargs["validation_data"] = (values, held_weights, held_weights)
-        if isinstance(x, (tuple, np.ndarray)):
-            self._begin(x)
-        own = self.optimizer.variables if self.compiled else []
-        with keras_internals.values_kept([*self.variables, *own]):
-            return super().fit(x, weights, **kwargs)
-
-    def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
-        """Score as Keras does, without targets; arrays are checked."""
-        x, weights = self._data(x), self._targets(y, **kwargs)
-        with keras_internals.values_kept(self.variables):
-            return super().evaluate(x, weights, **kwargs)
-
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Predict as Keras does; arrays are checked."""
-        x = self._data(x)
-        with keras_internals.values_kept(self.variables):
-            return super().predict(x, *args, **kwargs)
-
-    def _targets(self, y: Any, sample_weight: Any = None, **_: Any) -> Any:
-        """Return the weights: Keras drops those of data without targets."""
-        if y is not None and not np.array_equal(y, sample_weight):
-            raise ValueError("There are no targets: give `x`, or `(x, condition)`, alone.")
-        given = self.get_compile_config() or {}
-        if any(given.get(name) for name in ("loss", "metrics", "weighted_metrics")):
-            raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`")
-        return sample_weight
-
-    def _data(self, x: Any) -> Any:
-        """Return checked arrays, or datasets as they are."""
-        parts = _parts(x)
-        if parts is None:
-            return x
-        parts = [part for part in parts if part is not None]
-        if len(parts) != 1 + (self.condition is not None):
-            takes = "takes `x` alone, without condition or targets"
-            takes = takes if self.condition is None else "needs a `condition`: `(x, condition)`"
-            raise ValueError(f"This model {takes}; got {len(parts)} array(s).")
-        return self._checked(*parts)
-
-    def _begin(self, data: Any) -> None:
-        """Take what is needed from the arrays of a training."""
-
-    def example_losses(self, outputs: Any) -> Tensor:
-        """Return the losses (examples,) from what `call` gives: log p(x), by default."""
-        return -outputs
-
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
-    ) -> Tensor:
-        """Return the mean of the losses, times their weights if any, and what layers add to it."""
-        losses = self.example_losses(y_pred)
-        if sample_weight is not None:
-            losses *= ops.reshape(ops.cast(sample_weight, losses.dtype), ops.shape(losses))
-        return (backend.mean(losses) + sum(self.losses)) / backend.replica_count()
-
-    @classmethod
-    @naming_unknown_classes()
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
-        return cls(**keras.saving.deserialize_keras_object(config, custom_objects))
+_ADAPTING_EXAMPLES = 10_000  # by which a density with a surjection adapts
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -141,28 +71,30 @@ class FlowDensity(SavesRandomState, Unsupervised):
     ) -> None:
         super().__init__(**{**kwargs, "dtype": checks.full_precision(kwargs.get("dtype"))})
         self.base = checks.positive_integer("base", base, checks.LARGEST_SIZE)
-        self.condition = size = condition
-        if isinstance(condition, keras.Model):
-            if not (condition.built and hasattr(condition, "output_shape")):
-                wanted = "of known shape, as keras.Sequential([keras.Input((3,)), ...]) is"
-                raise ValueError(f"`condition` must be a model {wanted}; got {condition.name!r}.")
-            size = condition.output_shape[-1]
-        elif condition is not None:
-            size = checks.positive_integer("condition", condition, checks.LARGEST_SIZE)
-        self.surjection, self.event = None, ()
-        if isinstance(flows, Sequence) and flows and isinstance(flows[-1], Surjection):
-            *flows, last = flows
-            own = {"condition_size": size, "dtype": self.dtype, "name": "surjection"}
-            self.surjection = type(last).from_config({**last.get_config(), **own})
+        self.condition = condition
+        condition_size = size_of_condition(condition)
+        self.surjection = None
+        self.event = ()
+        has_flows = isinstance(flows, Sequence) and len(flows) > 0
+        if has_flows and isinstance(flows[-1], Surjection):
+            *flows, surjection = flows
+            config = {
+                **surjection.get_config(),
+                "condition_size": condition_size,
+                "dtype": self.dtype,
+                "name": "surjection",
+            }
+            self.surjection = type(surjection).from_config(config)
             self.seeds = backend.SeedGenerator()
-        self.flows = copied(flows, self.dtype, condition_size=size, ndims=3)
+        self.flows = copied(flows, self.dtype, condition_size=condition_size, ndims=3)
         refuse_batch_norm(self.flows)
         self.bits = keras.metrics.Mean("bits_per_dimension")
 
     __getattr__ = checks.missing_attribute
 
     def build(self, input_shape: Any) -> None:
-        shape = tuple(self._pair(input_shape)[0])
+        x_shape, _ = self._pair(input_shape)
+        shape = tuple(x_shape)
         ndims = max((flow.event_ndims for flow in self.flows), default=1)
         if len(shape) <= ndims or None in shape[1:]:
             axes = "..., size" if ndims == 1 else "height, width, channels"
@@ -171,48 +103,96 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if self.surjection is not None:
             self.surjection.build(shape)
             shape = (*shape[:-1], self.surjection.latent_channels)
-        self.latent, self.size = shape[1:], math.prod(shape[1:])
+        self.latent = shape[1:]
+        self.size = math.prod(self.latent)
         for flow in self.flows:
             flow.build(shape)
-        self.loc = self.add_weight(shape[-1:], "zeros", trainable=False, name="loc")
-        self.scale = self.add_weight(shape[-1:], "ones", trainable=False, name="scale")
+        self._add_moments(shape[-1:])
+        if self.base > 1:
+            add_mixture(self, self.base, self.size)
+
+    def _add_moments(self, shape: tuple[int, ...]) -> None:
+        """Add loc and scale by channel, which `adapt` finds, and whether it has."""
+        self.loc = self.add_weight(shape, "zeros", trainable=False, name="loc")
+        self.scale = self.add_weight(shape, "ones", trainable=False, name="scale")
         self.adapted = self.add_weight((), "zeros", trainable=False, name="adapted")
-        if self.base > 1:  # of variance 1 in all
-            shape, spread = (self.base, self.size), keras.initializers.RandomNormal(stddev=0.5)
-            raw = keras.initializers.Constant(constraints.inverse_scale(0.75**0.5))
-            self.base_loc = self.add_weight(shape, spread, name="base_loc")
-            self.base_raw_scale = self.add_weight(shape, raw, name="base_raw_scale")
 
     def call(self, inputs: Any, training: bool = False) -> Tensor:
-        """Return log p(x), (examples,), of x or of pairs (x, condition)."""
+        """Return log p(x).
+
+        Args:
+            inputs: x, or pairs (x, condition).
+            training: as in Keras; a surjection then takes new noise.
+
+        Returns:
+            Log-densities (examples,) in nats.
+        """
         x, condition = self._pair(inputs)
         _check_shape(x, self.event)  # one column would be taken for all
         condition = self._features(condition, training)
-        z, change = self._latents(x, condition, self._noise(x, training))
-        eps = (z - self.loc) / self.scale
-        eps, log_det = through(self.flows, eps, condition, "inverse", len(self.event))
+        noise = self._noise(x, training)
+        z, change = self._latents(x, condition, noise)
+        standard = (z - self.loc) / self.scale
+        eps, log_det = through(
+            self.flows,
+            standard,
+            condition,
+            "inverse",
+            len(self.event),
+        )
+        positions = self.size / self.latent[-1]
+        log_scales = ops.sum(ops.log(self.scale))
+        log_det += change - positions * log_scales
         eps = ops.reshape(eps, (-1, self.size))
-        log_det += change - self.size / self.latent[-1] * ops.sum(ops.log(self.scale))
+        return self._base_log_prob(eps) + log_det
+
+    def _base_log_prob(self, eps: Tensor) -> Tensor:
+        """Return log p(eps), (examples,)."""
         if self.base == 1:
-            return gaussians.log_normal(eps) + log_det
-        loc, scale = ops.cast(self.base_loc, self.dtype), constraints.scale(self.base_raw_scale)
-        return gaussians.equal_mixture(loc, scale).log_prob(eps) + log_det
+            return log_normal(eps)
+        loc = ops.cast(self.base_loc, self.dtype)
+        return mixture_log_prob(eps, loc, self.base_raw_scale)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None]:
-        return tuple(self._pair(input_shape)[0])[:1]
+        shape, _ = self._pair(input_shape)
+        return tuple(shape)[:1]
 
     def log_prob(self, x: Any, condition: Any = None, batch_size: int = 1000) -> np.ndarray:
-        """Return log p(x), or log p(x | condition), one number per row."""
+        """Return log p(x), or log p(x | condition).
+
+        Args:
+            x: (examples, ...), data.
+            condition: (examples, size), or inputs of the model that `condition` is.
+            batch_size: how many examples to take at once.
+
+        Returns:
+            Log-densities (examples,) in nats.
+        """
         return self.predict((x, condition), batch_size=batch_size, verbose=0)
 
     def sample(self, number: int, seed: int = 0, condition: Any = None) -> np.ndarray:
-        """Return draws (number, ...); with a condition, one for each of its `number` rows."""
+        """Return draws of p(x), or one of p(x | condition) for each row of a condition.
+
+        Args:
+            number: of draws; with a condition, the number of its rows.
+            seed: equal seeds give equal draws.
+            condition: (number, size), or inputs of the model that `condition` is.
+
+        Returns:
+            Draws (number, ...).
+
+        Raises:
+            ValueError: if the density is not built, or the condition is missing.
+        """
         if not self.built:
             raise ValueError("The density is not built yet: call `fit` first.")
         number = checks.positive_integer("number", number)
         data = self._data((np.zeros((number, *self.event)), condition))
-        key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
-        return ops.convert_to_numpy(self._draw(number, key, self._pair(data)[1]))
+        _, condition = self._pair(data)
+        seed = checks.whole("seed", seed)
+        key = ops.convert_to_tensor(counter.key_from_seed(seed))
+        draws = self._draw(number, key, condition)
+        return ops.convert_to_numpy(draws)
 
     def adapt(self, x: Any) -> None:
         """Set loc and scale to the mean and the deviation of x (examples, ...), by channel."""
@@ -220,31 +200,46 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if not self.built:
             self.build(x.shape if self.condition is None else (x.shape, None))
         if self.surjection is not None:
-            size = self.surjection.condition_size
-            x, condition = x[:10_000], size and ops.zeros((*(1,) * (x.ndim - 1), size))
-            noise = backend.normal(self._noise_shape(x), self.dtype, (0, 0))
-            x = self._latents(x, condition, noise)[0]
-        x = ops.convert_to_numpy(x).reshape(-1, self.latent[-1]).astype("float64")
-        deviation = x.std(axis=0)
-        constant = np.flatnonzero(deviation <= 1e-12 * np.abs(x).max(axis=0)).tolist()
+            x = self._adapting_latents(x[:_ADAPTING_EXAMPLES])
+        channels = self.latent[-1]
+        values = ops.convert_to_numpy(x).astype("float64")
+        values = values.reshape(-1, channels)
+        deviation = values.std(axis=0)
+        largest = np.abs(values).max(axis=0)
+        smallest = 1e-12 * largest
+        constant = np.flatnonzero(deviation <= smallest).tolist()
         if constant:
             raise ValueError(f"`x` must vary in every column; columns {constant} do not.")
-        self.loc.assign(x.mean(axis=0))
+        self.loc.assign(values.mean(axis=0))
         self.scale.assign(deviation)
         self.adapted.assign(1.0)
 
+    def _adapting_latents(self, x: np.ndarray) -> Tensor:
+        """Return what a surjection makes of x, at a condition of 0 if it takes one."""
+        size = self.surjection.condition_size
+        condition = None
+        if size is not None:
+            positions = (1,) * (x.ndim - 1)
+            condition = ops.zeros((*positions, size))
+        noise = backend.normal(self._noise_shape(x), self.dtype, (0, 0))
+        z, _ = self._latents(x, condition, noise)
+        return z
+
     def _begin(self, data: Any) -> None:
-        x = self._pair(data)[0]
-        if not getattr(self.surjection, "levels", None) and not (x % 1).any():
-            problem = "is whole numbers only: end `flows` with Dequantize(levels)"
+        x, _ = self._pair(data)
+        takes_whole_numbers = bool(getattr(self.surjection, "levels", None))
+        if not takes_whole_numbers and not (x % 1).any():
             if np.abs(x).max() >= 1 / np.finfo(self.dtype).eps:
-                problem = f"is too large for the precision of {self.dtype}: centre or scale it"
-            raise ValueError(f"`x` {problem}.")
+                raise ValueError(
+                    f"`x` is too large for the precision of {self.dtype}: center or scale it."
+                )
+            raise ValueError("`x` is whole numbers only: end `flows` with Dequantize(levels).")
         if not (self.built and float(self.adapted)):
             self.adapt(x)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        self.bits.update_state(-y_pred / (math.prod(self.event) * math.log(2)), sample_weight)
+        nats_per_bit = math.prod(self.event) * math.log(2)
+        self.bits.update_state(-y_pred / nats_per_bit, sample_weight)
         return self.get_metrics_result()
 
     def export(self, path: str | os.PathLike) -> None:
@@ -252,21 +247,28 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if self.condition is not None or not self.built:
             raise ValueError("`export` takes trained densities without a condition.")
 
-        def draw(number: Tensor, seed: Tensor) -> dict[str, Tensor]:
-            return {"x": self._draw(number, ops.stack([seed, ops.zeros_like(seed)]), None)}
+        def log_prob(x: Tensor) -> dict[str, Tensor]:
+            return {"log_prob": self.call(x)}
 
-        x, count = ((None, *self.event), self.dtype), ((), "int32")
+        def sample(number: Tensor, seed: Tensor) -> dict[str, Tensor]:
+            key = ops.stack([seed, ops.zeros_like(seed)])
+            return {"x": self._draw(number, key, None)}
+
+        x = ((None, *self.event), self.dtype)
+        count = ((), "int32")
         functions = {
-            "log_prob": (lambda x: {"log_prob": self.call(x)}, {"x": x}),
-            "sample": (draw, {"number": count, "seed": count}),
+            "log_prob": (log_prob, {"x": x}),
+            "sample": (sample, {"number": count, "seed": count}),
         }
         with files.replacing_folder(path) as folder:
             backend.save_functions(str(folder), functions, [])
 
     def get_config(self) -> dict[str, Any]:
-        flows = self.flows if self.surjection is None else [*self.flows, self.surjection]
-        own = {"flows": flows, "base": self.base, "condition": self.condition}
-        return {**super().get_config(), **keras.saving.serialize_keras_object(own)}
+        flows = list(self.flows)
+        if self.surjection is not None:
+            flows.append(self.surjection)
+        arguments = {"flows": flows, "base": self.base, "condition": self.condition}
+        return {**super().get_config(), **keras.saving.serialize_keras_object(arguments)}
 
     def _pair(self, inputs: Any) -> Any:
         """Return x, or its shape, and the condition if any, or raise."""
@@ -274,16 +276,22 @@ class FlowDensity(SavesRandomState, Unsupervised):
             return inputs, None
         first = inputs[0] if isinstance(inputs, (tuple, list)) and len(inputs) == 2 else None
         if not (isinstance(first, (tuple, list)) or hasattr(first, "shape")):
-            pairs = "pairs, `(x, c)`; a dataset or generator must yield `((x, c),)`"
-            raise ValueError(f"A density with a `condition` takes {pairs}.")
+            raise ValueError(
+                "A density with a `condition` takes pairs, `(x, c)`; a dataset or generator must "
+                "yield `((x, c),)`."
+            )
         return inputs
 
     def _features(self, condition: Any, training: bool = False) -> Any:
+        """Return vectors of a condition, with an axis for each position of x."""
         if isinstance(self.condition, keras.Model):
             condition = self.condition(condition, training=training)
-        if condition is None or len(self.event) == 1:
+        rank = len(self.event)
+        if condition is None or rank == 1:
             return condition
-        return ops.reshape(condition, (-1, *(1,) * (len(self.event) - 1), condition.shape[-1]))
+        positions = (1,) * (rank - 1)
+        size = condition.shape[-1]
+        return ops.reshape(condition, (-1, *positions, size))
 
     def _noise_shape(self, x: Any) -> tuple[Any, ...]:
         return (*ops.shape(x)[:-1], self.surjection.noise_channels)
@@ -296,29 +304,51 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if training:
             return backend.normal(shape, self.dtype, self.seeds)
         rows, others = hashed(x, seed=0)
-        key = ops.zeros_like(others)[:, None], others[:, None]
+        key = (ops.zeros_like(others)[:, None], others[:, None])
         bits = counter.bits(key, rows, 0, math.prod(shape[1:]))
-        return ops.reshape(counter.normal(bits, self.dtype), shape)
+        noise = counter.normal(bits, self.dtype)
+        return ops.reshape(noise, shape)
 
     def _latents(self, x: Any, condition: Any, noise: Any) -> tuple[Tensor, Any]:
+        """Return x before the surjection, and what that contributes to log p(x), (examples,)."""
         if self.surjection is None:
             return ops.cast(x, self.dtype), 0.0
-        z, change = self.surjection.inference_and_contribution(x, noise, condition)
-        return z, ops.sum(change, axis=tuple(range(1, len(self.event))))
+        z, changes = self.surjection.inference_and_contribution(x, noise, condition)
+        positions = tuple(range(1, len(self.event)))
+        change = ops.sum(changes, axis=positions)
+        return z, change
 
     def _draw(self, number: Any, key: Tensor, condition: Any) -> Tensor:
-        shape = (*self.event[:-1], getattr(self.surjection, "noise_channels", 0))
-        x = backend.normal((number, self.size + 1 + math.prod(shape)), self.dtype, key)
-        x, extra, noise = x[:, : self.size], x[:, self.size], x[:, self.size + 1 :]
-        if self.base > 1:  # the number left over chooses the Gaussian
-            chosen = ops.floor(self.base * 0.5 * (1 + ops.erf(extra / math.sqrt(2))))
-            parts = self.base_loc, constraints.scale(self.base_raw_scale)
-            loc, scale = gaussians.of_component(ops.minimum(chosen, self.base - 1), *parts)
-            x = loc + scale * x
-        x, condition = ops.reshape(x, (-1, *self.latent)), self._features(condition)
-        x = through(self.flows, x, condition, "forward", len(self.event))[0]
-        x, noise = self.loc + self.scale * x, ops.reshape(noise, (number, *shape))
-        return x if self.surjection is None else self.surjection.generate(x, noise, condition)
+        """Return draws (number, ...) by a key; both may be tensors."""
+        noise_channels = getattr(self.surjection, "noise_channels", 0)
+        noise_shape = (*self.event[:-1], noise_channels)
+        size = self.size
+        columns = size + 1 + math.prod(noise_shape)
+        normals = backend.normal((number, columns), self.dtype, key)
+        eps = normals[:, :size]
+        leftover = normals[:, size]
+        noise = normals[:, size + 1 :]
+        if self.base > 1:
+            eps = of_mixture(
+                eps,
+                leftover,
+                self.base_loc,
+                self.base_raw_scale,
+            )
+        eps = ops.reshape(eps, (-1, *self.latent))
+        condition = self._features(condition)
+        standard, _ = through(
+            self.flows,
+            eps,
+            condition,
+            "forward",
+            len(self.event),
+        )
+        z = self.loc + self.scale * standard
+        if self.surjection is None:
+            return z
+        noise = ops.reshape(noise, (number, *noise_shape))
+        return self.surjection.generate(z, noise, condition)
 
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
@@ -334,32 +364,19 @@ class FlowDensity(SavesRandomState, Unsupervised):
         x = self._rows(x)
         if condition is None:
             return x
-        condition = np.asarray(condition) if _is_nested(condition) else condition
-        is_vector = not isinstance(self.condition, keras.Model)
-        for part in keras.tree.flatten(condition):
-            shape = np.shape(part)
-            if shape[:1] != x.shape[:1] or (is_vector and shape[1:] != (self.condition,)):
-                wanted = f"({len(x)}, {self.condition if is_vector else '...'})"
-                raise ValueError(f"`condition` must have the shape {wanted}; got {shape}.")
-            check_finite(np.asarray(part), "values of `condition`")
-        return x, condition
+        return x, checked_condition(condition, self.condition, len(x))
 
 
 def _check_shape(x: Any, event: tuple[int, ...]) -> None:
+    """Raise unless x has examples, and each the shape of an event if that is known."""
     shape = tuple(x.shape)
-    if len(shape) < 2 or 0 in shape or shape[1:] != tuple(event or shape[1:]):
-        wanted = ", ".join(map(str, ("examples", *(event or ("size",)))))
-        remedy = ": use x[:, None]" if len(shape) == 1 and event in ((), (1,)) else ""
-        raise ValueError(f"`x` must have the shape ({wanted}); got {shape}{remedy}.")
-
-
-def _is_nested(x: Any) -> bool:
-    """Whether x is a list of numbers, or of such lists, and not of arrays."""
-    return isinstance(x, list) and all(isinstance(part, (list, float, int)) for part in x)
-
-
-def _parts(x: Any) -> tuple | None:
-    """Return the arrays that a user gives as one or several, or None for a dataset."""
-    if x is None or hasattr(x, "shape") or _is_nested(x):
-        return (x,)
-    return tuple(x) if isinstance(x, (tuple, list)) else None
+    if len(shape) == 1 and event in ((), (1,)):
+        size = event[0] if event else "size"
+        raise ValueError(
+            f"`x` must have the shape (examples, {size}); got {shape}: use x[:, None]."
+        )
+    is_known = len(event) > 0
+    fits = len(shape) > 1 and 0 not in shape
+    if not fits or (is_known and shape[1:] != tuple(event)):
+        axes = ", ".join(map(str, event)) if is_known else "size"
+        raise ValueError(f"`x` must have the shape (examples, {axes}); got {shape}.")

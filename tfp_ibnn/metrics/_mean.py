@@ -18,26 +18,46 @@ class RunningMean(keras.metrics.Metric):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)
-        self.total, self.weight = (RunningSum.of(self, part, ()) for part in ("total", "weight"))
+        self.total = RunningSum.of(self, "total", ())
+        self.weight = RunningSum.of(self, "weight", ())
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Count a batch."""
+        """Count a batch.
+
+        Args:
+            values: (...), what the mean is of.
+            sample_weight: a shape that broadcasts to that of the values; None is 1.
+        """
         values = ops.cast(values, self.dtype)
-        weight = ops.cast(1 if sample_weight is None else sample_weight, self.dtype)
+        if sample_weight is None:
+            sample_weight = 1
+        weight = ops.cast(sample_weight, self.dtype)
         weight = spread(ops, weight, ops.shape(values), "sample_weight")
-        self.total.add(ops.sum(weight * values))
+        weighted = weight * values
+        self.total.add(ops.sum(weighted))
         self.weight.add(ops.sum(weight))
 
     def result(self) -> Tensor:
         """Return the mean over all batches so far; 0 before the first."""
-        return ops.divide_no_nan(self.total.value(), self.weight.value())
+        total = self.total.value()
+        weight = self.weight.value()
+        return ops.divide_no_nan(total, weight)
 
 
 class RootMeanSquaredError(RunningMean):
     """Square root of the mean squared difference of targets and predictions (..., D)."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        super().update_state(ops.mean(ops.square(y_true - y_pred), axis=-1), sample_weight)
+        """Count a batch.
+
+        Args:
+            y_true: (..., D), targets.
+            y_pred: (..., D), predictions.
+            sample_weight: (...), or a shape that broadcasts to it; None is 1.
+        """
+        squares = ops.square(y_true - y_pred)
+        means = ops.mean(squares, axis=-1)
+        super().update_state(means, sample_weight)
 
     def result(self) -> Tensor:
         return ops.sqrt(super().result())

@@ -12,8 +12,9 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.metrics._base import ClassificationMetric, Examples, checked
 
 _SIMULATIONS = 50
-_MOST_SUMS, _FEWEST_LANES = 2**14, 16
-"""How many sums a batch makes, all bins together, and at least for each of them."""
+_FLOOR_BINS = 15
+_MOST_SUMS = 2**14  # of a batch, all bins together
+_FEWEST_LANES = 16  # sums of each bin
 
 
 class Reliability(NamedTuple):
@@ -35,12 +36,15 @@ class Reliability(NamedTuple):
     def ece(self) -> float:
         """The expected calibration error, sum_i n_i / N * |accuracy_i - confidence_i|."""
         gap = np.abs(self.accuracy - self.confidence)
-        return float(np.nansum(self.count * gap) / np.sum(self.count))
+        gap_sum = np.nansum(self.count * gap)
+        total = np.sum(self.count)
+        return float(gap_sum / total)
 
     @property
     def mce(self) -> float:
         """The maximum calibration error, max_i |accuracy_i - confidence_i|."""
-        return float(np.nanmax(np.abs(self.accuracy - self.confidence)))
+        gap = np.abs(self.accuracy - self.confidence)
+        return float(np.nanmax(gap))
 
 
 def reliability(
@@ -60,6 +64,13 @@ def reliability(
         sample_weight: (...), or a shape that broadcasts to it; 0 leaves an example out, unchecked.
         from_logits: whether `probabilities` are logits.
 
+    Returns:
+        A `Reliability`: `edges`, `count`, `confidence` and `accuracy` of the bins, and by these
+        the errors `ece` and `mce`.
+
+    Raises:
+        ValueError: if shapes do not go together, or values are not what they should be.
+
     Example:
         >>> import tfp_ibnn as ibnn
         >>> ibnn.metrics.reliability([[0.8, 0.2], [0.8, 0.2]], [0, 1]).ece
@@ -67,57 +78,158 @@ def reliability(
     """
     bins = checks.positive_integer("bins", bins)
     examples = checked(probabilities, labels, sample_weight, from_logits)
-    count, confident, right = _sums(examples.top_label(np), examples.weight, bins)
+    confidence, is_right = examples.top_label(np)
+    count, confident, right = _sums(confidence, is_right, examples.weight, bins)
     with np.errstate(invalid="ignore"):
-        return Reliability(_bin_edges(bins), count, confident / count, right / count)
+        return Reliability(
+            edges=_bin_edges(bins),
+            count=count,
+            confidence=confident / count,
+            accuracy=right / count,
+        )
 
 
 def expected_calibration_error(
-    probabilities: Any, labels: Any, bins: int = 15, **options: Any
+    probabilities: Any,
+    labels: Any,
+    bins: int = 15,
+    *,
+    sample_weight: Any = None,
+    from_logits: bool = False,
 ) -> float:
-    """Return the expected calibration error; the arguments are those of `reliability`."""
-    return reliability(probabilities, labels, bins, **options).ece
+    """Return the expected calibration error over equal-width bins of confidence.
+
+    Args:
+        probabilities: (..., classes) or (..., 1), as for `reliability`.
+        labels: (...), (..., 1) or one-hot, as for `reliability`.
+        bins: number of bins.
+        sample_weight: (...), or a shape that broadcasts to it; 0 leaves an example out, unchecked.
+        from_logits: whether `probabilities` are logits.
+
+    Returns:
+        The error, from 0 to 1.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.expected_calibration_error([[0.8, 0.2], [0.8, 0.2]], [0, 1])
+        0.3
+    """
+    diagram = reliability(
+        probabilities,
+        labels,
+        bins,
+        sample_weight=sample_weight,
+        from_logits=from_logits,
+    )
+    return diagram.ece
 
 
 def adaptive_calibration_error(
-    probabilities: Any, labels: Any, bins: int = 15, **options: Any
+    probabilities: Any,
+    labels: Any,
+    bins: int = 15,
+    *,
+    sample_weight: Any = None,
+    from_logits: bool = False,
 ) -> float:
-    """Return the calibration error over bins of equal mass; the arguments are `reliability`'s.
+    """Return the calibration error over bins of equal mass.
 
     Examples on the boundary of two bins count in both in proportion, whatever their order.
+
+    Args:
+        probabilities: (..., classes) or (..., 1), as for `reliability`.
+        labels: (...), (..., 1) or one-hot, as for `reliability`.
+        bins: number of bins.
+        sample_weight: (...), or a shape that broadcasts to it; 0 leaves an example out, unchecked.
+        from_logits: whether `probabilities` are logits.
+
+    Returns:
+        The error, from 0 to 1.
     """
     bins = checks.positive_integer("bins", bins)
-    examples = checked(probabilities, labels, **options)
-    confidence, correct = (part[:, 0] for part in examples.top_label(np))
-    _, which = np.unique(confidence, return_inverse=True)
-    parts = examples.weight, examples.weight * (correct - confidence)
-    mass, right = (np.append(0.0, np.cumsum(np.bincount(which, part))) for part in parts)
+    examples = checked(probabilities, labels, sample_weight, from_logits)
+    confidence, is_right = examples.top_label(np)
+    confidence = confidence[:, 0]
+    is_right = is_right[:, 0]
+    gaps = examples.weight * (is_right - confidence)
+    _, level = np.unique(confidence, return_inverse=True)
+    mass_below = _cumulative(level, examples.weight)
+    gap_below = _cumulative(level, gaps)
     # Linear between two levels: that is the split in proportion.
-    gap = np.diff(np.interp(mass[-1] * _bin_edges(bins), mass, right))
-    return float(np.sum(np.abs(gap)) / mass[-1])
+    total = mass_below[-1]
+    edges = total * _bin_edges(bins)
+    at_edges = np.interp(edges, mass_below, gap_below)
+    by_bin = np.diff(at_edges)
+    gap = np.sum(np.abs(by_bin))
+    return float(gap / total)
+
+
+def _cumulative(level: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the sums (levels + 1,) of values below each level of confidence, from 0 to all."""
+    by_level = np.bincount(level, values)
+    return np.append(0.0, np.cumsum(by_level))
 
 
 def classwise_calibration_error(
-    probabilities: Any, labels: Any, bins: int = 15, **options: Any
+    probabilities: Any,
+    labels: Any,
+    bins: int = 15,
+    *,
+    sample_weight: Any = None,
+    from_logits: bool = False,
 ) -> float:
-    """Return the mean calibration error of the classes; the arguments are `reliability`'s."""
+    """Return the mean calibration error of the classes, over equal-width bins.
+
+    Args:
+        probabilities: (..., classes) or (..., 1), as for `reliability`.
+        labels: (...), (..., 1) or one-hot, as for `reliability`.
+        bins: number of bins.
+        sample_weight: (...), or a shape that broadcasts to it; 0 leaves an example out, unchecked.
+        from_logits: whether `probabilities` are logits.
+
+    Returns:
+        The error, from 0 to 1.
+    """
     bins = checks.positive_integer("bins", bins)
-    examples = checked(probabilities, labels, **options)
-    outcomes = examples.probabilities, examples.targets
-    count, mean, frequency = _sums(outcomes, examples.weight, bins)
-    return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
+    examples = checked(probabilities, labels, sample_weight, from_logits)
+    return _mean_gap(examples.probabilities, examples.targets, examples.weight, bins)
 
 
 def ece_floor(probabilities: np.ndarray, seed: int, weight: np.ndarray | None = None) -> float:
-    """Return the mean ECE of a perfectly calibrated model with these (examples, classes)."""
-    weight = np.ones(len(probabilities)) if weight is None else weight
-    random = np.random.default_rng(seed)
-    limits, predicted = np.cumsum(probabilities, axis=1)[:, :-1], np.argmax(probabilities, axis=1)
-    drawn = (np.sum(random.random((len(limits), 1)) > limits, axis=1) for _ in range(_SIMULATIONS))
-    right = np.stack([labels == predicted for labels in drawn], axis=1)
-    confidence = np.broadcast_to(np.max(probabilities, axis=1, keepdims=True), right.shape)
-    count, mean, frequency = _sums((confidence, right), weight, 15)
-    return float(np.sum(np.abs(frequency - mean)) / np.sum(count))
+    """Return the mean ECE of a perfectly calibrated model with these probabilities.
+
+    Args:
+        probabilities: (examples, classes).
+        seed: of the labels that are drawn from them.
+        weight: (examples,), how often each counts; None is once.
+
+    Returns:
+        The mean over 50 sets of labels, with 15 bins.
+    """
+    if weight is None:
+        weight = np.ones(len(probabilities))
+    rng = np.random.default_rng(seed)
+    limits = np.cumsum(probabilities, axis=1)
+    limits = limits[:, :-1]
+    predicted = np.argmax(probabilities, axis=1)
+    columns = []
+    for _ in range(_SIMULATIONS):
+        uniform = rng.random((len(limits), 1))
+        labels = np.sum(uniform > limits, axis=1)
+        columns.append(labels == predicted)
+    is_right = np.stack(columns, axis=1)
+    confidence = np.max(probabilities, axis=1, keepdims=True)
+    confidence = np.broadcast_to(confidence, is_right.shape)
+    return _mean_gap(confidence, is_right, weight, _FLOOR_BINS)
+
+
+def _mean_gap(confidence: np.ndarray, is_right: np.ndarray, weight: np.ndarray, bins: int) -> float:
+    """Return the mean over columns of their expected calibration errors."""
+    count, confident, right = _sums(confidence, is_right, weight, bins)
+    gaps = np.abs(right - confident)
+    gap = np.sum(gaps)
+    total = np.sum(count)
+    return float(gap / total)
 
 
 def _bin_edges(bins: int) -> np.ndarray:
@@ -129,19 +241,30 @@ def _bin_of(xp: ModuleType, confidence: Any, bins: int) -> Any:
     """Return the bin of each confidence, along one axis; `xp` is numpy or keras.ops."""
     # In the precision of the predictions: 0.8 lies on the edge 0.8 in float32 too.
     dtype = keras.backend.standardize_dtype(confidence.dtype)
-    edges = _bin_edges(bins)[1:-1].astype(dtype)
-    return xp.searchsorted(edges, xp.reshape(confidence, (-1,)), side="left")
+    edges = _bin_edges(bins)
+    inner_edges = edges[1:-1].astype(dtype)
+    flat = xp.reshape(confidence, (-1,))
+    return xp.searchsorted(inner_edges, flat, side="left")
 
 
 def _sums(
-    outcomes: tuple[np.ndarray, np.ndarray], weight: np.ndarray, bins: int
-) -> list[np.ndarray]:
+    confidence: np.ndarray, is_right: np.ndarray, weight: np.ndarray, bins: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the sums of weight, confidence and success by bin, one column after another."""
-    rows, columns = outcomes[0].shape
+    rows, columns = confidence.shape
     column = np.tile(np.arange(columns), rows)
-    which = _bin_of(np, outcomes[0], bins) + bins * column
-    parts = np.ones_like(outcomes[0]), *outcomes
-    return [np.bincount(which, (weight[:, None] * x).ravel(), bins * columns) for x in parts]
+    places = _bin_of(np, confidence, bins)
+    places = places + bins * column
+    weights = np.repeat(weight, columns)
+
+    def by_bin(values: np.ndarray) -> np.ndarray:
+        return np.bincount(places, values, minlength=bins * columns)
+
+    return (
+        by_bin(weights),
+        by_bin(weights * confidence.ravel()),
+        by_bin(weights * is_right.ravel()),
+    )
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -174,18 +297,28 @@ class ExpectedCalibrationError(ClassificationMetric):
         self._add_sums("gap", shape=(self.bins,))
 
     def _count(self, examples: Examples) -> None:
-        confidence, right = (part[:, 0] for part in examples.top_label(ops))
-        which = _bin_of(ops, confidence, self.bins)
+        confidence, is_right = examples.top_label(ops)
+        confidence = confidence[:, 0]
+        is_right = is_right[:, 0]
+        places = _bin_of(ops, confidence, self.bins)
         # A bin may hold millions, too many for one sum in float32: it has several.
         lanes = max(_FEWEST_LANES, _MOST_SUMS // self.bins)
-        lane = ops.arange(ops.shape(which)[0], dtype=which.dtype) % lanes
+        count = ops.shape(places)[0]
+        lane = ops.arange(count, dtype=places.dtype) % lanes
+        segments = places * lanes + lane
         # Of the differences, which are small where the sums of their parts are not.
-        gaps = examples.weight * (right - confidence)
-        gaps = ops.segment_sum(gaps, which * lanes + lane, self.bins * lanes)
-        self.gap.add(ops.sum(ops.reshape(gaps, (self.bins, lanes)), axis=1))
+        gaps = examples.weight * (is_right - confidence)
+        sums = ops.segment_sum(
+            gaps,
+            segments,
+            num_segments=self.bins * lanes,
+        )
+        by_bin = ops.reshape(sums, (self.bins, lanes))
+        self.gap.add(ops.sum(by_bin, axis=1))
         self.weight.add(ops.sum(examples.weight))
 
     def _value(self) -> Tensor:
         # n_i * |accuracy_i - confidence_i| is |right_i - confident_i|: no bin is divided by.
-        gap = ops.sum(ops.abs(self.gap.value()))
-        return ops.divide_no_nan(gap, self.weight.value())
+        gaps = ops.abs(self.gap.value())
+        weight = self.weight.value()
+        return ops.divide_no_nan(ops.sum(gaps), weight)

@@ -30,33 +30,88 @@ def auroc(known: Any, unknown: Any) -> float:
         known: (...) uncertainties of inputs like the training data.
         unknown: (...) uncertainties of inputs from elsewhere; the positive class.
 
+    Returns:
+        The area under the ROC curve, from 0 to 1; 0.5 is chance.
+
     Example:
         >>> import tfp_ibnn as ibnn
         >>> ibnn.metrics.auroc(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
         0.8333
     """
     false, true = _flagged(known, unknown)
-    area = np.sum(np.diff(false) * (true[1:] + true[:-1])) / 2
-    return float(area / (false[-1] * true[-1]))
+    steps = np.diff(false)
+    sums = true[1:] + true[:-1]
+    heights = sums / 2
+    area = np.sum(steps * heights)
+    whole_area = false[-1] * true[-1]
+    return float(area / whole_area)
 
 
 def aupr(known: Any, unknown: Any) -> float:
-    """Return the average precision, summed in steps; chance gives the share of unknown inputs."""
+    """Return the average precision, summed in steps; chance gives the share of unknown inputs.
+
+    Args:
+        known: (...) uncertainties of inputs like the training data.
+        unknown: (...) uncertainties of inputs from elsewhere; the positive class.
+
+    Returns:
+        The area under the curve of precision and recall, from 0 to 1.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.aupr(known=[0.1, 0.2, 0.4], unknown=[0.3, 0.9])
+        0.8333
+    """
     false, true = _flagged(known, unknown)
-    precision = true[1:] / (false + true)[1:]
-    return float(np.sum(np.diff(true) * precision) / true[-1])
+    flagged = false + true
+    precision = true[1:] / flagged[1:]
+    steps = np.diff(true)
+    area = np.sum(steps * precision)
+    return float(area / true[-1])
 
 
 def fpr_at_95_tpr(known: Any, unknown: Any) -> float:
-    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are."""
+    """Return the least fraction of known inputs flagged when 95 % of the unknown ones are.
+
+    Args:
+        known: (...) uncertainties of inputs like the training data.
+        unknown: (...) uncertainties of inputs from elsewhere; the positive class.
+
+    Returns:
+        The false positive rate, from 0 to 1; lower is better.
+    """
     false, true = _flagged(known, unknown)
-    return float(np.min(false[true / true[-1] >= 0.95]) / false[-1])
+    true_rate = true / true[-1]
+    enough = true_rate >= 0.95
+    fewest = np.min(false[enough])
+    return float(fewest / false[-1])
 
 
 def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
-    """Return `auroc`, `aupr` and, as "fpr95", `fpr_at_95_tpr`; the arguments are `auroc`'s."""
-    scores = {"auroc": auroc, "aupr": aupr, "fpr95": fpr_at_95_tpr}
-    return {name: score(known, unknown) for name, score in scores.items()}
+    """Return how well an uncertainty separates unknown inputs from known ones.
+
+    Args:
+        known: (...) uncertainties of inputs like the training data.
+        unknown: (...) uncertainties of inputs from elsewhere; the positive class.
+
+    Returns:
+        A dict with these keys:
+
+        - "auroc": the area under the ROC curve, see `auroc`; higher is better;
+        - "aupr": the average precision, see `aupr`; higher is better;
+        - "fpr95": the false positive rate at a true positive rate of 95 %, see `fpr_at_95_tpr`;
+          lower is better.
+
+    Example:
+        >>> import tfp_ibnn as ibnn
+        >>> ibnn.metrics.ood_scores(known=[0.1, 0.2], unknown=[0.3, 0.9])
+        {'auroc': 1.0, 'aupr': 1.0, 'fpr95': 0.0}
+    """
+    return {
+        "auroc": auroc(known, unknown),
+        "aupr": aupr(known, unknown),
+        "fpr95": fpr_at_95_tpr(known, unknown),
+    }
 
 
 def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
@@ -68,6 +123,9 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
         uncertainty: (...), higher is less certain.
         loss: (...), of each prediction: whether it is wrong, its negative log-likelihood, ...
 
+    Returns:
+        A `RiskCoverage`: the curve, `coverage` and `risk`, its `area`, and `excess_area`.
+
     Example:
         >>> import tfp_ibnn as ibnn
         >>> ibnn.metrics.risk_coverage([0.1, 0.9, 0.5, 0.2], loss=[0, 1, 1, 0]).risk
@@ -77,27 +135,56 @@ def risk_coverage(uncertainty: Any, loss: Any) -> RiskCoverage:
     loss = finite_vector("loss", loss, len(uncertainty))
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
     shared = np.bincount(group, weights=loss) / size
+    by_certainty = shared[np.sort(group)]
     kept = np.arange(1, len(loss) + 1)
-    risk, best = (np.cumsum(x) / kept for x in (shared[np.sort(group)], np.sort(loss)))
+    risk = np.cumsum(by_certainty) / kept
+    best_risk = np.cumsum(np.sort(loss)) / kept
     area = float(np.mean(risk))
-    return RiskCoverage(kept / len(loss), risk, area, area - float(np.mean(best)))
+    best_area = float(np.mean(best_risk))
+    return RiskCoverage(
+        coverage=kept / len(loss),
+        risk=risk,
+        area=area,
+        excess_area=area - best_area,
+    )
 
 
-def _flagged(known: Any, unknown: Any) -> list[np.ndarray]:
+def _flagged(known: Any, unknown: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return how many known and unknown inputs are flagged, by falling threshold: none to all."""
-    sets = [np.sort(finite_vector("known", known)), np.sort(finite_vector("unknown", unknown))]
-    thresholds = np.append(np.unique(np.concatenate(sets)), np.inf)[::-1]
-    return [len(values) - np.searchsorted(values, thresholds) for values in sets]
+    known = finite_vector("known", known)
+    unknown = finite_vector("unknown", unknown)
+    both = np.concatenate([known, unknown])
+    levels = np.unique(both)
+    thresholds = np.append(levels, np.inf)
+    thresholds = thresholds[::-1]
+    return _reaching(known, thresholds), _reaching(unknown, thresholds)
+
+
+def _reaching(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Return how many values are at each threshold or above it."""
+    ascending = np.sort(values)
+    below = np.searchsorted(ascending, thresholds)
+    return len(values) - below
 
 
 def finite_vector(name: str, values: Any, count: int | None = None) -> np.ndarray:
-    """Return finite numbers in float64 along one axis, `count` if given, or raise."""
+    """Return finite numbers in float64 along one axis, or raise.
+
+    Args:
+        name: of the argument, for errors.
+        values: array of numbers, of any shape.
+        count: how many there must be; None for any number from 1 on.
+
+    Returns:
+        The numbers (count,).
+    """
     flat = np.asarray(values).astype("float64").ravel()
     if not flat.size:
         raise ValueError(f"`{name}` must hold at least one number; got none.")
     if count not in (None, len(flat)):
         raise ValueError(f"`{name}` must hold {count} numbers, one per example; got {len(flat)}.")
-    bad = np.flatnonzero(~np.isfinite(flat))
-    if bad.size:
-        raise ValueError(f"`{name}` must be finite; got {flat[bad[0]]} at example {bad[0]}.")
+    is_finite = np.isfinite(flat)
+    if not is_finite.all():
+        place = np.argmin(is_finite)
+        raise ValueError(f"`{name}` must be finite; got {flat[place]} at example {place}.")
     return flat

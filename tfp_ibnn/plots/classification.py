@@ -12,6 +12,10 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.metrics.detection import finite_vector
 from tfp_ibnn.plots.style import COLORS, LEGEND, line, new_axes, pale, tidy
 
+_COUNT_DEPTH = 0.25  # of the axis below accuracy, where counts are drawn
+_FEW_EXAMPLES = 10  # below which a bar is pale
+_LEGEND_ROOM = 1.365  # height of the axis by that of the highest bar
+
 
 def reliability_diagram(
     probabilities: Any,
@@ -35,32 +39,87 @@ def reliability_diagram(
         ax: where to draw; a new figure by default.
         sample_weight: (examples,), how often each counts; once by default.
 
+    Returns:
+        The axis.
+
     Example:
         >>> from tfp_ibnn import plots
         >>> ax = plots.reliability_diagram([[0.8, 0.2], [0.8, 0.2]], [0, 1])
     """
-    result = metrics.reliability(probabilities, labels, bins, sample_weight=sample_weight)
+    diagram = metrics.reliability(probabilities, labels, bins, sample_weight=sample_weight)
     ax = new_axes(ax, (4, 4))
-    center, width, depth = (result.edges[:-1] + result.edges[1:]) / 2, 0.92 / bins, 0.25
-    for x, accuracy, count in zip(center, result.accuracy, result.count, strict=True):
-        ax.bar(x, accuracy, width, color=COLORS[0], alpha=0.3 if count < 10 else 1.0, zorder=2)
-    # By Wilson's score: a bar at 0 or 1 has an uncertainty, too.
-    some = result.count > 0
-    p, n = result.accuracy[some], result.count[some]
-    middle, half = p + 1 / (2 * n), np.sqrt(p * (1 - p) / n + 1 / (4 * n**2))
-    ends = np.array([middle - half, middle + half]) / (1 + 1 / n)
-    whiskers = np.maximum([p - ends[0], ends[1] - p], 0)
-    ax.errorbar(center[some], p, whiskers, fmt="none", ecolor="0.15", capsize=2, zorder=4)
-    diagonal = ax.plot([0, 1], [0, 1], color=COLORS[1], lw=1.5, ls="--", zorder=3)[0]
-    diagonal.set_path_effects([withStroke(linewidth=3.5, foreground="white")])
-    height = np.log1p(result.count) / np.log1p(result.count.sum())
-    ax.bar(center, -depth * height, width, color="0.6", zorder=2)
-    ax.axhline(0, color="0.2", lw=0.8, zorder=3)
-    ax.text(0.02, -0.9 * depth, "examples (log)", fontsize=8, color="0.3", va="center")
-    ax.set_title((f"{title}\n" if title else "") + f"ECE {result.ece:.3f}", fontsize=11)
-    ax.set(xlim=(0, 1), ylim=(-depth, 1), xlabel="confidence", ylabel="accuracy")
+    centers = (diagram.edges[:-1] + diagram.edges[1:]) / 2
+    width = 0.92 / bins
+    _draw_accuracy(ax, diagram, centers, width)
+    _draw_counts(ax, diagram, centers, width)
+    heading = f"{title}\n" if title else ""
+    ax.set_title(f"{heading}ECE {diagram.ece:.3f}", fontsize=11)
+    ax.set(
+        xlim=(0, 1),
+        ylim=(-_COUNT_DEPTH, 1),
+        xlabel="confidence",
+        ylabel="accuracy",
+    )
     ax.set_yticks(np.linspace(0, 1, 6))
     return tidy(ax, "y")
+
+
+def _draw_accuracy(
+    ax: Axes, diagram: metrics.Reliability, centers: np.ndarray, width: float
+) -> None:
+    """Draw bars of accuracy with whiskers, and the diagonal."""
+    for x, accuracy, count in zip(centers, diagram.accuracy, diagram.count, strict=True):
+        ax.bar(
+            x,
+            accuracy,
+            width,
+            color=COLORS[0],
+            alpha=0.3 if count < _FEW_EXAMPLES else 1.0,
+            zorder=2,
+        )
+    has_examples = diagram.count > 0
+    accuracies = diagram.accuracy[has_examples]
+    ax.errorbar(
+        centers[has_examples],
+        accuracies,
+        _wilson_whiskers(accuracies, diagram.count[has_examples]),
+        fmt="none",
+        ecolor="0.15",
+        capsize=2,
+        zorder=4,
+    )
+    (diagonal,) = ax.plot([0, 1], [0, 1], color=COLORS[1], lw=1.5, ls="--", zorder=3)
+    diagonal.set_path_effects([withStroke(linewidth=3.5, foreground="white")])
+
+
+def _wilson_whiskers(share: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return how far Wilson's score interval of one deviation reaches below and above a share.
+
+    Unlike the usual error, it is not 0 at shares of 0 or 1.
+    """
+    middle = share + 1 / (2 * count)
+    variance = share * (1 - share) / count
+    half_width = np.sqrt(variance + 1 / (4 * count**2))
+    scale = 1 + 1 / count
+    low = (middle - half_width) / scale
+    high = (middle + half_width) / scale
+    return np.maximum([share - low, high - share], 0)
+
+
+def _draw_counts(ax: Axes, diagram: metrics.Reliability, centers: np.ndarray, width: float) -> None:
+    """Draw the number of examples in each bin, on a scale of logarithms, downwards from 0."""
+    total = diagram.count.sum()
+    heights = np.log1p(diagram.count) / np.log1p(total)
+    ax.bar(centers, -_COUNT_DEPTH * heights, width, color="0.6", zorder=2)
+    ax.axhline(0, color="0.2", lw=0.8, zorder=3)
+    ax.text(
+        0.02,
+        -0.9 * _COUNT_DEPTH,
+        "examples (log)",
+        fontsize=8,
+        color="0.3",
+        va="center",
+    )
 
 
 def entropy_histograms(
@@ -88,29 +147,63 @@ def entropy_histograms(
         title: of the axis.
         ax: where to draw; a new figure by default.
 
+    Returns:
+        The axis.
+
     Example:
         >>> from tfp_ibnn import plots
         >>> ax = plots.entropy_histograms([0.1, 0.2, 0.4], [0.3, 0.9], auroc=0.83)
     """
-    known, unknown = finite_vector("known", known), finite_vector("unknown", unknown)
+    known = finite_vector("known", known)
+    unknown = finite_vector("unknown", unknown)
     bins = checks.positive_integer("bins", bins)
     ax = new_axes(ax, (4.6, 3.2))
-    both = np.concatenate([known, unknown])
-    edges = np.linspace(min(0.0, both.min()), both.max() if both.any() else 1.0, bins + 1)
+    edges = _histogram_edges(known, unknown, bins)
     filled = {"facecolor": pale(COLORS[0], 0.5), "edgecolor": COLORS[0]}
     hatched = {"facecolor": "none", "edgecolor": COLORS[1], "hatch": "////"}
-    # Room for the legend above. Axes that share a scale take the highest.
-    others = [other for other in ax.get_shared_y_axes().get_siblings(ax) if other is not ax]
-    tops = [other.get_ylim()[1] for other in others if other.has_data()]
+    tops = _tops_of_others(ax)
     for values, name, look in zip((known, unknown), names, (filled, hatched), strict=True):
-        share = np.histogram(values, edges)[0] / len(values)
-        tops.append(1.365 * share.max())
-        ax.stairs(share, edges, fill=True, lw=1.4, label=f"{name} ({len(values):,})", **look)
-    ax.set(xlim=(edges[0], edges[-1]), ylim=(0, max(tops)))
-    ax.set(xlabel=label, ylabel="share of examples", title=title)
-    heading = None if auroc is None else f"AUROC {auroc:.3f}"
-    ax.legend(title=heading, title_fontsize=9, loc="upper right", alignment="left", **LEGEND)
+        counts, _ = np.histogram(values, edges)
+        share = counts / len(values)
+        tops.append(_LEGEND_ROOM * share.max())
+        text = f"{name} ({len(values):,})"
+        ax.stairs(share, edges, fill=True, lw=1.4, label=text, **look)
+    ax.set(
+        xlim=(edges[0], edges[-1]),
+        ylim=(0, max(tops)),
+        xlabel=label,
+        ylabel="share of examples",
+        title=title,
+    )
+    ax.legend(
+        title=None if auroc is None else f"AUROC {auroc:.3f}",
+        title_fontsize=9,
+        loc="upper right",
+        alignment="left",
+        **LEGEND,
+    )
     return tidy(ax)
+
+
+def _histogram_edges(known: np.ndarray, unknown: np.ndarray, bins: int) -> np.ndarray:
+    """Return the edges of bins from 0, or below it, to the largest number."""
+    both = np.concatenate([known, unknown])
+    low = min(0.0, both.min())
+    high = both.max() if both.any() else 1.0
+    return np.linspace(low, high, bins + 1)
+
+
+def _tops_of_others(ax: Axes) -> list[float]:
+    """Return the upper limits of drawn axes that share the vertical scale, which take the highest.
+
+    Every one of them has room for a legend.
+    """
+    tops = []
+    for other in ax.get_shared_y_axes().get_siblings(ax):
+        if other is not ax and other.has_data():
+            _, top = other.get_ylim()
+            tops.append(top)
+    return tops
 
 
 def risk_coverage(
@@ -125,21 +218,31 @@ def risk_coverage(
         label: of the vertical axis.
         ax: where to draw; a new figure by default.
 
+    Returns:
+        The axis.
+
+    Raises:
+        ValueError: if `curves` is not such a mapping.
+
     Example:
         >>> from tfp_ibnn import metrics, plots
         >>> flow = metrics.risk_coverage([0.1, 0.2, 0.9, 0.3], [0, 0, 1, 0])
         >>> ax = plots.risk_coverage({"flow": flow})
     """
-    found = list(curves.values()) if isinstance(curves, Mapping) else []
-    if not found or not all(isinstance(curve, metrics.RiskCoverage) for curve in found):
-        wanted = "names to `metrics.risk_coverage(uncertainty, loss)`"
-        raise ValueError(f"`curves` must map {wanted}; got {curves!r:.80}.")
+    values = list(curves.values()) if isinstance(curves, Mapping) else []
+    are_curves = all(isinstance(value, metrics.RiskCoverage) for value in values)
+    if not values or not are_curves:
+        raise ValueError(
+            "`curves` must map names to `metrics.risk_coverage(uncertainty, loss)`; got "
+            f"{curves!r:.80}."
+        )
     ax = new_axes(ax, (4.6, 3.4))
-    for i, (name, curve) in enumerate(curves.items()):
-        legend = f"{name} (AURC {curve.area:#.3g})"
-        ax.plot(curve.coverage, curve.risk, lw=1.8, label=legend, **line(i))
+    for position, (name, curve) in enumerate(curves.items()):
+        text = f"{name} (AURC {curve.area:#.3g})"
+        ax.plot(curve.coverage, curve.risk, lw=1.8, label=text, **line(position))
     ax.set(xlim=(0, 1), xlabel="coverage", ylabel=label)
-    ax.set_ylim(bottom=min(0, ax.get_ylim()[0]))
+    bottom, _ = ax.get_ylim()
+    ax.set_ylim(bottom=min(0, bottom))
     # Above the axis: curves of risk may pass anywhere inside.
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), **LEGEND)
     return tidy(ax, "both")

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".venv-versions"
 MATRIX = tomllib.loads((ROOT / "tests" / "versions.toml").read_text())
 BACKENDS = {"tensorflow": ["tensorflow"], "jax": ["jax"], "both": ["tensorflow", "jax"]}
+TOOLS = ["pytest", "pandas", "pillow"]  # what tests/conftest.py imports
 SUITE = ["tests/test_smoke.py", "tests/test_keras_internals.py", "tests/test_keras_files.py"]
 PROBE = """
 from importlib.metadata import PackageNotFoundError, version
@@ -75,7 +76,7 @@ def tried(name: str) -> Iterator[tuple[str, str, str, str, str, bool]]:
 
 def install(folder: Path, entry: dict, log: Path) -> bool:
     """Make an environment, if it is not there as wanted; return whether that worked."""
-    what = ["-e", f"{ROOT}[{entry['extra']}]", *entry["pins"], "pytest"]
+    what = ["-e", f"{ROOT}[{entry['extra']}]", *entry["pins"], *TOOLS]
     wanted = "\n".join([*what, (ROOT / "pyproject.toml").read_text()])
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:

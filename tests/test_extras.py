@@ -208,6 +208,21 @@ def test_the_backends_are_extras_that_never_hold_two_packages_of_one_name(projec
     assert set(extras["both"][1:]) < set(extras["tensorflow"])
 
 
+def test_the_bounds_of_the_versions_are_tried(project):
+    extras = project["optional-dependencies"]
+    matrix = tomllib.loads((ROOT / "tests" / "versions.toml").read_text())
+    tried = {pin for entry in matrix.values() for pin in entry["pins"]}
+    for line in (project["dependencies"][0], extras["tensorflow"][0], extras["jax"][0]):
+        name, low = re.match(r"(\w+)>=([\d.]+),<", line).groups()
+        assert any(pin.startswith(f"{name}=={low}.") for pin in tried), line
+        newest = "requirements-jax.txt" if name == "jax" else "requirements.txt"
+        (pinned,) = re.findall(rf"^{name}==[\d.]+", (ROOT / newest).read_text(), re.MULTILINE)
+        assert pinned in tried
+    minors = {re.match(r"keras==3\.(\d+)", pin)[1] for pin in tried if pin.startswith("keras==")}
+    assert minors == {"12", "13", "14", "15"}
+    assert {entry["extra"] for entry in matrix.values()} == {"tensorflow", "jax", "both"}
+
+
 def test_the_citation_matches_the_project(project):
     lines = (ROOT / "CITATION.cff").read_text().splitlines()
     cited = dict(line.split(": ", 1) for line in lines if re.match(r"[\w-]+: ", line))

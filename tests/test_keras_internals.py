@@ -694,7 +694,6 @@ def test_origin():
 # ------------------------------------------------------------------------------------- one place
 
 
-@pytest.mark.once
 def test_bookkeeping():
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     model.compile("sgd", "mse")

@@ -238,7 +238,7 @@ def bookkeeping() -> frozenset[str]:
     """Return the names of attributes in which Keras keeps what it knows of layers and models."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Identity()])
     model.compile()
-    of_fit = ("history", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
+    of_fit = ("history", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator", "_jax_state")
     return frozenset({*vars(model), *vars(model._functional), *vars(keras.Operation()), *of_fit})
 
 

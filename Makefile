@@ -31,10 +31,10 @@ SHARED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
 # Several processes on one GPU: none takes all of its memory.
 SHARE_GPU := TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false
 
-.PHONY: help venv venv-jax gpu train reproduce test coverage test-jax test-gpu test-slow robustness bench peers lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax gpu train reproduce test coverage test-jax test-gpu test-slow test-versions robustness bench peers lint format docs notebooks wheel clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 venv: $(TF) ## Make or update .venv (TensorFlow)
 
@@ -69,6 +69,9 @@ test-gpu: $(ACTIVE)/.installed ## Test on a GPU what depends on one; KERAS_BACKE
 test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)
 	KERAS_BACKEND=jax $(QUIET) $(VENV_JAX)/bin/python -m pytest -m "slow and not once and not install" $(ARGS)
+
+test-versions: ## Try old and new versions of Keras and the backends, an hour; ARGS="keras-3.12"
+	$(QUIET) $(ONE_THREAD) $(UNOPTIMISED) $(PYTHON) scripts/versions.py $(ARGS)
 
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)

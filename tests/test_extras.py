@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tfp_ibnn as ibnn
-from tfp_ibnn._core.extras import EXTRAS, needs
+from tfp_ibnn._core.extras import BACKENDS, EXTRAS, needs, needs_backend
 
 pytestmark = pytest.mark.once
 
@@ -125,6 +125,51 @@ def test_other_missing_modules_are_not_taken_for_an_extra():
             import no_such_module  # noqa: F401
 
 
+NO_BACKEND = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tensorflow", "jax"):
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+
+sys.meta_path.insert(0, Absent())
+try:
+    import tfp_ibnn
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", None])
+def test_without_a_backend_the_import_says_what_to_run(tmp_path, backend):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_HOME": str(tmp_path)}
+    env.pop("KERAS_BACKEND", None)
+    env |= {"KERAS_BACKEND": backend} if backend else {}
+    command = [sys.executable, "-c", NO_BACKEND]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    asked = f", and KERAS_BACKEND is {backend!r}" if backend else ""
+    assert done.stdout.startswith(f"{backend or 'tensorflow'} is missing{asked}. "), done.stderr
+    for extra in ("tensorflow", "jax", "both"):
+        assert f'pip install "tfp_ibnn[{extra}]"' in done.stdout
+    assert "KERAS_BACKEND=jax" in done.stdout
+
+
+@pytest.mark.parametrize("module", BACKENDS)
+def test_a_missing_part_of_a_backend_is_named(module):
+    error = ModuleNotFoundError(f"No module named '{module}.a'", name=f"{module}.a")
+    with pytest.raises(ImportError, match=f"^{module} is missing") as caught:
+        with needs_backend():
+            raise error
+    assert caught.value.__cause__ is error
+
+
+def test_other_missing_modules_are_not_taken_for_a_backend():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_module'"):
+        with needs_backend():
+            import no_such_module  # noqa: F401
+
+
 def names(requirements):
     found = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in requirements}
     return found - {"tfp_ibnn"}  # an extra may take in others
@@ -148,5 +193,40 @@ def test_the_requirements_have_everything_pinned(project):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     pinned = [line for line in lines if re.match(r"\w", line)]
     assert [line for line in pinned if "==" not in line] == []
-    for part in (project["dependencies"], *(extras[x] for x in (*EXTRAS, *OTHERS, "dev"))):
+    parts = ("tensorflow", *EXTRAS, *OTHERS, "dev")
+    for part in (project["dependencies"], *(extras[x] for x in parts)):
         assert names(part) <= names(pinned)
+
+
+def test_the_backends_are_extras_that_never_hold_two_packages_of_one_name(project):
+    extras = project["optional-dependencies"]
+    assert names(project["dependencies"]) == {"keras", "numpy", "scipy"}
+    assert names(extras["tensorflow"]) == {"tensorflow", "tensorflow_probability", "tf_keras"}
+    assert names(extras["jax"]) == {"jax", "tfp_nightly"}
+    assert extras["both"][0] == "tfp_ibnn[jax]"
+    assert names(extras["both"]) == {"tensorflow", "tf_keras"}
+    assert set(extras["both"][1:]) < set(extras["tensorflow"])
+
+
+def test_the_bounds_of_the_versions_are_tried(project):
+    extras = project["optional-dependencies"]
+    matrix = tomllib.loads((ROOT / "tests" / "versions.toml").read_text())
+    tried = {pin for entry in matrix.values() for pin in entry["pins"]}
+    for line in (project["dependencies"][0], extras["tensorflow"][0], extras["jax"][0]):
+        name, low = re.match(r"(\w+)>=([\d.]+),<", line).groups()
+        assert any(pin.startswith(f"{name}=={low}.") for pin in tried), line
+        newest = "requirements-jax.txt" if name == "jax" else "requirements.txt"
+        (pinned,) = re.findall(rf"^{name}==[\d.]+", (ROOT / newest).read_text(), re.MULTILINE)
+        assert pinned in tried
+    minors = {re.match(r"keras==3\.(\d+)", pin)[1] for pin in tried if pin.startswith("keras==")}
+    assert minors == {"12", "13", "14", "15"}
+    assert {entry["extra"] for entry in matrix.values()} == {"tensorflow", "jax", "both"}
+
+
+def test_the_citation_matches_the_project(project):
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    cited = dict(line.split(": ", 1) for line in lines if re.match(r"[\w-]+: ", line))
+    assert cited["title"] == f'"{project["name"]}: {project["description"]}"'
+    assert cited["version"] == project["version"] == ibnn.__version__
+    assert cited["license"] == project["license"]
+    assert cited["repository-code"] == project["urls"]["Repository"]

@@ -1,4 +1,4 @@
-"""The wheel is complete, and a plain install of it works in an empty environment."""
+"""The wheel is complete, and an install of it with a backend works in an empty environment."""
 
 import json
 import os
@@ -55,19 +55,28 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-def test_plain_install_imports_in_an_empty_environment(wheel, tmp_path):
+def test_install_in_an_empty_environment(wheel, tmp_path):
     venv, empty = tmp_path / "venv", tmp_path / "empty"
     empty.mkdir()
     run(sys.executable, "-m", "venv", venv)
     python = venv / "bin" / "python"
     # Compiling every module of TensorFlow would take longer than unpacking it.
-    run(python, "-m", "pip", "install", "--quiet", "--no-compile", wheel)
-    run(python, "-m", "pip", "check")
+    install = (python, "-m", "pip", "install", "--quiet", "--no-compile")
 
     # -I: neither PYTHONPATH nor the working folder can lend the module. No KERAS_BACKEND and no
     # Keras settings file either: this is what a new user meets.
     env = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
     env["KERAS_HOME"] = str(empty)
+
+    run(*install, wheel)  # without a backend
+    refusal = (python, "-I", "-c", "import tfp_ibnn")
+    done = subprocess.run(refusal, capture_output=True, text=True, cwd=empty, env=env)
+    assert done.returncode == 1
+    assert 'pip install "tfp_ibnn[tensorflow]"' in done.stderr
+    assert 'pip install "tfp_ibnn[jax]"' in done.stderr
+
+    run(*install, f"tfp_ibnn[tensorflow] @ {wheel.as_uri()}")
+    run(python, "-m", "pip", "check")
     found = json.loads(run(python, "-I", "-c", PROBE, cwd=empty, env=env).splitlines()[-1])
 
     assert Path(found["file"]).resolve().is_relative_to(venv.resolve())
@@ -82,6 +91,9 @@ def test_plain_install_imports_in_an_empty_environment(wheel, tmp_path):
     [
         ("all", {"fastapi", "matplotlib", "scikit-learn", "uvicorn"}),
         ("experiments", {"fastapi", "matplotlib", "pandas", "pillow", "tensorflow-datasets"}),
+        ("tensorflow", {"tensorflow", "tensorflow-probability", "tf-keras"}),
+        ("jax", {"jax", "tfp-nightly"}),
+        ("both", {"jax", "tensorflow", "tf-keras", "tfp-nightly"}),
     ],
 )
 def test_an_extra_brings_its_packages(wheel, tmp_path, extra, packages):
@@ -89,4 +101,7 @@ def test_an_extra_brings_its_packages(wheel, tmp_path, extra, packages):
     options = ("--dry-run", "--ignore-installed", "--quiet", "--report", report)
     run(sys.executable, "-m", "pip", "install", *options, f"tfp_ibnn[{extra}] @ {wheel.as_uri()}")
     found = {item["metadata"]["name"] for item in json.loads(report.read_text())["install"]}
-    assert packages <= {name.lower().replace("_", "-") for name in found}
+    found = {name.lower().replace("_", "-") for name in found}
+    assert packages <= found
+    of_backends = {"tensorflow", "jax", "tensorflow-probability", "tfp-nightly"}
+    assert found & of_backends == packages & of_backends

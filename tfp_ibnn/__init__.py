@@ -7,9 +7,13 @@ sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=len(x_train))
 """
 
 from tfp_ibnn._core import command_line as _command_line
+from tfp_ibnn._core.extras import needs_backend as _needs_backend
 
 if _command_line.is_command():
     _command_line.parse()  # --help need not wait for the imports below, which take seconds
+
+with _needs_backend():
+    from tfp_ibnn._core.backend import tfd as tfd
 
 from tfp_ibnn import data as data
 from tfp_ibnn import decisions as decisions
@@ -18,7 +22,6 @@ from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
 from tfp_ibnn import metrics as metrics
 from tfp_ibnn import noise as noise
-from tfp_ibnn._core.backend import tfd as tfd
 from tfp_ibnn.calibration import calibrate as calibrate
 from tfp_ibnn.conversion import named as _named
 from tfp_ibnn.conversion import to_deterministic as to_deterministic

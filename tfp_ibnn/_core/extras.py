@@ -1,10 +1,14 @@
 """Packages that only a part of the library needs, and that a plain install leaves out."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 EXTRAS: dict[str, tuple[str, ...]] = {"diagnostics": ("arviz",), "plots": ("matplotlib",)}
 """The modules of each extra that the library imports; pyproject.toml names their packages."""
+
+BACKENDS = ("jax", "jaxlib", "keras", "tensorflow", "tensorflow_probability", "tf_keras", "torch")
+"""The modules without which no backend can be imported, or not the one that Keras is set to."""
 
 
 @contextlib.contextmanager
@@ -18,3 +22,24 @@ def needs(extra: str) -> Iterator[None]:
             raise
         line = f'pip install "tfp_ibnn[{extra}]"'
         raise ImportError(f"{module} is missing. Run: {line}") from cause
+
+
+@contextlib.contextmanager
+def needs_backend() -> Iterator[None]:
+    """Import Keras and the active backend in this context; what is missing raises what to run."""
+    try:
+        yield
+    except ModuleNotFoundError as cause:
+        module = (cause.name or "").split(".")[0]
+        if module not in BACKENDS:
+            raise
+        backend = os.environ.get("KERAS_BACKEND")
+        asked = f", and KERAS_BACKEND is {backend!r}" if backend else ""
+        raise ImportError(
+            f"{module} is missing{asked}. tfp_ibnn needs one of two backends. For TensorFlow run\n"
+            '    pip install "tfp_ibnn[tensorflow]"\n'
+            "and leave KERAS_BACKEND unset, or set it to tensorflow. For JAX run\n"
+            '    pip install "tfp_ibnn[jax]"\n'
+            "and set the environment variable KERAS_BACKEND=jax before Keras is imported. Both in "
+            'one environment: pip install "tfp_ibnn[both]".'
+        ) from cause

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core import keras_optimizers
 from tfp_ibnn._core.progress import Heartbeat, silent
 from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, read
 from tfp_ibnn.calibration.outputs import Output
@@ -274,7 +274,7 @@ def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Op
     if given is not None or own is None:
         return keras.optimizers.get(given or keras.optimizers.Adam(1e-4))
     own = getattr(own, "inner_optimizer", own)  # of one that scales losses
-    if keras_internals.has_many_parts(own):
+    if keras_optimizers.has_many_parts(own):
         remedy = "give one, such as optimizer=keras.optimizers.Adam(1e-4)"
         raise ValueError(f"`model` has several optimizers: {remedy}.")
     config = own.get_config()

@@ -134,6 +134,8 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
             raise _cannot_copy(place.owners[-1], f"{place.path!r} is not in both, or was shared")
     swaps: dict[inside.Steps, keras.layers.Layer] = {}
     pairs = [(x, before[x].layer, after[x].layer) for x in before if x in after]
+    for _, layer, copied in pairs:  # before Keras 3.14 TF-IDF weights need a vocabulary
+        keras_internals.copy_vocabulary(layer, copied)
     for steps, layer, copied in [((), old, new), *pairs]:
         folding.adapt(copied, layer)
         if is_quantized(layer) and not is_quantized(copied):
@@ -168,7 +170,6 @@ def _carry_over(old: keras.Model, new: keras.Model, fold: bool) -> None:
             # Arrays of their own: JAX's trainer frees those that it has replaced.
             arrays = {key: ops.convert_to_numpy(value).copy() for key, value in store.items()}
             copied.load_own_variables(arrays)
-            keras_internals.copy_vocabulary(layer, copied)
     inside.replace(new, swaps)
     for steps in swaps:  # an owner's own constructor may make what was replaced just now
         if stochastic_layers(_copy_layer(after[steps].owners[:2][-1])):

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.layers.multiplicative import Stochastic
@@ -51,7 +51,7 @@ class _StochasticPlain(Stochastic):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "_StochasticPlain":
-        config = dict(config)
+        config = keras_internals.readable(config)
         trainable = config.pop("layer_trainable", True)
         layer = super().from_config(config, custom_objects)
         layer.layer.trainable = trainable

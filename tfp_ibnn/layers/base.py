@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import layers, ops
 
-from tfp_ibnn._core import checks
+from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate
 from tfp_ibnn._core.serialization import naming_unknown_classes
@@ -296,7 +296,7 @@ class StochasticLayer(keras.layers.Wrapper):
         return self.layer.compute_output_spec(self.checked_inputs(inputs))
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
-        return self.layer.compute_output_shape(input_shape)
+        return keras_internals.output_shape(self.layer, input_shape)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         if not self.layer.supports_masking:
@@ -310,7 +310,7 @@ class StochasticLayer(keras.layers.Wrapper):
     @classmethod
     @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StochasticLayer":
-        config = dict(config)
+        config = keras_internals.readable(config)
         for key in ("layer", "posterior"):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects)

@@ -112,7 +112,7 @@ class StochasticSubclass(NoiseModel, keras.Model):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Any = None
     ) -> "StochasticSubclass":
-        config = dict(config)
+        config = keras_internals.readable(config)
         if isinstance(config["model"], dict):
             model = keras.saving.deserialize_keras_object(config["model"], custom_objects)
             config["model"] = model

@@ -121,7 +121,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         """Return the size of z."""
         if not self._multiplies_outputs:
             return self._channels
-        *_, outputs = self.layer.compute_output_shape(input_shape)
+        *_, outputs = keras_internals.output_shape(self.layer, input_shape)
         ones = np.ones(outputs)
         self._output_factors(ones)  # raises for a layer that cannot be folded
         return self._channels + outputs

@@ -361,7 +361,7 @@ class NoiseModel(TakesStrings):
         Returns:
             A model with new weights.
         """
-        config = dict(config)
+        config = keras_internals.readable(config)
         saved = config.pop("inside", ())
         model = super().from_config(config, custom_objects)
         inside.restore(model, saved)

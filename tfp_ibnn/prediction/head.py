@@ -65,6 +65,7 @@ class PredictionWrapper:
     @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> keras.Model:
         """Return a model from what `get_config` gave."""
+        config = keras_internals.readable(config)
         load = keras.saving.deserialize_keras_object
         parts = {name: config[name] for name in ("model", "head") if name in config}
         made = {name: load(part, custom_objects=custom_objects) for name, part in parts.items()}

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import checks, keras_internals, keras_optimizers
 from tfp_ibnn._core.serialization import Configured
 
 _POSTERIORS = "posteriors"
@@ -24,7 +24,7 @@ class ScaledSchedule(Configured, Schedule):
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TwoSpeed(keras_internals.GroupedOptimizer):
+class TwoSpeed(keras_optimizers.GroupedOptimizer):
     """One optimizer for the posteriors, another for all other weights; made by `two_speed`.
 
     `learning_rate` is that of the other weights; setting it keeps the ratio of the two. Gradients
@@ -116,7 +116,7 @@ def two_speed(
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
     is_optimizer = isinstance(optimizer, keras.optimizers.Optimizer)
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not is_optimizer or scales or keras_internals.has_many_parts(optimizer):
+    if not is_optimizer or scales or keras_optimizers.has_many_parts(optimizer):
         raise ValueError(
             "`optimizer` must be one plain optimizer such as keras.optimizers.Adam(1e-3), or its "
             f"name, as 'adam'; got {optimizer!r}."

@@ -72,6 +72,7 @@ class WeightPosterior(protocols.WeightPosterior):
     @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightPosterior":
         """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
+        config = keras_internals.readable(config)
         return cls(**keras.saving.deserialize_keras_object(config, custom_objects=custom_objects))
 
 
@@ -133,6 +134,7 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
     @classmethod
     @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
+        config = keras_internals.readable(config)
         options = keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
         return cls([options.pop("network")] * options.pop("count"), **options)
 

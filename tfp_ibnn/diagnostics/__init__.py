@@ -20,4 +20,4 @@ from tfp_ibnn.diagnostics.scores import report as report
 from tfp_ibnn.diagnostics.scores import simulation_based_calibration as simulation_based_calibration
 from tfp_ibnn.diagnostics.scores import sliced_wasserstein as sliced_wasserstein
 from tfp_ibnn.diagnostics.scores import total_variation as total_variation
-from tfp_ibnn.weights.target import Density as Density
+from tfp_ibnn.weights.density import Density as Density

@@ -17,9 +17,11 @@ from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.diagnostics.scores import Estimate
 from tfp_ibnn.diagnostics.targets import target_of
 from tfp_ibnn.weights import WeightSets
-from tfp_ibnn.weights.flat import places_of, split
-from tfp_ibnn.weights.hmc import agreement, colored, sample_chains, table
-from tfp_ibnn.weights.target import Density
+from tfp_ibnn.weights.agreement import agreement, table
+from tfp_ibnn.weights.chains import sample_chains
+from tfp_ibnn.weights.density import Density
+from tfp_ibnn.weights.vectors import places_of, split
+from tfp_ibnn.weights.whitening import colored
 
 _MOVES = 4  # of a particle at each temperature
 

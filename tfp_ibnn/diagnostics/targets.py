@@ -14,9 +14,10 @@ from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.posteriors import JointPosterior, Posterior
 from tfp_ibnn.posteriors.base import equal_mixture
+from tfp_ibnn.weights.density import Density
 from tfp_ibnn.weights.features import LogitNetwork, check_network
-from tfp_ibnn.weights.flat import double
-from tfp_ibnn.weights.target import Density, Target
+from tfp_ibnn.weights.target import Target
+from tfp_ibnn.weights.vectors import double
 
 
 class LatentTarget(Target):

@@ -10,7 +10,7 @@ from tfp_ibnn.weights.hmc import LastLayerHMC as LastLayerHMC
 from tfp_ibnn.weights.laplace import Laplace as Laplace
 from tfp_ibnn.weights.mixture import WeightMixture as WeightMixture
 from tfp_ibnn.weights.refinement import RefinedPosterior as RefinedPosterior
-from tfp_ibnn.weights.refinement import refine as refine
+from tfp_ibnn.weights.refining import refine as refine
 from tfp_ibnn.weights.scaled import ScaledPosterior as ScaledPosterior
 from tfp_ibnn.weights.sgmcmc import SGHMC as SGHMC
 from tfp_ibnn.weights.sgmcmc import SGLD as SGLD

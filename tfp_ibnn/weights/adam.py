@@ -24,10 +24,12 @@ class _Adam(NamedTuple):
 
     def step(self, slopes: np.ndarray, rate: float) -> "_Adam":
         """Return the state after a step uphill."""
+        dtype = self.vector.dtype
         slope = 0.9 * self.slope + 0.1 * slopes
         square = 0.999 * self.square + 0.001 * slopes**2
-        vector = self.vector + rate * slope / (np.sqrt(square) + 1e-8)
-        return _Adam(vector.astype(self.vector.dtype), slope, square)
+        divisor = np.sqrt(square) + 1e-8
+        vector = self.vector + rate * slope / divisor
+        return _Adam(vector.astype(dtype), slope, square)
 
 
 def ascend(
@@ -101,12 +103,15 @@ def ascend(
 
 def _rate(learning_rate: float, step: int, steps: int) -> float:
     """Return the rate of a step, counted from 1: a cosine decay, with Adam's bias correction."""
-    decayed = learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
-    correction = math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-    return decayed * correction
+    cosine = math.cos(math.pi * step / steps)
+    rate = learning_rate * (1 + cosine) / 2
+    rate *= math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+    return rate
 
 
 def _checks_since_best(scores: list[float]) -> int:
     """Return how many scores came after the highest one; NaN is lower than all."""
     comparable = np.nan_to_num(scores, nan=-np.inf)
-    return len(scores) - 1 - int(np.argmax(comparable))
+    best = int(np.argmax(comparable))
+    last = len(scores) - 1
+    return last - best

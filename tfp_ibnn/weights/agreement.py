@@ -38,6 +38,7 @@ def table(shape: tuple[int, ...], diagnostics: dict[str, float], unit: str = "nu
         A head, and a line for each diagnostic.
     """
     draws, chains, size = shape
-    head = f"{chains} chains of {draws} draws, {size} {unit}"
-    lines = [f"{name:<24} {number:10.3f}" for name, number in diagnostics.items()]
-    return "\n".join([head, *lines])
+    lines = [f"{chains} chains of {draws} draws, {size} {unit}"]
+    for name, number in diagnostics.items():
+        lines.append(f"{name:<24} {number:10.3f}")
+    return "\n".join(lines)

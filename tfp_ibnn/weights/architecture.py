@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import keras
@@ -70,7 +70,7 @@ class _Comparison:
         self._numbers_of_one = _positions(model.weights)
         self._numbers_of_other = _positions(other.weights)
         self._next = itertools.count(len(model.weights))
-        self._by_kind: tuple[tuple[Any, Callable[[Any, Any, str], Differences]], ...] = (
+        self._by_kind = (
             (keras.Variable, self._variables),
             (keras.KerasTensor, self._tensors),
             (keras.Operation, self._operations),
@@ -138,16 +138,18 @@ class _Comparison:
             yield where
         self._number(one.inputs, other.inputs)
         yield from self._ends(one.input, other.input, where)
-        for node, other_node in zip(nodes, other_nodes, strict=False):
-            yield from self.values(node.operation, other_node.operation, where)
-            yield from self._calls(node.arguments, other_node.arguments, where)
-            self._number(node.outputs, other_node.outputs)
+        for pair in zip(nodes, other_nodes, strict=False):
+            yield from self._calls(*pair, where)
         yield from self._ends(one.output, other.output, where)
 
     def _calls(self, one: Any, other: Any, where: str) -> Differences:
-        """Compare the arguments of two calls."""
-        yield from self._sequences(one.args, other.args, where)
-        yield from self._mappings(_given(one.kwargs), _given(other.kwargs), where)
+        """Compare what is called, and on which arguments."""
+        yield from self.values(one.operation, other.operation, where)
+        yield from self._sequences(one.arguments.args, other.arguments.args, where)
+        keywords = _given(one.arguments.kwargs)
+        other_keywords = _given(other.arguments.kwargs)
+        yield from self._mappings(keywords, other_keywords, where)
+        self._number(one.outputs, other.outputs)
 
     def _number(self, one: list[Any], other: list[Any]) -> None:
         """Give tensors in the same place the same number."""

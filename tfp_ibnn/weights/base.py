@@ -166,9 +166,11 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
                 raise ValueError(f"Set {number} has other shapes than the weights of the network.")
             if not all(np.isfinite(value).all() for value in values):
                 raise ArithmeticError(f"Set {number} is not finite: the training diverged.")
-        posterior = cls([network] * len(sets))
+        networks = [network] * len(sets)
+        posterior = cls(networks)
         for number, stacked in enumerate(posterior._sets):
-            stacked.assign(np.stack([values[number] for values in sets]))
+            values_of_sets = [values[number] for values in sets]
+            stacked.assign(np.stack(values_of_sets))
         return posterior
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
@@ -254,12 +256,24 @@ def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequenc
             first_input = keras.tree.flatten(inputs)[0]
             sizes.append(ops.shape(first_input)[0])
     for number, layer in enumerate(norms):
-        mean_of_batch = np.array([each[number] for each in means], "float64")
-        variance_of_batch = np.array([each[number] for each in variances], "float64")
-        mean = np.average(mean_of_batch, axis=0, weights=sizes)
-        spread = variance_of_batch + (mean_of_batch - mean) ** 2
+        mean, variance = _pooled(
+            [each[number] for each in means],
+            [each[number] for each in variances],
+            sizes,
+        )
         layer.moving_mean.assign(mean)
-        layer.moving_variance.assign(np.average(spread, axis=0, weights=sizes))
+        layer.moving_variance.assign(variance)
+
+
+def _pooled(
+    means: list[np.ndarray], variances: list[np.ndarray], sizes: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and the variance of all examples from those of batches."""
+    means_of_batches = np.array(means, "float64")
+    variances_of_batches = np.array(variances, "float64")
+    mean = np.average(means_of_batches, axis=0, weights=sizes)
+    spread = variances_of_batches + (means_of_batches - mean) ** 2
+    return mean, np.average(spread, axis=0, weights=sizes)
 
 
 @contextlib.contextmanager

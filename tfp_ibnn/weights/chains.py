@@ -51,7 +51,8 @@ class _Plan(NamedTuple):
     @property
     def chunk_of_refit(self) -> int:
         """The chunk in the middle of the warm-up, before which coordinates are refitted."""
-        return round(_CHUNKS * self.warmup / (self.warmup + self.draws) / 2)
+        steps = self.warmup + self.draws
+        return round(_CHUNKS * self.warmup / steps / 2)
 
 
 class _State(NamedTuple):
@@ -119,14 +120,15 @@ def sample_chains(
     rng = np.random.default_rng(seed)
     _check_time(target, plan, checks.positive("time_limit", time_limit))
     begin = time.perf_counter()
-    loc, factor = natural_gradients(target, target.size <= MOST_FULL, _FIT_STEPS, rng, verbose)
+    is_full = target.size <= MOST_FULL
+    loc, factor = natural_gradients(target, is_full, _FIT_STEPS, rng, verbose)
     state = _first_state(target, plan, loc, factor, start, rng)
     state, chunks = _run(target, plan, state, rng, verbose)
-    white, acceptance, diverged = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
-    sets = colored(white[-plan.draws :].astype("float64"), state.loc, state.factor)
+    kept = _last_steps(chunks, plan.draws)
+    sets = colored(kept.white.astype("float64"), state.loc, state.factor)
     diagnostics = {
-        "acceptance": float(acceptance[-plan.draws :].mean()),
-        "divergences": int(diverged[-plan.draws :].sum()),
+        "acceptance": float(kept.acceptance.mean()),
+        "divergences": int(kept.diverged.sum()),
         **agreement(ops.convert_to_tensor(sets)),
         "seconds": time.perf_counter() - begin,
     }
@@ -168,8 +170,10 @@ def _first_state(
     """Return where the chains start, or raise if the density is not finite there."""
     white = rng.standard_normal((plan.chains, target.size))
     if start == "prior":
-        white = whitened(target.prior_loc + target.prior_scale * white, loc, factor)
-    if not np.isfinite(target.values(colored(white, loc, factor))).all():
+        w = target.prior_loc + target.prior_scale * white
+        white = whitened(w, loc, factor)
+    values = target.values(colored(white, loc, factor))
+    if not np.isfinite(values).all():
         raise ValueError("The log-density is NaN or infinite where a chain starts.")
     return _State(white, loc, factor)
 
@@ -179,7 +183,7 @@ def _run(
 ) -> tuple[_State, list[_Chunk]]:
     """Run the chains chunk by chunk; return where they end, and the chunks."""
     moves = _Moves(target, plan)
-    chunks: list[_Chunk] = []
+    chunks = []
     bar = keras.utils.Progbar(_CHUNKS, verbose=1 if verbose == "auto" else verbose)
     for number in range(_CHUNKS):
         if number in (0, plan.chunk_of_refit):
@@ -189,15 +193,33 @@ def _run(
         chunk = moves.advance(key)
         chunks.append(chunk)
         state = state._replace(white=chunk.white[-1])
-        bar.update(number + 1, [("acceptance", float(chunk.acceptance.mean()))])
+        acceptance = float(chunk.acceptance.mean())
+        bar.update(number + 1, [("acceptance", acceptance)])
     return state, chunks
 
 
 def _refitted(state: _State, chunks: list[_Chunk]) -> _State:
     """Return the state in coordinates that fit the later half of the draws."""
-    recent = [chunk.white for chunk in chunks[len(chunks) // 2 :]] or [state.white[None]]
-    loc, factor, white = refitted(state.loc, state.factor, state.white, np.concatenate(recent))
+    later_half = chunks[len(chunks) // 2 :]
+    recent = [state.white[None]]
+    if later_half:
+        recent = [chunk.white for chunk in later_half]
+    loc, factor, white = refitted(
+        state.loc,
+        state.factor,
+        state.white,
+        np.concatenate(recent),
+    )
     return _State(white, loc, factor)
+
+
+def _last_steps(chunks: list[_Chunk], number: int) -> _Chunk:
+    """Return the last steps of the chains, after the warm-up."""
+    parts = []
+    for of_chunks in zip(*chunks, strict=True):
+        steps = np.concatenate(of_chunks)
+        parts.append(steps[-number:])
+    return _Chunk(*parts)
 
 
 class _Moves:
@@ -211,31 +233,39 @@ class _Moves:
 
     def begin(self, state: _State) -> None:
         """Start at a state, with step sizes that are yet to adapt."""
-        step_size = np.full((self._plan.chains, 1), self._plan.longest_step)
-        dtype = self._target.dtype
-        self._white = state.white.astype(dtype)
-        self._numbers = [x.astype(dtype) for x in (step_size, state.loc, state.factor)]
-        self._results = self._bootstrap(self._white, *self._numbers, *self._target.data)
+        target = self._target
+        step_sizes = np.full((self._plan.chains, 1), self._plan.longest_step)
+        self._white = state.white.astype(target.dtype)
+        self._arguments = [
+            step_sizes.astype(target.dtype),
+            state.loc.astype(target.dtype),
+            state.factor.astype(target.dtype),
+            *target.data,
+        ]
+        self._results = self._bootstrap(self._white, *self._arguments)
 
     def advance(self, key: np.ndarray) -> _Chunk:
         """Take the steps of a chunk."""
-        parts, self._results = self._sample(
-            self._white, self._results, key, *self._numbers, *self._target.data
-        )
+        parts, self._results = self._sample(self._white, self._results, key, *self._arguments)
         self._white = parts.white[-1]
-        return _Chunk(*(ops.convert_to_numpy(part) for part in parts))
+        return _Chunk(
+            ops.convert_to_numpy(parts.white),
+            ops.convert_to_numpy(parts.acceptance),
+            ops.convert_to_numpy(parts.diverged),
+        )
 
-    def _first_results(self, white: Tensor, *numbers: Tensor) -> Any:
-        return self._kernel(*numbers).bootstrap_results(white)
+    def _first_results(self, white: Tensor, *arguments: Tensor) -> Any:
+        kernel = self._kernel(*arguments)
+        return kernel.bootstrap_results(white)
 
     def _chunk(
-        self, white: Tensor, results: Any, key: Tensor, *numbers: Tensor
+        self, white: Tensor, results: Any, key: Tensor, *arguments: Tensor
     ) -> tuple[_Chunk, Any]:
         states, (acceptance, diverged), results = tfp.mcmc.sample_chain(
             self._plan.steps_in_chunk,
             white,
             previous_kernel_results=results,
-            kernel=self._kernel(*numbers),
+            kernel=self._kernel(*arguments),
             seed=key,
             trace_fn=self._trace,
             return_final_kernel_results=True,
@@ -270,7 +300,8 @@ class _Moves:
         Beyond a quarter of a Gaussian's period, chains swing between two sides of it.
         """
         longest = ops.cast(self._plan.longest_step, step_size.dtype)
-        inner = results.accepted_results._replace(step_size=ops.minimum(step_size, longest))
+        shortened = ops.minimum(step_size, longest)
+        inner = results.accepted_results._replace(step_size=shortened)
         return results._replace(accepted_results=inner)
 
     def _trace(self, _: Tensor, results: Any) -> tuple[Tensor, Tensor]:

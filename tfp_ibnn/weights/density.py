@@ -85,6 +85,8 @@ class Density:
         """Return a function's values at w, computed for `rows` rows at a time."""
         results = []
         for start in range(0, len(w), self.rows):
-            part = w[start : start + self.rows].astype(self.dtype)
-            results.append(double(function(part, *data)))
+            end = start + self.rows
+            part = w[start:end].astype(self.dtype)
+            result = function(part, *data)
+            results.append(double(result))
         return np.concatenate(results)

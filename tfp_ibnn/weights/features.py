@@ -1,6 +1,6 @@
 """A network cut before some of its layers, without the activation of its output."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -63,11 +63,12 @@ class LogitNetwork:
         parts = []
         for inputs, labels in batches(x, y, batch_size, verbose):
             values = keras.tree.map_structure(self.wide, prefix(inputs))
-            if any(len(value) != len(labels) for value in values.values()):
+            lengths = {len(value) for value in values.values()}
+            if lengths != {len(labels)}:
                 raise ValueError("`model` has a tensor whose first axis is not that of examples.")
             targets = self.likelihood.targets(labels, self.width)
             parts.append((values, targets))
-        return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        return joined(parts)
 
     def wide(self, value: Tensor) -> np.ndarray:
         """Return a cached tensor in full precision, checked."""
@@ -111,9 +112,10 @@ class LastLayer(LogitNetwork):
     def __init__(
         self, model: keras.Model, head: str | None = None, from_logits: bool | None = None
     ) -> None:
-        self.layer = last_weighted_layer(model)
-        super().__init__(model, lambda x: x is self.layer, head, from_logits)
-        check_dense(self.layer, self.graph, self.stripped, self.width)
+        layer = last_weighted_layer(model)
+        self.layer = layer
+        super().__init__(model, lambda x: x is layer, head, from_logits)
+        check_dense(layer, self.graph, self.stripped, self.width)
 
 
 def logit_layer(model: keras.Model) -> keras.layers.Dense:
@@ -311,6 +313,11 @@ def check_finite(values: np.ndarray, what: str) -> None:
         bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
         where = f"{bad.sum()} of {len(bad)} rows; the first is number {bad.argmax()}"
         raise ValueError(f"The {what} hold NaN or infinity in {where}.")
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return nested structures of arrays as one, joined along the first axis."""
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 def without_activation(layer: keras.layers.Layer, x: Tensor) -> Tensor:

@@ -57,9 +57,11 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         """Return standard normal noise (*number.shape, size) for draws by their numbers."""
         size = size or self.size
         number = ops.cast(number, "int32")
-        source = noise.Source(seed=key, sample=ops.reshape(number, (-1,)))
-        rows = source.normal(math.prod(number.shape), (size,), self.variable_dtype, None)
-        return ops.reshape(rows, (*number.shape, size))
+        shape = number.shape
+        numbers = ops.reshape(number, (-1,))
+        source = noise.Source(seed=key, sample=numbers)
+        rows = source.normal(math.prod(shape), (size,), self.variable_dtype, None)
+        return ops.reshape(rows, (*shape, size))
 
     def _add(self, name: str, shape: tuple[int, ...], start: float = math.nan) -> keras.Variable:
         """Add a weight that `fit` sets; NaN before, so that nobody takes it for fitted."""

@@ -16,6 +16,7 @@ from tfp_ibnn.weights.natural_gradients import natural_gradients
 from tfp_ibnn.weights.target import Target
 from tfp_ibnn.weights.vectors import balanced, double
 
+_DRAWS_OF_ELBO = 1024
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
 
@@ -85,21 +86,30 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         steps = checks.positive_integer("steps", steps)
         is_full = self.covariance == "full"
         loc, scale = natural_gradients(target, is_full, steps, rng, verbose)
-        factor = np.zeros((0, self.size))
+        factor = np.zeros((0, self.size))  # no rows
         if self.covariance == "lowrank":
-            start = _Start(loc, scale)
-            loc, scale, factor = _low_rank(target, start, self.rank, 10 * steps, rng, verbose)
+            loc, scale, factor = _low_rank(
+                target,
+                _Start(loc, scale),
+                self.rank,
+                10 * steps,
+                rng,
+                verbose,
+            )
         self.assign(loc, scale, factor)
         self._elbo.assign(self._estimated_elbo(target, rng))
 
     def _estimated_elbo(self, target: Target, rng: np.random.Generator) -> float:
         """Return the ELBO, or raise if it is not finite."""
-        eps = balanced(rng, 512, self.size + self.factor.shape[0])
-        w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
+        columns = self.size + self.factor.shape[0]
+        eps = balanced(rng, _DRAWS_OF_ELBO // 2, columns)
+        w = self.transform(ops.cast(eps, self.variable_dtype))
+        log_p = target.values(ops.convert_to_numpy(w))
         # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
-        values = target.values(w) + np.sum(eps**2 - 1, axis=1) / 2
-        entropy = float(ops.convert_to_numpy(self.distribution().entropy()))
-        elbo = values.mean() + entropy
+        excess = np.sum(eps**2 - 1, axis=1)
+        values = log_p + excess / 2
+        entropy = self.distribution().entropy()
+        elbo = values.mean() + float(ops.convert_to_numpy(entropy))
         if not np.isfinite(elbo):
             raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
         return elbo
@@ -133,13 +143,15 @@ def _low_rank(
         dtype=keras.backend.standardize_dtype(dtype),
     )
     q.build((target.size,))
-    q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
+    spread = 0.05 / target.size**0.5
+    q.columns.assign(rng.normal(scale=spread, size=q.columns.shape))
     loc = start.loc.astype(dtype)
     scale = start.scale.astype(dtype)
 
     def elbo(eps: Tensor, *data: Tensor) -> Tensor:
         draw = q.transform(eps)
-        return mean(target.log_prob(loc + scale * draw.z, *data)) + draw.entropy
+        log_p = target.log_prob(loc + scale * draw.z, *data)
+        return mean(log_p) + draw.entropy
 
     def batch() -> tuple[Any, ...]:
         eps = balanced(rng, 32, target.size)
@@ -148,7 +160,8 @@ def _low_rank(
     ascend(q.trainable_variables, elbo, batch, steps, 0.02, verbose=verbose)
     columns = double(q.columns)
     # (1 + U U')^2 = 1 + U (2 + U' U) U'
-    root = np.linalg.cholesky(2 * np.eye(rank) + columns.T @ columns)
+    inner = 2 * np.eye(rank) + columns.T @ columns
+    rows = (columns @ np.linalg.cholesky(inner)).T
     final_scale = start.scale * double(q.scales())
     final_loc = start.loc + start.scale * double(q.mean())
-    return final_loc, final_scale, (columns @ root).T * final_scale
+    return final_loc, final_scale, rows * final_scale

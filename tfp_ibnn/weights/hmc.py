@@ -104,11 +104,20 @@ class LastLayerHMC(LastLayerPosterior):
         Returns:
             A vector (size,), or several for several numbers.
         """
-        # A stride that has no divisor in common with the number of draws visits all of them.
-        strides = range(int(_GOLDEN_RATIO * self.count), 0, -1)
-        stride = next(n for n in strides if math.gcd(n, self.count) == 1)
-        rows = ops.reshape(ops.convert_to_tensor(self._sets), (self.count, self.size))
-        return ops.take(rows, number % self.count * stride % self.count, axis=0)
+        place = number % self.count * self._stride() % self.count
+        sets = ops.convert_to_tensor(self._sets)
+        rows = ops.reshape(sets, (self.count, self.size))
+        return ops.take(rows, place, axis=0)
+
+    def _stride(self) -> int:
+        """Return the distance between the places of consecutive draws.
+
+        It has no divisor in common with the number of draws, and so visits all of them.
+        """
+        stride = int(_GOLDEN_RATIO * self.count)
+        while math.gcd(stride, self.count) != 1:
+            stride -= 1
+        return stride
 
     def center(self) -> Tensor:
         """Return the mean of all draws."""

@@ -59,9 +59,11 @@ class Members:
         start = time.monotonic()
         models = [self._built(seed) for seed in self._seeds]
         training = SideBySide(models)
-        _fit(models[0], x, y, options, [training.callback()])
+        callbacks = [training.callback()]
+        _fit(models[0], x, y, options, callbacks)
         losses = training.finish()
-        for model, seed, loss in zip(models, self._seeds, losses, strict=True):
+        trained = zip(models, self._seeds, losses, strict=True)
+        for model, seed, loss in trained:
             self._add(model, seed, loss, start)
 
     def _built(self, seed: int) -> keras.Model:
@@ -107,9 +109,10 @@ class Members:
 
 def _called(function: Callable[..., Any], seed: int) -> Any:
     """Return what a user's function makes, which need not take the seed."""
-    parameters = inspect.signature(function).parameters.values()
-    takes_seed = any(p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
-    return function(seed) if takes_seed else function()
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            return function(seed)
+    return function()
 
 
 def _fit(model: keras.Model, x: Any, y: Any, options: dict[str, Any], callbacks: Any) -> float:

@@ -13,7 +13,7 @@ from tfp_ibnn.weights.density import Density
 from tfp_ibnn.weights.vectors import balanced, triangular
 from tfp_ibnn.weights.whitening import colored
 
-_PAIRS_OF_DIAGONAL = 32
+_FEWEST_PAIRS = 32
 _MOST_PAIRS = 512
 
 
@@ -22,16 +22,21 @@ class _Full(NamedTuple):
 
     loc: np.ndarray
     factor: np.ndarray
+    length: float = 0.0  # of the last step of the mean, in white coordinates
 
-    def stepped(self, eps: np.ndarray, slopes: np.ndarray, rate: float) -> tuple["_Full", float]:
-        """Return q after a step, and the length of the step of the mean, in white coordinates."""
+    def stepped(self, eps: np.ndarray, slopes: np.ndarray, rate: float) -> "_Full":
+        """Return q after a step by the gradients at its draws from noise."""
         white_slopes = slopes @ self.factor
-        excess = (white_slopes + eps).T @ eps / len(eps)
-        excess = rate * (excess + excess.T) / 2
-        root = root_of_precision(np.eye(len(self.loc)) - excess, excess)
-        shift = _limited(np.linalg.solve(root, white_slopes.mean(axis=0)), rate)
+        products = (white_slopes + eps).T @ eps / len(eps)
+        symmetric = (products + products.T) / 2
+        excess = rate * symmetric
+        identity = np.eye(len(self.loc))
+        root = root_of_precision(identity - excess, excess)
+        mean_slope = white_slopes.mean(axis=0)
+        shift = _limited(np.linalg.solve(root, mean_slope), rate)
         factor = np.linalg.solve(root, self.factor.T).T
-        return _Full(self.loc + factor @ shift, factor), float(np.linalg.norm(shift))
+        loc = self.loc + factor @ shift
+        return _Full(loc, factor, float(np.linalg.norm(shift)))
 
 
 class _Diagonal(NamedTuple):
@@ -39,18 +44,20 @@ class _Diagonal(NamedTuple):
 
     loc: np.ndarray
     factor: np.ndarray
+    length: float = 0.0  # of the last step of the mean, in white coordinates
 
-    def stepped(
-        self, eps: np.ndarray, slopes: np.ndarray, rate: float
-    ) -> tuple["_Diagonal", float]:
-        """Return q after a step, and the length of the step of the mean, in white coordinates."""
+    def stepped(self, eps: np.ndarray, slopes: np.ndarray, rate: float) -> "_Diagonal":
+        """Return q after a step by the gradients at its draws from noise."""
         white_slopes = slopes * self.factor
-        excess = rate * np.mean((white_slopes + eps) * eps, axis=0)
+        products = (white_slopes + eps) * eps
+        excess = rate * np.mean(products, axis=0)
         # The precision is exp(-excess) up to the second order, and so always positive.
         root = np.sqrt(1 - excess + excess**2 / 2)
-        shift = _limited(white_slopes.mean(axis=0) / root, rate)
+        mean_slope = white_slopes.mean(axis=0)
+        shift = _limited(mean_slope / root, rate)
         factor = self.factor / root
-        return _Diagonal(self.loc + factor * shift, factor), float(np.linalg.norm(shift))
+        loc = self.loc + factor * shift
+        return _Diagonal(loc, factor, float(np.linalg.norm(shift)))
 
 
 def natural_gradients(
@@ -73,18 +80,21 @@ def natural_gradients(
         ValueError: if a gradient is not finite.
     """
     size = target.size
-    pairs = int(np.clip(1.25 * size, 32, _MOST_PAIRS)) if full else _PAIRS_OF_DIAGONAL
-    # With fewer pairs than weights the noise of a step has eigenvalues up to this.
-    most = 0.5 / max(1.0, (size / pairs) ** 0.5) ** 2
     scale = 0.1 * target.prior_scale
+    q: _Full | _Diagonal
     if full:
+        pairs = int(np.clip(1.25 * size, _FEWEST_PAIRS, _MOST_PAIRS))
         q = _Full(target.mode(), scale * np.eye(size))
     else:
+        pairs = _FEWEST_PAIRS
         q = _Diagonal(target.mode(), scale * np.ones(size))
+    # With fewer pairs than weights the noise of a step has eigenvalues up to size / pairs.
+    most = 0.5 / max(1.0, (size / pairs) ** 0.5) ** 2
     bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
     for step in range(steps):
         # Constant at first; then such that all later steps count alike in the result.
-        rate = most / (1 + most * max(0.0, step - 0.4 * steps))
+        steps_of_decay = max(0.0, step - 0.4 * steps)
+        rate = most / (1 + most * steps_of_decay)
         eps = balanced(rng, pairs, size)
         slopes = target.gradients(colored(eps, q.loc, q.factor))
         if not np.isfinite(slopes).all():
@@ -92,10 +102,11 @@ def natural_gradients(
                 f"The gradient became NaN or infinite at step {step + 1}: give a smaller "
                 "`prior_scale`, or scale `x`."
             )
-        q, length = q.stepped(eps, slopes, rate)
-        bar.update(step + 1, [("step", length)])
-    factor = triangular(q.factor) if full else q.factor
-    return q.loc, factor
+        q = q.stepped(eps, slopes, rate)
+        bar.update(step + 1, [("step", q.length)])
+    if full:
+        return q.loc, triangular(q.factor)
+    return q.loc, q.factor
 
 
 def root_of_precision(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
@@ -119,4 +130,5 @@ def root_of_precision(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
 def _limited(shift: np.ndarray, rate: float) -> np.ndarray:
     """Return a step of the mean, not longer than q is wide."""
     length = max(np.linalg.norm(shift), 1e-30)
-    return shift * (rate * min(1.0, len(shift) ** 0.5 / length))
+    width = len(shift) ** 0.5
+    return shift * (rate * min(1.0, width / length))

@@ -1,7 +1,7 @@
 """What the flows of a refined posterior are trained by: the ELBO, or given samples."""
 
 import math
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from keras import ops
@@ -55,7 +55,9 @@ class SamplesObjective:
         self._draws = max(draws, 64)
         self._rng = rng
         shuffled = rng.permutation(samples).astype(refined.variable_dtype)
-        self._held_out, self._training = np.split(shuffled, [len(samples) // 10])
+        tenth = len(samples) // 10
+        self._held_out = shuffled[:tenth]
+        self._training = shuffled[tenth:]
         self._score = compiled(self.value, refined.weights)
 
     def batch(self) -> tuple[np.ndarray]:
@@ -72,14 +74,27 @@ class SamplesObjective:
         return float(self._score(self._held_out))
 
 
+class Sizes(NamedTuple):
+    """How much a step of the ELBO takes."""
+
+    draws: int  # of the weights, rounded up to pairs
+    examples: int | None  # None takes all
+
+    def times(self, factor: int) -> "Sizes":
+        """Return sizes that are larger by a factor."""
+        examples = self.examples
+        if examples is not None:
+            examples *= factor
+        return Sizes(factor * self.draws, examples)
+
+
 class ElboObjective:
     """The ELBO; the score is that of fixed draws, or the log-likelihood of validation data.
 
     Args:
         refined: the posterior that is trained.
         target: log p(y | x, w) + log p(w).
-        draws: of the weights, for each step, rounded up to pairs.
-        batch_size: examples for each step; None takes all.
+        sizes: of each step.
         path_gradients: see `elbo`.
         validation: (x, y) for the score; None takes the ELBO.
         rng: source of the draws.
@@ -89,20 +104,18 @@ class ElboObjective:
         self,
         refined: RefinedPosterior,
         target: Target,
+        sizes: Sizes,
         *,
-        draws: int,
-        batch_size: int | None,
         path_gradients: bool,
         validation: tuple[Any, Any] | None,
         rng: np.random.Generator,
     ) -> None:
         self._refined = refined
         self._target = target
-        self._draws = draws
-        self._batch_size = batch_size
+        self._sizes = sizes
         self._path_gradients = path_gradients
         self._rng = rng
-        fixed = self._larger_batch(_LARGER)
+        fixed = self._batch_of(sizes.times(_LARGER))
         score = self.value
         self.patience = 0
         if validation is not None:
@@ -115,27 +128,36 @@ class ElboObjective:
 
     def batch(self) -> tuple[Any, ...]:
         """Return noise, the scale of the likelihood, and examples."""
-        return self._larger_batch(1)
+        return self._batch_of(self._sizes)
 
     def value(self, eps: Tensor, scale: Tensor, *data: Tensor) -> Tensor:
-        """Return the ELBO of draws from noise."""
+        """Return the ELBO of draws from noise.
+
+        Args:
+            eps: standard normal rows (S, size).
+            scale: number of all examples over those given.
+            *data: inputs and targets, as the target caches them.
+        """
         return elbo(self._refined, self._target, self._path_gradients, eps, scale, *data)
 
     def score(self) -> float:
         """Return the ELBO of fixed draws, or the log-likelihood of the validation data."""
         return float(self._score(*self._fixed))
 
-    def _larger_batch(self, factor: int) -> tuple[Any, ...]:
-        pairs = (factor * self._draws + 1) // 2
+    def _batch_of(self, sizes: Sizes) -> tuple[Any, ...]:
+        target = self._target
+        pairs = (sizes.draws + 1) // 2
         eps = mirrored(self._rng, pairs, self._refined.size)
-        examples = self._batch_size and factor * self._batch_size
-        return eps.astype(self._target.dtype), *self._target.part(examples, self._rng)
+        part = target.part(sizes.examples, self._rng)
+        return eps.astype(target.dtype), *part
 
     def _log_likelihood(self, eps: Tensor, *data: Tensor) -> Tensor:
         """Return the mean log-likelihood of examples under the average network."""
+        draws = eps.shape[0]
         w, _ = self._refined.transform(eps)
         of_each = self._target.log_likelihoods(w, *data)
-        return mean(ops.logsumexp(of_each, axis=0)) - math.log(eps.shape[0])
+        sums = ops.logsumexp(of_each, axis=0)
+        return mean(sums) - math.log(draws)
 
 
 def elbo(
@@ -165,4 +187,5 @@ def elbo(
         constants = [(v, ops.stop_gradient(ops.convert_to_tensor(v))) for v in refined.trained]
         with keras_internals.values_in_place(constants):
             log_q = refined.log_prob(w)
-    return mean(target.log_prob(w, *data, scale) - log_q)
+    log_p = target.log_prob(w, *data, scale)
+    return mean(log_p - log_q)

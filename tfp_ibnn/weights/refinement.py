@@ -29,7 +29,8 @@ class _MatrixBijector(FlowBijector):
         size = self.loc.shape[0]
         centered = ops.reshape(y - self.loc, (-1, size))
         columns = ops.solve(self.matrix, ops.transpose(centered))
-        return ops.reshape(ops.transpose(columns), y.shape)
+        rows = ops.transpose(columns)
+        return ops.reshape(rows, y.shape)
 
     def _forward_log_det_jacobian(self, x: Tensor) -> Tensor:
         return self.log_det
@@ -56,12 +57,13 @@ class RefinedPosterior(FlatPosterior):
         **kwargs: Any,
     ) -> None:
         super().__init__(model, places, **kwargs)
+        size = self.size
         self.diagonal = bool(diagonal)
         self.flows = copied(flows, self.variable_dtype)
         for flow in self.flows:
-            flow.build((None, self.size))
-        self.loc = self._add("loc", (self.size,))
-        self.matrix = self._add("matrix", (self.size,) if diagonal else (self.size, self.size))
+            flow.build((None, size))
+        self.loc = self._add("loc", (size,))
+        self.matrix = self._add("matrix", (size,) if diagonal else (size, size))
         self._log_det = self._add("log_det", ())
         self.history: list[float] = []
 
@@ -86,22 +88,25 @@ class RefinedPosterior(FlatPosterior):
 
     def center(self) -> Tensor:
         """Return the mean, over a fixed set of mirrored draws."""
-        eps = mirrored(np.random.default_rng(0), 64, self.size)
-        w, _ = self.transform(ops.convert_to_tensor(eps.astype(self.variable_dtype)))
+        rng = np.random.default_rng(0)
+        eps = mirrored(rng, 64, self.size).astype(self.variable_dtype)
+        w, _ = self.transform(ops.convert_to_tensor(eps))
         return mean(w, axis=0)
 
     def distribution(self) -> tfd.Distribution:
         """Return q over the flat vector; its `log_prob` takes the inverses of the flows."""
         zeros = ops.zeros((self.size,), dtype=self.variable_dtype)
-        normal = diagonal_normal(zeros, ops.ones_like(zeros))
-        flows = [flow.bijector() for flow in reversed(self.flows)]
-        return Pushforward(normal, tfb.Chain([self._affine(), *flows]))
+        ones = ops.ones_like(zeros)
+        flows = [flow.bijector() for flow in self.flows]
+        last_first = [self._affine(), *reversed(flows)]
+        return Pushforward(diagonal_normal(zeros, ones), tfb.Chain(last_first))
 
     def transform(self, eps: Tensor) -> tuple[Tensor, Tensor]:
         """Turn standard normal rows (S, size) into draws and their log-densities (S,)."""
         white, log_det = through(self.flows, eps, None, "forward")
         log_q = log_normal(eps) - log_det - ops.convert_to_tensor(self._log_det)
-        return self._affine().forward(white), log_q
+        draws = self._affine().forward(white)
+        return draws, log_q
 
     def log_prob(self, w: Tensor) -> Tensor:
         """Return the log-densities (S,) of vectors (S, size), by the inverses of the flows."""

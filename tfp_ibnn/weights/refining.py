@@ -12,7 +12,7 @@ from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.weights.adam import ascend
 from tfp_ibnn.weights.likelihood import numbers
-from tfp_ibnn.weights.objectives import ElboObjective, Objective, SamplesObjective
+from tfp_ibnn.weights.objectives import ElboObjective, Objective, SamplesObjective, Sizes
 from tfp_ibnn.weights.refinement import RefinedPosterior
 from tfp_ibnn.weights.target import Target
 from tfp_ibnn.weights.vectors import double, mirrored, places_of
@@ -98,13 +98,9 @@ def refine(
     draws = checks.positive_integer("draws", draws)
     rng = np.random.default_rng(seed)
     variables = posterior.sampled
-    if samples is None:
-        loc, matrix = _moments_of_posterior(posterior)
-    else:
+    if samples is not None:
         samples = _checked(samples, sum(math.prod(v.shape) for v in variables))
-        loc, matrix = _moments_of_samples(samples)
-    if not (np.isfinite(loc).all() and np.isfinite(matrix).all()):
-        raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
+    loc, matrix = _base(posterior, samples)
     model = posterior.network
     places = places_of(model, variables)
     refined = RefinedPosterior(model, flows, places, diagonal=matrix.ndim == 1)
@@ -113,14 +109,20 @@ def refine(
     if samples is not None:
         objective = SamplesObjective(refined, samples, draws, rng)
     elif x is not None:
-        target = Target.of_posterior(posterior, x, y, prior_scale, noise_scale, verbose)
+        target = Target.of_posterior(
+            posterior,
+            x,
+            y,
+            prior_scale=prior_scale,
+            noise_scale=noise_scale,
+            verbose=verbose,
+        )
         if matrix.ndim == 2:
             refined.set_base(loc, _rotated(matrix, loc, target, rng))
         objective = ElboObjective(
             refined,
             target,
-            draws=draws,
-            batch_size=batch_size,
+            Sizes(draws, batch_size),
             path_gradients=path_gradients,
             validation=validation,
             rng=rng,
@@ -139,6 +141,17 @@ def refine(
         verbose=verbose,
     )
     return refined
+
+
+def _base(posterior: WeightPosterior, samples: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and factor of the Gaussian that is refined, or raise if it is not finite."""
+    if samples is None:
+        loc, matrix = _moments_of_posterior(posterior)
+    else:
+        loc, matrix = _moments_of_samples(samples)
+    if not (np.isfinite(loc).all() and np.isfinite(matrix).all()):
+        raise ValueError("`posterior` holds NaN or infinity: call its `fit` first.")
+    return loc, matrix
 
 
 def _checked(samples: Any, size: int) -> np.ndarray:
@@ -184,8 +197,12 @@ def _rotated(
 ) -> np.ndarray:
     """Return a factor of the same covariance with axes along which log p - log q slopes most."""
     size = len(loc)
-    eps = mirrored(rng, int(np.clip(2 * size, 64, 512)), size)
+    pairs = int(np.clip(2 * size, 64, 512))
+    eps = mirrored(rng, pairs, size)
+    draws = loc + eps @ matrix.T
     # The gradient of minus log q in white coordinates is eps.
-    slopes = target.gradients(loc + eps @ matrix.T) @ matrix + eps
-    _, vectors = np.linalg.eigh(slopes.T @ slopes / len(eps))
-    return matrix @ vectors[:, ::-1]
+    slopes = target.gradients(draws) @ matrix + eps
+    products = slopes.T @ slopes / len(eps)
+    _, vectors = np.linalg.eigh(products)
+    steepest_first = vectors[:, ::-1]
+    return matrix @ steepest_first

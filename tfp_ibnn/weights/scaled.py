@@ -74,7 +74,8 @@ class _ScaledSampler(Sampler):
 
     def _scaled(self, outputs: Tensor) -> Tensor:
         """Return outputs (draws, batch, width) scaled."""
-        draws, batch = ops.shape(outputs)[:2]
-        rows = ops.reshape(outputs, (-1, outputs.shape[-1]))
+        draws, batch, width = ops.shape(outputs)
+        rows = ops.reshape(outputs, (-1, width))
         scaled = self._scaling(rows)
-        return ops.reshape(scaled, (draws, batch, scaled.shape[-1]))
+        new_width = scaled.shape[-1]
+        return ops.reshape(scaled, (draws, batch, new_width))

@@ -173,14 +173,17 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         rate = ops.cast(learning_rate, dtype)
         gradient = ops.cast(gradient, dtype)
         if self.preconditioner:
-            rate = rate / (self.epsilon + self._root_mean_square(index, gradient))
+            divisor = self.epsilon + self._root_mean_square(index, gradient)
+            rate = rate / divisor
         # By functions, not operators, which a gradient of some rows does not have.
         gradient = ops.add(self._prior_gradient(variable, dtype), gradient)
         noise = self._noise(index, tuple(variable.shape), dtype)
-        change = ops.sqrt(self._variance(rate, dtype)) * noise - rate * gradient
+        scale = ops.sqrt(self._variance(rate, dtype))
+        change = scale * noise - rate * gradient
         if self.momentum:
-            change = self.momentum * self._momentums[index] + change
-            self.assign(self._momentums[index], change)
+            momentum = self._momentums[index]
+            change = self.momentum * momentum + change
+            self.assign(momentum, change)
         self.assign_add(variable, change)
 
     def _prior_gradient(self, variable: Any, dtype: str) -> Tensor:
@@ -194,29 +197,33 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         """Return the variance of the noise, 0 where a schedule explores."""
         friction = 1 - self.momentum
         variance = 2 * friction * self.temperature / self.train_size * rate
-        return variance * ops.cast(self.is_sampling(self.iterations), dtype)
+        is_sampling = self.is_sampling(self.iterations)
+        return variance * ops.cast(is_sampling, dtype)
 
     def _noise(self, index: int, shape: tuple[int, ...], dtype: str) -> Tensor:
         """Return standard normal noise, a function of seed, step and variable alone."""
         # The key has a bit left for the step.
         first, second = (int(word) >> 1 for word in counter.key_from_seed(self.seed))
-        of_step = first + ops.cast(self.iterations, "int32")
-        of_variable = ops.cast(second + index, "int32")
-        return normal(shape, dtype, ops.stack([of_step, of_variable]))
+        step = ops.cast(self.iterations, "int32")
+        word_of_variable = ops.cast(second + index, "int32")
+        key = ops.stack([first + step, word_of_variable])
+        return normal(shape, dtype, key)
 
     def _root_mean_square(self, index: int, gradient: Tensor) -> Tensor:
         """Return the root mean square of a variable's gradients, and count one in."""
         previous = self._squares[index]
         steps = ops.cast(self.iterations, gradient.dtype) + 1
-        square = ops.square(gradient)
-        mean = ops.add(self.rho * previous, ops.multiply(1 - self.rho, square))
+        squares = ops.multiply(1 - self.rho, ops.square(gradient))
+        mean = ops.add(self.rho * previous, squares)
+        dtype = mean.dtype
         if self.adaptation is not None:
             is_over = steps > self.adaptation
-            mean = ops.where(is_over, ops.cast(previous, mean.dtype), mean)
+            mean = ops.where(is_over, ops.cast(previous, dtype), mean)
             steps = ops.minimum(steps, self.adaptation)
         self.assign(previous, mean)
         # The first value is 0, and takes a part that vanishes.
-        share_of_first = ops.power(ops.cast(self.rho, mean.dtype), steps)
+        rho = ops.cast(self.rho, dtype)
+        share_of_first = ops.power(rho, steps)
         return ops.sqrt(mean / (1 - share_of_first))
 
 

@@ -56,7 +56,8 @@ class SideBySide:
         if len(self._states) == 3:  # an epoch begins, with metrics that `fit` has reset
             metrics = [ops.stack([x] * self._count) for x in state[3]]
             self._states = (*self._states, metrics)
-        self._logs, self._states, of_first = self._run(self._states, next(iterator))
+        data = next(iterator)
+        self._logs, self._states, of_first = self._run(self._states, data)
         return of_first
 
     def _step(self, states: Any, data: Any) -> tuple[Any, Any, Any]:

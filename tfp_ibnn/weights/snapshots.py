@@ -235,13 +235,15 @@ class SWAG(Snapshots):
         self.rank = checks.positive_integer("rank", rank, least=2)
 
     def _posterior(self, model: keras.Model) -> GaussianWeights:
-        posterior = GaussianWeights(model, min(self.rank, len(self.steps)))
+        rank = min(self.rank, len(self.steps))
+        posterior = GaussianWeights(model, rank)
+        moments = _Moments(rank)
         shapes = [tuple(w.shape) for w in model.weights]
-        moments = _Moments(posterior.rank)
         for number, values in enumerate(self.read(), 1):
             if [value.shape for value in values] != shapes:
                 raise ValueError("The snapshots have other shapes than the weights of `model`.")
-            row = np.concatenate([values[place].ravel() for place in posterior.places])
+            sampled = [values[place].ravel() for place in posterior.places]
+            row = np.concatenate(sampled)
             if not np.isfinite(row).all():
                 raise ArithmeticError(f"Snapshot {number} is not finite: the training diverged.")
             moments.add(row)
@@ -265,13 +267,16 @@ class _Moments:
         self._count += 1
         gap = row.astype("float64") - self._mean
         self._mean = self._mean + gap / self._count
-        self._squares = self._squares + gap * (row - self._mean)
+        new_gap = row - self._mean
+        self._squares = self._squares + gap * new_gap
 
     def of_gaussian(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return mean, scale and factor of SWAG's Gaussian."""
-        scale = np.sqrt(self._squares / self._count / 2)
+        variance = self._squares / self._count
+        scale = np.sqrt(variance / 2)
         rows = np.stack(self._last) - self._mean
-        return self._mean, scale, rows / math.sqrt(2 * (self._rank - 1))
+        factor = rows / math.sqrt(2 * (self._rank - 1))
+        return self._mean, scale, factor
 
 
 def _innermost(model: keras.Model) -> keras.optimizers.Optimizer:

@@ -63,8 +63,8 @@ class Target(Density):
         super().__init__(self.log_prob, start, loc, scale, data, model.weights)
         self._is_last = isinstance(network, LastLayer)
         largest = network.width if self._is_last else network.graph.largest
-        examples = len(data[1])
-        self.rows = max(1, _MOST_NUMBERS // (examples * largest))
+        numbers_of_draw = len(data[1]) * largest
+        self.rows = max(1, _MOST_NUMBERS // numbers_of_draw)
         if self.likelihood.free_scale:
             if noise_scale is None:
                 noise_scale = self._scale_of_residuals()
@@ -181,8 +181,10 @@ class Target(Density):
         Returns:
             log p(y_n | x_n, w_s), (S, N), in nats.
         """
-        repeated = ops.broadcast_to(y, (w.shape[0], *y.shape))
-        return self.likelihood.log_prob(self.logits(w, x), repeated)
+        draws = w.shape[0]
+        repeated = ops.broadcast_to(y, (draws, *y.shape))
+        logits = self.logits(w, x)
+        return self.likelihood.log_prob(logits, repeated)
 
     def logits(self, w: Tensor, x: Any) -> Tensor:
         """Return the logits of each example under each vector.
@@ -200,15 +202,16 @@ class Target(Density):
 
     def _logits_of_last_layers(self, w: Tensor, x: Any) -> Tensor:
         """Return the logits of all draws by one product, on the one tensor that is cached."""
-        values = split(w, self.variables)
-        value_of = {id(v): value for v, value in zip(self.variables, values, strict=True)}
         layer = self.network.layer
+        places = [id(v) for v in self.variables]
+        values = split(w, self.variables)
         (features,) = x.values()
         features = ops.reshape(features, (-1, features.shape[-1]))
-        logits = ops.matmul(features, value_of[id(layer.kernel)])
+        kernels = values[places.index(id(layer.kernel))]
+        logits = ops.matmul(features, kernels)
         if layer.use_bias:
-            bias = value_of[id(layer.bias)]
-            logits = logits + bias[:, None, :]
+            biases = values[places.index(id(layer.bias))]
+            logits = logits + biases[:, None, :]
         return logits
 
     def _logits_of_network(self, vector: Tensor, x: Any) -> Tensor:
@@ -218,8 +221,10 @@ class Target(Density):
 
     def log_prior(self, w: Tensor) -> Tensor:
         """Return the log-density (S,) of the prior at vectors (S, size)."""
-        squares = ops.sum(ops.square(w / self.prior_scale), axis=-1)
-        log_volume = self.size * (_LOG_2_PI + 2 * math.log(self.prior_scale))
+        white = w / self.prior_scale
+        squares = ops.sum(ops.square(white), axis=-1)
+        log_variance = 2 * math.log(self.prior_scale)
+        log_volume = self.size * (_LOG_2_PI + log_variance)
         return -(squares + log_volume) / 2
 
     def log_prob(self, w: Tensor, x: Any, y: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -234,8 +239,10 @@ class Target(Density):
         Returns:
             Log-densities (S,), in nats, not normalized.
         """
-        likelihood = ops.sum(self.log_likelihoods(w, x, y), axis=-1)
-        return ops.cast(scale, w.dtype) * likelihood + self.log_prior(w)
+        of_examples = self.log_likelihoods(w, x, y)
+        likelihood = ops.sum(of_examples, axis=-1)
+        scale = ops.cast(scale, w.dtype)
+        return scale * likelihood + self.log_prior(w)
 
     def part(self, size: int | None, rng: np.random.Generator) -> tuple[Any, ...]:
         """Draw some of the examples, without repetition.
@@ -251,8 +258,13 @@ class Target(Density):
         if size is None or size >= count:
             return np.asarray(1.0, self.dtype), *self.data
         chosen = rng.choice(count, size, replace=False)
-        x, y = keras.tree.map_structure(lambda part: ops.take(part, chosen, axis=0), self.data)
-        return np.asarray(count / size, self.dtype), x, y
+        scale = np.asarray(count / size, self.dtype)
+
+        def some(part: Tensor) -> Tensor:
+            return ops.take(part, chosen, axis=0)
+
+        x, y = keras.tree.map_structure(some, self.data)
+        return scale, x, y
 
     def predict(self, w: np.ndarray, x: Any, batch_size: int = 256) -> np.ndarray:
         """Return the outputs of the network.
@@ -265,13 +277,16 @@ class Target(Density):
         Returns:
             An array (S, N, ...).
         """
-        prefix = compiled(self.network.prefix, self.reads)
+        network = self.network
+        prefix = compiled(network.prefix, self.reads)
         outputs_of = compiled(self._outputs, self.reads)
-        no_targets = np.zeros(len(keras.tree.flatten(x)[0]))
+        first_input = keras.tree.flatten(x)[0]
+        no_targets = np.zeros(len(first_input))
         outputs = []
         for inputs, _ in batches(x, no_targets, batch_size):
-            values = keras.tree.map_structure(self.network.wide, prefix(inputs))
-            outputs.append(self._in_parts(outputs_of, w, (values,)))
+            values = keras.tree.map_structure(network.wide, prefix(inputs))
+            of_batch = self._in_parts(outputs_of, w, (values,))
+            outputs.append(of_batch)
         return np.concatenate(outputs, axis=1)
 
     def _outputs(self, w: Tensor, x: Any) -> Tensor:

@@ -27,8 +27,8 @@ def places_of(model: keras.Model, variables: Sequence[keras.Variable]) -> list[i
     Returns:
         One position for each variable, in their order.
     """
-    position = {id(weight): place for place, weight in enumerate(model.weights)}
-    return [position[id(variable)] for variable in variables]
+    place_of = {id(weight): place for place, weight in enumerate(model.weights)}
+    return [place_of[id(variable)] for variable in variables]
 
 
 def flat(variables: Sequence[keras.Variable]) -> np.ndarray:

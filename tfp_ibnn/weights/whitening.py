@@ -41,9 +41,11 @@ def whitened(w: np.ndarray, loc: np.ndarray, factor: np.ndarray) -> np.ndarray:
     Returns:
         Rows (n, size).
     """
+    centered = w - loc
     if factor.ndim == 1:
-        return (w - loc) / factor
-    return np.linalg.solve(factor, (w - loc).T).T
+        return centered / factor
+    columns = np.linalg.solve(factor, centered.T)
+    return columns.T
 
 
 def refitted(
@@ -61,18 +63,27 @@ def refitted(
         Mean, factor and state under them; all as they were if the Gaussian fits, or if there are
         too few draws to know better.
     """
-    rows = recent.reshape(-1, state.shape[-1]).astype("float64")
+    size = state.shape[-1]
+    rows = recent.reshape(-1, size).astype("float64")
     spread = rows.std(axis=0)
     is_diagonal = factor.ndim == 1
-    fewest = 20 if is_diagonal else 10 * rows.shape[1]
+    fewest = 20 if is_diagonal else 10 * size
     fits = spread.min() > _LEAST_SPREAD and spread.max() < _MOST_SPREAD
     if fits or len(rows) < fewest:
         return loc, factor, state
     if is_diagonal:
         new_factor = factor * spread
     else:
-        covariance = np.atleast_2d(np.cov(rows.T)) + np.diag(1e-6 * spread**2)
-        new_factor = factor @ np.linalg.cholesky(covariance)
-    new_loc = colored(rows.mean(axis=0), loc, factor)
-    new_state = whitened(colored(state, loc, factor), new_loc, new_factor)
-    return new_loc, new_factor, new_state
+        new_factor = factor @ _root_of_covariance(rows)
+    center = rows.mean(axis=0)
+    new_loc = colored(center, loc, factor)
+    w = colored(state, loc, factor)
+    return new_loc, new_factor, whitened(w, new_loc, new_factor)
+
+
+def _root_of_covariance(rows: np.ndarray) -> np.ndarray:
+    """Return the lower triangular factor of the covariance of rows, a little widened."""
+    covariance = np.atleast_2d(np.cov(rows.T))
+    variances = rows.std(axis=0) ** 2
+    jitter = np.diag(1e-6 * variances)
+    return np.linalg.cholesky(covariance + jitter)

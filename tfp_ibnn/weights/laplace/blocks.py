@@ -78,8 +78,10 @@ class Block:
 
         values = [ops.cast(v, v.dtype) for v in self.variables]
         _, _, pull = pullback(output, values)
-        slopes = pull(g[None])
-        return ops.concatenate([ops.reshape(slope, (-1,)) for slope in slopes])
+        rows = []
+        for slope in pull(g[None]):
+            rows.append(ops.reshape(slope, (-1,)))
+        return ops.concatenate(rows)
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
         """Return the sum of `rows` over the examples.
@@ -175,7 +177,9 @@ class LinearBlock(Block):
         return _as_positions(g, self.outputs)
 
     def rows(self, x: Tensor, g: Tensor) -> Tensor:
-        slopes = ops.matmul(ops.swapaxes(x, 1, 2), self.matrix_output(g))
+        inputs = ops.swapaxes(x, 1, 2)
+        outputs = self.matrix_output(g)
+        slopes = ops.matmul(inputs, outputs)
         return ops.reshape(slopes, (-1, self.size))
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
@@ -200,8 +204,10 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     Returns:
         A matrix (A, B).
     """
-    left = ops.reshape(x, (-1, x.shape[-1]))
-    right = ops.reshape(y, (-1, y.shape[-1]))
+    a = x.shape[-1]
+    b = y.shape[-1]
+    left = ops.reshape(x, (-1, a))
+    right = ops.reshape(y, (-1, b))
     return ops.matmul(ops.transpose(left), right)
 
 
@@ -291,8 +297,9 @@ def _check_calls(layer: Any, is_chosen: bool, is_behind: bool, calls: int) -> No
 
 def _as_positions(x: Tensor, width: int) -> Tensor:
     """Return a tensor (N, ..., width) as (N, positions, width)."""
+    examples = ops.shape(x)[0]
     positions = math.prod(x.shape[1:-1])
-    return ops.reshape(x, (ops.shape(x)[0], positions, width))
+    return ops.reshape(x, (examples, positions, width))
 
 
 def _identity(s: Tensor) -> Tensor:

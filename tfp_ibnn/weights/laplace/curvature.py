@@ -1,7 +1,7 @@
 """One pass, or several, over the data: the sums of which a Hessian is made."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -50,20 +50,22 @@ def linearized(network: LogitNetwork, blocks: list[Block], values: Any) -> Linea
         ValueError: if a layer is called on several tensors.
     """
     outputs = _Outputs(blocks)
-    network.logits(values, outputs.runs)
-    zeros = [ops.zeros_like(output) for output in outputs.of_blocks()]
+    network.logits(values, outputs.runs())
+    zeros = [ops.zeros_like(output) for output in outputs.kept]
 
     def forward(zeros: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         inputs = _Inputs(blocks, zeros)
-        logits = network.logits(values, inputs.runs)
-        return logits, inputs.of_blocks()
+        logits = network.logits(values, inputs.runs())
+        return logits, inputs.kept
 
     logits, inputs, pull = pullback(forward, zeros)
-    taps = [Tap(block, block.tap(x)) for block, x in zip(blocks, inputs, strict=True)]
+    taps = []
+    for block, x in zip(blocks, inputs, strict=True):
+        taps.append(Tap(block, block.tap(x)))
 
     def slopes_of(cotangent: Tensor) -> list[Slope]:
-        parts = zip(taps, pull(cotangent), strict=True)
-        return [Slope(*tap, g) for tap, g in parts]
+        derivatives = pull(cotangent)
+        return [Slope(*tap, g) for tap, g in zip(taps, derivatives, strict=True)]
 
     return Linearized(logits, taps, slopes_of)
 
@@ -73,13 +75,14 @@ class _Outputs:
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
-        self._kept: dict[int, Tensor] = {}
-        runs = [functools.partial(self._run, number) for number in range(len(blocks))]
-        self.runs = {block.layer: run for block, run in zip(blocks, runs, strict=True)}
+        self.kept: list[Any] = [None] * len(blocks)
 
-    def of_blocks(self) -> list[Tensor]:
-        """Return what was kept, in the order of the blocks."""
-        return [self._kept[number] for number in range(len(self._blocks))]
+    def runs(self) -> dict[Any, Callable[..., Tensor]]:
+        """Return what runs the blocks, by their layers."""
+        runs = {}
+        for number, block in enumerate(self._blocks):
+            runs[block.layer] = functools.partial(self._run, number)
+        return runs
 
     def _run(self, number: int, is_stripped: bool, *args: Any, **_: Any) -> Tensor:
         block = self._blocks[number]
@@ -93,7 +96,7 @@ class _Outputs:
 
     def _passed_on(self, number: int, x: Tensor, output: Tensor) -> Tensor:
         """Keep what is wanted of a call, and return the output that is passed on."""
-        self._kept[number] = output
+        self.kept[number] = output
         return output
 
 
@@ -105,7 +108,7 @@ class _Inputs(_Outputs):
         self._zeros = zeros
 
     def _passed_on(self, number: int, x: Tensor, output: Tensor) -> Tensor:
-        self._kept[number] = x
+        self.kept[number] = x
         return output + self._zeros[number]
 
 
@@ -135,20 +138,22 @@ def collect(
     Raises:
         ValueError: if a gradient is not finite.
     """
-    run = compiled(functools.partial(_of_batch, network, structure), network.model.weights)
+    model = network.model
+    is_read_once = structure.passes == 1
+    run = compiled(functools.partial(_of_batch, network, structure), model.weights)
 
     def one_pass(*basis: np.ndarray) -> Fit:
-        sums = _Sums(network.model.name)
+        sums = _Sums(model.name)
         examples = 0
         size = 0
-        read = batches(x, y, batch_size, verbose, once=structure.passes == 1)
-        for inputs, labels in read:
+        for inputs, labels in batches(x, y, batch_size, verbose, once=is_read_once):
             targets = network.likelihood.targets(labels, network.width)
             watch(inputs, targets)
-            size = max(size, len(targets))
-            filled, mask = _filled((inputs, targets), len(targets), size)
+            count = len(targets)
+            size = max(size, count)
+            filled, mask = _filled((inputs, targets), count, size)
             sums.add(run(*filled, mask, *basis))
-            examples += len(targets)
+            examples += count
         log_likelihood, gradient, values = sums.finish()
         return Fit(examples, float(log_likelihood), gradient, values)
 
@@ -167,42 +172,45 @@ def _of_batch(
     """Return the log-likelihood of a batch, its gradient, and what the structure sums up."""
     likelihood = network.likelihood
     values = network.prefix(inputs)
-    logits, taps, slopes_of = linearized(network, structure.blocks, values)
-    dtype = logits.dtype
-    mask = ops.cast(mask, dtype)
+    linear = linearized(network, structure.blocks, values)
+    logits = linear.logits
+    mask = ops.cast(mask, logits.dtype)
 
     def log_prob(points: list[Tensor]) -> tuple[Tensor, None]:
-        (logits,) = points
-        each = likelihood.log_prob(logits, y)
+        each = likelihood.log_prob(points[0], y)
         return ops.sum(mask * each), None
 
     total, _, score = pullback(log_prob, [logits])
     (cotangent,) = score(ops.ones_like(total))
-    gradients = [slope.total() for slope in slopes_of(cotangent)]
+    slopes = linear.slopes_of(cotangent)
+    gradients = [slope.total() for slope in slopes]
     factors = likelihood.factors(logits) * mask[:, None, None]
     columns = ops.moveaxis(factors, -1, 0)
-    sums = structure.at_once(taps, columns)
+    sums = structure.at_once(linear.taps, columns)
     if sums is None:
-        basis = [ops.cast(part, dtype) for part in basis]
-        sums = _over_columns(structure, slopes_of, columns, basis)
-    return total, ops.concatenate(gradients), [*structure.once(taps, mask), *sums]
+        sums = _over_columns(structure, linear, columns, basis)
+    once = structure.once(linear.taps, mask)
+    return total, ops.concatenate(gradients), [*once, *sums]
 
 
 def _over_columns(
     structure: Structure,
-    slopes_of: Callable[[Tensor], list[Slope]],
+    linear: Linearized,
     columns: Tensor,
-    basis: list[Tensor],
+    basis: Sequence[Tensor],
 ) -> list[Tensor]:
     """Return the sums of the structure's steps over the columns (C, N, K) of the factors."""
+    count = columns.shape[0]
+    dtype = columns.dtype
+    basis = [ops.cast(part, dtype) for part in basis]
 
     def add_column(number: int | Tensor, sums: list[Tensor]) -> list[Tensor]:
-        slopes = slopes_of(columns[number])
+        slopes = linear.slopes_of(columns[number])
         terms = structure.step(slopes, *basis)
-        return [old + new for old, new in zip(sums, terms, strict=True)]
+        return [total + term for total, term in zip(sums, terms, strict=True)]
 
-    zeros = [ops.zeros(shape, columns.dtype) for shape in structure.sums()]
-    return fori_loop(0, columns.shape[0], add_column, zeros)
+    zeros = [ops.zeros(shape, dtype) for shape in structure.sums()]
+    return fori_loop(0, count, add_column, zeros)
 
 
 def _filled(batch: Any, examples: int, size: int) -> tuple[Any, np.ndarray]:

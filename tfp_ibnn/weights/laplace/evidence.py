@@ -35,7 +35,8 @@ class Evidence(NamedTuple):
         ratios = self._scaled_eigenvalues(noise_scale) / prior_precision
         log_det = float(np.sum(np.log1p(ratios)))
         penalty = prior_precision * self.norm
-        return self._log_likelihood_at(noise_scale) - (penalty + log_det) / 2
+        fit = self._log_likelihood_at(noise_scale)
+        return fit - (penalty + log_det) / 2
 
     def maximize(
         self, prior_precision: float | None = None, noise_scale: float | None = None

@@ -72,7 +72,7 @@ class Full(_Eigenvectors):
         (tap,) = taps
         a = tap.x[:, 0]
         # The sum of (a a^T) x (L L^T) over the examples: a C-th of the work of the steps.
-        hessians = ops.einsum("cnk,cnl->nkl", columns, columns)
+        hessians = ops.einsum("cnk,cnl->nkl", columns, columns)  # of minus log p(y | z)
         right = a[:, None, :, None] * hessians[:, :, None]
         total = ops.tensordot(a, right, [[0], [0]])
         return [ops.reshape(total, (self.size, self.size))]
@@ -121,12 +121,15 @@ class LowRank(_Eigenvectors):
         return np.concatenate([super().eigenvalues(), zeros])
 
     def scaled(self, x: Tensor, scale: Scale) -> Tensor:
-        of_zero = scale(ops.zeros((), x.dtype))
+        zero = ops.zeros((), x.dtype)
+        of_zero = scale(zero)
         along = super().scaled(x, lambda values: scale(values) - of_zero)
         return of_zero * x + along
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
-        of_zero = scale(ops.zeros((), features.dtype))
+        zero = ops.zeros((), features.dtype)
+        of_zero = scale(zero)
         along = super().variance(features, lambda values: scale(values) - of_zero)
-        squares = ops.sum(ops.square(features), axis=-1, keepdims=True)
-        return of_zero * squares + along
+        squares = ops.square(features)
+        total = ops.sum(squares, axis=-1, keepdims=True)
+        return of_zero * total + along

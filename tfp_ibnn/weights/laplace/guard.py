@@ -10,7 +10,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.keras_internals import values_in_place
-from tfp_ibnn.weights.features import batches
+from tfp_ibnn.weights.features import batches, joined
 from tfp_ibnn.weights.vectors import split
 
 EXAMPLES = 512
@@ -60,12 +60,13 @@ class Reservoir:
     def examples(self) -> tuple[Any, np.ndarray]:
         """Return inputs and targets."""
         examples = [example for _, _, example in self._kept]
-        return keras.tree.map_structure(lambda *rows: np.concatenate(rows), *examples)
+        return joined(examples)
 
 
 def _row(batch: Any, row: int) -> Any:
     """Return a copy of one example, as a batch."""
-    return keras.tree.map_structure(lambda a: a[row : row + 1].copy(), batch)
+    place = slice(row, row + 1)
+    return keras.tree.map_structure(lambda a: a[place].copy(), batch)
 
 
 def guarded(prior_precision: float, loss: Callable[[float], float], limit: float) -> float:
@@ -117,9 +118,10 @@ def _log_likelihood(step: Tensor, posterior: Any, sample: Reservoir, batch_size:
     """Return the mean log-likelihood of a sample after a step of the weights."""
     network = posterior.logit_network
     x, y = sample.examples()
-    values = split(posterior.center() + step, posterior.sampled)
+    sampled = posterior.sampled
+    values = split(posterior.center() + step, sampled)
     total = 0.0
-    with values_in_place(zip(posterior.sampled, values, strict=True)):
+    with values_in_place(zip(sampled, values, strict=True)):
         for inputs, targets in batches(x, y, batch_size):
             logits = network.logits(network.prefix(inputs))
             each = network.likelihood.log_prob(logits, targets)

@@ -95,25 +95,28 @@ class Kronecker(Structure):
         return ops.concatenate(parts, axis=-1)
 
     def row_variance(self, slopes: list[Slope], scale: Scale) -> Tensor:
-        dtype = slopes[0].g.dtype
-        parts = zip(slopes, self._factors(dtype), strict=True)
-        return sum(_row_variance(slope, factors, scale) for slope, factors in parts)
+        all_factors = self._factors(slopes[0].g.dtype)
+        total = 0.0
+        for slope, factors in zip(slopes, all_factors, strict=True):
+            total += _row_variance(slope, factors, scale)
+        return total
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
         # Without the Jacobian, which has N K W numbers.
-        (factors,) = self._factors(features.dtype)
-        turned = ops.matmul(features, factors.inputs)
-        along = ops.matmul(ops.square(turned), scale(factors.values))
-        squared_outputs = ops.square(factors.outputs)
+        ((inputs, outputs, values),) = self._factors(features.dtype)
+        turned = ops.matmul(features, inputs)
+        squares = ops.square(turned)
+        along = ops.matmul(squares, scale(values))
+        squared_outputs = ops.square(outputs)
         return ops.matmul(along, ops.transpose(squared_outputs))
 
     def _factors(self, dtype: str) -> Iterator[_Factors]:
         """Yield the decomposed Hessian of each block."""
-        for i in range(len(self.blocks)):
-            start = 4 * i
-            of_block = self.variables[start : start + 4]
-            inputs, a, outputs, g = (ops.cast(v, dtype) for v in of_block)
-            yield _Factors(inputs, outputs, a[:, None] * g)
+        values = [ops.cast(v, dtype) for v in self.variables]
+        for start in range(0, len(values), 4):
+            inputs, a, outputs, g = values[start : start + 4]
+            products = a[:, None] * g
+            yield _Factors(inputs, outputs, products)
 
 
 def _scaled_part(x: Tensor, block: Block, factors: _Factors, scale: Scale) -> Tensor:
@@ -123,8 +126,8 @@ def _scaled_part(x: Tensor, block: Block, factors: _Factors, scale: Scale) -> Te
     matrices = ops.reshape(x, (*leading, block.inputs, block.outputs))
     turned = ops.matmul(matrices, outputs)
     turned = ops.matmul(ops.transpose(inputs), turned)
-    turned = turned * scale(values)
-    back = ops.matmul(turned, ops.transpose(outputs))
+    scaled = turned * scale(values)
+    back = ops.matmul(scaled, ops.transpose(outputs))
     back = ops.matmul(inputs, back)
     return ops.reshape(back, (*leading, block.size))
 
@@ -132,9 +135,9 @@ def _scaled_part(x: Tensor, block: Block, factors: _Factors, scale: Scale) -> Te
 def _row_variance(slope: Slope, factors: _Factors, scale: Scale) -> Tensor:
     """Return the part of a block in the variance of one logit, (N,)."""
     # Inputs and outputs are turned, not their products, which are larger.
-    turned_inputs = ops.matmul(slope.x, factors.inputs)
-    g = slope.block.matrix_output(slope.g)
-    turned_outputs = ops.matmul(g, factors.outputs)
-    rows = ops.matmul(ops.swapaxes(turned_inputs, 1, 2), turned_outputs)
+    block, x, g = slope
+    inputs = ops.matmul(x, factors.inputs)
+    outputs = ops.matmul(block.matrix_output(g), factors.outputs)
+    rows = ops.matmul(ops.swapaxes(inputs, 1, 2), outputs)
     variances = ops.square(rows) * scale(factors.values)
     return ops.sum(variances, axis=(1, 2))

@@ -124,8 +124,10 @@ class Laplace(FlatPosterior):
     def _add_structure(self, kind: type[Structure], blocks: list[Block], rank: int) -> None:
         """Add the Hessian, whose variables are NaN until `fit`."""
         self.structure = kind(blocks, rank=rank, is_last_layer=self.is_last_layer)
-        shapes = self.structure.shapes()
-        self.structure.variables = [self._add(name, shape) for name, shape in shapes.items()]
+        variables = []
+        for name, shape in self.structure.shapes().items():
+            variables.append(self._add(name, shape))
+        self.structure.variables = variables
 
     def fit(
         self,
@@ -244,11 +246,12 @@ class Laplace(FlatPosterior):
 
     def _gain_of_a_step(self, gradient: np.ndarray, sample: Reservoir, batch_size: int) -> float:
         """Return by how many nats per example a Newton step, or a part of it, helps the network."""
-        factor = self._options.temperature * float(self.noise_scale) ** 2
-        slope = (gradient / factor).astype(self.logit_network.dtype)
-        slope = ops.convert_to_tensor(slope)
+        noise_variance = float(self.noise_scale) ** 2
+        slope = gradient / (self._options.temperature * noise_variance)
+        slope = ops.convert_to_tensor(slope.astype(self.logit_network.dtype))
         step = self.structure.scaled(slope, self.scale)
-        promised = float(ops.sum(slope * step)) / 2 / self._fit["examples"]
+        gain = float(ops.sum(slope * step)) / 2
+        promised = gain / self._fit["examples"]
         if promised <= _FAR:
             return promised
         # The quadratic promises more than there is where a prediction is confident and wrong.
@@ -293,17 +296,21 @@ class Laplace(FlatPosterior):
         Returns:
             log p(D), in nats.
         """
-        prior = self.prior_scale**-2 if prior_precision is None else prior_precision
-        scale = float(self.noise_scale) if noise_scale is None else noise_scale
-        checks.positive("prior_precision", prior)
-        return self.evidence.log_prob(prior, checks.positive("noise_scale", scale))
+        if prior_precision is None:
+            prior_precision = self.prior_scale**-2
+        if noise_scale is None:
+            noise_scale = float(self.noise_scale)
+        checks.positive("prior_precision", prior_precision)
+        checks.positive("noise_scale", noise_scale)
+        return self.evidence.log_prob(prior_precision, noise_scale)
 
     def scale(self, values: Tensor) -> Tensor:
         """Return the variances along eigenvectors of the Hessian with these eigenvalues."""
-        prior = ops.cast(self.prior_precision, values.dtype)
-        noise_variance = ops.square(ops.cast(self.noise_scale, values.dtype))
-        precision_of_data = values / (self._options.temperature * noise_variance)
-        return 1 / (precision_of_data + prior)
+        dtype = values.dtype
+        prior = ops.cast(self.prior_precision, dtype)
+        noise_scale = ops.cast(self.noise_scale, dtype)
+        factor = self._options.temperature * ops.square(noise_scale)
+        return 1 / (values / factor + prior)
 
     def deviation(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
         """Return how far a draw is from the mean.
@@ -331,8 +338,11 @@ class Laplace(FlatPosterior):
 
     def center(self) -> Tensor:
         """Return the trained weights."""
-        values = [ops.cast(v, self.variable_dtype) for v in self.sampled]
-        return ops.concatenate([ops.reshape(value, (-1,)) for value in values])
+        parts = []
+        for variable in self.sampled:
+            value = ops.cast(variable, self.variable_dtype)
+            parts.append(ops.reshape(value, (-1,)))
+        return ops.concatenate(parts)
 
     def _step(self, key: Tensor, number: int | Tensor) -> Tensor:
         noise = self._standard_normal(key, number)
@@ -351,8 +361,9 @@ class Laplace(FlatPosterior):
             return tfd.MultivariateNormalDiag(mean, self._deviations(diagonal.value))
         check_side(self.size, f"the covariance of {self.size:,} weights")
         identity = ops.eye(self.size, dtype=self.logit_network.dtype)
-        root = double(self.structure.scaled(identity, self._deviations))
-        lower = ops.cast(triangular(root.T), mean.dtype)
+        root = self.structure.scaled(identity, self._deviations)
+        lower = triangular(double(root).T)
+        lower = ops.cast(lower, mean.dtype)
         return tfd.MultivariateNormalTriL(mean, lower)
 
     def materialize(self, *args: Any, **options: Any) -> WeightSets:

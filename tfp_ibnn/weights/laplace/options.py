@@ -25,7 +25,7 @@ class Options(NamedTuple):
 
     def check(self) -> None:
         """Raise for what is unknown or out of range; the weights are checked with the model."""
-        checks.one_of("hessian_structure", self.hessian_structure, [*STRUCTURES])
+        checks.one_of("hessian_structure", self.hessian_structure, list(STRUCTURES))
         checks.one_of("pred_type", self.pred_type, ("glm", "nn"))
         checks.one_of("link_approx", self.link_approx, ("mc", "probit"))
         _check_number_or_word("prior_precision", self.prior_precision, ("guarded", *METHODS))

@@ -53,16 +53,26 @@ def patches(layer: Any, x: Tensor) -> Tensor:
     """
     if layer.data_format == "channels_first":
         x = ops.moveaxis(x, 1, -1)
-    sizes = x.shape[1:-1]
-    options = layer.kernel_size, layer.strides, layer.dilation_rate
-    slides = [_Slide(*numbers) for numbers in zip(sizes, *options, strict=True)]
+    slides = _slides(layer, x.shape[1:-1])
     # An axis at a time: fewer slices than a kernel has positions.
     for axis, slide in enumerate(slides, start=1):
         x = _along_axis(x, axis, slide, layer.padding)
-    last_axis = len(slides)
-    positions = math.prod(x.shape[1 : last_axis + 1])
-    inputs = math.prod(x.shape[last_axis + 1 :])
+    end = len(slides) + 1
+    positions = math.prod(x.shape[1:end])
+    inputs = math.prod(x.shape[end:])
     return ops.reshape(x, (-1, positions, inputs))
+
+
+def _slides(layer: Any, sizes: tuple[int, ...]) -> list[_Slide]:
+    """Return how the kernel slides along each axis of an input of these sizes."""
+    numbers = zip(
+        sizes,
+        layer.kernel_size,
+        layer.strides,
+        layer.dilation_rate,
+        strict=True,
+    )
+    return [_Slide(*each) for each in numbers]
 
 
 def _along_axis(x: Tensor, axis: int, slide: _Slide, padding: str) -> Tensor:
@@ -70,10 +80,11 @@ def _along_axis(x: Tensor, axis: int, slide: _Slide, padding: str) -> Tensor:
     pads = [(0, 0)] * len(x.shape)
     pads[axis] = slide.pads(padding)
     x = ops.pad(x, pads)
-    leading = (slice(None),) * axis
-    width = (slide.positions(padding) - 1) * slide.stride + 1
+    index = [slice(None)] * len(x.shape)
+    last = (slide.positions(padding) - 1) * slide.stride
     parts = []
     for first in range(0, slide.reach + 1, slide.dilation):
-        places = slice(first, first + width, slide.stride)
-        parts.append(x[(*leading, places)])
+        end = first + last + 1
+        index[axis] = slice(first, end, slide.stride)
+        parts.append(x[tuple(index)])
     return ops.stack(parts, axis=-2)

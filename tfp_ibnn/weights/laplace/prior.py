@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.weights.features import LogitNetwork, batches
+from tfp_ibnn.weights.features import LogitNetwork, batches, joined
 from tfp_ibnn.weights.laplace.guard import MARGIN, Reservoir, guarded
 
 GRID = np.logspace(-4, 4, 21)
@@ -62,12 +61,13 @@ class PredictionLoss:
 
     def _nll(self, averaged: MonteCarlo) -> float:
         predictions = averaged.predict(self._x, batch_size=self._batch_size, verbose=0)
-        if not self._posterior.logit_network.likelihood.free_scale:
+        if self._posterior.logit_network.likelihood.free_scale:
+            noise_variance = float(self._posterior.noise_scale) ** 2
+            variance = predictions["total_variance"] + noise_variance
+            loss = gaussian_nll(self._y, predictions["mean"], variance)
+        else:
             loss = averaged.compute_loss(y=self._y, y_pred=predictions)
-            return float(ops.mean(loss))
-        noise_variance = float(self._posterior.noise_scale) ** 2
-        variance = predictions["total_variance"] + noise_variance
-        return float(ops.mean(gaussian_nll(self._y, predictions["mean"], variance)))
+        return float(ops.mean(loss))
 
 
 def best_of_grid(
@@ -85,11 +85,12 @@ def best_of_grid(
     Returns:
         A prior precision.
     """
-    parts = list(_validation_batches(posterior.logit_network, data, batch_size))
-    x, y = keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+    network = posterior.logit_network
+    x, y = joined(list(_validation_batches(network, data, batch_size)))
     loss = PredictionLoss(posterior, x, y, batch_size, head, from_logits)
     losses = [loss.at(prior_precision) for prior_precision in GRID]
-    return GRID[np.argmin(losses)]
+    best = np.argmin(losses)
+    return GRID[best]
 
 
 def narrowed(

@@ -133,8 +133,9 @@ class ProbitSampler(NetworkSampler):
 
 def _products(block: Block, tap: Tensor, sets: Tensor) -> Tensor:
     """Return the products of the matrices of all draws, (N, positions, S, outputs)."""
-    matrices = ops.reshape(sets[:, : block.size], (-1, block.inputs, block.outputs))
-    matrices = ops.cast(matrices, tap.dtype)
+    values = ops.cast(sets[:, : block.size], tap.dtype)
+    shape = (-1, block.inputs, block.outputs)
+    matrices = ops.reshape(values, shape)
     return ops.tensordot(tap, matrices, [[2], [1]])
 
 

@@ -13,7 +13,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, tfp
 from tfp_ibnn.weights.agreement import MOST_R_HAT, R_HAT, agreement, table
 from tfp_ibnn.weights.density import Density
-from tfp_ibnn.weights.gaussian_vi import natural_gradients
+from tfp_ibnn.weights.natural_gradients import natural_gradients
 from tfp_ibnn.weights.whitening import colored, refitted, whitened
 
 MOST_FULL = 5_000
@@ -22,7 +22,7 @@ MOST_FULL = 5_000
 _CHUNKS = 20
 _FIT_STEPS = 50
 _LEAPFROGS_OF_NUTS = 4  # times those of HMC: a guess
-_TREE_DEPTH = 6  # trees of 2^10 steps are rarely of use here, and all that a resonance would leave
+_TREE_DEPTH = 6  # TFP's default, 2^10 steps, is rarely of use here, and slow in a resonance
 _LEAST_LOG_RATIO = -1000  # of an acceptance that is not a divergence, as TFP has it for NUTS
 
 

@@ -73,6 +73,16 @@ class DeepEnsemble(WeightSets):
         Raises:
             ArithmeticError: if all of them diverged.
             ValueError: if `build` returns models that differ in more than values of weights.
+
+        Example:
+            >>> import keras, numpy as np, tfp_ibnn as ibnn
+            >>> def build():
+            ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            ...     model.compile("sgd", "mse")
+            ...     return model
+            >>> x = np.ones((4, 3), "float32")
+            >>> ibnn.DeepEnsemble.train(build, 2, x, x[:, :2], verbose=0).count
+            2
         """
         n = checks.positive_integer("n", n)
         seed = checks.whole("seed", seed)

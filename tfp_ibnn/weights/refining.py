@@ -90,33 +90,22 @@ def refine(
         >>> len(refined.history), refined.size
         (21, 2)
     """
-    if not isinstance(posterior, WeightPosterior):
-        raise ValueError(f"`posterior` must be one over weights; got {posterior!r}.")
-    if not flows:
-        raise ValueError("`flows` must hold at least one flow; got none.")
+    _check(posterior, flows, x, samples)
     steps = checks.positive_integer("steps", steps)
     draws = checks.positive_integer("draws", draws)
     rng = np.random.default_rng(seed)
-    variables = posterior.sampled
     if samples is not None:
-        samples = _checked(samples, sum(math.prod(v.shape) for v in variables))
+        samples = _enough(samples, posterior)
     loc, matrix = _base(posterior, samples)
     model = posterior.network
-    places = places_of(model, variables)
+    places = places_of(model, posterior.sampled)
     refined = RefinedPosterior(model, flows, places, diagonal=matrix.ndim == 1)
     refined.set_base(loc, matrix)
     objective: Objective
     if samples is not None:
         objective = SamplesObjective(refined, samples, draws, rng)
-    elif x is not None:
-        target = Target.of_posterior(
-            posterior,
-            x,
-            y,
-            prior_scale=prior_scale,
-            noise_scale=noise_scale,
-            verbose=verbose,
-        )
+    else:
+        target = Target.of_posterior(posterior, x, y, prior_scale, noise_scale, verbose)
         if matrix.ndim == 2:
             refined.set_base(loc, _rotated(matrix, loc, target, rng))
         objective = ElboObjective(
@@ -127,8 +116,6 @@ def refine(
             validation=validation,
             rng=rng,
         )
-    else:
-        raise ValueError("`x` and `y` must be given, or `samples`.")
     refined.history = ascend(
         refined.trained,
         objective.value,
@@ -143,6 +130,16 @@ def refine(
     return refined
 
 
+def _check(posterior: Any, flows: Sequence[Flow], x: Any, samples: Any) -> None:
+    """Raise if there is nothing to refine, nothing to refine it by, or nothing to fit it to."""
+    if not isinstance(posterior, WeightPosterior):
+        raise ValueError(f"`posterior` must be one over weights; got {posterior!r}.")
+    if not flows:
+        raise ValueError("`flows` must hold at least one flow; got none.")
+    if x is None and samples is None:
+        raise ValueError("`x` and `y` must be given, or `samples`.")
+
+
 def _base(posterior: WeightPosterior, samples: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and factor of the Gaussian that is refined, or raise if it is not finite."""
     if samples is None:
@@ -154,8 +151,9 @@ def _base(posterior: WeightPosterior, samples: np.ndarray | None) -> tuple[np.nd
     return loc, matrix
 
 
-def _checked(samples: Any, size: int) -> np.ndarray:
+def _enough(samples: Any, posterior: WeightPosterior) -> np.ndarray:
     """Return draws of the weights (n, size) in float64, or raise if they are too few."""
+    size = sum(math.prod(v.shape) for v in posterior.sampled)
     samples = numbers(samples, size, "`samples`").astype("float64")
     if len(samples) < 10 * size:
         raise ValueError(

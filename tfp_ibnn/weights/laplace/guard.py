@@ -19,6 +19,9 @@ EXAMPLES = 512
 MARGIN = 0.01
 """By how many nats per example averaged predictions may explain them worse than the network."""
 
+FAR = 0.3
+"""By how many nats per example a step may raise the log-likelihood of a trained network."""
+
 _HALF_DECADES = 16
 _HALVINGS = 8
 
@@ -94,18 +97,33 @@ def guarded(prior_precision: float, loss: Callable[[float], float], limit: float
     return prior_precision * 10 ** (enough / 2)
 
 
-def gain_along(step: Tensor, posterior: Any, sample: Reservoir, batch_size: int) -> float:
-    """Return the most that a step of the weights, its half, quarter and so on adds.
+def newton_gain(
+    posterior: Any, gradient: np.ndarray, examples: int, sample: Reservoir, batch_size: int
+) -> float:
+    """Return by how much a Newton step of the weights, or a part of it, helps the network.
 
     Args:
-        step: a change (W,) of the weights.
         posterior: a Laplace approximation.
-        sample: examples.
+        gradient: that of the log-likelihood of all examples, (W,), by the temperature.
+        examples: number of all examples.
+        sample: some of them.
         batch_size: examples at a time.
 
     Returns:
-        A gain of the log-likelihood in nats per example of the sample, at least 0.
+        A gain of the log-likelihood in nats per example; above `FAR` that of the sample.
     """
+    gradient = gradient.astype(posterior.logit_network.dtype)
+    slope = ops.convert_to_tensor(gradient)
+    step = posterior.structure.scaled(slope, posterior.scale)
+    promised = float(ops.sum(slope * step)) / 2 / examples
+    if promised <= FAR:
+        return promised
+    # The quadratic promises more than there is where a prediction is confident and wrong.
+    return _gain_along(step, posterior, sample, batch_size)
+
+
+def _gain_along(step: Tensor, posterior: Any, sample: Reservoir, batch_size: int) -> float:
+    """Return the most that a step, its half, quarter and so on adds for a sample, at least 0."""
     at_start = _log_likelihood(0 * step, posterior, sample, batch_size)
     gains = [0.0]
     for halvings in range(_HALVINGS):

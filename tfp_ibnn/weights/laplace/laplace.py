@@ -16,16 +16,13 @@ from tfp_ibnn.weights.flat import FlatPosterior
 from tfp_ibnn.weights.laplace.blocks import Block, blocks_of
 from tfp_ibnn.weights.laplace.curvature import collect
 from tfp_ibnn.weights.laplace.evidence import Evidence
-from tfp_ibnn.weights.laplace.guard import Reservoir, gain_along
+from tfp_ibnn.weights.laplace.guard import FAR, Reservoir, newton_gain
 from tfp_ibnn.weights.laplace.options import METHODS, Options
 from tfp_ibnn.weights.laplace.prior import best_of_grid, narrowed
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structure import Structure, check_side
 from tfp_ibnn.weights.laplace.structures import STRUCTURES
 from tfp_ibnn.weights.vectors import double, places_of, split, triangular
-
-_FAR = 0.3
-"""By how many nats per example a step may raise the log-likelihood of a trained network."""
 
 
 # `priors.Laplace` has the other name.
@@ -173,8 +170,9 @@ class Laplace(FlatPosterior):
             self.optimize_prior_precision(choice, validation_data, batch_size)
         else:
             self._maximize_evidence(choice)
-        gain = self._gain_of_a_step(gradient, sample, batch_size)
-        if gain > _FAR:
+        slope = gradient / (self._options.temperature * float(self.noise_scale) ** 2)
+        gain = newton_gain(self, slope, self._fit["examples"], sample, batch_size)
+        if gain > FAR:
             warnings.warn(
                 "The network does not seem to be trained on these data, as it should be: a step "
                 f"of its weights raises the log-likelihood by {gain:.2g} nats per example.",
@@ -243,19 +241,6 @@ class Laplace(FlatPosterior):
         finally:
             self.prior_precision.assign(chosen)
         self._fit["guarded"] = [by_evidence, float(self.prior_precision)]
-
-    def _gain_of_a_step(self, gradient: np.ndarray, sample: Reservoir, batch_size: int) -> float:
-        """Return by how many nats per example a Newton step, or a part of it, helps the network."""
-        noise_variance = float(self.noise_scale) ** 2
-        slope = gradient / (self._options.temperature * noise_variance)
-        slope = ops.convert_to_tensor(slope.astype(self.logit_network.dtype))
-        step = self.structure.scaled(slope, self.scale)
-        gain = float(ops.sum(slope * step)) / 2
-        promised = gain / self._fit["examples"]
-        if promised <= _FAR:
-            return promised
-        # The quadratic promises more than there is where a prediction is confident and wrong.
-        return gain_along(step, self, sample, batch_size)
 
     @property
     def evidence(self) -> Evidence:

@@ -87,7 +87,14 @@ def best_of_grid(
     """
     network = posterior.logit_network
     x, y = joined(list(_validation_batches(network, data, batch_size)))
-    loss = PredictionLoss(posterior, x, y, batch_size, head, from_logits)
+    loss = PredictionLoss(
+        posterior,
+        x,
+        y,
+        batch_size,
+        head=head,
+        from_logits=from_logits,
+    )
     losses = [loss.at(prior_precision) for prior_precision in GRID]
     best = np.argmin(losses)
     return GRID[best]
@@ -120,7 +127,14 @@ def narrowed(
         for inputs, targets in _validation_batches(network, validation_data, batch_size):
             sample.add(inputs, targets)
     x, y = sample.examples()
-    loss = PredictionLoss(posterior, x, y, batch_size, head, from_logits)
+    loss = PredictionLoss(
+        posterior,
+        x,
+        y,
+        batch_size,
+        head=head,
+        from_logits=from_logits,
+    )
     limit = loss.of_network() + MARGIN
     return guarded(float(posterior.prior_precision), loss.at, limit)
 

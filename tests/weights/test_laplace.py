@@ -296,7 +296,7 @@ def test_the_prior_precision(model, monkeypatch):
     for factor in (0.8, 1.25):
         assert la.log_marginal_likelihood(factor * float(la.prior_precision)) < best
     grid = np.array([0.01, 0.1, 10.0])
-    monkeypatch.setattr("tfp_ibnn.weights.laplace.laplace.GRID", grid)
+    monkeypatch.setattr("tfp_ibnn.weights.laplace.prior.GRID", grid)
     chosen = ibnn.Laplace(model, prior_precision="validation", link_approx="probit")
     data = POINTS, LABELS
     chosen.fit(*data, validation_data=data, verbose=0)

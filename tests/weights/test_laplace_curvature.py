@@ -183,6 +183,6 @@ def test_the_fixed_point_maximises_the_evidence(linear):
 
 @pytest.mark.once
 def test_low_rank_warns_if_it_has_not_converged(eagerly, plain, monkeypatch):
-    monkeypatch.setattr("tfp_ibnn.weights.laplace.structures._LowRank.passes", 1)
+    monkeypatch.setattr("tfp_ibnn.weights.laplace.full.LowRank.passes", 1)
     with pytest.warns(UserWarning, match="still change after 1 passes"):
         fitted(plain, "lowrank", rank=2)

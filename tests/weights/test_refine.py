@@ -13,7 +13,8 @@ from tests.flows.tools import numpy
 from tests.registry import perturb
 from tests.weights.last_layers import LOGITS, PRIOR, Quadrature, X, Y, logistic
 from tfp_ibnn import flows
-from tfp_ibnn.weights.refinement import RefinedPosterior, _elbo
+from tfp_ibnn.weights.objectives import elbo as elbo_of
+from tfp_ibnn.weights.refinement import RefinedPosterior
 from tfp_ibnn.weights.target import Target
 
 JAX = keras.backend.backend() == "jax"
@@ -131,7 +132,7 @@ def test_path_gradients_vanish_where_the_posterior_is_exact():
     made.set_base(*(numpy(v.value) for v in (exact.loc, exact.scale)))
     sizes = {}
     for path in (True, False):
-        elbo = functools.partial(_elbo, made, target, path)
+        elbo = functools.partial(elbo_of, made, target, path)
         slopes = weight_gradients(lambda e=elbo: e(NOISE[:2], 1.0, *target.data), made.trained)
         sizes[path] = max(np.abs(slope).max() for slope in slopes)
     assert sizes[True] < 1e-3

@@ -20,6 +20,6 @@ from tfp_ibnn.diagnostics.scores import simulation_based_calibration as simulati
 from tfp_ibnn.diagnostics.scores import sliced_wasserstein as sliced_wasserstein
 from tfp_ibnn.diagnostics.scores import total_variation as total_variation
 from tfp_ibnn.diagnostics.symmetries import canonical as canonical
-from tfp_ibnn.weights.target import Density as Density
+from tfp_ibnn.weights.density import Density as Density
 
 Report = Comparison  # its name before, which stays

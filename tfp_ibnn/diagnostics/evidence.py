@@ -15,8 +15,9 @@ from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, tfp
 from tfp_ibnn.diagnostics.reference import Reference
 from tfp_ibnn.diagnostics.scores import Estimate
 from tfp_ibnn.diagnostics.targets import target_of
-from tfp_ibnn.weights.hmc import agreement, colored
-from tfp_ibnn.weights.target import Density
+from tfp_ibnn.weights.agreement import agreement
+from tfp_ibnn.weights.density import Density
+from tfp_ibnn.weights.whitening import colored
 
 _MOVES = 4  # of a particle at each temperature
 _EFFECTIVE_SHARE = 0.9  # of the particles, after a step to the next temperature

@@ -10,9 +10,10 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.diagnostics.targets import target_of
 from tfp_ibnn.weights import WeightSets
-from tfp_ibnn.weights.flat import places_of, split
-from tfp_ibnn.weights.hmc import sample_chains, table
-from tfp_ibnn.weights.target import Density
+from tfp_ibnn.weights.agreement import table
+from tfp_ibnn.weights.chains import sample_chains
+from tfp_ibnn.weights.density import Density
+from tfp_ibnn.weights.vectors import places_of, split
 
 
 @dataclasses.dataclass(repr=False)

@@ -15,9 +15,10 @@ from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.posteriors import JointPosterior, Posterior
 from tfp_ibnn.posteriors.base import equal_mixture
+from tfp_ibnn.weights.density import Density
 from tfp_ibnn.weights.features import LogitNetwork, check_network
-from tfp_ibnn.weights.flat import double
-from tfp_ibnn.weights.target import Density, Target
+from tfp_ibnn.weights.target import Target
+from tfp_ibnn.weights.vectors import double
 
 _SCALE_WITHOUT_MOMENTS = 0.3  # of a prior that has none, such as a Cauchy distribution
 

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import keras
@@ -38,7 +38,7 @@ Differences = Iterator[str]
 
 
 def difference(model: keras.Model, other: keras.Model, training: bool = False) -> str | None:
-    """Return where another model differs in more than the values of its weights, or None.
+    """Return where another model differs in more than the values of its weights.
 
     Both are compared as graphs of objects: layers by class and attributes, functions by their code
     and what they enclose, calls by the tensors that they take, arrays by value.
@@ -47,22 +47,30 @@ def difference(model: keras.Model, other: keras.Model, training: bool = False) -
         model: a built model.
         other: another one.
         training: also compare what training depends on, such as losses and regularizers.
+
+    Returns:
+        The first difference, in words; None if there is none.
     """
-    return next(_Comparison(model, other, training).models(model, other), None)
+    comparison = _Comparison(model, other, training)
+    return next(comparison.models(model, other), None)
 
 
 class _Comparison:
-    """Walks through two models at once."""
+    """Walks through two models at once.
+
+    Weights and symbolic tensors are the same if their numbers are: those of weights are their
+    positions, and those of tensors are counted as the two graphs are walked through.
+    """
 
     def __init__(self, model: keras.Model, other: keras.Model, training: bool) -> None:
         self._training = training
         self._skipped = re.compile(_UNUSED if training else f"{_UNUSED}|{_OF_TRAINING}")
         # The pairs are kept, so that no `id` is given to something else.
-        self._seen: dict[tuple[int, int], tuple[Any, Any]] = {}
-        # Weights and symbolic tensors are the same if their numbers are.
-        self._numbers = [{id(w): n for n, w in enumerate(x.weights)} for x in (model, other)]
+        self._compared: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._numbers_of_one = _positions(model.weights)
+        self._numbers_of_other = _positions(other.weights)
         self._next = itertools.count(len(model.weights))
-        self._by_kind: tuple[tuple[Any, Callable[[Any, Any, str], Differences]], ...] = (
+        self._by_kind = (
             (keras.Variable, self._variables),
             (keras.KerasTensor, self._tensors),
             (keras.Operation, self._operations),
@@ -75,82 +83,80 @@ class _Comparison:
         )
 
     def models(self, one: keras.Model, other: keras.Model) -> Differences:
-        weights = [[(tuple(w.shape), w.dtype) for w in model.weights] for model in (one, other)]
-        if weights[0] != weights[1]:
+        if _kinds_of_weights(one) != _kinds_of_weights(other):
             yield f"the weights of {other.name!r}"
         yield from self.values(one, other, repr(other.name))
         if self._training:
-            arguments = [keras_internals.compile_arguments(model) for model in (one, other)]
-            yield from self._mappings(*arguments, f"`compile` of {other.name!r}")
+            arguments = keras_internals.compile_arguments(one)
+            other_arguments = keras_internals.compile_arguments(other)
+            where = f"`compile` of {other.name!r}"
+            yield from self._mappings(arguments, other_arguments, where)
 
     def values(self, one: Any, other: Any, where: str) -> Differences:
         """Yield where two values of any kind differ."""
-        pair = id(one), id(other)
-        is_same = one is other and not isinstance(one, _NUMBERED)
-        if is_same or pair in self._seen or isinstance(one, _IGNORED):
+        if one is other and not isinstance(one, _NUMBERED):
             return
-        self._seen[pair] = one, other
+        pair = (id(one), id(other))
+        if pair in self._compared or isinstance(one, _IGNORED):
+            return
+        self._compared[pair] = (one, other)
         if _is_array(one) and _is_array(other):
             yield from self._arrays(one, other, where)
             return
-        kinds, compare = next(x for x in self._by_kind if isinstance(one, x[0]))
+        kinds, compare = next(entry for entry in self._by_kind if isinstance(one, entry[0]))
         if isinstance(other, kinds):
             yield from compare(one, other, where)
         else:
             yield where
 
     def _variables(self, one: keras.Variable, other: keras.Variable, where: str) -> Differences:
-        if id(one) in self._numbers[0] or id(other) in self._numbers[1]:
+        if id(one) in self._numbers_of_one or id(other) in self._numbers_of_other:
             yield from self._tensors(one, other, where)
         else:
             yield from self._arrays(one.value, other.value, where)
 
     def _tensors(self, one: Any, other: Any, where: str) -> Differences:
-        if self._numbers[0].get(id(one)) != self._numbers[1].get(id(other)):
+        number = self._numbers_of_one.get(id(one))
+        if number != self._numbers_of_other.get(id(other)):
             yield where
 
     def _operations(self, one: Any, other: Any, where: str) -> Differences:
         """Compare layers, or operations such as an addition."""
         where = repr(other.name)
         yield from self._classes(type(one), type(other), f"the class of {where}")
-        yield from self._attributes(self._state(one), self._state(other), where)
-        graphs = [keras_internals.graph_of(layer) for layer in (one, other)]
-        if None not in graphs:
-            yield from self._graphs(*graphs, f"the connections inside {where}")
-
-    def _state(self, layer: Any) -> dict[str, Any]:
-        """Return what the output of a layer depends on, but for the graph."""
-        state = {k: v for k, v in vars(layer).items() if k not in keras_internals.bookkeeping()}
-        if type(layer).__module__.startswith("tfp_ibnn."):  # whose private flags remember calls
-            state = {k: v for k, v in state.items() if k[0] != "_" or not isinstance(v, _PLAIN)}
-        if isinstance(layer, keras.layers.Layer):
-            state |= {"dtype": layer.dtype_policy.name, "masking": layer.supports_masking}
-            state["vocabulary"] = layer.get_vocabulary() if hasattr(layer, "lookup_table") else None
-            state["layers"] = layer.layers if isinstance(layer, keras.Sequential) else None
-            state["trainable"] = layer.trainable
-            state["activity_regularizer"] = layer.activity_regularizer
-        return state
+        yield from self._attributes(_state(one), _state(other), where)
+        graph = keras_internals.graph_of(one)
+        other_graph = keras_internals.graph_of(other)
+        if graph is not None and other_graph is not None:
+            yield from self._graphs(graph, other_graph, f"the connections inside {where}")
 
     def _graphs(self, one: keras.Model, other: keras.Model, where: str) -> Differences:
         """Compare which tensors each call takes and gives."""
-        nodes = [list(keras_internals.nodes_in_order(graph)) for graph in (one, other)]
-        if len(nodes[0]) != len(nodes[1]):
+        nodes = list(keras_internals.nodes_in_order(one))
+        other_nodes = list(keras_internals.nodes_in_order(other))
+        if len(nodes) != len(other_nodes):
             yield where
         self._number(one.inputs, other.inputs)
         yield from self._ends(one.input, other.input, where)
-        for first, second in zip(*nodes, strict=False):
-            yield from self.values(first.operation, second.operation, where)
-            yield from self._sequences(first.arguments.args, second.arguments.args, where)
-            given = [_given(node.arguments.kwargs) for node in (first, second)]
-            yield from self._mappings(*given, where)
-            self._number(first.outputs, second.outputs)
+        for pair in zip(nodes, other_nodes, strict=False):
+            yield from self._calls(*pair, where)
         yield from self._ends(one.output, other.output, where)
 
+    def _calls(self, one: Any, other: Any, where: str) -> Differences:
+        """Compare what is called, and on which arguments."""
+        yield from self.values(one.operation, other.operation, where)
+        yield from self._sequences(one.arguments.args, other.arguments.args, where)
+        keywords = _given(one.arguments.kwargs)
+        other_keywords = _given(other.arguments.kwargs)
+        yield from self._mappings(keywords, other_keywords, where)
+        self._number(one.outputs, other.outputs)
+
     def _number(self, one: list[Any], other: list[Any]) -> None:
-        for pair in zip(one, other, strict=False):
+        """Give tensors in the same place the same number."""
+        for tensor, other_tensor in zip(one, other, strict=False):
             number = next(self._next)
-            for numbers, tensor in zip(self._numbers, pair, strict=True):
-                numbers[id(tensor)] = number
+            self._numbers_of_one[id(tensor)] = number
+            self._numbers_of_other[id(other_tensor)] = number
 
     def _ends(self, one: Any, other: Any, where: str) -> Differences:
         """Compare inputs or outputs: their structure, tensors, and names that the user chose."""
@@ -159,17 +165,20 @@ class _Comparison:
         except (TypeError, ValueError):
             yield where
             return
-        tensors = [keras.tree.flatten(end) for end in (one, other)]
-        yield from self._sequences(*tensors, where)
-        names = [[keras_internals.chosen_name(x) for x in each] for each in tensors]
-        shared = {*names[0]}.intersection(names[1]) - {None}
-        if any(names[0].index(name) != names[1].index(name) for name in shared):
+        tensors = keras.tree.flatten(one)
+        other_tensors = keras.tree.flatten(other)
+        yield from self._sequences(tensors, other_tensors, where)
+        names = [keras_internals.chosen_name(tensor) for tensor in tensors]
+        other_names = [keras_internals.chosen_name(tensor) for tensor in other_tensors]
+        shared = {*names}.intersection(other_names) - {None}
+        if any(names.index(name) != other_names.index(name) for name in shared):
             yield where
 
     def _attributes(self, one: Mapping, other: Mapping, owner: str) -> Differences:
         for name in sorted({*one, *other}):
             if not self._skipped.fullmatch(name):
-                yield from self.values(one.get(name), other.get(name), f"`{name}` of {owner}")
+                where = f"`{name}` of {owner}"
+                yield from self.values(one.get(name), other.get(name), where)
 
     def _mappings(self, one: Mapping, other: Mapping, where: str) -> Differences:
         if one.keys() != other.keys():
@@ -186,45 +195,79 @@ class _Comparison:
     def _functions(self, one: Any, other: Any, where: str) -> Differences:
         if one.__code__ != other.__code__:
             yield where
-        parts = [(x.__defaults__, x.__kwdefaults__, _enclosed(x)) for x in (one, other)]
-        yield from self._sequences(*parts, where)
+        yield from self._sequences(_bound_values(one), _bound_values(other), where)
 
     def _classes(self, one: type, other: type, where: str) -> Differences:
         """Compare classes; a function that builds a model may define one at each call."""
         if one is other:
             return
-        if (one.__module__, one.__qualname__) != (other.__module__, other.__qualname__):
+        if one.__module__ != other.__module__ or one.__qualname__ != other.__qualname__:
             yield where
         yield from self._sequences(one.__bases__, other.__bases__, where)
-        members = [{k: v for k, v in vars(x).items() if _is_used(k)} for x in (one, other)]
-        yield from self._mappings(*members, where)
+        yield from self._mappings(_used_members(one), _used_members(other), where)
 
     def _objects(self, one: Any, other: Any, where: str) -> Differences:
         yield from self._classes(type(one), type(other), where)
-        parts = [_parts(x) for x in (one, other)]
-        if any(parts):
-            yield from self._attributes(*parts, where)
+        parts = _parts(one)
+        other_parts = _parts(other)
+        if parts or other_parts:
+            yield from self._attributes(parts, other_parts, where)
         elif not _is_equal(one, other):
             yield where
 
     def _plain(self, one: Any, other: Any, where: str) -> Differences:
-        if type(one) is not type(other) or not (one == other or one != one != other != other):
+        are_nan = one != one and other != other
+        if type(one) is not type(other) or not (one == other or are_nan):
             yield where
 
     def _arrays(self, one: Any, other: Any, where: str) -> Differences:
         try:
-            one, other = ops.convert_to_numpy(one), ops.convert_to_numpy(other)
+            array = ops.convert_to_numpy(one)
+            other_array = ops.convert_to_numpy(other)
         except Exception:  # of what has no value, such as a handle of TensorFlow's
             yield where
             return
-        is_like = (one.dtype, one.shape) == (other.dtype, other.shape)
-        if not is_like or not (one.tobytes() == other.tobytes() or np.array_equal(one, other)):
+        if array.dtype != other_array.dtype or array.shape != other_array.shape:
+            yield where
+            return
+        has_same_bytes = array.tobytes() == other_array.tobytes()  # NaN included
+        if not has_same_bytes and not np.array_equal(array, other_array):
             yield where
 
 
+def _positions(weights: list[keras.Variable]) -> dict[int, int]:
+    return {id(weight): position for position, weight in enumerate(weights)}
+
+
+def _kinds_of_weights(model: keras.Model) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(weight.shape), weight.dtype) for weight in model.weights]
+
+
+def _state(layer: Any) -> dict[str, Any]:
+    """Return what the output of a layer depends on, but for the graph."""
+    bookkeeping = keras_internals.bookkeeping()
+    is_own = type(layer).__module__.startswith("tfp_ibnn.")
+    state = {}
+    for name, value in vars(layer).items():
+        # The package's own private flags remember calls.
+        is_flag = is_own and name.startswith("_") and isinstance(value, _PLAIN)
+        if name not in bookkeeping and not is_flag:
+            state[name] = value
+    if isinstance(layer, keras.layers.Layer):
+        has_vocabulary = hasattr(layer, "lookup_table")
+        state["dtype"] = layer.dtype_policy.name
+        state["masking"] = layer.supports_masking
+        state["vocabulary"] = layer.get_vocabulary() if has_vocabulary else None
+        state["layers"] = layer.layers if isinstance(layer, keras.Sequential) else None
+        state["trainable"] = layer.trainable
+        state["activity_regularizer"] = layer.activity_regularizer
+    return state
+
+
 def _is_array(x: Any) -> bool:
-    is_array = isinstance(x, (np.ndarray, np.generic)) or ops.is_tensor(x)
-    return is_array and not isinstance(x, _NUMBERED)
+    if isinstance(x, _NUMBERED):
+        return False
+    return isinstance(x, (np.ndarray, np.generic)) or ops.is_tensor(x)
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -235,7 +278,13 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 def _is_used(name: str) -> bool:
     """Whether a prediction depends on a member of a class; what `__init__` makes is compared."""
-    return name == "__call__" or not (name in ("build", "get_config") or name.startswith("__"))
+    if name == "__call__":
+        return True
+    return name not in ("build", "get_config") and not name.startswith("__")
+
+
+def _used_members(kind: type) -> dict[str, Any]:
+    return {name: member for name, member in vars(kind).items() if _is_used(name)}
 
 
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -243,13 +292,18 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _enclosed(function: Any) -> list[Any]:
-    """Return the values that a function takes from those around it; a name may have none yet."""
+def _bound_values(function: Any) -> list[Any]:
+    """Return the defaults of a function, and the values that it takes from those around it."""
+    empty = types.CellType()  # of a name that has no value yet
     cells = function.__closure__ or ()
-    return [cell.cell_contents for cell in cells if cell != types.CellType()]
+    enclosed = [cell.cell_contents for cell in cells if cell != empty]
+    return [function.__defaults__, function.__kwdefaults__, enclosed]
 
 
 def _parts(x: Any) -> dict[str, Any]:
     """Return what an object consists of: its attributes, or what a callable one is made of."""
-    names = ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget")
-    return {**getattr(x, "__dict__", {}), **{k: getattr(x, k) for k in names if hasattr(x, k)}}
+    parts = dict(getattr(x, "__dict__", {}))
+    for name in ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget"):
+        if hasattr(x, name):
+            parts[name] = getattr(x, name)
+    return parts

@@ -1,5 +1,6 @@
 """What posteriors over weights share; a finite number of weight sets."""
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from tfp_ibnn.prediction.batches import unpacked
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.architecture import difference
 
+_ONLY_OPTIONS = {"sampling": "iid", "independent": False, "dropout": False}
+"""Options of `MonteCarlo` that have one value for posteriors over weights."""
+
 
 class WeightPosterior(protocols.WeightPosterior):
     """The base of posteriors over weights; a subclass has `sample`, `mean`, `network`, `count`."""
@@ -26,16 +30,22 @@ class WeightPosterior(protocols.WeightPosterior):
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise for options of `MonteCarlo` that posteriors over weights do not take."""
-        for name, value in {"sampling": "iid", "independent": False, "dropout": False}.items():
-            if options.get(name, value) != value:
-                got = f"{type(self).__name__}; got {options[name]!r}"
-                raise ValueError(f"`{name}` must be {value!r} for a {got}. Leave it out.")
+        for name, default in _ONLY_OPTIONS.items():
+            value = options.get(name, default)
+            if value != default:
+                raise ValueError(
+                    f"`{name}` must be {default!r} for a {type(self).__name__}; got {value!r}. "
+                    "Leave it out."
+                )
 
     def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
         self.check_options(options)
         if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
-            problem = f"Batch-norm statistics of {self.network.name!r} are not of the weights drawn"
-            warnings.warn(f"{problem}: use posterior.materialize(number, x_train).", stacklevel=4)
+            warnings.warn(
+                f"Batch-norm statistics of {self.network.name!r} are not of the weights drawn: use "
+                "posterior.materialize(number, x_train).",
+                stacklevel=4,
+            )
         return WeightSampler(self, samples, options.get("chunk_size"))
 
     def mean_network(self) -> keras.Model:
@@ -50,20 +60,38 @@ class WeightPosterior(protocols.WeightPosterior):
     ) -> "WeightSets":
         """Draw a finite number of weight sets, each with batch-norm statistics of its own.
 
-        These are mean and variance over `data`: inputs, (inputs, labels), or a dataset of such
-        batches, all held in memory; without batch normalization it is not needed. The draws are
-        those of `MonteCarlo(posterior, samples=number, seed=seed)`.
+        These are mean and variance over the data. The draws are those of
+        `MonteCarlo(posterior, samples=number, seed=seed)`.
+
+        Args:
+            number: of sets.
+            data: inputs, (inputs, labels), or a dataset of such batches, all held in memory; not
+                needed without batch normalization.
+            batch_size: examples at a time, 256 by default, of arrays.
+            seed: of the draws.
+
+        Returns:
+            The sets, equally likely.
+
+        Raises:
+            ValueError: if there is batch normalization and no data.
         """
         number = checks.positive_integer("number", number)
-        key = ops.convert_to_tensor(counter.key_from_seed(checks.whole("seed", seed)))
-        norms, sets = _batch_norms(self.network), []
-        batches = list(_batches(data, batch_size)) if norms and data is not None else []
+        key = counter.key_from_seed(checks.whole("seed", seed))
+        key = ops.convert_to_tensor(key)
+        norms = _batch_norms(self.network)
+        batches = []
+        if norms and data is not None:
+            batches = list(_batches(data, batch_size))
         if norms and not batches:
-            got = "`data` holds no example. Give the training inputs, or a dataset"
-            raise ValueError(f"{self.network.name!r} has batch normalization, and {got}.")
+            raise ValueError(
+                f"{self.network.name!r} has batch normalization, and `data` holds no example. Give "
+                "the training inputs, or a dataset."
+            )
+        sets = []
         for place in range(number):
-            drawn = zip(self.sampled, self.sample(key, place), strict=True)
-            with keras_internals.values_in_place(drawn):
+            drawn = self.sample(key, place)
+            with keras_internals.values_in_place(zip(self.sampled, drawn, strict=True)):
                 _set_statistics(self.network, norms, batches)
                 sets.append([storable(w) for w in self.network.weights])
         return WeightSets.of(self.network, sets)
@@ -71,29 +99,47 @@ class WeightPosterior(protocols.WeightPosterior):
     @classmethod
     @naming_unknown_classes()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightPosterior":
-        """Return a posterior from what `get_config` gave; its weights are yet to be loaded."""
+        """Return a posterior whose weights are yet to be loaded.
+
+        Args:
+            config: what `get_config` gave.
+            custom_objects: classes by name that are not registered.
+
+        Returns:
+            A posterior with the same arguments.
+        """
         config = keras_internals.readable(config)
-        return cls(**keras.saving.deserialize_keras_object(config, custom_objects=custom_objects))
+        options = keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+        return cls(**options)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class WeightSets(WeightPosterior, keras.layers.Layer):
     """Weight sets of one network, all equally likely: copies, batch-norm statistics included.
 
-    `models` are built, of one architecture. They may have stochastic layers: every draw then takes
-    the next set, and noise anew.
+    Args:
+        models: built Keras models of one architecture. They may have stochastic layers: every draw
+            then takes the next set, and noise anew.
+        **kwargs: those of `keras.layers.Layer`.
     """
 
     def __init__(self, models: Sequence[keras.Model], **kwargs: Any) -> None:
         models = check_models(models)
         super().__init__(**kwargs)
-        self.network, self.count = models[0], len(models)
+        self.network = models[0]
+        self.count = len(models)
         self._sets = []
-        fixed = {"initializer": "zeros", "trainable": False, "autocast": False}
         for number, variable in enumerate(self.sampled):
-            shape = (self.count, *variable.shape)
-            stacked = self.add_weight(shape, dtype=variable.dtype, name=f"set_{number}", **fixed)
-            stacked.assign(np.stack([ops.convert_to_numpy(x.weights[number]) for x in models]))
+            stacked = self.add_weight(
+                (self.count, *variable.shape),
+                initializer="zeros",
+                dtype=variable.dtype,
+                trainable=False,
+                autocast=False,
+                name=f"set_{number}",
+            )
+            values = [ops.convert_to_numpy(model.weights[number]) for model in models]
+            stacked.assign(np.stack(values))
             self._sets.append(stacked)
         self.built = True
 
@@ -103,20 +149,42 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
 
     @classmethod
     def of(cls, network: keras.Model, sets: Sequence[Sequence[np.ndarray]]) -> "WeightSets":
-        """Return sets of given values, each in the order of `network.weights`."""
+        """Return sets of given values.
+
+        Args:
+            network: a built model, which gives the architecture.
+            sets: for each set its values, in the order of `network.weights`.
+
+        Returns:
+            A posterior over these sets.
+
+        Raises:
+            ArithmeticError: if a value is not finite.
+            ValueError: if a value has another shape than its weight.
+        """
         shapes = [tuple(w.shape) for w in network.weights]
         for number, values in enumerate(sets):
             if [np.shape(value) for value in values] != shapes:
                 raise ValueError(f"Set {number} has other shapes than the weights of the network.")
             if not all(np.isfinite(value).all() for value in values):
                 raise ArithmeticError(f"Set {number} is not finite: the training diverged.")
-        made = cls([network] * len(sets))
-        for stacked, values in zip(made._sets, zip(*sets, strict=True), strict=True):
-            stacked.assign(np.stack(values))
-        return made
+        networks = [network] * len(sets)
+        posterior = cls(networks)
+        for number, stacked in enumerate(posterior._sets):
+            values_of_sets = [values[number] for values in sets]
+            stacked.assign(np.stack(values_of_sets))
+        return posterior
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return the set of a number; they repeat in order, whatever the key."""
+        """Return the set of a number; they repeat in order.
+
+        Args:
+            key: not used.
+            number: number of the set, from 0 on.
+
+        Returns:
+            A value for each weight of the network.
+        """
         return [ops.take(stacked, number % self.count, axis=0) for stacked in self._sets]
 
     def mean(self) -> list[Tensor]:
@@ -124,7 +192,12 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
         return [stacked[0] for stacked in self._sets]
 
     def materialize(self, number: int | None = None, data: Any = None, **_: Any) -> "WeightSets":
-        """Return itself: there is a finite number of sets already."""
+        """Return itself: there is a finite number of sets already, and no argument matters.
+
+        Args:
+            number: not used.
+            data: not used.
+        """
         return self
 
     def get_config(self) -> dict[str, Any]:
@@ -136,7 +209,9 @@ class WeightSets(WeightPosterior, keras.layers.Layer):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "WeightSets":
         config = keras_internals.readable(config)
         options = keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
-        return cls([options.pop("network")] * options.pop("count"), **options)
+        network = options.pop("network")
+        count = options.pop("count")
+        return cls([network] * count, **options)
 
 
 def check_models(models: Any) -> Sequence[keras.Model]:
@@ -144,21 +219,26 @@ def check_models(models: Any) -> Sequence[keras.Model]:
     if not isinstance(models, Sequence) or not models:
         raise ValueError(f"`models` must be a list of built Keras models; got {models!r}.")
     for number, model in enumerate(models):
-        if isinstance(model, protocols.WeightPosterior):
-            problem = f"is a {type(model).__name__}: use ibnn.WeightMixture(models)."
-        elif not isinstance(model, keras.Model):
-            problem = f"must be a Keras model; got {model!r}."
-        elif not model.built:
-            problem = "is not built: call it on data, or build it, first."
-        elif model is not models[0] and (where := difference(models[0], model)):
-            problem = (
-                "differs from `models[0]` in more than the values of its weights: in "
-                f"{where}. Use ibnn.WeightMixture(models)."
-            )
-        else:
-            continue
-        raise ValueError(f"`models[{number}]` {problem}")
+        _check_model(model, models[0], number)
     return models
+
+
+def _check_model(model: Any, first: Any, number: int) -> None:
+    """Raise if a model is not built, or differs from the first."""
+    if isinstance(model, protocols.WeightPosterior):
+        raise ValueError(
+            f"`models[{number}]` is a {type(model).__name__}: use ibnn.WeightMixture(models)."
+        )
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`models[{number}]` must be a Keras model; got {model!r}.")
+    if not model.built:
+        raise ValueError(f"`models[{number}]` is not built: call it on data, or build it, first.")
+    where = None if model is first else difference(first, model)
+    if where:
+        raise ValueError(
+            f"`models[{number}]` differs from `models[0]` in more than the values of its weights: "
+            f"in {where}. Use ibnn.WeightMixture(models)."
+        )
 
 
 def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -169,23 +249,48 @@ def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
 
 def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequence[Any]) -> None:
     """Give batch-norm layers the mean and variance of their inputs over all batches."""
-    momentums, seen = [layer.momentum for layer in norms], []
-    try:
-        for layer in norms:
-            layer.momentum = 0.0  # so that a pass leaves the statistics of its batch
+    means: list[list[np.ndarray]] = []  # of each batch, for each layer
+    variances: list[list[np.ndarray]] = []
+    sizes = []
+    with _statistics_of_last_batch(norms):
         for inputs in batches:
             network(inputs, training=True)
-            seen.append([(storable(x.moving_mean), storable(x.moving_variance)) for x in norms])
+            means.append([storable(layer.moving_mean) for layer in norms])
+            variances.append([storable(layer.moving_variance) for layer in norms])
+            first_input = keras.tree.flatten(inputs)[0]
+            sizes.append(ops.shape(first_input)[0])
+    for number, layer in enumerate(norms):
+        mean, variance = _pooled(
+            [each[number] for each in means],
+            [each[number] for each in variances],
+            sizes,
+        )
+        layer.moving_mean.assign(mean)
+        layer.moving_variance.assign(variance)
+
+
+def _pooled(
+    means: list[np.ndarray], variances: list[np.ndarray], sizes: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and the variance of all examples from those of batches."""
+    means_of_batches = np.array(means, "float64")
+    variances_of_batches = np.array(variances, "float64")
+    mean = np.average(means_of_batches, axis=0, weights=sizes)
+    spread = variances_of_batches + (means_of_batches - mean) ** 2
+    return mean, np.average(spread, axis=0, weights=sizes)
+
+
+@contextlib.contextmanager
+def _statistics_of_last_batch(norms: Sequence[Any]) -> Iterator[None]:
+    """Let a pass leave the statistics of its batch alone in batch-norm layers."""
+    momentums = [layer.momentum for layer in norms]
+    try:
+        for layer in norms:
+            layer.momentum = 0.0
+        yield
     finally:
         for layer, momentum in zip(norms, momentums, strict=True):
             layer.momentum = momentum
-    sizes = [ops.shape(keras.tree.flatten(inputs)[0])[0] for inputs in batches]
-    for number, layer in enumerate(norms):
-        means, variances = (np.array([x[number][i] for x in seen], "float64") for i in (0, 1))
-        mean = np.average(means, axis=0, weights=sizes)
-        spread = variances + (means - mean) ** 2
-        layer.moving_mean.assign(mean)
-        layer.moving_variance.assign(np.average(spread, axis=0, weights=sizes))
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:

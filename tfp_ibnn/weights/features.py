@@ -1,6 +1,6 @@
 """A network cut before some of its layers, without the activation of its output."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -13,15 +13,19 @@ from tfp_ibnn.conversion.graph import Graph, functional_graph, infer
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.prediction.batches import as_array, dataset_batches, progress_bar
 from tfp_ibnn.prediction.head import is_transparent, output_call, own_activation
-from tfp_ibnn.weights.flat import precision_of
 from tfp_ibnn.weights.likelihood import likelihood_of
+from tfp_ibnn.weights.vectors import precision_of
 
 
 class LogitNetwork:
     """A built Functional or Sequential model that gives logits, (N, K), with its likelihood.
 
-    What stands before the layers that `is_chosen` picks runs in `prefix`; `head` and `from_logits`
-    are those of `MonteCarlo`.
+    Args:
+        model: the model; it is not copied.
+        is_chosen: whether a layer has weights that are uncertain; what stands before all such
+            layers runs in `prefix`.
+        head: what the output means, as for `MonteCarlo`.
+        from_logits: whether it is logits, as for `MonteCarlo`.
     """
 
     def __init__(
@@ -44,48 +48,74 @@ class LogitNetwork:
             _check_precision(layer)
 
     def cache(self, x: Any, y: Any = None, batch_size: int = 256, verbose: Any = "auto") -> Any:
-        """Return what `prefix` gives for all examples, and their targets, all checked."""
-        run, found = compiled(self.prefix, self.model.weights), []
+        """Run `prefix` for all examples.
+
+        Args:
+            x: inputs, or a dataset of batches (x, y).
+            y: targets; None with a dataset.
+            batch_size: examples at a time, 256 by default.
+            verbose: 0 shows no progress.
+
+        Returns:
+            What `prefix` gives, arrays in full precision, and the targets, all checked.
+        """
+        prefix = compiled(self.prefix, self.model.weights)
+        parts = []
         for inputs, labels in batches(x, y, batch_size, verbose):
-            values = keras.tree.map_structure(self.wide, run(inputs))
-            if any(len(value) != len(labels) for value in values.values()):
+            values = keras.tree.map_structure(self.wide, prefix(inputs))
+            lengths = {len(value) for value in values.values()}
+            if lengths != {len(labels)}:
                 raise ValueError("`model` has a tensor whose first axis is not that of examples.")
-            found.append((values, self.likelihood.targets(labels, self.width)))
-        return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *found)
+            targets = self.likelihood.targets(labels, self.width)
+            parts.append((values, targets))
+        return joined(parts)
 
     def wide(self, value: Tensor) -> np.ndarray:
         """Return a cached tensor in full precision, checked."""
-        is_float = keras.backend.is_float_dtype(value.dtype)
-        value = ops.convert_to_numpy(ops.cast(value, self.dtype) if is_float else value)
-        check_finite(value, "inputs of the layers whose weights are uncertain")
-        return value
+        if keras.backend.is_float_dtype(value.dtype):
+            value = ops.cast(value, self.dtype)
+        array = ops.convert_to_numpy(value)
+        check_finite(array, "inputs of the layers whose weights are uncertain")
+        return array
 
-    def logits(self, values: dict[int, Tensor], others: dict[Any, Any] | None = None) -> Tensor:
-        """Return the logits from what `prefix` gave.
+    def logits(self, values: dict[int, Tensor], runs: dict[Any, Any] | None = None) -> Tensor:
+        """Return the logits (N, K).
 
-        `others` run some layers: functions `(without_activation, *args, **kwargs)` by layer.
+        Args:
+            values: what `prefix` gave.
+            runs: functions `(is_stripped, *args, **kwargs)` that run some layers, by layer; the
+                first argument says whether to leave out the layer's activation.
         """
+        runs = runs or {}
 
         def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
             is_stripped = layer is self.stripped
             if is_stripped and not _weights(layer):
                 return args[0] if args else kwargs["inputs"]
-            if layer in (others or {}):
-                return others[layer](is_stripped, *args, **kwargs)
-            return (without_activation if is_stripped else infer)(layer, *args, **kwargs)
+            if layer in runs:
+                return runs[layer](is_stripped, *args, **kwargs)
+            output_of = without_activation if is_stripped else infer
+            return output_of(layer, *args, **kwargs)
 
         return ops.cast(self.graph.suffix(values, run), self.dtype)
 
 
 class LastLayer(LogitNetwork):
-    """A network whose last layer, but for dropout and the like, is a Dense one, `layer`."""
+    """A network whose last layer, but for dropout and the like, is a Dense one, `layer`.
+
+    Args:
+        model: a built Functional or Sequential model; it is not copied.
+        head: what the output means, as for `MonteCarlo`.
+        from_logits: whether it is logits, as for `MonteCarlo`.
+    """
 
     def __init__(
         self, model: keras.Model, head: str | None = None, from_logits: bool | None = None
     ) -> None:
-        self.layer = last_weighted_layer(model)
-        super().__init__(model, lambda x: x is self.layer, head, from_logits)
-        check_dense(self.layer, self.graph, self.stripped, self.width)
+        layer = last_weighted_layer(model)
+        self.layer = layer
+        super().__init__(model, lambda x: x is layer, head, from_logits)
+        check_dense(layer, self.graph, self.stripped, self.width)
 
 
 def logit_layer(model: keras.Model) -> keras.layers.Dense:
@@ -100,10 +130,19 @@ def logit_layer(model: keras.Model) -> keras.layers.Dense:
 
 
 def stripped_layer(model: keras.Model, graph: Graph, end: str) -> Any:
-    """Return the layer or operation whose activation makes the output of logits, or raise.
+    """Return the layer or operation whose activation makes the output of logits.
 
-    None if the output is the logits, and no linear layer gives them, which would give them in full
-    precision.
+    Args:
+        model: a Functional or Sequential model.
+        graph: its graph.
+        end: the activation as which the output is read, "linear" for logits.
+
+    Returns:
+        The layer or operation; None if the output is the logits, and no linear layer gives them,
+        which would give them in full precision.
+
+    Raises:
+        ValueError: if the model does not end in that activation over all outputs.
     """
     layer, node = output_call(model)
     is_alone = graph.noisy_layers.count(layer) == 1 and len(node.input_tensors) == 1
@@ -131,33 +170,50 @@ def stripped_layer(model: keras.Model, graph: Graph, end: str) -> Any:
 
 
 def check_dense(layer: Any, graph: Graph, stripped: Any, width: int) -> None:
-    """Raise unless the output of a layer, the last one with weights, is the logits themselves."""
-    kind = type(layer).__name__
-    behind = [x for x in graph.noisy_layers if x not in (layer, stripped)]
-    changing = [x.name for x in behind if not _keeps_order(x)]
-    if graph.layers.count(layer) != 1:
-        problem = f"called {graph.layers.count(layer)} times"
-    elif type(layer) is not keras.layers.Dense or layer.units != width:
-        problem = "of another kind or size"
-    elif layer.lora_enabled or layer.quantization_mode is not None:
-        problem = "quantized, or has LoRA enabled"
-    elif layer is not stripped and layer.activation is not keras.activations.linear:
-        problem = f"followed by {getattr(layer.activation, '__name__', layer.activation)}"
-    elif changing:
-        problem = f"followed by {changing[0]}"
-    else:
-        return
-    raise ValueError(
-        "The last layer with weights of `model` must be a Dense one whose output (N, K) is the "
-        f"logits or the prediction itself; {layer.name!r}, a {kind}, is {problem}."
-    )
+    """Raise unless the output of a layer, the last one with weights, is the logits themselves.
+
+    Args:
+        layer: the layer.
+        graph: the graph of its model.
+        stripped: the layer or operation whose activation makes the output of logits, or None.
+        width: number of logits.
+
+    Raises:
+        ValueError: with what is wrong with the layer.
+    """
+    problem = _problem_of_dense(layer, graph, stripped, width)
+    if problem is not None:
+        raise ValueError(
+            "The last layer with weights of `model` must be a Dense one whose output (N, K) is the "
+            f"logits or the prediction itself; {layer.name!r}, a {type(layer).__name__}, is "
+            f"{problem}."
+        )
+
+
+def _problem_of_dense(layer: Any, graph: Graph, stripped: Any, width: int) -> str | None:
+    """Return why the output of a layer is not the logits; None if it is."""
+    calls = graph.layers.count(layer)
+    if calls != 1:
+        return f"called {calls} times"
+    if type(layer) is not keras.layers.Dense or layer.units != width:
+        return "of another kind or size"
+    if layer.lora_enabled or layer.quantization_mode is not None:
+        return "quantized, or has LoRA enabled"
+    if layer is not stripped and layer.activation is not keras.activations.linear:
+        return f"followed by {getattr(layer.activation, '__name__', layer.activation)}"
+    for other in graph.noisy_layers:
+        if other not in (layer, stripped) and not _keeps_order(other):
+            return f"followed by {other.name}"
+    return None
 
 
 def _keeps_order(layer: Any) -> bool:
     """Whether a layer leaves numbers as they are, and in their order."""
-    is_permuted = isinstance(layer, keras.layers.Permute)
-    is_permuted |= getattr(layer, "data_format", None) == "channels_first"  # of Flatten
-    return is_transparent(layer) and not is_permuted
+    if isinstance(layer, keras.layers.Permute):
+        return False
+    if getattr(layer, "data_format", None) == "channels_first":  # of Flatten
+        return False
+    return is_transparent(layer)
 
 
 def _check_precision(layer: Any) -> None:
@@ -181,7 +237,12 @@ def last_weighted_layer(model: Any) -> keras.layers.Layer:
 
 
 def check_network(model: Any, stochastic: bool = False) -> None:
-    """Raise unless a model is built, plain or not, and has a graph with one output."""
+    """Raise unless a model is built, and has a graph with one output.
+
+    Args:
+        model: what should be such a model.
+        stochastic: whether it may have stochastic layers, False by default.
+    """
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
     graph = functional_graph(model)
@@ -254,10 +315,21 @@ def check_finite(values: np.ndarray, what: str) -> None:
         raise ValueError(f"The {what} hold NaN or infinity in {where}.")
 
 
+def joined(parts: Sequence[Any]) -> Any:
+    """Return nested structures of arrays as one, joined along the first axis."""
+    return keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+
+
 def without_activation(layer: keras.layers.Layer, x: Tensor) -> Tensor:
-    """Return what a layer gives to its activation, in the precision of its weights."""
+    """Return what a layer gives to its activation, in the precision of its weights.
+
+    Args:
+        layer: a layer with an argument `activation`, or a stochastic one around it.
+        x: its input.
+    """
     if isinstance(layer, StochasticLayer):  # the pass knows its z by the layer itself, not a copy
-        inner, activation = layer.layer, layer.layer.activation
+        inner = layer.layer
+        activation = inner.activation
         try:
             inner.activation = keras.activations.linear
             return layer(x, training=False)

@@ -1,4 +1,4 @@
-"""Posteriors over some weights of a network, as one vector."""
+"""Posteriors over some weights of a network, as one vector; Gaussian ones."""
 
 import math
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from tfp_ibnn._core.backend import Tensor, matmul, tfd
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.weights.base import WeightPosterior
+from tfp_ibnn.weights.vectors import places_of, precision_of, split
 
 _SMALLEST_SCALE = 1e-10  # of weights that never move, such as those of dead units
 
@@ -21,17 +22,23 @@ _SMALLEST_SCALE = 1e-10  # of weights that never move, such as those of dead uni
 class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     """Base of posteriors over some variables of a network, seen as one vector of `size` numbers.
 
-    `places` says which of `model.weights` these are, by position. A subclass defines
-    `draw(key, number)`, a vector (size,), and `center()`, the one that stands for all.
+    A subclass defines `draw(key, number)`, a vector (size,), and `center()`, the one that stands
+    for all.
+
+    Args:
+        model: a built Keras model; it is not copied.
+        places: which of `model.weights` are sampled, by position.
+        **kwargs: those of `keras.layers.Layer`. `dtype` defaults to the precision of the model.
     """
 
     count = None
     keeps_statistics = True
 
     def __init__(self, model: keras.Model, places: Sequence[int], **kwargs: Any) -> None:
-        kwargs["dtype"] = checks.full_precision(kwargs.get("dtype", precision_of(model)))
-        super().__init__(**kwargs)
-        self.network = self.model = model
+        dtype = kwargs.pop("dtype", precision_of(model))
+        super().__init__(dtype=checks.full_precision(dtype), **kwargs)
+        self.network = model
+        self.model = model
         self.places = list(places)
         self.size = sum(math.prod(v.shape) for v in self.sampled)
         self.built = True
@@ -47,49 +54,85 @@ class FlatPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         return split(self.center(), self.sampled)
 
     def _standard_normal(self, key: Tensor, number: Any, size: int | None = None) -> Tensor:
-        number, size = ops.cast(number, "int32"), size or self.size
-        source = noise.Source(seed=key, sample=ops.reshape(number, (-1,)))
-        found = source.normal(math.prod(number.shape), (size,), self.variable_dtype, None)
-        return ops.reshape(found, (*number.shape, size))
+        """Return standard normal noise (*number.shape, size) for draws by their numbers."""
+        size = size or self.size
+        number = ops.cast(number, "int32")
+        shape = number.shape
+        numbers = ops.reshape(number, (-1,))
+        source = noise.Source(seed=key, sample=numbers)
+        rows = source.normal(math.prod(shape), (size,), self.variable_dtype, None)
+        return ops.reshape(rows, (*shape, size))
 
     def _add(self, name: str, shape: tuple[int, ...], start: float = math.nan) -> keras.Variable:
         """Add a weight that `fit` sets; NaN before, so that nobody takes it for fitted."""
-        fixed = {"trainable": False, "autocast": False, "name": name}
-        return self.add_weight(shape, keras.initializers.Constant(start), **fixed)
+        return self.add_weight(
+            shape,
+            keras.initializers.Constant(start),
+            trainable=False,
+            autocast=False,
+            name=name,
+        )
 
 
 class Gaussian(FlatPosterior):
     """Base of N(loc, S S^T + factor^T factor), S lower triangular or diagonal: `scale`."""
 
     def _add_moments(self, rank: int, full: bool = False) -> None:
-        self.loc = self._add("loc", (self.size,))
-        self.scale = self._add("scale", (self.size, self.size) if full else (self.size,))
-        self.factor = self._add("factor", (rank, self.size))
+        """Add the weights for the moments; `full` gives a triangular S."""
+        size = self.size
+        self.loc = self._add("loc", (size,))
+        self.scale = self._add("scale", (size, size) if full else (size,))
+        self.factor = self._add("factor", (rank, size))
 
     def assign(self, loc: np.ndarray, scale: np.ndarray, factor: np.ndarray) -> None:
-        """Set the moments, in the order of `sampled`."""
-        scale = scale if scale.ndim == 2 else np.maximum(scale, _SMALLEST_SCALE)
-        for weight, value in ((self.loc, loc), (self.scale, scale), (self.factor, factor)):
-            weight.assign(value)
+        """Set the moments, in the order of `sampled`.
+
+        Args:
+            loc: mean (size,).
+            scale: S: standard deviations (size,), of which none becomes 0, or a lower triangular
+                matrix (size, size).
+            factor: rows (rank, size) of the low-rank part; the rank may be 0.
+        """
+        if scale.ndim == 1:
+            scale = np.maximum(scale, _SMALLEST_SCALE)
+        self.loc.assign(loc)
+        self.scale.assign(scale)
+        self.factor.assign(factor)
 
     def transform(self, eps: Tensor) -> Tensor:
         """Turn standard normal rows (S, size + rank) into draws (S, size)."""
-        scale, own = ops.convert_to_tensor(self.scale), eps[:, : self.size]
-        own = scale * own if len(scale.shape) == 1 else matmul(own, ops.transpose(scale))
-        return self.loc + own + matmul(eps[:, self.size :], ops.convert_to_tensor(self.factor))
+        scale = ops.convert_to_tensor(self.scale)
+        factor = ops.convert_to_tensor(self.factor)
+        eps_of_scale = eps[:, : self.size]
+        eps_of_factor = eps[:, self.size :]
+        if len(scale.shape) == 1:
+            scaled = scale * eps_of_scale
+        else:
+            scaled = matmul(eps_of_scale, ops.transpose(scale))
+        return self.loc + scaled + matmul(eps_of_factor, factor)
 
     def draw(self, key: Tensor, number: int | Tensor) -> Tensor:
-        """Return draw `number` of those a key gives, (size,)."""
-        size = self.size + self.factor.shape[0]
-        return self.transform(self._standard_normal(key, number, size)[None])[0]
+        """Return draw `number` of those a key gives.
+
+        Args:
+            key: two integers.
+            number: number of the draw, from 0 on.
+
+        Returns:
+            A vector (size,).
+        """
+        columns = self.size + self.factor.shape[0]
+        eps = self._standard_normal(key, number, columns)
+        return self.transform(eps[None])[0]
 
     def center(self) -> Tensor:
         """Return the mean."""
         return ops.convert_to_tensor(self.loc)
 
     def distribution(self) -> tfd.Distribution:
-        weights = (self.loc, self.scale, self.factor)
-        loc, scale, factor = map(ops.convert_to_tensor, weights)
+        loc = ops.convert_to_tensor(self.loc)
+        scale = ops.convert_to_tensor(self.scale)
+        factor = ops.convert_to_tensor(self.factor)
         if len(scale.shape) == 2:
             return tfd.MultivariateNormalTriL(loc, scale)
         if not factor.shape[0]:
@@ -119,45 +162,8 @@ class GaussianWeights(Gaussian):
     ) -> None:
         if stochastic_layers(model):
             raise ValueError(f"`model` {model.name!r} has stochastic layers: give a plain one.")
-        places = places_of(model, model.trainable_weights) if places is None else places
+        if places is None:
+            places = places_of(model, model.trainable_weights)
         super().__init__(model, places, **kwargs)
         self.rank = checks.positive_integer("rank", rank)
         self._add_moments(self.rank)
-
-
-def precision_of(model: keras.Model) -> str:
-    """Return the type of sums over data and of moments: half precision is too little for them."""
-    return "float64" if any(w.dtype == "float64" for w in model.weights) else "float32"
-
-
-def places_of(model: keras.Model, variables: Sequence[keras.Variable]) -> list[int]:
-    """Return the positions of variables among `model.weights`."""
-    position = {id(weight): place for place, weight in enumerate(model.weights)}
-    return [position[id(variable)] for variable in variables]
-
-
-def flat(variables: Sequence[keras.Variable]) -> np.ndarray:
-    """Return the values of variables as one vector."""
-    return np.concatenate([ops.convert_to_numpy(v.value).ravel() for v in variables])
-
-
-def double(x: Tensor) -> np.ndarray:
-    """Return an array in float64."""
-    return ops.convert_to_numpy(x).astype("float64")
-
-
-def triangular(factor: np.ndarray) -> np.ndarray:
-    """Return the lower triangular L, of positive diagonal, with L L' = F F'; never by F F'."""
-    root = np.linalg.qr(factor.T, mode="r").T
-    return root * np.where(np.diagonal(root) < 0, -1.0, 1.0)
-
-
-def split(vectors: Tensor, variables: Sequence[keras.Variable]) -> list[Tensor]:
-    """Cut vectors (..., size) into values (..., *shape) of each variable."""
-    parts, start = [], 0
-    for variable in variables:
-        end = start + math.prod(variable.shape)
-        part = ops.reshape(vectors[..., start:end], (*vectors.shape[:-1], *variable.shape))
-        parts.append(ops.cast(part, variable.dtype))
-        start = end
-    return parts

@@ -1,6 +1,6 @@
 """The best Gaussian over the last layer's weights, by natural gradients."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -9,18 +9,21 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.posteriors.gaussian import NormalLowRank
-from tfp_ibnn.weights.flat import Gaussian, double, triangular
-from tfp_ibnn.weights.target import Density, LastLayerPosterior, Target, ascend, mirrored
+from tfp_ibnn.weights.adam import ascend
+from tfp_ibnn.weights.flat import Gaussian
+from tfp_ibnn.weights.last_layer import LastLayerPosterior
+from tfp_ibnn.weights.natural_gradients import natural_gradients
+from tfp_ibnn.weights.target import Target
+from tfp_ibnn.weights.vectors import balanced, double
 
+_DRAWS_OF_ELBO = 1024
 MOST_FULL = 10_000
 """Weights of which a full covariance is still held: 800 MB in double precision."""
-
-_REMEDY = "give a smaller `prior_scale`, or scale `x`"
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class GaussianVI(Gaussian, LastLayerPosterior):
-    """The Gaussian over the last layer's weights that maximises the ELBO.
+    """The Gaussian over the last layer's weights that maximizes the ELBO.
 
     ELBO = E_q[log p(y | x, w) + log p(w)] + H[q], with the prior w ~ N(0, prior_scale^2) and all
     data in every step, from cached features. Full and diagonal covariances by natural gradients: in
@@ -53,10 +56,14 @@ class GaussianVI(Gaussian, LastLayerPosterior):
         super().__init__(model, **kwargs)
         self.covariance = checks.one_of("covariance", covariance, ("full", "lowrank", "diag"))
         self.rank = checks.positive_integer("rank", rank, checks.LARGEST_SIZE)
-        if covariance == "full" and self.size > MOST_FULL:
-            need = f"{self.size} weights need {8e-9 * self.size**2:.1f} GB"
-            raise ValueError(f"`covariance` must be 'lowrank' or 'diag' here: {need}.")
-        self._add_moments(self.rank if covariance == "lowrank" else 0, covariance == "full")
+        is_full = covariance == "full"
+        if is_full and self.size > MOST_FULL:
+            raise ValueError(
+                "`covariance` must be 'lowrank' or 'diag' here: "
+                f"{self.size} weights need {8e-9 * self.size**2:.1f} GB."
+            )
+        rows = self.rank if covariance == "lowrank" else 0
+        self._add_moments(rows, is_full)
         self._elbo = self._add("elbo", ())
 
     @property
@@ -67,97 +74,94 @@ class GaussianVI(Gaussian, LastLayerPosterior):
     def fit_to(
         self, target: Target, rng: np.random.Generator, verbose: Any = 0, steps: int = 100
     ) -> None:
-        """Fit to a target."""
+        """Fit to a target.
+
+        Args:
+            target: the log-density of the weights.
+            rng: source of the draws.
+            verbose: 0 shows no progress.
+            steps: of natural gradients, 100 by default; for "lowrank" ten times as many of Adam
+                follow.
+        """
         steps = checks.positive_integer("steps", steps)
-        loc, scale = natural_gradients(target, self.covariance == "full", steps, rng, verbose)
-        factor = np.zeros((0, self.size))
+        is_full = self.covariance == "full"
+        loc, scale = natural_gradients(target, is_full, steps, rng, verbose)
+        factor = np.zeros((0, self.size))  # no rows
         if self.covariance == "lowrank":
-            loc, scale, factor = self._low_rank(target, loc, scale, 10 * steps, rng, verbose)
+            loc, scale, factor = _low_rank(
+                target,
+                _Start(loc, scale),
+                self.rank,
+                10 * steps,
+                rng,
+                verbose,
+            )
         self.assign(loc, scale, factor)
-        eps = _pairs(rng, 512, self.size + len(factor))
-        w = ops.convert_to_numpy(self.transform(ops.cast(eps, self.variable_dtype)))
+        self._elbo.assign(self._estimated_elbo(target, rng))
+
+    def _estimated_elbo(self, target: Target, rng: np.random.Generator) -> float:
+        """Return the ELBO, or raise if it is not finite."""
+        columns = self.size + self.factor.shape[0]
+        eps = balanced(rng, _DRAWS_OF_ELBO // 2, columns)
+        w = self.transform(ops.cast(eps, self.variable_dtype))
+        log_p = target.values(ops.convert_to_numpy(w))
         # log p + |eps|^2 / 2 is nearly constant where q is good: its mean needs few draws.
-        values = target.values(w) + np.sum(eps**2 - 1, axis=1) / 2
-        elbo = values.mean() + float(ops.convert_to_numpy(self.distribution().entropy()))
+        excess = np.sum(eps**2 - 1, axis=1)
+        values = log_p + excess / 2
+        entropy = self.distribution().entropy()
+        elbo = values.mean() + float(ops.convert_to_numpy(entropy))
         if not np.isfinite(elbo):
-            raise ValueError(f"The ELBO is {elbo}: {_REMEDY}.")
-        self._elbo.assign(elbo)
-
-    def _low_rank(
-        self, target: Target, loc: Any, scale: Any, steps: int, rng: Any, verbose: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return mean, scales and factor of the best Gaussian with a low-rank covariance."""
-        # Standard normal at the start, in coordinates where the diagonal Gaussian is.
-        start = {"initial_scale": 1.0, "prior_loc": 0.0, "prior_scale": 1.0}
-        q = NormalLowRank(self.rank, dtype=keras.backend.standardize_dtype(target.dtype), **start)
-        q.build((target.size,))
-        q.columns.assign(rng.normal(scale=0.05 / target.size**0.5, size=q.columns.shape))
-        first, unit = loc.astype(target.dtype), scale.astype(target.dtype)
-
-        def objective(eps: Tensor, *data: Tensor) -> Tensor:
-            draw = q.transform(eps)
-            return mean(target.log_prob(first + unit * draw.z, *data)) + draw.entropy
-
-        def batch() -> tuple[Any, ...]:
-            return (_pairs(rng, 32, target.size).astype(target.dtype), *target.data)
-
-        ascend(q.trainable_variables, objective, batch, steps, 0.02, verbose=verbose)
-        center, own, columns = map(double, (q.mean(), q.scales(), q.columns))
-        # (1 + U U')^2 = 1 + U (2 + U' U) U'
-        root = np.linalg.cholesky(2 * np.eye(self.rank) + columns.T @ columns)
-        return loc + scale * center, scale * own, (columns @ root).T * (scale * own)
+            raise ValueError(f"The ELBO is {elbo}: give a smaller `prior_scale`, or scale `x`.")
+        return elbo
 
 
-def natural_gradients(
-    target: Density, full: bool, steps: int, rng: np.random.Generator, verbose: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean, and the lower triangular factor or the standard deviations, of q."""
-    size = target.size
-    pairs = int(np.clip(1.25 * size, 32, 512)) if full else 32
-    # With fewer pairs than weights the noise of a step has eigenvalues up to this.
-    most = 0.5 / max(1.0, (size / pairs) ** 0.5) ** 2
-    loc = target.mode()
-    factor = 0.1 * target.prior_scale * (np.eye(size) if full else np.ones(size))
-    bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
-    for step in range(steps):
-        # Constant at first; then such that all later steps count alike in the result.
-        rate = most / (1 + most * max(0.0, step - 0.4 * steps))
-        eps = _pairs(rng, pairs, size)
-        w = loc + (eps @ factor.T if full else eps * factor)
-        slopes = target.gradients(w)
-        if not np.isfinite(slopes).all():
-            raise ValueError(f"The gradient became NaN or infinite at step {step + 1}: {_REMEDY}.")
-        slopes = slopes @ factor if full else slopes * factor
-        shift = slopes.mean(axis=0)
-        if full:
-            excess = (slopes + eps).T @ eps / len(eps)
-            excess = rate * (excess + excess.T) / 2
-            root = _root(np.eye(size) - excess, excess)
-            factor = np.linalg.solve(root, factor.T).T
-            shift = np.linalg.solve(root, shift)
-        else:
-            excess = rate * np.mean((slopes + eps) * eps, axis=0)
-            root = np.sqrt(1 - excess + excess**2 / 2)
-            factor, shift = factor / root, shift / root
-        # No step is longer than q is wide.
-        shift *= rate * min(1.0, size**0.5 / max(np.linalg.norm(shift), 1e-30))
-        loc = loc + (factor @ shift if full else factor * shift)
-        bar.update(step + 1, [("step", float(np.linalg.norm(shift)))])
-    return loc, triangular(factor) if full else factor
+class _Start(NamedTuple):
+    """A diagonal Gaussian to begin with."""
+
+    loc: np.ndarray
+    scale: np.ndarray
 
 
-def _root(precision: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """Return a root of the new precision, made definite where noise has made it indefinite."""
-    try:
-        return np.linalg.cholesky(precision)
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(excess)  # of any size: a root of 1 - e + e^2 / 2
-        return vectors * np.sqrt(1 - values + values**2 / 2)
+def _low_rank(
+    target: Target,
+    start: _Start,
+    rank: int,
+    steps: int,
+    rng: np.random.Generator,
+    verbose: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return mean, scales and factor of the best Gaussian with a low-rank covariance.
 
+    Adam runs in coordinates where the diagonal Gaussian is standard normal.
+    """
+    dtype = target.dtype
+    q = NormalLowRank(
+        rank,
+        initial_scale=1.0,
+        prior_loc=0.0,
+        prior_scale=1.0,
+        dtype=keras.backend.standardize_dtype(dtype),
+    )
+    q.build((target.size,))
+    spread = 0.05 / target.size**0.5
+    q.columns.assign(rng.normal(scale=spread, size=q.columns.shape))
+    loc = start.loc.astype(dtype)
+    scale = start.scale.astype(dtype)
 
-def _pairs(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
-    """Return mirrored normal draws (2 * pairs, size), of covariance 1 if there are enough."""
-    eps = mirrored(rng, pairs, size)
-    if pairs <= size:
-        return eps
-    return eps @ np.linalg.inv(np.linalg.cholesky(eps.T @ eps / len(eps))).T
+    def elbo(eps: Tensor, *data: Tensor) -> Tensor:
+        draw = q.transform(eps)
+        log_p = target.log_prob(loc + scale * draw.z, *data)
+        return mean(log_p) + draw.entropy
+
+    def batch() -> tuple[Any, ...]:
+        eps = balanced(rng, 32, target.size)
+        return eps.astype(dtype), *target.data
+
+    ascend(q.trainable_variables, elbo, batch, steps, 0.02, verbose=verbose)
+    columns = double(q.columns)
+    # (1 + U U')^2 = 1 + U (2 + U' U) U'
+    inner = 2 * np.eye(rank) + columns.T @ columns
+    rows = (columns @ np.linalg.cholesky(inner)).T
+    final_scale = start.scale * double(q.scales())
+    final_loc = start.loc + start.scale * double(q.mean())
+    return final_loc, final_scale, rows * final_scale

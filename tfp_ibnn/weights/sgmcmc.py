@@ -43,14 +43,17 @@ class CosineCycles(Configured, Schedule):
         self.exploration = checks.fraction("exploration", exploration)
 
     def __call__(self, step: Any) -> Tensor:
-        return self.initial / 2 * (ops.cos(math.pi * self._place(step)) + 1)
+        angle = math.pi * self._place(step)
+        return self.initial / 2 * (ops.cos(angle) + 1)
 
     def is_sampling(self, step: Any) -> Tensor:
         """Whether a step adds noise."""
         return self._place(step) >= self.exploration
 
     def _place(self, step: Any) -> Tensor:
-        return ops.cast(ops.cast(step, "int32") % self.cycle, "float32") / self.cycle
+        """Return the share of its cycle that has passed at a step, r."""
+        step_in_cycle = ops.cast(step, "int32") % self.cycle
+        return ops.cast(step_in_cycle, "float32") / self.cycle
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -117,26 +120,28 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         **kwargs: Any,
     ) -> None:
         for name in filter(kwargs.get, _REFUSED):
-            remedy = "leave it out (what decays the weights is the prior: see `prior_scale`)"
-            raise ValueError(f"`{name}` changes the distribution that is sampled: {remedy}.")
+            raise ValueError(
+                f"`{name}` changes the distribution that is sampled: leave it out (what decays "
+                "the weights is the prior: see `prior_scale`)."
+            )
         super().__init__(learning_rate, **kwargs)
+        if prior_scale is not None:
+            prior_scale = checks.positive("prior_scale", prior_scale)
+        if adaptation is not None:
+            adaptation = checks.positive_integer("adaptation", adaptation)
         self.train_size = checks.positive_integer("train_size", train_size)
-        given = prior_scale is not None
-        self.prior_scale = checks.positive("prior_scale", prior_scale) if given else None
+        self.prior_scale = prior_scale
         self.temperature = checks.non_negative("temperature", temperature)
         self.preconditioner = checks.one_of("preconditioner", preconditioner, (None, "rmsprop"))
-        given = adaptation is not None
-        self.adaptation = checks.positive_integer("adaptation", adaptation) if given else None
-        self.rho, self.epsilon = checks.fraction("rho", rho), checks.positive("epsilon", epsilon)
+        self.adaptation = adaptation
+        self.rho = checks.fraction("rho", rho)
+        self.epsilon = checks.positive("epsilon", epsilon)
         self.seed = checks.whole("seed", seed)
 
     def build(self, variables: list[keras.Variable]) -> None:
         if self.built:
             return
-        half = [v.path for v in variables if v.dtype in ("float16", "bfloat16")]
-        if half:
-            remedy = "Use the policy 'mixed_bfloat16' or 'mixed_float16'."
-            raise ValueError(f"The noise is lost in weights of half precision: {half[0]}. {remedy}")
+        _check_precision(variables)
         penalized = [v for v in variables if getattr(v, "regularizer", None) is not None]
         if penalized and self.prior_scale is not None:
             owner, _, name = penalized[0].path.rpartition("/")
@@ -151,40 +156,85 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     def is_sampling(self, step: Any) -> Any:
         """Whether a step adds noise: all do, but for the exploration of `CosineCycles`."""
         schedule = keras_internals.learning_rate_of(self)
-        return schedule.is_sampling(step) if isinstance(schedule, CosineCycles) else True
+        if isinstance(schedule, CosineCycles):
+            return schedule.is_sampling(step)
+        return True
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
+        """Move a variable, and update what is kept of it.
+
+        Args:
+            gradient: of the loss; that of an embedding may have some rows only.
+            variable: one of those that the optimizer was built with.
+            learning_rate: of this step.
+        """
         dtype = keras.backend.standardize_dtype(variable.dtype)
         index = keras_internals.index_in(self, variable)
-        step, rate = self.iterations, ops.cast(learning_rate, dtype)
-        # By functions, not operators: the gradient of an embedding may have some rows only.
+        rate = ops.cast(learning_rate, dtype)
         gradient = ops.cast(gradient, dtype)
         if self.preconditioner:
-            rate = rate / (self.epsilon + self._root_mean_square(index, gradient))
-        precision = 0.0 if self.prior_scale is None else 1 / self.prior_scale**2
-        gradient = ops.add(precision / self.train_size * ops.cast(variable, dtype), gradient)
-        variance = 2 * (1 - self.momentum) * self.temperature / self.train_size * rate
-        variance = variance * ops.cast(self.is_sampling(step), dtype)
-        # A function of seed, step and variable alone; the key has a bit left for the step.
-        first, second = (int(word) >> 1 for word in counter.key_from_seed(self.seed))
-        key = ops.stack([first + ops.cast(step, "int32"), ops.cast(second + index, "int32")])
-        noise = normal(tuple(variable.shape), dtype, key)
-        change = ops.sqrt(variance) * noise - rate * gradient
+            divisor = self.epsilon + self._root_mean_square(index, gradient)
+            rate = rate / divisor
+        # By functions, not operators, which a gradient of some rows does not have.
+        gradient = ops.add(self._prior_gradient(variable, dtype), gradient)
+        noise = self._noise(index, tuple(variable.shape), dtype)
+        scale = ops.sqrt(self._variance(rate, dtype))
+        change = scale * noise - rate * gradient
         if self.momentum:
-            change = self.momentum * self._momentums[index] + change
-            self.assign(self._momentums[index], change)
+            momentum = self._momentums[index]
+            change = self.momentum * momentum + change
+            self.assign(momentum, change)
         self.assign_add(variable, change)
+
+    def _prior_gradient(self, variable: Any, dtype: str) -> Tensor:
+        """Return the gradient of |w|^2 / (2 N s^2)."""
+        precision = 0.0
+        if self.prior_scale is not None:
+            precision = 1 / self.prior_scale**2
+        return precision / self.train_size * ops.cast(variable, dtype)
+
+    def _variance(self, rate: Tensor, dtype: str) -> Tensor:
+        """Return the variance of the noise, 0 where a schedule explores."""
+        friction = 1 - self.momentum
+        variance = 2 * friction * self.temperature / self.train_size * rate
+        is_sampling = self.is_sampling(self.iterations)
+        return variance * ops.cast(is_sampling, dtype)
+
+    def _noise(self, index: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Return standard normal noise, a function of seed, step and variable alone."""
+        # The key has a bit left for the step.
+        first, second = (int(word) >> 1 for word in counter.key_from_seed(self.seed))
+        step = ops.cast(self.iterations, "int32")
+        word_of_variable = ops.cast(second + index, "int32")
+        key = ops.stack([first + step, word_of_variable])
+        return normal(shape, dtype, key)
 
     def _root_mean_square(self, index: int, gradient: Tensor) -> Tensor:
         """Return the root mean square of a variable's gradients, and count one in."""
-        old, counted = self._squares[index], ops.cast(self.iterations, gradient.dtype) + 1
-        new = ops.add(self.rho * old, ops.multiply(1 - self.rho, ops.square(gradient)))
+        previous = self._squares[index]
+        steps = ops.cast(self.iterations, gradient.dtype) + 1
+        squares = ops.multiply(1 - self.rho, ops.square(gradient))
+        mean = ops.add(self.rho * previous, squares)
+        dtype = mean.dtype
         if self.adaptation is not None:
-            new = ops.where(counted > self.adaptation, ops.cast(old, new.dtype), new)
-            counted = ops.minimum(counted, self.adaptation)
-        self.assign(old, new)
+            is_over = steps > self.adaptation
+            mean = ops.where(is_over, ops.cast(previous, dtype), mean)
+            steps = ops.minimum(steps, self.adaptation)
+        self.assign(previous, mean)
         # The first value is 0, and takes a part that vanishes.
-        return ops.sqrt(new / (1 - ops.power(ops.cast(self.rho, new.dtype), counted)))
+        rho = ops.cast(self.rho, dtype)
+        share_of_first = ops.power(rho, steps)
+        return ops.sqrt(mean / (1 - share_of_first))
+
+
+def _check_precision(variables: list[keras.Variable]) -> None:
+    """Raise if weights are of half precision."""
+    for variable in variables:
+        if variable.dtype in ("float16", "bfloat16"):
+            raise ValueError(
+                f"The noise is lost in weights of half precision: {variable.path}. Use the policy "
+                "'mixed_bfloat16' or 'mixed_float16'."
+            )
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -199,8 +249,18 @@ class SGHMC(SGLD):
     al., Stochastic Gradient Hamiltonian Monte Carlo, arXiv 1402.4102.
 
     Args:
-        learning_rate, train_size, prior_scale, **kwargs: those of `SGLD`.
+        learning_rate: a number or a schedule.
+        train_size: N, the number of training examples, times the answers in each.
+        prior_scale: s, of every trained weight; None is a flat prior.
         momentum: at least 0 and below 1.
+        **kwargs: further arguments of `SGLD`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        >>> model.compile(ibnn.SGHMC(0.1, train_size=50_000, prior_scale=1.0), "mse")
+        >>> model.optimizer.momentum
+        0.9
     """
 
     def __init__(

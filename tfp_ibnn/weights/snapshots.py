@@ -35,6 +35,15 @@ class Snapshots(Configured, keras.callbacks.Callback):
         start: how many to leave out first (burn-in): the first is taken after `start + every`.
         unit: "epoch" or "step", of the two numbers.
         folder: for the files; None keeps the snapshots in memory.
+
+    Example:
+        >>> import keras, numpy as np, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(0.1), "mse")
+        >>> snapshots, x = ibnn.Snapshots(every=2, start=2), np.ones((4, 3), "float32")
+        >>> log = model.fit(x, x[:, :1], epochs=8, verbose=0, callbacks=[snapshots])
+        >>> snapshots.steps
+        [4, 6, 8]
     """
 
     least = 1  # how many a posterior needs
@@ -60,22 +69,31 @@ class Snapshots(Configured, keras.callbacks.Callback):
         model = self.model if model is None else model
         if model is None:
             raise ValueError("`model` is missing: give the network that the snapshots are of.")
-        if len(self.steps) < self.least:
-            when = f"after every {self.every} {self.unit}s, from {self.start} on"
-            found = f"Of the snapshots, taken {when}, there are {len(self.steps)}"
-            raise ValueError(f"{found}; {self.least} are needed: train longer, or change `start`.")
+        count = len(self.steps)
+        if count < self.least:
+            raise ValueError(
+                f"Of the snapshots, taken after every {self.every} {self.unit}s, from {self.start} "
+                f"on, there are {count}; {self.least} are needed: train longer, or change `start`."
+            )
         return self._posterior(model)
 
     @property
     def steps(self) -> list[int]:
         """Steps of the optimizer after which there is a snapshot."""
-        paths = [] if self.folder is None else Path(self.folder).glob("step_*.npz")
-        return sorted({*self._kept, *(int(path.stem.split("_")[1]) for path in paths)})
+        steps = set(self._kept)
+        if self.folder is not None:
+            for path in Path(self.folder).glob("step_*.npz"):
+                _, number = path.stem.split("_")
+                steps.add(int(number))
+        return sorted(steps)
 
     def read(self) -> Iterator[list[np.ndarray]]:
         """Yield the snapshots one after the other, each in the order of `model.weights`."""
         for step in self.steps:
-            yield self._kept[step] if step in self._kept else _read(self._path(step))
+            if step in self._kept:
+                yield self._kept[step]
+            else:
+                yield _read(self._path(step))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._before = self._step()
@@ -85,14 +103,18 @@ class Snapshots(Configured, keras.callbacks.Callback):
         self._epochs = max(epoch, self._epochs)  # a further `fit` begins with epoch 0
         self._last = self._epochs if self.unit == "epoch" else self._before
         if not self._before and self.steps:
-            remedy = "Choose another folder, or restore the run's checkpoint before `fit`."
-            raise ValueError(f"`folder` {self.folder!r} holds another run's snapshots. {remedy}")
+            raise ValueError(
+                f"`folder` {self.folder!r} holds another run's snapshots. Choose another folder, "
+                "or restore the run's checkpoint before `fit`."
+            )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.unit == "step":
-            # Counted, since to read the optimizer's number would wait for the device.
-            steps = (batch + 1) // (_innermost(self._model).gradient_accumulation_steps or 1)
-            self._reach(self._before + steps, self._before + steps)
+        if self.unit != "step":
+            return
+        # Counted, since to read the optimizer's number would wait for the device.
+        batches_per_step = _innermost(self._model).gradient_accumulation_steps or 1
+        step = self._before + (batch + 1) // batches_per_step
+        self._reach(step, step)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._check_train_size()  # before validation, which starts the metrics again
@@ -107,9 +129,13 @@ class Snapshots(Configured, keras.callbacks.Callback):
         self._write()
 
     def _reach(self, now: int, step: int) -> None:
-        last, self._last = self._last, now
+        """Take a snapshot if one is due at this epoch or step, after that step of the optimizer."""
+        last = self._last
+        self._last = now
         # Keras may run several steps at once, and then gives the last one's number.
-        if (now - self.start) // self.every <= max(0, (last - self.start) // self.every):
+        due_now = (now - self.start) // self.every
+        due_before = (last - self.start) // self.every
+        if due_now <= max(0, due_before):
             return
         is_sampling = getattr(_innermost(self._model), "is_sampling", None)
         if is_sampling is None or ops.convert_to_numpy(is_sampling(step - 1)):
@@ -118,19 +144,23 @@ class Snapshots(Configured, keras.callbacks.Callback):
 
     def _check_train_size(self) -> None:
         """Warn if a sampler takes the mean over an example's answers for its log-likelihood."""
-        is_first, self._is_first_epoch = self._is_first_epoch, False
         train_size = getattr(_innermost(self._model), "train_size", None)
-        scale = loss_scale.scale_of(self._model) if is_first and train_size else None
+        is_checked = not self._is_first_epoch
+        self._is_first_epoch = False
+        if is_checked or not train_size:
+            return
+        scale = loss_scale.scale_of(self._model)
         if scale is None or scale >= 1:
             return
+        answers = 1 / scale
         metric = next(x for x in self.model.metrics if x.name == "loss")
         examples = round(float(ops.convert_to_numpy(metric.count)))
         # Epochs of `steps_per_epoch` may be shorter than the data, but not longer.
         if 1.5 * train_size < examples / scale:
             warnings.warn(
-                f"The loss is a mean over {1 / scale:.5g} answers of each example, so the samples "
+                f"The loss is a mean over {answers:.5g} answers of each example, so the samples "
                 "are of a posterior with less data than there is: write "
-                f"train_size={train_size} * {1 / scale:.5g}.",
+                f"train_size={train_size} * {answers:.5g}.",
                 stacklevel=2,
             )
 
@@ -145,15 +175,21 @@ class Snapshots(Configured, keras.callbacks.Callback):
         return Path(self.folder) / f"step_{step:010d}.npz"
 
     def _write(self) -> None:
-        for step in list(self._kept) if self.folder is not None else []:
+        """Write the snapshots in memory to the folder, if there is one."""
+        if self.folder is None:
+            return
+        for step in list(self._kept):
             path = self._path(step)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with files.replacing(path) as temporary:
                     np.savez(temporary, *self._kept[step])
             except OSError as error:
-                remedy = f"It stays in memory, as {len(self._kept)} do, until there is some space"
-                warnings.warn(f"{path} could not be written ({error}). {remedy}.", stacklevel=2)
+                warnings.warn(
+                    f"{path} could not be written ({error}). It stays in memory, as "
+                    f"{len(self._kept)} do, until there is some space.",
+                    stacklevel=2,
+                )
                 return
             del self._kept[step]
 
@@ -170,7 +206,10 @@ class SWAG(Snapshots):
     batch normalization use `swag.posterior().materialize(16, x_train)`.
 
     Args:
-        every, start, unit, folder: those of `Snapshots`.
+        every: take a snapshot after every so many epochs, or steps.
+        start: how many to leave out first (burn-in): the first is taken after `start + every`.
+        unit: "epoch" or "step", of the two numbers.
+        folder: for the files; None keeps the snapshots in memory.
         rank: K, at least 2; as many as there are snapshots, if they are fewer.
 
     Example:
@@ -196,21 +235,48 @@ class SWAG(Snapshots):
         self.rank = checks.positive_integer("rank", rank, least=2)
 
     def _posterior(self, model: keras.Model) -> GaussianWeights:
-        made = GaussianWeights(model, min(self.rank, len(self.steps)))
+        rank = min(self.rank, len(self.steps))
+        posterior = GaussianWeights(model, rank)
+        moments = _Moments(rank)
         shapes = [tuple(w.shape) for w in model.weights]
-        rows, mean, squares = collections.deque(maxlen=made.rank), 0.0, 0.0
         for number, values in enumerate(self.read(), 1):
             if [value.shape for value in values] != shapes:
                 raise ValueError("The snapshots have other shapes than the weights of `model`.")
-            rows.append(np.concatenate([values[i].ravel() for i in made.places]))
-            if not np.isfinite(rows[-1]).all():
+            sampled = [values[place].ravel() for place in posterior.places]
+            row = np.concatenate(sampled)
+            if not np.isfinite(row).all():
                 raise ArithmeticError(f"Snapshot {number} is not finite: the training diverged.")
-            gap = rows[-1].astype("float64") - mean
-            mean = mean + gap / number
-            squares = squares + gap * (rows[-1] - mean)
-        factor = (np.stack(rows) - mean) / math.sqrt(2 * (made.rank - 1))
-        made.assign(mean, np.sqrt(squares / number / 2), factor)
-        return made
+            moments.add(row)
+        posterior.assign(*moments.of_gaussian())
+        return posterior
+
+
+class _Moments:
+    """Mean and squares of vectors, by Welford's method, and the last `rank` of them."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._last = collections.deque(maxlen=rank)
+        self._count = 0
+        self._mean: Any = 0.0
+        self._squares: Any = 0.0  # the sum of the squared distances from the mean
+
+    def add(self, row: np.ndarray) -> None:
+        """Count a vector in."""
+        self._last.append(row)
+        self._count += 1
+        gap = row.astype("float64") - self._mean
+        self._mean = self._mean + gap / self._count
+        new_gap = row - self._mean
+        self._squares = self._squares + gap * new_gap
+
+    def of_gaussian(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return mean, scale and factor of SWAG's Gaussian."""
+        variance = self._squares / self._count
+        scale = np.sqrt(variance / 2)
+        rows = np.stack(self._last) - self._mean
+        factor = rows / math.sqrt(2 * (self._rank - 1))
+        return self._mean, scale, factor
 
 
 def _innermost(model: keras.Model) -> keras.optimizers.Optimizer:
@@ -219,6 +285,7 @@ def _innermost(model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def _read(path: Path) -> list[np.ndarray]:
+    """Return the arrays of a snapshot, or raise if the file is damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return [file[f"arr_{number}"] for number in range(len(file.files))]

@@ -1,78 +1,45 @@
-"""The density that posteriors over some weights approximate, and Adam to fit them to it."""
+"""The posterior density over some weights of a network, given data and a Gaussian prior."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
-from scipy.optimize import minimize
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.backend import Tensor, compiled, gradient
+from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn._core.keras_internals import values_in_place
+from tfp_ibnn.weights.density import Density
 from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, last_weighted_layer
-from tfp_ibnn.weights.flat import FlatPosterior, double, flat, places_of, split
 from tfp_ibnn.weights.likelihood import Gaussian, likelihood_of
+from tfp_ibnn.weights.vectors import flat, split
 
 _LOG_2_PI = math.log(2 * math.pi)
 _MOST_NUMBERS = 2**22  # of as many draws together as fit
 
 
-class Density:
-    """Any log-density over flat vectors; the base of all targets.
-
-    `log_prob` is a function of rows (S, size), written in `keras.ops`, and `start` a vector where
-    it is finite. The Gaussian N(prior_loc, prior_scale^2), of numbers or vectors, is to be wider.
-    """
-
-    rows = 1024  # to take at once, at most
-
-    def __init__(
-        self,
-        log_prob: Callable[..., Tensor],
-        start: np.ndarray,
-        prior_loc: Any = 0.0,
-        prior_scale: Any = 1.0,
-        data: tuple[Any, ...] = (),
-        reads: Sequence[keras.Variable] = (),
-    ) -> None:
-        start = np.asarray(start)
-        start = start if start.dtype.kind == "f" else start.astype("float32")
-        self.start, self.size, self.dtype = start, len(start), start.dtype
-        self.prior_loc, self.prior_scale = prior_loc, prior_scale
-        self.log_prob, self.data, self.reads = log_prob, data, reads
-        self._compiled = compiled(log_prob, reads)
-        self._gradient = gradient(lambda w, *data: ops.sum(log_prob(w, *data)), reads)
-
-    def values(self, w: np.ndarray) -> np.ndarray:
-        """Return the log-density (S,) at w (S, size), given all data."""
-        return self._in_parts(self._compiled, w, self.data)
-
-    def gradients(self, w: np.ndarray) -> np.ndarray:
-        """Return its gradients (S, size)."""
-        return self._in_parts(self._gradient, w, self.data)
-
-    def mode(self) -> np.ndarray:
-        """Return where the log-density is highest, as far as L-BFGS climbs from `start`."""
-        start, both = self.start.astype("float64"), (self.values, self.gradients)
-        options = {"jac": True, "method": "L-BFGS-B"}
-        found = minimize(lambda w: tuple(-f(w[None])[0] for f in both), start, **options)
-        return found.x if np.isfinite(found.fun) else start
-
-    def _in_parts(self, function: Callable[..., Tensor], w: np.ndarray, data: Any) -> np.ndarray:
-        parts = [w[start : start + self.rows] for start in range(0, len(w), self.rows)]
-        found = (function(part.astype(self.dtype), *data) for part in parts)
-        return np.concatenate([double(x) for x in found])
-
-
 class Target(Density):
     """log p(y | x, w) + log p(w) for flat vectors w, with the prior w ~ N(0, prior_scale^2).
 
-    `variables` are those that w has values for, None for all of the last layer; what stands before
-    them runs once, and is cached. `noise_scale` is for plain regressions, None for the root mean
-    square of the residuals of the model as it is. The options are `batch_size` and `verbose`.
+    What stands before the layers of `variables` runs once for all examples, and is cached.
+
+    Args:
+        model: a built Functional or Sequential model with one output (N, K); it is not copied.
+        variables: those that w has values for; None takes all of the last layer.
+        x: inputs, or a dataset of batches (x, y).
+        y: targets; None with a dataset.
+        prior_scale: standard deviation of the prior.
+        noise_scale: standard deviation of the targets of a plain regression; None takes the root
+            mean square of the residuals of the model as it is.
+        head: what the output means, as for `MonteCarlo`.
+        from_logits: whether it is logits, as for `MonteCarlo`.
+        batch_size: examples that are cached at a time, 256 by default.
+        verbose: 0 shows no progress.
+
+    Raises:
+        ValueError: if `noise_scale` is given and not used, or None and all residuals are 0.
     """
 
     def __init__(
@@ -85,215 +52,263 @@ class Target(Density):
         noise_scale: float | None = None,
         head: str | None = None,
         from_logits: bool | None = None,
-        **options: Any,
+        *,
+        batch_size: int = 256,
+        verbose: Any = "auto",
     ) -> None:
-        self.network, *found = self._open(model, variables, prior_scale, head, from_logits)
-        self.likelihood, data = self.network.likelihood, self.prepared(x, y, **options)
-        super().__init__(self.log_prob, *found, data, model.weights)
-        self._is_last = isinstance(self.network, LastLayer)
-        largest = self.network.width if self._is_last else self.network.graph.largest
-        self.rows = max(1, _MOST_NUMBERS // (len(data[1]) * largest))
-        if not self.likelihood.free_scale and noise_scale is not None:
+        network, start, loc, scale = self._open(model, variables, prior_scale, head, from_logits)
+        self.network = network
+        self.likelihood = network.likelihood
+        data = self.prepared(x, y, batch_size, verbose)
+        super().__init__(self.log_prob, start, loc, scale, data, model.weights)
+        self._is_last = isinstance(network, LastLayer)
+        largest = network.width if self._is_last else network.graph.largest
+        numbers_of_draw = len(data[1]) * largest
+        self.rows = max(1, _MOST_NUMBERS // numbers_of_draw)
+        if self.likelihood.free_scale:
+            if noise_scale is None:
+                noise_scale = self._scale_of_residuals()
+            self.likelihood = Gaussian(checks.positive("noise_scale", noise_scale))
+        elif noise_scale is not None:
             raise ValueError(f"`noise_scale` is for plain regression only; got {noise_scale!r}.")
-        if not self.likelihood.free_scale:
-            return
-        if noise_scale is None:
-            # The log-likelihood under a scale of 1 is minus half the sum of squared residuals.
-            each = compiled(self.log_likelihoods, self.reads)(self.start[None], *self.data)
-            squares = -2 * np.mean(ops.convert_to_numpy(each)) / self.network.width - _LOG_2_PI
-            noise_scale = math.sqrt(max(squares, 0.0))
-            if noise_scale < 1e-6:
-                raise ValueError("`noise_scale` must be given: `model` fits all targets exactly.")
-        self.likelihood = Gaussian(checks.positive("noise_scale", noise_scale))
 
-    def _open(self, model: Any, variables: Any, prior_scale: Any, *head: Any) -> tuple[Any, ...]:
+    def _open(
+        self,
+        model: Any,
+        variables: Any,
+        prior_scale: Any,
+        head: str | None,
+        from_logits: bool | None,
+    ) -> tuple[LogitNetwork, np.ndarray, Any, Any]:
         """Return the network, w as it is, and mean and scale of its prior."""
-        last = last_weighted_layer(model).weights
-        self.variables = list(last if variables is None else variables)
-        chosen = set(map(id, self.variables))
-        if chosen == set(map(id, last)):
-            return LastLayer(model, *head), flat(self.variables), 0.0, prior_scale
-        is_chosen = lambda x: chosen & set(map(id, getattr(x, "weights", [])))  # noqa: E731
-        return LogitNetwork(model, is_chosen, *head), flat(self.variables), 0.0, prior_scale
+        last_variables = last_weighted_layer(model).weights
+        self.variables = list(last_variables if variables is None else variables)
+        chosen = {id(v) for v in self.variables}
+
+        def has_chosen(layer: Any) -> bool:
+            return any(id(v) in chosen for v in getattr(layer, "weights", []))
+
+        if chosen == {id(v) for v in last_variables}:
+            network = LastLayer(model, head, from_logits)
+        else:
+            network = LogitNetwork(model, has_chosen, head, from_logits)
+        return network, flat(self.variables), 0.0, prior_scale
+
+    def _scale_of_residuals(self) -> float:
+        """Return the root mean square of the residuals of the model as it is."""
+        log_likelihoods = compiled(self.log_likelihoods, self.reads)
+        at_start = log_likelihoods(self.start[None], *self.data)
+        mean = np.mean(ops.convert_to_numpy(at_start))
+        # The log-likelihood under a scale of 1 is minus half the sum of squared residuals.
+        variance = -2 * mean / self.network.width - _LOG_2_PI
+        scale = math.sqrt(max(variance, 0.0))
+        if scale < 1e-6:
+            raise ValueError("`noise_scale` must be given: `model` fits all targets exactly.")
+        return scale
 
     @classmethod
     def of_posterior(
-        cls, posterior: Any, x: Any, y: Any, prior_scale: Any, noise_scale: Any, verbose: Any
+        cls,
+        posterior: Any,
+        x: Any,
+        y: Any,
+        prior_scale: float | None = None,
+        noise_scale: float | None = None,
+        verbose: Any = "auto",
     ) -> "Target":
-        """Return the target of what a posterior over weights samples; None is as it has it."""
+        """Return the target of what a posterior over weights samples.
 
-        def number(name: str) -> float | None:
-            value = getattr(posterior, name, None)
-            return None if value is None else float(ops.convert_to_numpy(value))
+        Args:
+            posterior: a posterior over weights of a network.
+            x: inputs, or a dataset of batches (x, y).
+            y: targets; None with a dataset.
+            prior_scale: standard deviation of the prior; None takes that of the posterior.
+            noise_scale: of the targets of a plain regression; None takes that of the posterior, or
+                else the root mean square of the residuals.
+            verbose: 0 shows no progress.
 
-        model, config = posterior.network, posterior.get_config()
-        of_model = {name: config.get(name) for name in ("head", "from_logits")}
-        if noise_scale is None and likelihood_of(model, **of_model).free_scale:
-            noise_scale = number("noise_scale")
+        Returns:
+            The density of the weights that the posterior samples.
+
+        Raises:
+            ValueError: if neither `prior_scale` is given nor the posterior has one.
+        """
+        model = posterior.network
+        config = posterior.get_config()
+        head = config.get("head")
+        from_logits = config.get("from_logits")
+        if noise_scale is None and likelihood_of(model, head, from_logits).free_scale:
+            noise_scale = _number_of(posterior, "noise_scale")
         if prior_scale is None:
-            prior_scale = number("prior_scale")
-        if prior_scale is None and hasattr(posterior, "prior_precision"):
-            prior_scale = number("prior_precision") ** -0.5
-        if prior_scale is None:
-            kind = type(posterior).__name__
-            raise ValueError(f"`prior_scale` must be given: a {kind} does not know its prior's.")
-        scales = checks.positive("prior_scale", prior_scale), noise_scale
-        return cls(model, posterior.sampled, x, y, *scales, verbose=verbose, **of_model)
+            prior_scale = _prior_scale_of(posterior)
+        return cls(
+            model,
+            posterior.sampled,
+            x,
+            y,
+            checks.positive("prior_scale", prior_scale),
+            noise_scale,
+            head,
+            from_logits,
+            verbose=verbose,
+        )
 
-    def prepared(self, x: Any, y: Any, **options: Any) -> tuple[Any, Any]:
-        """Return what is cached of all examples, and their targets."""
-        found = self.network.cache(x, y, **options)
-        return keras.tree.map_structure(ops.convert_to_tensor, found)
+    def prepared(
+        self, x: Any, y: Any, batch_size: int = 256, verbose: Any = "auto"
+    ) -> tuple[Any, Any]:
+        """Return what is cached of all examples, and their targets.
+
+        Args:
+            x: inputs, or a dataset of batches (x, y).
+            y: targets; None with a dataset.
+            batch_size: examples at a time, 256 by default.
+            verbose: 0 shows no progress.
+
+        Returns:
+            Tensors, in the form in which `log_prob` takes them.
+        """
+        arrays = self.network.cache(x, y, batch_size, verbose)
+        return keras.tree.map_structure(ops.convert_to_tensor, arrays)
 
     def log_likelihoods(self, w: Tensor, x: Any, y: Tensor) -> Tensor:
-        """Return log p(y_n | x_n, w_s), (S, N), for vectors w (S, size)."""
-        y = ops.broadcast_to(y, (w.shape[0], *y.shape))
-        return self.likelihood.log_prob(self.logits(w, x), y)
+        """Return the log-likelihood of each example under each vector.
+
+        Args:
+            w: vectors (S, size).
+            x: what is cached of N examples.
+            y: their targets.
+
+        Returns:
+            log p(y_n | x_n, w_s), (S, N), in nats.
+        """
+        draws = w.shape[0]
+        repeated = ops.broadcast_to(y, (draws, *y.shape))
+        logits = self.logits(w, x)
+        return self.likelihood.log_prob(logits, repeated)
 
     def logits(self, w: Tensor, x: Any) -> Tensor:
-        """Return the logits (S, N, K) from what is cached."""
-        if not self._is_last:
-            return ops.map(lambda one: self._logits(one, x), w)
-        # All draws in one product, on the one tensor that is cached.
-        parts = dict(zip(map(id, self.variables), split(w, self.variables), strict=True))
+        """Return the logits of each example under each vector.
+
+        Args:
+            w: vectors (S, size).
+            x: what is cached of N examples.
+
+        Returns:
+            A tensor (S, N, K).
+        """
+        if self._is_last:
+            return self._logits_of_last_layers(w, x)
+        return ops.map(lambda vector: self._logits_of_network(vector, x), w)
+
+    def _logits_of_last_layers(self, w: Tensor, x: Any) -> Tensor:
+        """Return the logits of all draws by one product, on the one tensor that is cached."""
+        layer = self.network.layer
+        places = [id(v) for v in self.variables]
+        values = split(w, self.variables)
         (features,) = x.values()
         features = ops.reshape(features, (-1, features.shape[-1]))
-        found = ops.matmul(features, parts[id(self.network.layer.kernel)])
-        if self.network.layer.use_bias:
-            found = found + parts[id(self.network.layer.bias)][:, None, :]
-        return found
+        kernels = values[places.index(id(layer.kernel))]
+        logits = ops.matmul(features, kernels)
+        if layer.use_bias:
+            biases = values[places.index(id(layer.bias))]
+            logits = logits + biases[:, None, :]
+        return logits
 
-    def _logits(self, w: Tensor, x: Any) -> Tensor:
-        with values_in_place(zip(self.variables, split(w, self.variables), strict=True)):
+    def _logits_of_network(self, vector: Tensor, x: Any) -> Tensor:
+        values = split(vector, self.variables)
+        with values_in_place(zip(self.variables, values, strict=True)):
             return self.network.logits(x)
 
     def log_prior(self, w: Tensor) -> Tensor:
-        """Return the prior's log-density, (S,)."""
-        squares = ops.sum(ops.square(w / self.prior_scale), axis=-1)
-        return -(squares + self.size * (_LOG_2_PI + 2 * math.log(self.prior_scale))) / 2
+        """Return the log-density (S,) of the prior at vectors (S, size)."""
+        white = w / self.prior_scale
+        squares = ops.sum(ops.square(white), axis=-1)
+        log_variance = 2 * math.log(self.prior_scale)
+        log_volume = self.size * (_LOG_2_PI + log_variance)
+        return -(squares + log_volume) / 2
 
-    def log_prob(self, w: Tensor, x: Tensor, y: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-        """Return the log-density (S,); `scale` multiplies the likelihood of a part of the data."""
-        likelihood = ops.sum(self.log_likelihoods(w, x, y), axis=-1)
-        return ops.cast(scale, w.dtype) * likelihood + self.log_prior(w)
+    def log_prob(self, w: Tensor, x: Any, y: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+        """Return the log-density.
+
+        Args:
+            w: vectors (S, size).
+            x: what is cached of all examples, or of some of them.
+            y: their targets.
+            scale: number of all examples over those given, 1 by default.
+
+        Returns:
+            Log-densities (S,), in nats, not normalized.
+        """
+        of_examples = self.log_likelihoods(w, x, y)
+        likelihood = ops.sum(of_examples, axis=-1)
+        scale = ops.cast(scale, w.dtype)
+        return scale * likelihood + self.log_prior(w)
 
     def part(self, size: int | None, rng: np.random.Generator) -> tuple[Any, ...]:
-        """Return the `scale` of some examples' likelihood, and these; None takes all examples."""
+        """Draw some of the examples, without repetition.
+
+        Args:
+            size: how many; None, or more than there are, takes all of them.
+            rng: source of the choice.
+
+        Returns:
+            The `scale` of their likelihood for `log_prob`, and x and y.
+        """
         count = len(self.data[1])
         if size is None or size >= count:
             return np.asarray(1.0, self.dtype), *self.data
-        rows = rng.choice(count, size, replace=False)
+        chosen = rng.choice(count, size, replace=False)
         scale = np.asarray(count / size, self.dtype)
-        return scale, *keras.tree.map_structure(lambda x: ops.take(x, rows, axis=0), self.data)
+
+        def some(part: Tensor) -> Tensor:
+            return ops.take(part, chosen, axis=0)
+
+        x, y = keras.tree.map_structure(some, self.data)
+        return scale, x, y
 
     def predict(self, w: np.ndarray, x: Any, batch_size: int = 256) -> np.ndarray:
-        """Return the outputs (S, N, ...) of the network at w (S, size), for arrays of inputs."""
-        prefix = compiled(self.network.prefix, self.reads)
-        run = compiled(lambda *args: self.likelihood.outputs(self.logits(*args)), self.reads)
-        found, nothing = [], np.zeros(len(keras.tree.flatten(x)[0]))
-        for inputs, _ in batches(x, nothing, batch_size):
-            values = keras.tree.map_structure(self.network.wide, prefix(inputs))
-            found.append(self._in_parts(run, w, (values,)))
-        return np.concatenate(found, axis=1)
+        """Return the outputs of the network.
 
+        Args:
+            w: vectors (S, size).
+            x: N inputs, arrays.
+            batch_size: examples at a time, 256 by default.
 
-class LastLayerPosterior(FlatPosterior):
-    """Base of posteriors over the weights of a network's last layer, under a Gaussian prior."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        prior_scale: float = 1.0,
-        noise_scale: float | None = None,
-        head: str | None = None,
-        from_logits: bool | None = None,
-        **kwargs: Any,
-    ) -> None:
-        kwargs["places"] = places_of(model, last_weighted_layer(model).weights)
-        super().__init__(model, **kwargs)
-        self.prior_scale = checks.scale("prior_scale", prior_scale)
-        self.noise_scale, self.head, self.from_logits = noise_scale, head, from_logits
-
-    def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        batch_size: int = 256,
-        seed: int = 0,
-        verbose: Any = "auto",
-        **options: Any,
-    ) -> "LastLayerPosterior":
-        """Fit to all of the training data, inputs and targets or a dataset, and return itself.
-
-        The features are computed in batches; equal seeds, of the draws, give equal fits. GaussianVI
-        has an option `steps` (100); for "lowrank" ten times as many of Adam follow.
+        Returns:
+            An array (S, N, ...).
         """
-        target = self.target(x, y, batch_size=batch_size, verbose=verbose)
-        self.fit_to(target, np.random.default_rng(seed), verbose, **options)
-        return self
+        network = self.network
+        prefix = compiled(network.prefix, self.reads)
+        outputs_of = compiled(self._outputs, self.reads)
+        first_input = keras.tree.flatten(x)[0]
+        no_targets = np.zeros(len(first_input))
+        outputs = []
+        for inputs, _ in batches(x, no_targets, batch_size):
+            values = keras.tree.map_structure(network.wide, prefix(inputs))
+            of_batch = self._in_parts(outputs_of, w, (values,))
+            outputs.append(of_batch)
+        return np.concatenate(outputs, axis=1)
 
-    def target(self, x: Any, y: Any = None, **options: Any) -> Target:
-        """Return the log-density that is approximated, given data."""
-        options |= {"head": self.head, "from_logits": self.from_logits}
-        return Target(self.network, None, x, y, self.prior_scale, self.noise_scale, **options)
-
-
-def ascend(
-    variables: Sequence[keras.Variable],
-    objective: Callable[..., Tensor],
-    batch: Callable[[], tuple[Any, ...]],
-    steps: int,
-    learning_rate: float,
-    *,
-    reads: Sequence[keras.Variable] = (),
-    score: Callable[[], float] | None = None,
-    patience: int = 5,
-    verbose: Any = 0,
-) -> list[float]:
-    """Maximise an objective by Adam with a cosine decay; return the scores on the way.
-
-    `objective` is a scalar function of what `batch` returns for each step; it reads the variables,
-    and those of `reads`. `score` is asked at the start and 20 times on the way: the variables end
-    where it was highest, early once it has not risen `patience` times, 0 for never.
-    """
-
-    def placed(vector: Tensor, *args: Tensor) -> Tensor:
-        with values_in_place(zip(variables, split(vector, variables), strict=True)):
-            return objective(*args)
-
-    def give(vector: np.ndarray) -> None:
-        for variable, value in zip(variables, split(vector, variables), strict=True):
-            variable.assign(value)
-
-    slope = gradient(placed, list(reads))
-    vector = best = flat(variables)
-    first = second = np.zeros_like(vector)
-    scores, every = [] if score is None else [score()], max(1, steps // 20)
-    bar = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose)
-    for step in range(1, steps + 1):
-        rate = learning_rate * (1 + math.cos(math.pi * step / steps)) / 2
-        rate *= math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
-        slopes = ops.convert_to_numpy(slope(vector, *batch()))
-        if not np.isfinite(slopes).all():
-            raise ValueError(f"The gradient became NaN or infinite at step {step}.")
-        first = 0.9 * first + 0.1 * slopes
-        second = 0.999 * second + 0.001 * slopes**2
-        vector = (vector + rate * first / (np.sqrt(second) + 1e-8)).astype(vector.dtype)
-        bar.update(step)
-        if score is not None and (step % every == 0 or step == steps):
-            give(vector)
-            scores.append(score())
-            since = len(scores) - 1 - int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
-            best = best if since else vector
-            if patience and since >= patience:
-                break
-    give(vector if score is None else best)
-    return scores
+    def _outputs(self, w: Tensor, x: Any) -> Tensor:
+        return self.likelihood.outputs(self.logits(w, x))
 
 
-def mirrored(rng: np.random.Generator, pairs: int, size: int) -> np.ndarray:
-    """Return normal draws (2 * pairs, size) of which half are the other half's negatives."""
-    half = rng.standard_normal((pairs, size))
-    return np.concatenate([half, -half])
+def _number_of(posterior: Any, name: str) -> float | None:
+    """Return a number that a posterior may have as an attribute."""
+    value = getattr(posterior, name, None)
+    if value is None:
+        return None
+    return float(ops.convert_to_numpy(value))
+
+
+def _prior_scale_of(posterior: Any) -> float:
+    """Return the standard deviation of the prior that a posterior was fitted with, or raise."""
+    scale = _number_of(posterior, "prior_scale")
+    if scale is not None:
+        return scale
+    precision = _number_of(posterior, "prior_precision")
+    if precision is not None:
+        return precision**-0.5
+    raise ValueError(
+        f"`prior_scale` must be given: a {type(posterior).__name__} does not know its prior's."
+    )

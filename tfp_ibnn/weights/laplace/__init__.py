@@ -1,5 +1,6 @@
 """The Laplace approximation."""
 
-from tfp_ibnn.weights.laplace.laplace import GRID, Laplace
+from tfp_ibnn.weights.laplace.laplace import Laplace
+from tfp_ibnn.weights.laplace.prior import GRID
 
 __all__ = ["GRID", "Laplace"]

@@ -1,15 +1,16 @@
-"""The linearised network: output samples, or the probit approximation; sampled networks."""
+"""The linearized network: output samples, or the probit approximation; sampled networks."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, jvp
 from tfp_ibnn.prediction.samplers import WeightSampler
-from tfp_ibnn.weights.flat import split
+from tfp_ibnn.weights.laplace.blocks import Block
 from tfp_ibnn.weights.laplace.curvature import linearized
+from tfp_ibnn.weights.vectors import split
 
 
 class LinearizedSampler(WeightSampler):
@@ -20,81 +21,127 @@ class LinearizedSampler(WeightSampler):
     """
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        return self._runner(inputs, key)(ops.reshape(number, (1,)))
+        outputs_of = self._runner(inputs, key)
+        return outputs_of(ops.reshape(number, (1,)))
 
     def _runner(self, inputs: Any, key: Tensor) -> Callable[[Tensor], Tensor]:
-        values = self._prepared(inputs)
-        return lambda numbers: self._outputs(self._logits(values, key, numbers))
+        prepared = self._prepared(inputs)
+        return lambda numbers: self._outputs(self._logits(prepared, key, numbers))
 
     def _prepared(self, inputs: Any) -> Any:
         """Return what all draws have in common."""
         return self._posterior.logit_network.prefix(inputs)
 
-    def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
+    def _logits(self, prepared: Any, key: Tensor, numbers: Tensor) -> Tensor:
         """Return the logits (S, N, K) of draws by their numbers (S,)."""
+        posterior = self._posterior
+        mean = posterior.mean()
 
-        def logits(weights: list[Tensor]) -> Tensor:
+        def logits_at(weights: list[Tensor]) -> Tensor:
             with self._in_place(weights):
-                return self._posterior.logit_network.logits(values)
+                return posterior.logit_network.logits(prepared)
 
-        mean, step = self._posterior.mean(), self._posterior.deviation
-        return ops.map(lambda i: sum(jvp(logits, mean, step(key, i))), numbers)
+        def logits_of_draw(number: Tensor) -> Tensor:
+            at_mean, change = jvp(logits_at, mean, posterior.deviation(key, number))
+            return at_mean + change
+
+        return ops.map(logits_of_draw, numbers)
 
     def _outputs(self, logits: Tensor) -> Tensor:
         network = self._posterior.logit_network
         return ops.cast(network.likelihood.outputs(logits), network.dtype)
 
 
+class _Prepared(NamedTuple):
+    """What sampled networks have in common on a batch."""
+
+    values: dict[int, Tensor]  # what comes before the first uncertain layer
+    tap: Tensor | None  # what the matrix of that layer multiplies, if draws can share it
+
+
 class NetworkSampler(LinearizedSampler):
     """Networks with sampled weights. The first layers of a few are one matrix product."""
 
-    def _prepared(self, inputs: Any) -> Any:
-        """Return the inputs of the first uncertain layer, and its tap if draws can share it."""
-        values, first = super()._prepared(inputs), self._posterior.structure.blocks[0]
-        is_usual = getattr(first.layer, "data_format", "channels_last") == "channels_last"
-        is_whole = len(first.variables) == len(first.layer.weights)
-        is_shared = first.is_linear and is_usual and is_whole and len(values) == 1
-        return values, first.tap(*values.values()) if is_shared else None
+    def _prepared(self, inputs: Any) -> _Prepared:
+        values = super()._prepared(inputs)
+        first = self._first_block()
+        if len(values) != 1 or not _is_whole_matrix(first):
+            return _Prepared(values, None)
+        (x,) = values.values()
+        return _Prepared(values, first.tap(x))
 
-    def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
-        (values, tap), first = values, self._posterior.structure.blocks[0]
-        sets = self._posterior.draw(key, numbers)
-        if tap is not None:
-            matrices = ops.reshape(sets[:, : first.size], (-1, first.inputs, first.outputs))
-            shared = ops.tensordot(tap, ops.cast(matrices, tap.dtype), [[2], [1]])
-            if self._posterior.is_last_layer:
-                return ops.moveaxis(shared[:, 0], 1, 0)
+    def _first_block(self) -> Block:
+        return self._posterior.structure.blocks[0]
 
-        def of_one(place: Tensor) -> Tensor:
-            def run(is_stripped: bool, x: Tensor, **_: Any) -> Tensor:
-                usual, after = first.run(is_stripped, x)  # for its shape
-                return after(ops.reshape(shared[:, :, place], (-1, *usual.shape[1:])))
+    def _logits(self, prepared: _Prepared, key: Tensor, numbers: Tensor) -> Tensor:
+        posterior = self._posterior
+        sets = posterior.draw(key, numbers)
+        products = None
+        if prepared.tap is not None:
+            products = _products(self._first_block(), prepared.tap, sets)
+            if posterior.is_last_layer:
+                return ops.moveaxis(products[:, 0], 1, 0)
 
-            others = {} if tap is None else {first.layer: run}
-            with self._in_place(split(sets[place], self._posterior.sampled)):
-                return self._posterior.logit_network.logits(values, others)
+        def logits_of_draw(place: Tensor) -> Tensor:
+            runs = {}
+            if products is not None:
+                runs = self._run_of_first(products[:, :, place])
+            with self._in_place(split(sets[place], posterior.sampled)):
+                return posterior.logit_network.logits(prepared.values, runs)
 
-        return ops.map(of_one, ops.arange(numbers.shape[0], dtype="int32"))
+        places = ops.arange(numbers.shape[0], dtype="int32")
+        return ops.map(logits_of_draw, places)
+
+    def _run_of_first(self, product: Tensor) -> dict[Any, Callable[..., Tensor]]:
+        """Return what runs the first layer, by the layer: its product (N, positions, outputs)."""
+        first = self._first_block()
+
+        def run(is_stripped: bool, x: Tensor, **_: Any) -> Tensor:
+            output, after = first.run(is_stripped, x)  # for its shape
+            return after(ops.reshape(product, (-1, *output.shape[1:])))
+
+        return {first.layer: run}
 
 
 class ProbitSampler(NetworkSampler):
     """One distribution instead of draws: the logits divided by sqrt(1 + pi / 8 * variance)."""
 
-    def _logits(self, values: Any, key: Tensor, numbers: Tensor) -> Tensor:
-        logits, variance = self._moments(*values)
-        return (logits / ops.sqrt(1 + math.pi / 8 * variance))[None]
+    def _logits(self, prepared: _Prepared, key: Tensor, numbers: Tensor) -> Tensor:
+        logits, variance = self._moments(prepared)
+        softened = logits / ops.sqrt(1 + math.pi / 8 * variance)
+        return softened[None]
 
-    def _moments(self, values: dict[int, Tensor], tap: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the mean and the variance (N, K) of the linearised logits."""
+    def _moments(self, prepared: _Prepared) -> tuple[Tensor, Tensor]:
+        """Return the mean and the variance (N, K) of the linearized logits."""
         posterior = self._posterior
-        network, structure = posterior.logit_network, posterior.structure
+        network = posterior.logit_network
+        structure = posterior.structure
         if posterior.is_last_layer:
-            return network.logits(values), structure.variance(tap[:, 0], posterior.scale)
-        logits, taps, pull = linearized(network, structure.blocks, values)
+            features = prepared.tap[:, 0]
+            variance = structure.variance(features, posterior.scale)
+            return network.logits(prepared.values), variance
+        logits, _, slopes_of = linearized(network, structure.blocks, prepared.values)
 
-        def of_logit(unit: Tensor) -> Tensor:
-            g = pull(ops.broadcast_to(unit, ops.shape(logits)))
-            return structure.row_variance(taps, g, posterior.scale)
+        def variance_of_logit(unit: Tensor) -> Tensor:
+            cotangent = ops.broadcast_to(unit, ops.shape(logits))
+            return structure.row_variance(slopes_of(cotangent), posterior.scale)
 
         units = ops.eye(logits.shape[-1], dtype=logits.dtype)
-        return logits, ops.transpose(ops.map(of_logit, units))
+        variances = ops.map(variance_of_logit, units)
+        return logits, ops.transpose(variances)
+
+
+def _products(block: Block, tap: Tensor, sets: Tensor) -> Tensor:
+    """Return the products of the matrices of all draws, (N, positions, S, outputs)."""
+    values = ops.cast(sets[:, : block.size], tap.dtype)
+    shape = (-1, block.inputs, block.outputs)
+    matrices = ops.reshape(values, shape)
+    return ops.tensordot(tap, matrices, [[2], [1]])
+
+
+def _is_whole_matrix(block: Block) -> bool:
+    """Whether draws of a block are matrices that multiply its tap and give the layer's output."""
+    layer = block.layer
+    is_usual = getattr(layer, "data_format", "channels_last") == "channels_last"
+    is_whole = len(block.variables) == len(layer.weights)
+    return block.is_linear and is_usual and is_whole

@@ -1,0 +1,81 @@
+"""A posterior over weights whose outputs are scaled, such as by a temperature."""
+
+import functools
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Chunks, Sampler
+from tfp_ibnn._core.serialization import ConfiguredLayer
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.weights.base import WeightPosterior
+
+
+@keras.saving.register_keras_serializable(package="tfp_ibnn")
+class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
+    """A posterior over weights with each draw's output at a temperature, or with a scale.
+
+    Args:
+        posterior: over the weights of a Functional or Sequential model, of any kind.
+        scaling: a built Functional model that takes the outputs (N, K) of that network.
+        **kwargs: those of `keras.layers.Layer`.
+    """
+
+    def __init__(self, posterior: WeightPosterior, scaling: keras.Model, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.posterior = posterior
+        self.scaling = scaling
+        self.count = posterior.count
+        self.built = True
+
+    @functools.cached_property
+    def network(self) -> keras.Model:
+        """The network with the scaling behind it."""
+        inner = functional_graph(self.posterior.network)
+        outputs = self.scaling(inner.outputs[0])
+        return keras.Model(inner.input, outputs, name=inner.name)
+
+    @property
+    def modes(self) -> int:
+        return self.posterior.modes
+
+    def mean_network(self) -> keras.Model:
+        """Return the network behind the scaling, which changes no features."""
+        return self.posterior.mean_network()
+
+    def materialize(self, *args: Any, **options: Any) -> "ScaledPosterior":
+        finite = self.posterior.materialize(*args, **options)
+        return ScaledPosterior(finite, self.scaling)
+
+    def sampler(self, samples: int, **options: Any) -> Sampler:
+        sampler = self.posterior.sampler(samples, **options)
+        return _ScaledSampler(sampler, self.scaling)
+
+
+class _ScaledSampler(Sampler):
+    """Runs the networks of another sampler, and scales their outputs."""
+
+    def __init__(self, sampler: Sampler, scaling: keras.Model) -> None:
+        self._sampler = sampler
+        self._scaling = scaling
+        self.samples = sampler.samples
+
+    def chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        chunks = self._sampler.chunks(inputs, key)
+        return chunks._replace(run=lambda first: self._scaled(chunks.run(first)))
+
+    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+        return self._scaled(self._sampler.draw(inputs, key, number))
+
+    def at_mean(self, inputs: Any) -> Tensor:
+        return self._scaled(self._sampler.at_mean(inputs))
+
+    def _scaled(self, outputs: Tensor) -> Tensor:
+        """Return outputs (draws, batch, width) scaled."""
+        draws, batch, width = ops.shape(outputs)
+        rows = ops.reshape(outputs, (-1, width))
+        scaled = self._scaling(rows)
+        new_width = scaled.shape[-1]
+        return ops.reshape(scaled, (draws, batch, new_width))

@@ -15,12 +15,12 @@ import pytest
 from keras import layers, ops
 
 from tests.flows.tools import numpy
-from tfp_ibnn._core import keras_internals, keras_losses, keras_optimizers
+from tfp_ibnn._core import keras_internals, keras_layers, keras_losses, keras_optimizers
 
 ON_JAX = keras.backend.backend() == "jax"
 ROOT = Path(__file__).parents[1]
 MODULE = ROOT / "tfp_ibnn" / "_core" / "keras_internals.py"
-MODULES = (MODULE, *(MODULE.with_name(f"keras_{x}.py") for x in ("losses", "optimizers")))
+MODULES = (MODULE, *(MODULE.with_name(f"keras_{x}.py") for x in ("layers", "losses", "optimizers")))
 
 
 @contextlib.contextmanager
@@ -242,16 +242,16 @@ def test_sublayers_and_swaps():
     nest.build((None, 3))
     advice = "Find where Layer keeps the sublayers it tracks, and where Functional keeps its nodes."
     with contract("sublayers", advice):
-        found = keras_internals.sublayers(nest)
+        found = keras_layers.sublayers(nest)
         assert list(found.values()) == nest.layers_in_order()
-        names = ["plain", "parts", "parts", "parts", "pair", "pair", keras_internals.HIDDEN]
+        names = ["plain", "parts", "parts", "parts", "pair", "pair", keras_layers.HIDDEN]
         assert [name for name, _ in found] == names
     x = np.ones((2, 3), "float32")
     before, parts = nest.layers_in_order(), nest.pair[0]
     double = layers.Lambda(lambda x: 2 * x)
     swaps = {id(nest.plain): double, id(parts): double}
     with contract("swap_sublayers", advice):
-        keras_internals.swap_sublayers(nest, swaps)
+        keras_layers.swap_sublayers(nest, swaps)
         assert nest.plain is nest.again is nest.pair[0] is double
         expected = numpy(2 * x)
         for layer in before[1:4]:
@@ -263,8 +263,8 @@ def test_sublayers_and_swaps():
         model = make([keras.Input((3,)), layers.Dense(3), layers.Dense(3), layers.Dense(2)])
         old, new = model.layers[-2], layers.Dense(3)
         new.build((None, 3))
-        with contract("swap_sublayers", advice):
-            keras_internals.swap_sublayers(model, {id(old): new})
+        with contract("_swap_in_graph", advice):
+            keras_layers.swap_sublayers(model, {id(old): new})
             first, _, last = model.layers[-3:]
             np.testing.assert_allclose(numpy(model(x)), numpy(last(new(first(x)))), rtol=1e-5)
             rebuilt = keras.Model(model.inputs, model.outputs)
@@ -273,9 +273,12 @@ def test_sublayers_and_swaps():
             again.set_weights(model.get_weights())
             np.testing.assert_allclose(numpy(again(x)), numpy(model(x)), rtol=1e-5)
     with contract("_in_attributes", advice):
-        names = [name for name, _, _ in keras_internals._in_attributes(nest)]
+        names = [name for name, _, _ in keras_layers._in_attributes(nest)]
         assert "pair" in names
         assert "_layers" not in names
+    with contract("_swap_in_attributes", advice):
+        keras_layers._swap_in_attributes(nest, {id(double): before[0]})
+        assert nest.plain is nest.again is nest.pair[0] is before[0]
 
 
 def test_deep_copy():
@@ -284,7 +287,7 @@ def test_deep_copy():
     nest(symbol)
     x = np.ones((2, 3), "float32")
     with contract("deep_copy", "Find which attributes of Layer belong to one object alone."):
-        copy = keras_internals.deep_copy(nest)
+        copy = keras_layers.deep_copy(nest)
         copy.hide = lambda hidden=copy._layers[-1]: hidden  # what a function holds is not copied
         np.testing.assert_array_equal(numpy(copy(x)), numpy(nest(x)))
         own, others = ({id(v) for v in y.variables} for y in (nest, copy))
@@ -297,7 +300,23 @@ def test_deep_copy():
         other = Nest()
         other.plain = keras.Sequential([layers.Dense(2)], name="model")
         with pytest.raises(TypeError, match="model 'model' is inside"):
-            keras_internals.deep_copy(other)
+            keras_layers.deep_copy(other)
+    kernel, dense = nest.plain.kernel, layers.Dense(2, use_bias=False)
+    with contract("_copy_variable", "Find which attributes of Variable hold its value."):
+        kernel.overwrite_with_gradient = True
+        copied = keras_layers._copy_variable(kernel)
+        np.testing.assert_array_equal(numpy(copied), numpy(kernel))
+        assert copied.path == kernel.path
+        assert copied.overwrite_with_gradient
+        copied.assign(0 * copied)
+        assert np.any(numpy(kernel))
+    with contract("_copy_attributes", "Find what Layer.__new__ sets, and what its tracker keeps."):
+        other = layers.Dense.__new__(layers.Dense)
+        memo = {id(keras_internals.backend): keras_internals.backend}
+        keras_layers._copy_attributes(dense, other, memo)
+        other.build((None, 3))
+        assert (other.units, other.use_bias, len(other.weights)) == (2, False, 1)
+        assert not dense.weights
 
 
 def test_own_trainable_variables():
@@ -734,7 +753,7 @@ def test_chosen_name():
 
 def test_every_function_has_its_contract():
     text = Path(__file__).read_text()
-    modules = (keras_internals, keras_optimizers)
+    modules = (keras_internals, keras_layers, keras_optimizers)
     functions = [x for module in modules for x in vars(module).values() if inspect.isfunction(x)]
     own = [module.__name__ for module in modules]
     names = [x.__name__ for x in functions if x.__module__ in own]

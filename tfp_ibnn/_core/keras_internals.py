@@ -5,12 +5,10 @@ tests/test_keras_internals.py, which fails when Keras changes, with what to do.
 """
 
 import contextlib
-import copy
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter, methodcaller
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -25,14 +23,15 @@ try:
     from keras.src.layers.core.einsum_dense import _analyze_einsum_string
     from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell as DropoutRNNCell
     from keras.src.models.functional import Functional
-    from keras.src.ops.function import map_graph
+    from keras.src.ops.function import map_graph as map_graph
     from keras.src.trainers.compile_utils import CompileLoss as CompileLoss
     from keras.src.trainers.compile_utils import get_loss as get_loss
     from keras.src.utils.naming import to_snake_case
-    from keras.src.utils.tracking import DotNotTrackScope
+    from keras.src.utils.tracking import DotNotTrackScope as DotNotTrackScope
 except ImportError as error:
-    remedy = f"pip install 'keras{TESTED_VERSIONS}'"
-    raise ImportError(f"Keras {keras.__version__} does not fit tfp_ibnn: {remedy}.") from error
+    raise ImportError(
+        f"Keras {keras.__version__} does not fit tfp_ibnn: pip install 'keras{TESTED_VERSIONS}'."
+    ) from error
 
 _STATELESS_CALL = inspect.unwrap(keras.layers.Layer.stateless_call).__code__
 
@@ -48,22 +47,60 @@ def find_call() -> Any | None:
     scope = stateless_scope.get_stateless_scope()
     if scope is not None and symbolic_scope.in_symbolic_scope():
         return scope
+    # The scope of a `stateless_call` is a local variable of it, which nobody else can reach.
     frame = inspect.currentframe() if scope is not None else None
     while frame is not None:
         if frame.f_code is _STATELESS_CALL:
             return frame.f_locals.get("scope")
         frame = frame.f_back
+    # Layer.__call__ keeps the context under this name while the outermost call runs.
     return global_state.get_global_attribute("current_call_ctx")
 
 
-# Of a layer itself, not of the layers inside; of losses, those that Keras has not forgotten.
-own_losses = methodcaller("_get_own_losses")
-own_trainable_variables = attrgetter("_trainable_variables")
-own_metrics = attrgetter("_metrics")
-seed_generators = attrgetter("_seed_generators")
+def own_losses(layer: keras.layers.Layer) -> list[Any]:
+    """Return the losses that a layer itself has added, less those that Keras has forgotten.
 
-functional_behind = attrgetter("_functional")  # of a Sequential model; None before it is built
-learning_rate_of = attrgetter("_learning_rate")  # of an optimizer: a schedule, or a variable
+    `layer.losses` has those of all layers inside as well, and regularizers.
+    """
+    return layer._get_own_losses()
+
+
+def own_trainable_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """Return the variables that a layer has made by itself, whether or not they train now.
+
+    `layer.trainable_variables` has those of the layers inside too, and none of a frozen layer.
+    """
+    return layer._trainable_variables
+
+
+def own_metrics(layer: keras.layers.Layer) -> list[keras.metrics.Metric]:
+    """Return the metrics that a layer has as attributes.
+
+    `model.metrics` has those of `compile` and of the layers inside too.
+    """
+    return layer._metrics
+
+
+def seed_generators(layer: keras.layers.Layer) -> list[Any]:
+    """Return the seed generators that a layer itself owns: Keras gives no public list of them."""
+    return layer._seed_generators
+
+
+def functional_behind(model: keras.Sequential) -> keras.Model | None:
+    """Return the graph that a Sequential model runs; None before it is built.
+
+    A Sequential model has no nodes of its own, so its calls can be listed there alone.
+    """
+    return model._functional
+
+
+def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
+    """Return an optimizer's learning rate, a schedule or a variable.
+
+    The public `learning_rate` is the rate of the present step, in which a schedule cannot be seen.
+    """
+    return optimizer._learning_rate
+
 
 _LATER = {"input_axes", "output_axes", "quantization_config"}
 _OF_DENSE = inspect.signature(keras.layers.Dense).parameters
@@ -74,121 +111,69 @@ _UNKNOWN = _LATER - {*_OF_DENSE, *_OF_INITIALIZERS}
 
 def readable(config: Any) -> Any:
     """Return a copy of a config without what a newer Keras has added to it and left at None."""
-    if isinstance(config, dict):
-        kept = {k: v for k, v in config.items() if v is not None or k not in _UNKNOWN}
-        return {name: readable(value) for name, value in kept.items()}
-    return [readable(x) for x in config] if type(config) is list else config
+    if type(config) is list:
+        return [readable(value) for value in config]
+    if not isinstance(config, dict):
+        return config
+    kept = {}
+    for name, value in config.items():
+        if value is not None or name not in _UNKNOWN:
+            kept[name] = readable(value)
+    return kept
 
 
 def output_shape(layer: keras.layers.Layer, input_shape: tuple[int | None, ...]) -> Any:
-    """Return the shape of a layer's outputs, before it is built too."""
+    """Return the shape of a layer's outputs, before it is built too.
+
+    Before Keras 3.15 an EinsumDense layer knows the one alone that it was built with, so this reads
+    the equation as its `build` does.
+
+    Args:
+        layer: one of Keras's layers.
+        input_shape: of its inputs, with the axis of the examples.
+    """
     if not isinstance(layer, keras.layers.EinsumDense):
         return layer.compute_output_shape(input_shape)
-    # Before Keras 3.15 the layer knows the one that it was built with alone.
-    settings = layer.equation, layer.bias_axes, input_shape, layer.partial_output_shape
-    return tuple(_analyze_einsum_string(*settings)[2])
+    analyzed = _analyze_einsum_string(
+        layer.equation, layer.bias_axes, input_shape, layer.partial_output_shape
+    )
+    return tuple(analyzed[2])  # after the shapes of kernel and bias
 
 
-mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask  # of a tensor
+def mask_of(tensor: Any) -> Any | None:
+    """Return the mask that Keras has hung on a tensor, or None."""
+    return backend.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Hang a mask on a tensor, where Keras's layers look for it.
+
+    Args:
+        tensor: the outputs of a layer, say.
+        mask: which of its positions count.
+    """
+    backend.set_keras_mask(tensor, mask)
 
 
 def added_loss(model: keras.Model) -> Any:
-    """Return the sum of `model.losses` as it enters the loss that Keras computes."""
+    """Return the sum of `model.losses` as it enters the loss that Keras computes.
+
+    Under `tf.distribute` Keras scales it by the number of replicas, in a private method.
+    """
     terms = [ops.sum(term) if len(term.shape) else term for term in model.losses]
     return model._aggregate_additional_loss(sum(terms)) if terms else 0
 
 
 def nested_layers(layer: keras.layers.Layer, include_self: bool = True) -> list[keras.layers.Layer]:
-    """Return all layers inside of a layer, at any depth, each once; itself first, if included."""
+    """Return all layers inside of a layer, at any depth, each once.
+
+    The public `layers` of a model has those of one depth, and other layers have none.
+
+    Args:
+        layer: a layer or model.
+        include_self: whether it is the first of them itself.
+    """
     return layer._flatten_layers(include_self=include_self)
-
-
-_BOOKKEEPING = ("_functional", "_layers", "_operations", "_operations_by_depth", "_tracked")
-GRAPH, HIDDEN = "graph", "hidden"
-"""Where a sublayer is that is in no attribute: in the graph of a model; nobody knows where."""
-
-
-def _in_attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Yield the attributes of a layer, less Keras's own lists, and the parts of what is in each."""
-    for name, value in list(vars(layer).items()):
-        if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            value = tuple(value)  # TensorFlow has put a class of its own around it
-        is_nested = isinstance(value, (list, tuple, dict))
-        if name not in _BOOKKEEPING and not name.startswith("_self_unconditional"):
-            with contextlib.suppress(TypeError):  # of keys that cannot be sorted
-                yield name, value, keras.tree.flatten(value) if is_nested else [value]
-
-
-def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.Layer]:
-    """Return the layers directly inside of a layer, by where it keeps each, or `HIDDEN`."""
-    graph = graph_of(layer)
-    parts = {GRAPH: graph.layers if graph is not None else []}
-    for name, _, inside in _in_attributes(layer):
-        parts[f"self.{name}" if name in (GRAPH, HIDDEN) else name] = inside
-    parts[HIDDEN] = list(layer._layers)
-    open_ones, found = {id(x) for x in layer._layers}, {}
-    for name, inside in parts.items():
-        for position, part in enumerate(inside):
-            if id(part) in open_ones:
-                open_ones.remove(id(part))
-                found[name, position] = part
-    return found
-
-
-def swap_sublayers(layer: keras.layers.Layer, swaps: Mapping[int, keras.layers.Layer]) -> None:
-    """Put other layers, given by the `id` of the present ones, wherever a layer keeps these."""
-
-    def swapped(x: Any) -> Any:
-        return swaps.get(id(x), x)
-
-    with DotNotTrackScope():
-        for name, value, inside in _in_attributes(layer):
-            if any(id(part) in swaps for part in inside):
-                setattr(layer, name, keras.tree.map_structure(swapped, value))
-    for store in (layer._layers, layer._tracker.config["layers"][1]):
-        store[:] = map(swapped, store)
-    layer._tracker.stored_ids["layers"] = {id(x) for x in store}
-    if isinstance(layer, keras.Sequential) and layer._functional is not None:
-        swap_sublayers(layer._functional, swaps)
-    if not isinstance(layer, Functional):
-        return
-    for old in (x for x in layer.operations if id(x) in swaps):
-        new = swaps[id(old)]
-        new._inbound_nodes, old._inbound_nodes = [*new._inbound_nodes, *old._inbound_nodes], []
-        for node in new._inbound_nodes:
-            node.operation = new
-            if not new._call_has_mask_arg:
-                node.arguments.kwargs.pop("mask", None)
-            for x in node.outputs:
-                x._keras_history = x._keras_history._replace(operation=new)
-    mapped = map_graph(layer._inputs, layer._outputs)
-    layer._nodes, layer._nodes_by_depth, layer._operations, layer._operations_by_depth = mapped
-
-
-def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a layer, not a model, with copies of all attributes and variables, in no graph."""
-    inside, memo = nested_layers(layer), {id(backend): backend}
-    for old in inside:
-        if isinstance(old, keras.Model):
-            raise TypeError(f"the model {old.name!r} is inside")
-        memo[id(old)] = type(old).__new__(type(old))
-        states = [generator.state for generator in old._seed_generators]
-        for variable in (*old._trainable_variables, *old._non_trainable_variables, *states):
-            options = {"dtype": variable.dtype, "trainable": variable.trainable}
-            new = keras.Variable(ops.convert_to_numpy(variable.value).copy(), **options)
-            own = ("_value", "_self_")
-            vars(new).update({k: v for k, v in vars(variable).items() if not k.startswith(own)})
-            memo[id(variable)] = new
-    for old in inside:
-        new = memo[id(old)]
-        # What `__new__` has put around `build` belongs to the copy, and nodes to the old graph.
-        for name in vars(old).keys() - {"build", "quantize"}:
-            nodes = name in ("_inbound_nodes", "_outbound_nodes")
-            with DotNotTrackScope():
-                vars(new)[name] = [] if nodes else copy.deepcopy(vars(old)[name], memo)
-        stores = new._tracker.config.items()
-        new._tracker.stored_ids = {name: {id(x) for x in store} for name, (_, store) in stores}
-    return memo[id(layer)]
 
 
 def lookup_tables(model: keras.layers.Layer) -> list[Any]:
@@ -197,22 +182,35 @@ def lookup_tables(model: keras.layers.Layer) -> list[Any]:
 
 
 def copy_vocabulary(layer: keras.layers.Layer, to: keras.layers.Layer) -> None:
-    """Give a lookup layer the vocabulary of another one, which its config need not have."""
+    """Give a lookup layer the vocabulary of another one, which its config need not have.
+
+    Args:
+        layer: any layer; only those with a vocabulary matter.
+        to: one of the same class.
+    """
     if not hasattr(layer, "lookup_table") or not layer.get_vocabulary(include_special_tokens=False):
         return
-    has_frequencies = layer.output_mode == "tf_idf"
-    frequencies = ops.convert_to_numpy(layer.idf_weights_const) if has_frequencies else None
+    frequencies = None
+    if layer.output_mode == "tf_idf":  # without them Keras refuses the vocabulary
+        frequencies = ops.convert_to_numpy(layer.idf_weights_const)
     to.set_vocabulary(layer.get_vocabulary(), frequencies)
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Whether a variable can be read and written: Keras's JAX trainer takes the values out."""
+    """Whether a variable can be read and written.
+
+    Keras's JAX trainer takes the values out of variables while it runs: the private `_value` is
+    then None, which nothing public shows.
+    """
     return variable._value is not None or stateless_scope.in_stateless_scope()
 
 
 @contextlib.contextmanager
 def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
-    """Give variables their arrays back after an error: Keras's JAX trainer takes them out."""
+    """Give variables their arrays back after an error: Keras's JAX trainer takes them out.
+
+    It puts them into the private `_value` only if all goes well.
+    """
     values = [variable._value for variable in variables]
     try:
         yield
@@ -224,13 +222,29 @@ def values_kept(variables: list[keras.Variable]) -> Iterator[None]:
 
 
 def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
-    """Return the place of a variable among those that an optimizer was built with."""
+    """Return the place of a variable among those that an optimizer was built with.
+
+    Keras's lists of moving averages and accumulated gradients go by it.
+
+    Args:
+        optimizer: a built optimizer.
+        variable: one that it was built with.
+    """
     return optimizer._get_variable_index(variable)
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
-    """Whether the weight decay of an optimizer acts on a variable."""
-    return bool(getattr(optimizer, "weight_decay", None)) and optimizer._use_weight_decay(variable)
+    """Whether the weight decay of an optimizer acts on a variable.
+
+    What `exclude_from_weight_decay` was told, a private method alone knows.
+
+    Args:
+        optimizer: a built optimizer.
+        variable: one of a model.
+    """
+    if not getattr(optimizer, "weight_decay", None):
+        return False
+    return optimizer._use_weight_decay(variable)
 
 
 @functools.cache
@@ -243,9 +257,14 @@ def bookkeeping() -> frozenset[str]:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """Return the arguments of `compile` that the loss depends on."""
+    """Return the arguments of `compile` that the loss depends on, as the user wrote them.
+
+    The public `get_compile_config` has configs in place of the objects.
+    """
     config = getattr(model, "_compile_config", None)
-    return {name: config.config[name] for name in ("loss", "loss_weights")} if config else {}
+    if not config:
+        return {}
+    return {name: config.config[name] for name in ("loss", "loss_weights")}
 
 
 def graph_of(layer: Any) -> Any:
@@ -255,10 +274,15 @@ def graph_of(layer: Any) -> Any:
 
 
 def chosen_name(tensor: Any) -> str | None:
-    """Return the name of what a symbolic tensor comes from, or None if Keras chose it."""
-    operation = origin(tensor)[0]
+    """Return the name of what a symbolic tensor comes from, or None if Keras chose it.
+
+    Keras makes names of class names, as "dense_1" of Dense, and does not note that it did.
+    """
+    operation, _ = origin(tensor)
     automatic = to_snake_case(type(operation).__name__)
-    return None if re.fullmatch(rf"{automatic}(_\d+)?", operation.name) else operation.name
+    if re.fullmatch(rf"{automatic}(_\d+)?", operation.name):
+        return None
+    return operation.name
 
 
 def is_functional(model: Any) -> bool:
@@ -272,25 +296,47 @@ def is_plain_graph(model: Any) -> bool:
 
 
 def has_plain_call(model: keras.Model, *others: type[keras.Model]) -> bool:
-    """Whether a model is called as Keras's Functional and Sequential models are, or as others."""
-    own, plain = type(model), (Functional, keras.Sequential, *others)
-    return any(own.call is x.call for x in plain) and any(own.__call__ is x.__call__ for x in plain)
+    """Whether a model is called as Keras's Functional and Sequential models are, or as others.
+
+    Args:
+        model: any model.
+        *others: further classes whose way of being called counts as plain.
+    """
+    kind = type(model)
+    plain = (Functional, keras.Sequential, *others)
+    inherits_call = any(kind.call is other.call for other in plain)
+    return inherits_call and any(kind.__call__ is other.__call__ for other in plain)
 
 
 def nodes_in_order(model: keras.Model) -> Iterator[Any]:
-    """Yield the calls in a Functional model, Keras's nodes, in an order that works."""
+    """Yield the calls in a Functional model, Keras's nodes, in an order that works.
+
+    A node's depth is its distance from the outputs, so the deepest ones come first.
+    """
     for depth in sorted(model._nodes_by_depth, reverse=True):
-        yield from (node for node in model._nodes_by_depth[depth] if not node.is_input)
+        for node in model._nodes_by_depth[depth]:
+            if not node.is_input:
+                yield node
 
 
 def graph_inputs(model: keras.Model, inputs: Any) -> list[Any]:
-    """Return the flat inputs of a Functional model as its graph takes them, or raise as it does."""
+    """Return the flat inputs of a Functional model as its graph takes them, or raise as it does.
+
+    A Functional model checks, sorts and expands its inputs in private methods before it runs.
+
+    Args:
+        model: a Functional model.
+        inputs: a batch in any form that the model takes.
+    """
     model._assert_input_compatibility(inputs)
     return model._standardize_inputs(inputs)
 
 
 def origin(tensor: Any) -> tuple[Any, Any]:
-    """Return the layer or operation that a symbolic tensor comes from, and that call's node."""
+    """Return the layer or operation that a symbolic tensor comes from, and that call's node.
+
+    The tensor notes the number of the call, and the layer has its calls in order.
+    """
     operation, number, _ = tensor._keras_history
     return operation, operation._inbound_nodes[number]
 
@@ -298,7 +344,7 @@ def origin(tensor: Any) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def values_in_place(pairs: Iterable[tuple[keras.Variable, Any]]) -> Iterator[None]:
     """Let variables have other values inside; those of a `StatelessScope` around it stay."""
-    # Scopes do not nest: an inner one hides the values of the outer one.
+    # Scopes do not nest: an inner one hides the values of the outer one, so it gets them as well.
     with keras.StatelessScope(state_mapping=pairs) as scope:
         if scope.original_scope is not None:
             scope.state_mapping = {**scope.original_scope.state_mapping, **scope.state_mapping}
@@ -315,12 +361,25 @@ def uncast(variable: keras.Variable) -> Any:
 def call_with(
     layer: keras.layers.Layer, inputs: Any, *args: Any, options: Any = None, **values: Any
 ) -> Any:
-    """Return `layer.call(inputs, *args, **options)` with other attributes, its kernel say."""
+    """Return `layer.call(inputs, *args, **options)` with other attributes, its kernel say.
+
+    The layer itself is left alone: a shallow copy has the attributes. Its `call` runs without
+    `__call__`, which would cast, trace and track, so the scope in which other weights come in the
+    inputs' type is opened here.
+
+    Args:
+        layer: a built layer.
+        inputs: of its `call`.
+        *args: further positional arguments of its `call`.
+        options: keyword arguments of its `call`, or None.
+        **values: attributes by their names. A `kernel` that is a property stands for `_kernel`.
+    """
     copied = object.__new__(type(layer))
     vars(copied).update(vars(layer))
-    for name, value in values.items():  # some layers keep `kernel` behind a property
+    for name, value in values.items():
         is_property = isinstance(getattr(type(layer), name, None), property)
         vars(copied)[f"_{name}" if is_property else name] = value
-    dtype = keras.backend.standardize_dtype(inputs.dtype)  # in which all other weights come
-    with backend.AutocastScope(dtype if keras.backend.is_float_dtype(dtype) else None):
+    dtype = keras.backend.standardize_dtype(inputs.dtype)
+    cast_to = dtype if keras.backend.is_float_dtype(dtype) else None
+    with backend.AutocastScope(cast_to):
         return type(layer).call(copied, inputs, *args, **(options or {}))

@@ -17,7 +17,8 @@ from tfp_ibnn._core import keras_optimizers
 from tfp_ibnn._core.progress import Heartbeat, silent
 from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, read
 from tfp_ibnn.calibration.outputs import Output
-from tfp_ibnn.conversion.convert import copy_of, to_stochastic
+from tfp_ibnn.conversion.convert import to_stochastic
+from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo

@@ -7,48 +7,67 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn.conversion.copying import is_opened, settings
+from tfp_ibnn.conversion.copying import is_opened
+from tfp_ibnn.conversion.transfer import settings
 from tfp_ibnn.layers.carried import carrying, own_methods
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass, class_around
 
 
 def stochastic_model(
-    model: keras.Model, copied: keras.Model, **options: Any
+    model: keras.Model, copy: keras.Model, train_samples: int, name: str
 ) -> StochasticModel | StochasticSubclass:
-    """Return the stochastic model for a copy with stochastic layers, by the original's class."""
-    methods, own = own_methods(type(model)), type(model)
+    """Return the stochastic model for a copy with stochastic layers, by the original's class.
+
+    Args:
+        model: the original, whose class may define how to train and evaluate.
+        copy: of it, with stochastic layers.
+        train_samples: samples of z for each example in training.
+        name: of the model.
+
+    Returns:
+        A model of the copy's graph or, where the original has a `call` of its own, around the copy.
+    """
+    users_class = type(model)
+    methods = own_methods(users_class)
+    options = {"train_samples": train_samples, "name": name}
     if not is_opened(model):
-        kind = class_around(copied)
-        if methods and kind.carried is None:
-            _warn_of_dropped(methods, own, StochasticSubclass, "copy.model")
-        return kind(copied, **options)
-    parts = copied.input, copied.output
-    if not methods:
-        return StochasticModel(*parts, **options)
-    if keras_internals.is_functional(model):
-        kind = carrying(StochasticModel, own, is_around=False)
-        stochastic = _made_of(kind, parts, options, model)
+        around = class_around(copy)
+        if methods and around.carried is None:
+            _warn_of_dropped(methods, users_class, StochasticSubclass, "copy.model")
+        return around(copy, **options)
+    if methods and keras_internals.is_functional(model):
+        kind = carrying(StochasticModel, users_class, is_around=False)
+        stochastic = _model_like(model, kind, copy, options)
         if stochastic is not None:
             return stochastic
-    _warn_of_dropped(methods, own, StochasticModel, "copy.inputs, copy.outputs")
-    return StochasticModel(*parts, **options)
+    if methods:
+        _warn_of_dropped(methods, users_class, StochasticModel, "copy.inputs, copy.outputs")
+    return StochasticModel(copy.input, copy.output, **options)
 
 
 def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:
-    """Return a folded copy of a stochastic model as one of the user's class, if there is one."""
+    """Return a folded copy of a stochastic model as one of the user's class, if there is one.
+
+    Args:
+        model: the stochastic model.
+        folded: its copy without stochastic layers.
+
+    Returns:
+        The folded copy itself, where its class is the right one or, with a warning, no other can
+        be made.
+    """
     if isinstance(model, StochasticSubclass):  # whose copy is of that class
         return folded
     methods = own_methods(type(model))
-    own = getattr(model, "carried", None) or type(model)
     if not methods or not keras_internals.is_functional(folded):
         return folded
-    if own is not type(model):
-        parts, options = (folded.input, folded.output), {"name": model.name}
-        plain = _made_of(own, parts, options, model)
+    users_class = getattr(model, "carried", None) or type(model)
+    if users_class is not type(model):
+        plain = _model_like(model, users_class, folded, {"name": model.name})
         if plain is not None:
             return plain
     warnings.warn(
-        f"The deterministic copy is a keras.Model, without what {own.__name__} defines: "
+        f"The deterministic copy is a keras.Model, without what {users_class.__name__} defines: "
         f"{', '.join(methods)}. Define them in a subclass of keras.Model, and make one of "
         "`copy.inputs, copy.outputs`.",
         stacklevel=3,
@@ -56,25 +75,34 @@ def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:
     return folded
 
 
-def _made_of(kind: Any, parts: Any, options: dict[str, Any], like: keras.Model) -> Any:
-    """Return a model of a class from inputs and outputs, with the settings of another, or None."""
+def _model_like(model: keras.Model, kind: Any, copy: keras.Model, options: dict[str, Any]) -> Any:
+    """Return a model of a class with a copy's graph and a model's settings, or None."""
     with contextlib.suppress(Exception):  # of a constructor that takes something else
-        made = kind(*parts, **options)
-        kept = (keras.layers.Layer, keras.Variable)
-        of_user = [name for name, value in vars(like).items() if isinstance(value, kept)]
-        is_ours = isinstance(like, StochasticModel)  # which was made in this way itself
-        is_whole = is_ours or all(name in vars(made) for name in of_user)
-        if keras_internals.is_functional(made) and is_whole:
-            for name, value in settings(like).items():
-                setattr(made, name, value)
-            return made
+        candidate = kind(copy.input, copy.output, **options)
+        if not keras_internals.is_functional(candidate) or _lacks_parts(candidate, model):
+            return None
+        for name, value in settings(model).items():
+            setattr(candidate, name, value)
+        return candidate
     return None
 
 
-def _warn_of_dropped(methods: list[str], own: type, kind: type, parts: str) -> None:
+def _lacks_parts(candidate: keras.Model, model: keras.Model) -> bool:
+    """Whether a user's model keeps layers or variables as attributes that another one has not."""
+    if isinstance(model, StochasticModel):  # which was made from inputs and outputs itself
+        return False
+    for name, value in vars(model).items():
+        is_part = isinstance(value, (keras.layers.Layer, keras.Variable))
+        if is_part and name not in vars(candidate):
+            return True
+    return False
+
+
+def _warn_of_dropped(methods: list[str], users_class: type, kind: type, parts: str) -> None:
+    """Warn that a copy lacks methods of the user's class, with the line that brings them back."""
     warnings.warn(
-        f"The copy trains and evaluates as Keras's models do, without what {own.__name__} defines: "
-        f"{', '.join(methods)}. Define them in a subclass of ibnn.{kind.__name__}, and make one: "
-        f"Subclass({parts}).",
+        "The copy trains and evaluates as Keras's models do, without what "
+        f"{users_class.__name__} defines: {', '.join(methods)}. Define them in a subclass of "
+        f"ibnn.{kind.__name__}, and make one: Subclass({parts}).",
         stacklevel=4,
     )

@@ -1,7 +1,7 @@
 """A model cut in two: what comes before the first noisy layer, and the rest."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -17,7 +17,13 @@ Call = Callable[..., Any]
 
 
 def infer(layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a layer, or an operation, as in inference."""
+    """Call a layer, or an operation, as in inference.
+
+    Args:
+        layer: a layer or an operation.
+        *args: what it is called on.
+        **kwargs: further arguments of its call.
+    """
     if isinstance(layer, keras.layers.Layer):
         kwargs["training"] = False
     return layer(*args, **kwargs)
@@ -31,12 +37,17 @@ class _Step(NamedTuple):
     results: tuple[int, ...]
 
     def run(self, values: dict[int, Tensor], call: Call) -> None:
-        """Add the results of the call to the values."""
-        numbered = zip(self.node.input_tensors, self.sources, strict=True)
-        known = {id(x): values[number] for x, number in numbered}
-        args, kwargs = self.node.arguments.fill_in(known)
-        outputs = keras.tree.flatten(call(self.node.operation, *args, **kwargs))
-        values.update(zip(self.results, outputs, strict=True))
+        """Add the results of the call to the values.
+
+        Args:
+            values: tensors by their numbers.
+            call: how to run the layer.
+        """
+        symbolic = zip(self.node.input_tensors, self.sources, strict=True)
+        inputs = {id(tensor): values[number] for tensor, number in symbolic}
+        args, kwargs = self.node.arguments.fill_in(inputs)
+        outputs = call(self.node.operation, *args, **kwargs)
+        values.update(zip(self.results, keras.tree.flatten(outputs), strict=True))
 
 
 def functional_graph(model: Any) -> keras.Model | None:
@@ -52,85 +63,108 @@ def functional_graph(model: Any) -> keras.Model | None:
 class Graph:
     """The calls of all layers of a model, nested models opened, in an order that works.
 
-    A model whose `call` is its own cannot be opened; all of it counts as noisy. `layers` are those
-    of all calls, `noisy_layers` those of the calls in `suffix`, `is_noisy` is whether the output
-    depends on noise, and `largest` the size of the largest tensor of one example behind the first
-    noisy layer, or a guess.
+    A model whose `call` is its own cannot be opened; all of it counts as noisy.
+
+    Args:
+        model: a built model.
+        is_noisy: whether a layer or operation counts as noisy.
+
+    Attributes:
+        layers: the layers and operations of all calls that the output depends on.
+        noisy_layers: those of the calls in `suffix`.
+        is_noisy: whether the output depends on noise.
+        largest: size of the largest tensor of one example behind the first noisy layer, or a guess.
     """
 
     def __init__(self, model: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
         self._model = model
         self._functional = functional_graph(model)
-        self._without_batch: set[int] = set()
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._before: list[_Step] = []
         self._after: list[_Step] = []
+        self._noisy: set[int] = set()
+        self._without_batch: set[int] = set()
         self.layers: list[Any] = []
         self.noisy_layers: list[Any] = []
-        self.is_noisy, self.largest = True, 4096
-        if self._functional is None:
-            return
-        steps: list[_Step] = []
-        self._outputs = self._open(self._functional, (), steps)
-        self._inputs = [self._number((), x) for x in self._functional.inputs]
-        noisy: set[int] = set()
-        for step in steps:
-            if is_noisy(step.node.operation) or noisy.intersection(step.sources):
-                noisy.update(step.results)
-        needed = set(self._outputs)
-        for step in reversed(steps):
-            if needed.intersection(step.results):
-                needed.update(step.sources)
-        steps = [step for step in steps if needed.intersection(step.results)]
-        self._before = [step for step in steps if not noisy.intersection(step.results)]
-        self._after = [step for step in steps if noisy.intersection(step.results)]
-        self._frontier = {x for step in self._after for x in step.sources}
-        self._frontier.update(self._outputs)
+        self.is_noisy = True
+        self.largest = 4096
+        if self._functional is not None:
+            self._trace(self._functional, is_noisy)
+
+    def _trace(self, functional: keras.Model, is_noisy: Callable[[Any], bool]) -> None:
+        """Find the calls before the noise and those after it, and what the latter take."""
+        tracer = _Tracer()
+        self._outputs = tracer.open(functional, ())
+        self._inputs = [tracer.number((), tensor) for tensor in functional.inputs]
+        steps = _needed(tracer.steps, self._outputs)
+        self._noisy = _noisy_tensors(steps, is_noisy)
+        self._before = [step for step in steps if self._noisy.isdisjoint(step.results)]
+        self._after = [step for step in steps if not self._noisy.isdisjoint(step.results)]
+        sources = {number for step in self._after for number in step.sources}
+        self._frontier = sources.union(self._outputs)
+        self._without_batch = _without_batch(self._before, functional.inputs)
         self.layers = [step.node.operation for step in steps]
         self.noisy_layers = [step.node.operation for step in self._after]
-        self.is_noisy, self._noisy = bool(self._after), noisy
-        nodes = [step.node for step in self._after]
-        tensors = [x for node in nodes for x in (*node.input_tensors, *node.outputs)]
-        # An axis of unknown size counts as 1.
-        sizes = (math.prod(size or 1 for size in x.shape[1:]) for x in tensors)
-        self.largest = max(sizes, default=1)
-        # A tensor whose first axis is not that of the examples, such as a table of weights.
-        batches = {None, *(x.shape[0] for x in self._functional.inputs)}
-        self._without_batch = {
-            number
-            for step in self._before
-            for number, x in zip(step.results, step.node.outputs, strict=True)
-            if not x.shape or x.shape[0] not in batches
-        }
+        self.is_noisy = bool(self._after)
+        self.largest = _largest_size(self._after)
 
     def prefix(self, inputs: Any, call: Call = infer) -> dict[int, Any]:
-        """Run what does not depend on noise; return the tensors that the rest needs."""
+        """Run what does not depend on noise.
+
+        Args:
+            inputs: a batch, as the model takes it.
+            call: how to run each layer.
+
+        Returns:
+            The tensors that the rest needs, by their numbers.
+        """
         if self._functional is None:
             return {0: inputs}
-        given = keras_internals.graph_inputs(self._functional, inputs)
-        values = dict(zip(self._inputs, given, strict=True))
+        tensors = keras_internals.graph_inputs(self._functional, inputs)
+        values = dict(zip(self._inputs, tensors, strict=True))
         for step in self._before:
             step.run(values, call)
         return {number: values[number] for number in self._frontier & values.keys()}
 
     def first(self) -> dict[Any, int]:
         """Return noisy layers whose work all draws can share, with the number of their input."""
-        return {
-            step.node.operation: step.sources[0]
-            for step in self._after
-            if isinstance(step.node.operation, StochasticLayer)
-            and len(step.sources) == 1
-            and step.sources[0] not in self._noisy
-            and self.layers.count(step.node.operation) == 1  # called once
-            and step.node.operation.shares_work(step.node.input_tensors[0])
-        }
+        shared = {}
+        for step in self._after:
+            layer = step.node.operation
+            if not isinstance(layer, StochasticLayer) or len(step.sources) != 1:
+                continue
+            (source,) = step.sources
+            is_called_once = self.layers.count(layer) == 1
+            if source in self._noisy or not is_called_once:
+                continue
+            if layer.shares_work(step.node.input_tensors[0]):
+                shared[layer] = source
+        return shared
 
     def repeat(self, values: dict[int, Any], times: int | Tensor) -> dict[int, Any]:
-        """Return what `prefix` returned with the examples repeated as a block."""
-        batched = {n: x for n, x in values.items() if n not in self._without_batch}
-        return {**values, **keras.tree.map_structure(lambda x: _repeat(x, times), batched)}
+        """Return what `prefix` returned with the examples repeated as a block.
+
+        Args:
+            values: what `prefix` returned.
+            times: how often all examples come, one block after another.
+        """
+        repeated = {}
+        for number, value in values.items():
+            if number in self._without_batch:
+                repeated[number] = value
+            else:
+                repeated[number] = keras.tree.map_structure(lambda x: _repeat(x, times), value)
+        return repeated
 
     def suffix(self, values: dict[int, Any], call: Call = infer) -> Any:
-        """Run the rest on what `prefix` or `repeat` returned; return the model's output, or all."""
+        """Run the rest of the model.
+
+        Args:
+            values: what `prefix` or `repeat` returned.
+            call: how to run each layer.
+
+        Returns:
+            The model's output, or a list of all if there are several.
+        """
         if self._functional is None:
             return call(self._model, values[0])
         values = dict(values)
@@ -139,31 +173,105 @@ class Graph:
         outputs = [values[number] for number in self._outputs]
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _number(self, place: tuple[int, ...], tensor: Any) -> int:
+
+class _Tracer:
+    """Lists the calls of graphs, and numbers the tensors between them.
+
+    A nested model that is called twice has its tensors twice: a tensor's number depends on its
+    `place`, the calls of nested models around it.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[_Step] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+
+    def number(self, place: tuple[int, ...], tensor: Any) -> int:
+        """Return the number of a symbolic tensor, a new one the first time.
+
+        Args:
+            place: the calls of nested models around it, from the outermost on.
+            tensor: a tensor of the innermost of these models.
+        """
         return self._numbers.setdefault((*place, id(tensor)), len(self._numbers))
 
-    def _open(self, graph: keras.Model, place: tuple[int, ...], steps: list[_Step]) -> list[int]:
-        """Append the calls of a graph, nested ones in a `place` each; return its outputs."""
+    def open(self, graph: keras.Model, place: tuple[int, ...]) -> list[int]:
+        """Append the calls of a graph to `steps`, those of nested models in place of their own.
+
+        Args:
+            graph: a Functional model.
+            place: the calls of nested models around it, from the outermost on.
+
+        Returns:
+            The numbers of its outputs.
+        """
         for node in keras_internals.nodes_in_order(graph):
-            sources = tuple(self._number(place, x) for x in node.input_tensors)
-            inner = _nested(node)
-            if inner is None:
-                results = tuple(self._number(place, x) for x in node.outputs)
-                steps.append(_Step(node, sources, results))
+            sources = tuple(self.number(place, tensor) for tensor in node.input_tensors)
+            nested = _nested(node)
+            if nested is None:
+                results = tuple(self.number(place, tensor) for tensor in node.outputs)
+                self.steps.append(_Step(node, sources, results))
                 continue
-            inside = (*place, id(node))
-            for number, x in zip(sources, inner.inputs, strict=True):
-                self._numbers[(*inside, id(x))] = number
-            for number, x in zip(self._open(inner, inside, steps), node.outputs, strict=True):
-                self._numbers[(*place, id(x))] = number
-        return [self._number(place, x) for x in graph.outputs]
+            # Inside, the inputs are the tensors that the call takes; so are the outputs outside.
+            inner_place = (*place, id(node))
+            self._identify(inner_place, nested.inputs, sources)
+            self._identify(place, node.outputs, self.open(nested, inner_place))
+        return [self.number(place, tensor) for tensor in graph.outputs]
+
+    def _identify(
+        self, place: tuple[int, ...], tensors: Sequence[Any], numbers: Sequence[int]
+    ) -> None:
+        """Give tensors the numbers of those that they are."""
+        for tensor, number in zip(tensors, numbers, strict=True):
+            self._numbers[(*place, id(tensor))] = number
+
+
+def _needed(steps: Sequence[_Step], outputs: Sequence[int]) -> list[_Step]:
+    """Return the calls that the outputs depend on, in the same order."""
+    tensors = set(outputs)
+    needed = []
+    for step in reversed(steps):
+        if not tensors.isdisjoint(step.results):
+            tensors.update(step.sources)
+            needed.append(step)
+    return needed[::-1]
+
+
+def _noisy_tensors(steps: Sequence[_Step], is_noisy: Callable[[Any], bool]) -> set[int]:
+    """Return the tensors that depend on the result of a noisy layer."""
+    noisy: set[int] = set()
+    for step in steps:
+        if is_noisy(step.node.operation) or not noisy.isdisjoint(step.sources):
+            noisy.update(step.results)
+    return noisy
+
+
+def _largest_size(steps: Sequence[_Step]) -> int:
+    """Return the size of the largest tensor of one example; an axis of unknown size counts as 1."""
+    largest = 1
+    for step in steps:
+        for tensor in (*step.node.input_tensors, *step.node.outputs):
+            size = math.prod(size or 1 for size in tensor.shape[1:])
+            largest = max(largest, size)
+    return largest
+
+
+def _without_batch(steps: Sequence[_Step], inputs: Sequence[Any]) -> set[int]:
+    """Return the tensors whose first axis is not that of the examples: a table of weights, say."""
+    batches = {None, *(tensor.shape[0] for tensor in inputs)}
+    numbers = set()
+    for step in steps:
+        for number, tensor in zip(step.results, step.node.outputs, strict=True):
+            if not tensor.shape or tensor.shape[0] not in batches:
+                numbers.add(number)
+    return numbers
 
 
 def _repeat(x: Tensor, times: int | Tensor) -> Tensor:
     """Return a tensor whose examples are repeated as a block, with its mask."""
-    mask, shape = keras_internals.mask_of(x), ops.shape(x)
-    blocks = ops.broadcast_to(x[None], (times, *shape))
-    repeated = ops.reshape(blocks, (times * shape[0], *shape[1:]))
+    mask = keras_internals.mask_of(x)
+    batch, *rest = ops.shape(x)
+    blocks = ops.broadcast_to(x[None], (times, batch, *rest))
+    repeated = ops.reshape(blocks, (times * batch, *rest))
     if mask is not None:
         keras_internals.set_mask(repeated, _repeat(mask, times))
     return repeated
@@ -171,16 +279,25 @@ def _repeat(x: Tensor, times: int | Tensor) -> Tensor:
 
 def _nested(node: Any) -> keras.Model | None:
     """Return the graph of a nested model that is called in the plain way, or None."""
-    args, kwargs = node.arguments.args, keras.tree.flatten(node.arguments.kwargs)
-    plain = len(args) == 1 and all(value is None for value in kwargs)
-    inner = functional_graph(node.operation) if plain else None
-    if inner is None:
+    args = node.arguments.args
+    options = keras.tree.flatten(node.arguments.kwargs)
+    is_plain = len(args) == 1 and all(value is None for value in options)
+    graph = functional_graph(node.operation) if is_plain else None
+    if graph is None:
         return None
-    if len(inner.inputs) != 1 or len(node.input_tensors) != 1:
-        try:
-            keras.tree.assert_same_structure(args[0], inner.input)
-        except (TypeError, ValueError):
+    takes_one = len(graph.inputs) == len(node.input_tensors) == 1
+    if not takes_one and not _same_structure(args[0], graph.input):
+        return None
+    for tensor, inner in zip(node.input_tensors, graph.inputs, strict=True):
+        if len(tensor.shape) != len(inner.shape):  # Keras adds an axis; the model is left closed
             return None
-    # Keras adds an axis where one is missing; such a model is left closed.
-    pairs = zip(node.input_tensors, inner.inputs, strict=True)
-    return inner if all(len(x.shape) == len(y.shape) for x, y in pairs) else None
+    return graph
+
+
+def _same_structure(first: Any, second: Any) -> bool:
+    """Whether two nests of tensors have the same form."""
+    try:
+        keras.tree.assert_same_structure(first, second)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import checks, keras_layers
 from tfp_ibnn._core.backend import Tensor, jit_pays
 from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.conversion.graph import functional_graph
@@ -114,7 +114,7 @@ class OODDetector(Fitted):
         x = with_strings(x)
         # As they are now: the model may have been trained since.
         network, layer = feature_network(self.inner, self._of_features, self.layer)
-        keras_internals.swap_sublayers(self, {id(self._network): network})
+        keras_layers.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
         takes_classes = self._of_features.takes_classes
         if takes_classes and y is not None and self._has_positions(y):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core import keras_internals, keras_layers
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, StochasticLayer
 from tfp_ibnn.layers.control import stochastic_layers
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     def shape(self) -> tuple[int | None, ...] | None:
         """The input shape it was built for; None if it cannot be converted, or not be reached."""
         is_of_a_kind = isinstance(self.layer, CONVERTIBLE) or type(self.layer) in CELLS
-        if not is_of_a_kind or not self.layer.built or keras_internals.HIDDEN in self.steps:
+        if not is_of_a_kind or not self.layer.built or keras_layers.HIDDEN in self.steps:
             return None
         config = self.layer.get_build_config() or {}
         return config.get("input_shape")
@@ -47,7 +47,7 @@ class Place(NamedTuple):
         """Whether the graphs around it call it themselves, and have it in their configs."""
         are_graphs = all(map(keras_internals.is_plain_graph, self.owners[1:]))
         attributes = set(self.steps[::2])
-        return are_graphs and attributes == {keras_internals.GRAPH}
+        return are_graphs and attributes == {keras_layers.GRAPH}
 
     @contextlib.contextmanager
     def name_scope(self) -> Iterator[None]:
@@ -72,7 +72,7 @@ def _add_places(
     visited: set[int],
 ) -> None:
     """Add the layers inside of the last of the owners, and inside of these."""
-    for key, layer in keras_internals.sublayers(owners[-1]).items():
+    for key, layer in keras_layers.sublayers(owners[-1]).items():
         if id(layer) in visited:
             continue
         visited.add(id(layer))
@@ -93,7 +93,7 @@ def replace(model: keras.layers.Layer, layers: Mapping[Steps, keras.layers.Layer
     swaps = {id(known[steps].layer): layer for steps, layer in layers.items()}
     inner = [place.layer for place in known.values()]
     for owner in (model, *inner):
-        keras_internals.swap_sublayers(owner, swaps)
+        keras_layers.swap_sublayers(owner, swaps)
 
 
 def configs(model: keras.layers.Layer) -> list[tuple[Steps, dict[str, Any]]]:

@@ -1,0 +1,242 @@
+"""What a copy of a model gets from the original: weights, settings, vocabularies."""
+
+import contextlib
+import inspect
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfp_ibnn._core import keras_internals, keras_layers
+from tfp_ibnn.layers import StochasticLayer, folding, inside
+from tfp_ibnn.layers.base import is_quantized
+from tfp_ibnn.layers.inside import Place, Steps
+
+Places = dict[Steps, Place]
+
+_NO_OPTIONS = ("name", "trainable", "shared_object_id", "vocabulary", "vocabulary_size")
+"""What differs in the config of a copy: its name, what it has adapted to, and Keras's numbers."""
+
+
+def carry_over(model: keras.Model, copy: keras.Model) -> None:
+    """Give a copy the weights and settings of the original, layer by layer, by their places.
+
+    Args:
+        model: the original.
+        copy: a model of the same structure.
+
+    Raises:
+        ValueError: If a layer is in one of them only, or was made with other options.
+    """
+    old = _places_of(model)
+    new = _places_of(copy)
+    _check_counterparts(old, new, old.keys() ^ new.keys())
+    for place, other in _pairs(old, new):
+        _adapt(place, other.layer)
+        is_made_by_owner = bool(place.steps) and not other.in_graph
+        if is_made_by_owner and _options(place.layer) != _options(other.layer):
+            raise cannot_copy(
+                model, f"{place.layer.name!r} was made with other options in the copy"
+            )
+        _check_built(place, other.layer, model)
+        _carry_layer(place.layer, other.layer)
+
+
+def carry_over_folded(
+    model: keras.Model, copy: keras.Model, is_rebuilt: bool
+) -> dict[Steps, keras.layers.Layer]:
+    """Give a copy weights and settings as `carry_over` does, the means of stochastic layers too.
+
+    Args:
+        model: the original, with stochastic layers.
+        copy: a model whose graph has plain layers in place of stochastic ones.
+        is_rebuilt: whether the copy was made layer by layer, which has folded those of its graph.
+
+    Returns:
+        Plain layers for the stochastic ones that the copy still has, by their places.
+
+    Raises:
+        ValueError: If a layer is in the original only, or a stochastic one cannot be folded away.
+    """
+    old = _places_of(model)
+    new = _places_of(copy)
+    _check_counterparts(old, new, old.keys() - new.keys())  # folding may add some
+    swaps: dict[Steps, keras.layers.Layer] = {}
+    for place, other in _pairs(old, new):
+        _adapt(place, other.layer)
+        layer = place.layer
+        if isinstance(layer, StochasticLayer):
+            if is_rebuilt and place.in_graph:  # it is folded already
+                continue
+            layer = layer.fold()
+            folding.adapt(other.layer, layer)
+            if isinstance(other.layer, StochasticLayer):
+                swaps[place.steps] = layer
+                continue
+            if type(layer) is not type(other.layer):
+                raise cannot_fold(place)
+        _check_built(place, other.layer, model)
+        _carry_layer(layer, other.layer)
+    return swaps
+
+
+def _places_of(model: keras.Model) -> Places:
+    """Return where the layers inside of a model are, and the model itself first."""
+    return {(): Place((), (), model), **inside.places(model)}
+
+
+def _check_counterparts(old: Places, new: Places, lone: Collection[Steps]) -> None:
+    """Raise if a layer with weights is among those that one of two models has not."""
+    for steps in sorted(lone, key=len):
+        place = old.get(steps) or new[steps]
+        if place.layer.weights:
+            raise cannot_copy(place.owners[-1], f"{place.path!r} is not in both, or was shared")
+
+
+def _pairs(old: Places, new: Places) -> Iterator[tuple[Place, Place]]:
+    """Yield the places that both models have, the models first; lookup layers are filled before."""
+    pairs = [(place, new[steps]) for steps, place in old.items() if steps in new]
+    for place, other in pairs:  # before Keras 3.14 TF-IDF weights need a vocabulary
+        if place.steps:
+            keras_internals.copy_vocabulary(place.layer, other.layer)
+    yield from pairs
+
+
+def _adapt(place: Place, copy: keras.layers.Layer) -> None:
+    """Give a copy LoRA where the layer has it; raise if it has lost its quantization."""
+    folding.adapt(copy, place.layer)
+    if is_quantized(place.layer) and not is_quantized(copy):
+        raise ValueError(
+            f"{place.path!r} is quantized, of which the config of the layer around it does not "
+            "know: quantize the model that ibnn.to_stochastic returns instead."
+        )
+
+
+def _check_built(place: Place, copy: keras.layers.Layer, model: keras.Model) -> None:
+    """Raise if a copy has weights that the original does not have yet."""
+    layer = place.layer
+    if isinstance(layer, inside.LEAVES) and copy.built and not layer.built:
+        raise ValueError(
+            f"{place.path!r} in model {model.name!r} is not built, which `build` of a model with a "
+            "`call` of its own leaves to the first call: use the model once, as in "
+            "model(x_train[:1])."
+        )
+
+
+def _carry_layer(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Give a copy the weights of a layer and, if it is of the same class, its settings."""
+    is_same_class = type(layer) is type(copy)
+    if is_same_class:
+        copy.trainable = layer.trainable
+        _carry_settings(layer, copy)
+    if isinstance(layer, inside.LEAVES):
+        folding.copy_weights(copy, layer)
+    elif is_same_class:
+        store: dict[str, Any] = {}
+        layer.save_own_variables(store)
+        # Arrays of their own: JAX's trainer frees those that it has replaced.
+        arrays = {key: ops.convert_to_numpy(value).copy() for key, value in store.items()}
+        copy.load_own_variables(arrays)
+
+
+def _carry_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Give a copy what was set after the constructor; raise on what its constructor did not get."""
+    values = settings(copy)
+    arguments = _arguments(layer)
+    for name, value in settings(layer).items():
+        is_known = name in values
+        if is_known and values[name] == value:
+            continue
+        is_argument = name.removeprefix("_") in arguments
+        if is_argument and isinstance(value, (dict, list, tuple)):
+            continue  # which the constructor may have in another form
+        if is_known and is_argument:
+            other = values[name]
+            raise cannot_copy(
+                layer, f"`{name}` of {layer.name!r} is {value!r}, and {other!r} in the copy"
+            )
+        setattr(copy, name, value)
+
+
+def settings(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Return the numbers, texts and containers of these that a class of the user's own keeps."""
+    kind = getattr(layer, "carried", None) or type(layer)
+    if kind.__module__.startswith(("keras.", "tfp_ibnn.")):
+        return {}
+    of_keras = {*keras_internals.bookkeeping(), "train_samples"}
+    # Private attributes are Keras's more often, but for those that keep an argument.
+    private = {f"_{name}" for name in _arguments(layer)}
+    values = {}
+    for name, value in vars(layer).items():
+        is_of_user = name not in of_keras and (not name.startswith("_") or name in private)
+        if is_of_user and _is_setting(value):
+            values[name] = _plain(value)
+    return values
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is a number or a text, or holds nothing else but None."""
+    if isinstance(value, (dict, list, tuple)):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(part is None or _is_setting(part) for part in parts)
+    return isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a setting, without Keras's containers, which belong to one layer."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value
+
+
+def _arguments(layer: keras.layers.Layer) -> Collection[str]:
+    """Return the names of what the constructor of a layer takes."""
+    return inspect.signature(type(layer).__init__).parameters
+
+
+def _options(layer: keras.layers.Layer) -> str | None:
+    """Return the options of a layer; None if there are none, or are layers inside."""
+    with contextlib.suppress(NotImplementedError):
+        if not keras_layers.sublayers(layer):
+            return str(_without_names(layer.get_config()))
+    return None
+
+
+def _without_names(config: Any) -> Any:
+    """Return a config, or a part of one, without what differs in a copy."""
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k not in _NO_OPTIONS}
+    return config
+
+
+def owner_of(place: Place) -> keras.layers.Layer:
+    """Return the outermost layer of the model around a layer, or the model if there is none."""
+    return place.owners[1] if len(place.owners) > 1 else place.owners[0]
+
+
+def cannot_copy(layer: keras.layers.Layer, reason: Any) -> ValueError:
+    """Return the error for a layer of which no copy can be made.
+
+    Args:
+        layer: which one.
+        reason: what is wrong, a text or an error.
+    """
+    owner = type(layer).__name__
+    line = " ".join(str(reason).split())
+    return ValueError(
+        f"{layer.name!r} ({owner}) cannot be copied: it needs a `get_config` of which "
+        f"`{owner}.from_config` makes the same, and `keras.saving.register_keras_serializable` "
+        f"for what it uses. What is wrong: {line[:300]}"
+    )
+
+
+def cannot_fold(place: Place) -> ValueError:
+    """Return the error for a stochastic layer that another layer makes again."""
+    owner = owner_of(place)
+    return ValueError(
+        f"The stochastic layer inside {owner.name!r} ({type(owner).__name__}) cannot be folded "
+        "away."
+    )

@@ -9,12 +9,12 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import keras
 from keras import ops
 
-TESTED_VERSIONS = ">=3.12,<3.16"
+TESTED_VERSIONS: Final = ">=3.12,<3.16"
 """The versions of Keras that the tests have run with; pyproject.toml states the same."""
 
 try:

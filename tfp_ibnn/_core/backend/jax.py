@@ -13,7 +13,8 @@ from tfp_ibnn._core.backend.shared import NAMES, Function, Tensor, Variables
 
 __all__ = NAMES
 
-tfb, tfd = tfp.bijectors, tfp.distributions
+tfb = tfp.bijectors
+tfd = tfp.distributions
 
 # On GPUs JAX multiplies float32 matrices in a shorter format by default. A rotation is then no
 # rotation, and the KL of a posterior that equals its prior is not 0.
@@ -28,6 +29,13 @@ times = keras.ops.multiply
 
 
 def compiled(function: Function, variables: Variables) -> Function:
+    """Return a compiled function of arrays.
+
+    Args:
+        function: takes arrays, and returns a nest of tensors. What it assigns is lost.
+        variables: those that it reads; it sees the values of each call.
+    """
+
     @jax.jit
     def jitted(values: list[Tensor], *arrays: Any) -> Any:
         with keras.StatelessScope(state_mapping=zip(variables, values, strict=True)):
@@ -37,15 +45,34 @@ def compiled(function: Function, variables: Variables) -> Function:
 
 
 def gradient(function: Function, variables: Variables) -> Function:
+    """Return the compiled gradient of a scalar function with respect to its first argument.
+
+    Args:
+        function: takes arrays, and returns a scalar.
+        variables: those that it reads.
+    """
     return compiled(jax.grad(function), variables)
 
 
 def pullback(function: Function, points: list[Tensor]) -> tuple[Tensor, Any, Function]:
+    """Return a function's value, what else it returns, and its vector-Jacobian product.
+
+    Args:
+        function: takes a list of tensors, and returns a tensor and anything else.
+        points: where it is differentiated.
+    """
     value, pull, others = jax.vjp(function, points, has_aux=True)
     return value, others, lambda cotangent: pull(cotangent)[0]
 
 
 def jvp(function: Function, points: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return a function's value, and its derivative along tangents.
+
+    Args:
+        function: takes a list of tensors, and returns a tensor.
+        points: where it is differentiated.
+        tangents: a direction for each point, of its shape.
+    """
     return jax.jvp(function, (points,), (tangents,))
 
 
@@ -55,8 +82,14 @@ def traced_once(function: Function) -> Function:
 
 
 def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
-    """Return matrices (..., n, n) with another diagonal, (..., n)."""
-    return jnp.where(jnp.eye(matrix.shape[-1], dtype=bool), diagonal[..., None, :], matrix)
+    """Return matrices with another diagonal.
+
+    Args:
+        matrix: (..., n, n).
+        diagonal: (..., n).
+    """
+    is_diagonal = jnp.eye(matrix.shape[-1], dtype=bool)
+    return jnp.where(is_diagonal, diagonal[..., None, :], matrix)
 
 
 def jit_pays() -> bool:
@@ -65,14 +98,17 @@ def jit_pays() -> bool:
 
 
 def is_eager(tensor: Tensor) -> bool:
+    """Whether a tensor has a value already, as it has not while a function is compiled."""
     return not isinstance(tensor, jax.core.Tracer)
 
 
 def words(tensor: Tensor) -> Tensor:
+    """Return the bits of float32 as uint32."""
     return jax.lax.bitcast_convert_type(tensor, "uint32")
 
 
 KEY_DTYPE = "uint32"
+"""Of a key of two integers, as TensorFlow Probability takes it."""
 
 
 def replica_count() -> int:
@@ -81,6 +117,7 @@ def replica_count() -> int:
 
 
 def replica_id() -> int:
+    """Return 0: JAX sees one global batch."""
     return 0
 
 
@@ -88,14 +125,26 @@ SeedGenerator = keras.random.SeedGenerator
 
 
 def normal(shape: Sequence[Any], dtype: str, seed: Any, stddev: float | Tensor = 1.0) -> Tensor:
-    seed = seed.next() if isinstance(seed, keras.random.SeedGenerator) else seed
-    return stddev * jax.random.normal(jnp.asarray(seed, "uint32"), shape, dtype)
+    """Return normal random numbers.
+
+    Args:
+        shape: ints.
+        dtype: "float32" or "float64".
+        seed: a `SeedGenerator`, or a key: a tensor of two integers.
+        stddev: standard deviation, a number or a scalar.
+    """
+    if isinstance(seed, keras.random.SeedGenerator):
+        seed = seed.next()
+    key = jnp.asarray(seed, "uint32")
+    return stddev * jax.random.normal(key, shape, dtype)
 
 
 SCANS_EPOCHS = True
+"""Whether several steps, or networks, can be trained in one compiled call."""
 
 
 def save_functions(*_: Any) -> None:
+    """Raise: JAX writes no SavedModel."""
     raise RuntimeError(
         "A SavedModel is written by TensorFlow; the backend is 'jax'. Save the model here with "
         "model.save('model.keras'); with KERAS_BACKEND=tensorflow, export that (scripts/export.py)."

@@ -14,33 +14,56 @@ from tfp_ibnn._core.backend.shared import NAMES, REPLICA_STRIDE, Function, Tenso
 
 __all__ = NAMES
 
-tfb, tfd = tfp.bijectors, tfp.distributions
+tfb = tfp.bijectors
+tfd = tfp.distributions
 
 mean = keras.ops.mean
 tanh = tf.tanh
 
 
 def fori_loop(lower: Any, upper: Any, body: Any, state: Any) -> Any:
-    """Like `keras.ops.fori_loop`, but one step at a time: parallel steps take more memory."""
-    is_known = isinstance(lower, int) and isinstance(upper, int)
+    """Run a loop as `keras.ops.fori_loop` does, but one step at a time: that takes less memory.
+
+    Args:
+        lower: the first number, an int or a scalar tensor.
+        upper: the number before which it ends, an int or a scalar tensor.
+        body: makes the next state of a number and a state.
+        state: the first state, a nest of tensors.
+
+    Returns:
+        The last state.
+    """
+    iterations = None
+    if isinstance(lower, int) and isinstance(upper, int):
+        iterations = upper - lower  # without which XLA cannot differentiate the loop
     _, state = tf.while_loop(
-        lambda i, _: i < upper,
-        lambda i, state: (i + 1, body(i, state)),
-        (tf.convert_to_tensor(lower), state),
+        cond=lambda i, _: i < upper,
+        body=lambda i, state: (i + 1, body(i, state)),
+        loop_vars=(tf.convert_to_tensor(lower), state),
         parallel_iterations=1,
-        maximum_iterations=upper - lower if is_known else None,  # XLA's gradients need it
+        maximum_iterations=iterations,
     )
     return state
 
 
 def compiled(function: Function, variables: Variables) -> Function:
-    """Return a compiled function of arrays. It reads `variables`, and may lose what it assigns."""
+    """Return a compiled function of arrays.
+
+    Args:
+        function: takes arrays, and returns a nest of tensors. What it assigns may be lost.
+        variables: those that it reads.
+    """
     traced = tf.function(function, autograph=False)  # which finds the variables by itself
     return lambda *arrays: traced(*keras.tree.map_structure(tf.convert_to_tensor, arrays))
 
 
 def gradient(function: Function, variables: Variables) -> Function:
-    """Return the compiled gradient of a scalar function with respect to its first argument."""
+    """Return the compiled gradient of a scalar function with respect to its first argument.
+
+    Args:
+        function: takes arrays, and returns a scalar.
+        variables: those that it reads.
+    """
 
     def derived(x: Tensor, *others: Tensor) -> Tensor:
         with tf.GradientTape() as tape:
@@ -52,16 +75,34 @@ def gradient(function: Function, variables: Variables) -> Function:
 
 
 def pullback(function: Function, points: list[Tensor]) -> tuple[Tensor, Any, Function]:
-    """Return a function's value, what else it returns, and its vector-Jacobian product."""
+    """Return a function's value, what else it returns, and its vector-Jacobian product.
+
+    Args:
+        function: takes a list of tensors, and returns a tensor and anything else.
+        points: where it is differentiated.
+
+    Returns:
+        Value, what else it returned, and a function from a cotangent of the value's shape to one
+        for each point.
+    """
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(points)
         value, others = function(points)
-    options = {"unconnected_gradients": "zero"}
-    return value, others, lambda vector: tape.gradient(value, points, vector, **options)
+
+    def pull(cotangent: Tensor) -> list[Tensor]:
+        return tape.gradient(value, points, cotangent, unconnected_gradients="zero")
+
+    return value, others, pull
 
 
 def jvp(function: Function, points: list[Tensor], tangents: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return a function's value, and its derivative along tangents."""
+    """Return a function's value, and its derivative along tangents.
+
+    Args:
+        function: takes a list of tensors, and returns a tensor.
+        points: where it is differentiated.
+        tangents: a direction for each point, of its shape.
+    """
     with tf.autodiff.ForwardAccumulator(points, tangents) as accumulator:
         value = function(points)
     return value, accumulator.jvp(value, unconnected_gradients="zero")
@@ -98,22 +139,36 @@ def replica_id() -> int | Tensor:
 
 
 def normal(shape: Sequence[Any], dtype: str, seed: Any, stddev: float | Tensor = 1.0) -> Tensor:
-    """Like `keras.random.normal`; the seed may be a tensor of two integers.
+    """Return normal random numbers, as `keras.random.normal` does.
 
-    By Box and Muller, from uniform numbers: TensorFlow's own normal ones are others under XLA than
-    without it, and runs that were saved resume by these.
+    By Box and Muller: for u, v uniform on [0, 1), sqrt(-2 log(1 - u)) times the cosine and the sine
+    of 2 pi v are two independent normal numbers. TensorFlow's own normal numbers are others under
+    XLA than without it, and saved runs resume by these.
+
+    Args:
+        shape: ints, or scalar tensors where a size is known only when it runs.
+        dtype: "float32" or "float64".
+        seed: a `SeedGenerator`, or a key: a tensor of two integers.
+        stddev: standard deviation, a number or a scalar.
     """
     if isinstance(seed, keras.random.SeedGenerator):
         # XLA knows seeds of 32 bits only.
         seed = tf.cast(tf.math.floormod(seed.next(), tf.int32.max - 1), "int32")
     known = math.prod(size for size in shape if isinstance(size, int))
-    count = functools.reduce(operator.mul, (s for s in shape if not isinstance(s, int)), known)
-    pairs = (2, (count + 1) // 2)
-    first, second = tf.unstack(tf.random.stateless_uniform(pairs, seed, dtype=dtype))
-    radius = tf.sqrt(-2 * stddev * stddev * tf.math.log(1 - first))
+    unknown = [size for size in shape if not isinstance(size, int)]
+    count = functools.reduce(operator.mul, unknown, known)
+    pairs = (count + 1) // 2
+    uniform = tf.random.stateless_uniform((2, pairs), seed, dtype=dtype)
+    first, second = tf.unstack(uniform)
+    variance = stddev * stddev
+    radius = tf.sqrt(-2 * variance * tf.math.log(1 - first))
     angle = 2 * math.pi * second
-    both = tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)
-    return tf.reshape(both[:count] if known % 2 else both, shape)
+    cosines = radius * tf.cos(angle)
+    sines = radius * tf.sin(angle)
+    numbers = tf.concat([cosines, sines], axis=0)
+    if known % 2:  # else the count is even, whatever the other sizes are
+        numbers = numbers[:count]
+    return tf.reshape(numbers, shape)
 
 
 def times(x: Tensor, z: Tensor) -> Tensor:
@@ -122,19 +177,39 @@ def times(x: Tensor, z: Tensor) -> Tensor:
     TensorFlow is slow on CPUs where the last axis is short, as an image's, and z broadcasts over
     the one before it. The two are made one axis here, by repeating z, which is small. With `normal`
     above, LeNet's step under noise takes 1.4 times as long as without, not 1.6 times (on x86).
+
+    Args:
+        x: inputs of a layer.
+        z: of the shape of `x`, or with sizes of 1 in it.
     """
-    *_, width, channels = (1, 1, *x.shape)
-    is_short = channels is not None and channels <= 16 and width not in (1, None)
-    same_rank = 2 < len(x.shape) == len(z.shape)
-    if jit_pays() or not is_short or not same_rank or tuple(z.shape[-2:]) != (1, channels):
+    if jit_pays() or not _is_slow(x, z):
         return x * z
-    repeated = tf.tile(z[..., 0, :], (*(1,) * (len(z.shape) - 2), width))
-    rows = tf.concat([tf.shape(x)[:-2], [width * channels]], axis=0)
-    return tf.reshape(tf.reshape(x, rows) * repeated, tf.shape(x))
+    *_, width, channels = x.shape
+    ones = [1] * (len(z.shape) - 2)
+    repeated = tf.tile(z[..., 0, :], [*ones, width])
+    shape = tf.shape(x)
+    joined = tf.concat([shape[:-2], [width * channels]], axis=0)
+    product = tf.reshape(x, joined) * repeated
+    return tf.reshape(product, shape)
+
+
+def _is_slow(x: Tensor, z: Tensor) -> bool:
+    """Whether z broadcasts over a known axis of x before a last one of at most 16."""
+    if not 2 < len(x.shape) == len(z.shape):
+        return False
+    *_, width, channels = x.shape
+    if width in (1, None) or channels is None or channels > 16:
+        return False
+    return tuple(z.shape[-2:]) == (1, channels)
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """Like `keras.ops.matmul`, but in full precision on GPUs too: rotations stay exact."""
+    """Multiply as `keras.ops.matmul` does, but in full precision on GPUs too: rotations stay exact.
+
+    Args:
+        x: matrices (..., n, k).
+        y: matrices (..., k, m), or one of them (k, m).
+    """
     if len(y.shape) == 2 < len(x.shape):  # for unknown sizes Keras's way fails in XLA
         *rows, size = keras.ops.shape(x)
         return tf.reshape(matmul(tf.reshape(x, (-1, size)), y), (*rows, y.shape[-1]))
@@ -145,7 +220,12 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
-    """Return matrices (..., n, n) with another diagonal, (..., n)."""
+    """Return matrices with another diagonal.
+
+    Args:
+        matrix: (..., n, n).
+        diagonal: (..., n).
+    """
     if matrix.shape.is_fully_defined():  # else XLA lacks its gradient, which keeps no matrix
         return tf.linalg.set_diag(matrix, diagonal)
     return tf.where(tf.eye(matrix.shape[-1], dtype=bool), diagonal[..., None, :], matrix)
@@ -153,11 +233,11 @@ def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
 
 def traced_once(function: Function) -> Function:
     """Let an elementwise function of tensors of any shapes be traced once, as one operation."""
-    compiled = tf.function(function, autograph=False)
+    traced = tf.function(function, autograph=False)
 
     def call(*tensors: Tensor) -> Sequence[Tensor]:
         specs = [tf.TensorSpec(None, tensor.dtype) for tensor in tensors]
-        results = compiled.get_concrete_function(*specs)(*tensors)
+        results = traced.get_concrete_function(*specs)(*tensors)
         shape = functools.reduce(tf.broadcast_static_shape, (tensor.shape for tensor in tensors))
         for result in results:
             result.set_shape(shape)
@@ -184,17 +264,24 @@ SCANS_EPOCHS = False
 def save_functions(
     path: str, functions: Mapping[str, tuple[Function, Mapping[str, Any]]], tables: Sequence[Any]
 ) -> None:
-    """Write a SavedModel of functions by signature, each with (shape, dtype) of its inputs."""
+    """Write a SavedModel of functions; the first one is also the default for serving.
+
+    Args:
+        path: of the folder.
+        functions: by the names of their signatures; each with (shape, dtype) of its inputs by name.
+        tables: TensorFlow's lookup tables that the functions use.
+    """
     signatures = {}
+    variables: dict[Any, tf.Variable] = {}
     for name, (function, specs) in functions.items():
-        tensors = {key: tf.TensorSpec(*spec, key) for key, spec in specs.items()}
-        compiled = tf.function(function, autograph=False)
-        signatures[name] = compiled.get_concrete_function(**tensors)
-    first = next(iter(signatures.values()))
-    signatures[tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY] = first
+        tensors = {key: tf.TensorSpec(shape, dtype, key) for key, (shape, dtype) in specs.items()}
+        traced = tf.function(function, autograph=False).get_concrete_function(**tensors)
+        signatures[name] = traced
+        # Only what the functions read: the optimizer and the metrics stay behind.
+        variables |= {variable.ref(): variable for variable in traced.graph.variables}
+    default = next(iter(signatures.values()))
+    signatures[tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY] = default
     module = tf.Module()
-    # What the functions read; the optimizer and the metrics stay behind.
-    read = [v for function in signatures.values() for v in function.graph.variables]
-    module.read = list({v.ref(): v for v in read}.values())
+    module.read = list(variables.values())
     module.tables = tables
     tf.saved_model.save(module, path, signatures=signatures)

@@ -13,7 +13,12 @@ _MARGIN = 1e-3
 
 
 def bounded(x: Tensor, limit: float) -> Tensor:
-    """Map the real line onto (-limit, limit) by `limit * tanh(x / limit)`; the identity near 0."""
+    """Map the real line onto (-limit, limit) by `limit * tanh(x / limit)`; the identity near 0.
+
+    Args:
+        x: any tensor.
+        limit: the bound, above 0.
+    """
     return limit * tanh(x * (1 / limit))
 
 
@@ -27,12 +32,16 @@ def inverse_scale(value: float) -> float:
     excess = value - MIN_SCALE
     if excess <= 0:
         raise ValueError(f"A scale must be above {MIN_SCALE}; got {value!r}.")
-    return excess + math.log(-math.expm1(-excess))
+    # log(exp(excess) - 1), the inverse of softplus, without its overflow.
+    correction = math.log(-math.expm1(-excess))
+    return excess + correction
 
 
 def inverse_scales(values: Tensor) -> Tensor:
     """Return where `scale` takes values, an array of them, to within MIN_SCALE."""
-    return values + ops.log(-ops.expm1(-values))  # log(expm1(values)), without its overflow
+    # As in `inverse_scale`.
+    correction = ops.log(-ops.expm1(-values))
+    return values + correction
 
 
 def above_minus_one(x: Tensor) -> Tensor:
@@ -43,4 +52,6 @@ def above_minus_one(x: Tensor) -> Tensor:
     """
     limit = 1 - _MARGIN
     below = ops.relu(-x)  # at 0 it has no gradient, and x has
-    return x + below + limit * ops.expm1(below * (-1 / limit))
+    # For x < 0 the first two cancel.
+    exponential = limit * ops.expm1(below * (-1 / limit))
+    return x + below + exponential

@@ -20,8 +20,7 @@ def needs(extra: str) -> Iterator[None]:
         module = (cause.name or "").split(".")[0]
         if module not in EXTRAS[extra]:
             raise
-        line = f'pip install "tfp_ibnn[{extra}]"'
-        raise ImportError(f"{module} is missing. Run: {line}") from cause
+        raise ImportError(f'{module} is missing. Run: pip install "tfp_ibnn[{extra}]"') from cause
 
 
 @contextlib.contextmanager
@@ -33,13 +32,18 @@ def needs_backend() -> Iterator[None]:
         module = (cause.name or "").split(".")[0]
         if module not in BACKENDS:
             raise
-        backend = os.environ.get("KERAS_BACKEND")
-        asked = f", and KERAS_BACKEND is {backend!r}" if backend else ""
         raise ImportError(
-            f"{module} is missing{asked}. tfp_ibnn needs one of two backends. For TensorFlow run\n"
+            f"{module} is missing{_chosen_backend()}. tfp_ibnn needs one of two backends. "
+            "For TensorFlow run\n"
             '    pip install "tfp_ibnn[tensorflow]"\n'
             "and leave KERAS_BACKEND unset, or set it to tensorflow. For JAX run\n"
             '    pip install "tfp_ibnn[jax]"\n'
             "and set the environment variable KERAS_BACKEND=jax before Keras is imported. Both in "
             'one environment: pip install "tfp_ibnn[both]".'
         ) from cause
+
+
+def _chosen_backend() -> str:
+    """Return what an error says of KERAS_BACKEND, if it is set."""
+    backend = os.environ.get("KERAS_BACKEND")
+    return f", and KERAS_BACKEND is {backend!r}" if backend else ""

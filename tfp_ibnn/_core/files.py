@@ -8,6 +8,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+# From Linux's fcntl.h and fs.h.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
@@ -15,6 +19,14 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 
     A reader, or a run that was killed in between, finds the old file or the new one, never a part.
     After an error, a full disk among them, the old file is as it was and the temporary one is gone.
+
+    Example:
+        >>> import pathlib, tempfile, tfp_ibnn as ibnn
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "scores.txt"
+        >>> with ibnn.training.replacing(path) as temporary:
+        ...     _ = temporary.write_text("0.57")
+        >>> path.read_text()
+        '0.57'
     """
     path = Path(path)
     # The suffix stays: writers such as Keras's and numpy's go by it.
@@ -37,7 +49,8 @@ def replacing_folder(path: str | os.PathLike) -> Iterator[Path]:
     """
     path = Path(path).resolve()  # a link stays; "." has a name
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = (path.with_name(f".{path.name}-{uuid.uuid4().hex}") for _ in range(2))
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    old = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     try:
         yield temporary
         if not path.exists():
@@ -58,5 +71,6 @@ def _exchange(first: Path, second: Path) -> bool:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError, TypeError):  # not Linux
         return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE; a file system may refuse it
-    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
+    # A file system may refuse it.
+    status = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
+    return status == 0

@@ -1,5 +1,6 @@
 """The losses that a model is compiled with, by private names of Keras as in `keras_internals`."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -7,7 +8,15 @@ from keras import ops
 
 from tfp_ibnn._core.keras_internals import CompileLoss, backend, get_loss
 
-output_spec = backend.compute_output_spec  # of a function of symbolic tensors
+
+def output_spec(function: Callable[..., Any], *tensors: Any) -> Any:
+    """Return what a function gives for symbolic tensors: nothing is computed.
+
+    Args:
+        function: of tensors.
+        *tensors: symbolic ones.
+    """
+    return backend.compute_output_spec(function, *tensors)
 
 
 class OutputLoss(NamedTuple):
@@ -20,36 +29,63 @@ class OutputLoss(NamedTuple):
     y_pred: Any
 
 
-class _Recorder(keras.losses.Loss):
-    """Notes what Keras gives to a loss."""
+class _Call(NamedTuple):
+    """What Keras gave to one loss."""
 
-    def __init__(self, loss: Any, calls: list[tuple[Any, Any, Any]]) -> None:
-        super().__init__(name=loss if isinstance(loss, str) else getattr(loss, "name", "loss"))
-        self._given, self._calls = loss, calls
+    loss: keras.losses.Loss
+    y_true: Any
+    y_pred: Any
+
+
+class _Recorder(keras.losses.Loss):
+    """Takes the place of a loss, and notes what Keras gives to it.
+
+    Args:
+        loss: the loss, or its name.
+        calls: where to note each call.
+    """
+
+    def __init__(self, loss: Any, calls: list[_Call]) -> None:
+        name = loss if isinstance(loss, str) else getattr(loss, "name", "loss")
+        super().__init__(name=name)
+        self._loss = loss
+        self._calls = calls
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        self._calls.append((get_loss(self._given, y_true, y_pred), y_true, y_pred))
+        # By name, Keras chooses a loss by the shapes of targets and outputs.
+        loss = get_loss(self._loss, y_true, y_pred)
+        self._calls.append(_Call(loss, y_true, y_pred))
         return ops.zeros(())
 
 
 def output_losses(model: keras.Model, y_true: Any, y_pred: Any) -> list[OutputLoss]:
     """Return the losses that a model is compiled with, each with its output, as Keras pairs them.
 
-    Targets and outputs may be symbolic. No loss is computed.
+    Only Keras knows how it pairs them, in a private class: it runs here on losses that record. No
+    loss is computed.
+
+    Args:
+        model: a model.
+        y_true: its targets, symbolic perhaps.
+        y_pred: its outputs, symbolic perhaps.
+
+    Returns:
+        One for each output with a loss; [] if the model is not compiled with any.
     """
-    own = model._compile_loss
-    if own is None:
+    compiled = model._compile_loss
+    if compiled is None:
         return []
-    calls: list[tuple[Any, Any, Any]] = []
-    recorders = keras.tree.map_structure(
-        lambda loss: None if loss is None else _Recorder(loss, calls), own._user_loss
-    )
-    paired = CompileLoss(recorders, own._user_loss_weights, output_names=own.output_names)
+    calls: list[_Call] = []
+
+    def recorder(loss: Any) -> _Recorder | None:
+        return None if loss is None else _Recorder(loss, calls)
+
+    recorders = keras.tree.map_structure(recorder, compiled._user_loss)
+    paired = CompileLoss(recorders, compiled._user_loss_weights, output_names=compiled.output_names)
     paired(y_true, y_pred)
-    found = []
+    losses = []
     for (path, _, weight, _), call in zip(paired._flat_losses, calls, strict=True):
         place = path[-1] if path else None
-        found.append(
-            OutputLoss(place, call[0], 1.0 if weight is None else float(weight), *call[1:])
-        )
-    return found
+        factor = 1.0 if weight is None else float(weight)
+        losses.append(OutputLoss(place, call.loss, factor, call.y_true, call.y_pred))
+    return losses

@@ -38,8 +38,9 @@ class Configured:
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        values = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-        return keras.saving.serialize_keras_object(values)
+        names = inspect.signature(type(self)).parameters
+        arguments = {name: getattr(self, name) for name in names}
+        return keras.saving.serialize_keras_object(arguments)
 
     @classmethod
     @naming_unknown_classes()
@@ -57,10 +58,14 @@ class ConfiguredLayer:
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of the constructor."""
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, ConfiguredLayer)]
-        names = [name for kind in kinds for name in inspect.signature(kind.__init__).parameters]
-        own = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return {**own, **super().get_config()}
+        arguments = {}
+        for kind in type(self).__mro__:
+            if not issubclass(kind, ConfiguredLayer):
+                continue
+            for name in inspect.signature(kind.__init__).parameters:
+                if hasattr(self, name):
+                    arguments[name] = getattr(self, name)
+        return {**arguments, **super().get_config()}
 
 
 class SavesRandomState:
@@ -78,38 +83,77 @@ class SavesRandomState:
 
 def states_of(layers: Iterable[keras.layers.Layer]) -> list[keras.Variable]:
     """Return the states of the generators that these layers themselves own."""
-    owned = keras_internals.seed_generators
-    return [generator.state for layer in layers for generator in owned(layer)]
+    states = []
+    for layer in layers:
+        generators = keras_internals.seed_generators(layer)
+        states += [generator.state for generator in generators]
+    return states
 
 
 def save(store: Any, states: list[keras.Variable]) -> None:
-    """Add random states to what a layer saves."""
+    """Add random states to what a layer saves.
+
+    Args:
+        store: arrays by name, as Keras hands it to `save_own_variables`.
+        states: variables, in an order that is the same where they are loaded.
+    """
     for position, state in enumerate(states):
         store[f"{_KEY}{position}"] = ops.convert_to_numpy(state)
 
 
 def load(store: Any, states: list[keras.Variable], owner: str) -> dict[str, Any]:
-    """Give the states the values that were saved, if any; return the rest of what was saved."""
-    saved = {key: store[key] for key in store.keys()}
-    own = {f"{_KEY}{position}": state for position, state in enumerate(states)}
-    values = {key: np.asarray(saved.pop(key)) for key in list(saved) if key.startswith(_KEY)}
-    if values and values.keys() != own.keys():
-        counts = f"{len(values)} random states for {owner!r}, which has {len(own)}"
-        raise ValueError(f"The file holds {counts}: it is another model's, or damaged.")
+    """Give random states the values that were saved, if any.
+
+    Args:
+        store: arrays by name, as Keras hands it to `load_own_variables`.
+        states: variables, in the order in which they were saved.
+        owner: name of the layer, for errors.
+
+    Returns:
+        The rest of what was saved.
+
+    Raises:
+        ValueError: If the values are of another number, type or shape.
+    """
+    arrays = {key: store[key] for key in store.keys()}
+    saved = [key for key in arrays if key.startswith(_KEY)]
+    values = {key: np.asarray(arrays.pop(key)) for key in saved}
+    if not values:
+        return arrays
+    variables = {f"{_KEY}{position}": state for position, state in enumerate(states)}
+    if values.keys() != variables.keys():
+        raise ValueError(
+            f"The file holds {len(values)} random states for {owner!r}, which has "
+            f"{len(variables)}: it is another model's, or damaged."
+        )
     for key, value in values.items():
-        shape, dtype = tuple(own[key].shape), keras.backend.standardize_dtype(own[key].dtype)
-        if not fits(value, dtype) or value.shape != shape:
-            want = f"whole numbers of {dtype} in the shape {shape}"
-            raise ValueError(f"A random state of {owner!r} is not {want}: the file is damaged.")
-        own[key].assign(value.astype(dtype))
-    return saved
+        _assign_state(variables[key], value, owner)
+    return arrays
+
+
+def _assign_state(state: keras.Variable, value: np.ndarray, owner: str) -> None:
+    """Give a random state the value that was saved, or raise if it is not one."""
+    shape = tuple(state.shape)
+    dtype = keras.backend.standardize_dtype(state.dtype)
+    if value.shape != shape or not fits(value, dtype):
+        raise ValueError(
+            f"A random state of {owner!r} is not whole numbers of {dtype} in the shape {shape}: "
+            "the file is damaged."
+        )
+    state.assign(value.astype(dtype))
 
 
 def fits(value: np.ndarray, dtype: str) -> bool:
-    """Whether a saved array can be assigned; backends keep random states in different types."""
+    """Whether a saved array can be assigned; backends keep random states in different types.
+
+    Args:
+        value: the array.
+        dtype: name of the variable's type.
+    """
     if keras.backend.is_float_dtype(dtype):
         return value.dtype.kind == "f"
-    return value.dtype.kind in "iub" and np.array_equal(value, value.astype(dtype))
+    is_whole = value.dtype.kind in "iub"
+    return is_whole and np.array_equal(value, value.astype(dtype))
 
 
 def storable(variable: keras.Variable) -> np.ndarray:

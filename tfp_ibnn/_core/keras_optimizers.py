@@ -19,12 +19,29 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     Loss scaling, accumulation, clipping and moving averages act on all weights together, so the
     parts must agree in them; `loss_scale_factor` replaces theirs. A subclass defines `part_of`.
+
+    Keras's optimizer does these in its public `apply`, and leaves the updates themselves to private
+    methods: this one passes those on to the parts, and shares their state under Keras's names.
+
+    Args:
+        parts: an optimizer for each group.
+        loss_scale_factor: what the loss is multiplied by, for float16; None takes the parts'.
+        name: of the optimizer.
     """
 
     _JOINT = (
-        *("clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"),
-        *("use_ema", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor"),
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "gradient_accumulation_steps",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+        "loss_scale_factor",
     )
+
+    _SHARED = ("_model_variables_moving_average", "_accumulated_gradients")
+    """Keras's lists with an entry for each weight, which the parts have if they need them."""
 
     def __init__(
         self,
@@ -36,9 +53,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         for setting, value in joint.items():
             values = [getattr(part, setting) for part in parts]
             if any(other != value for other in values):
-                cause = "which acts on all weights together"
                 raise ValueError(
-                    f"The optimizers must agree in `{setting}`, {cause}; got {values}."
+                    f"The optimizers must agree in `{setting}`, which acts on all weights "
+                    f"together; got {values}."
                 )
         if loss_scale_factor is not None:
             joint["loss_scale_factor"] = loss_scale_factor
@@ -58,28 +75,35 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """Build the parts, which hold all state of the weights, averages and sums included."""
         if self.built:
             return
-        owners = [self.part_of(variable) for variable in variables]
         for part in self._inner_optimizers:
-            own = [v for v, owner in zip(variables, owners, strict=True) if owner is part]
-            if own:
-                part.build(own)
-        places = [index_in(part, v) for v, part in zip(variables, owners, strict=True)]
+            group = [variable for variable in variables if self.part_of(variable) is part]
+            if group:
+                part.build(group)
+        indices = {self._var_key(variable): index for index, variable in enumerate(variables)}
         with DotNotTrackScope():  # these variables are the parts'
             self._trainable_variables = list(variables)
-            self._trainable_variables_indices = {
-                self._var_key(v): i for i, v in enumerate(variables)
-            }
-            for name in ("_model_variables_moving_average", "_accumulated_gradients"):
-                if all(hasattr(part, name) for part in owners):
-                    stores = [getattr(part, name) for part in owners]
-                    chosen = [store[i] for store, i in zip(stores, places, strict=True)]
-                    setattr(self, name, chosen)
+            self._trainable_variables_indices = indices
+            for name in self._SHARED:
+                self._share(name, variables)
         self.built = True
+
+    def _share(self, name: str, variables: list[keras.Variable]) -> None:
+        """Keep one of the parts' lists as one list for all weights, if all parts have it."""
+        entries = []
+        for variable in variables:
+            part = self.part_of(variable)
+            if not hasattr(part, name):
+                return
+            entries.append(getattr(part, name)[index_in(part, variable)])
+        setattr(self, name, entries)
 
     @property
     def variables(self) -> list[keras.Variable]:
-        inner = [variable for part in self._inner_optimizers for variable in part.variables]
-        return [*self._variables, *inner]
+        """All state: its own, and then that of each part."""
+        variables = list(self._variables)
+        for part in self._inner_optimizers:
+            variables += part.variables
+        return variables
 
     def set_weights(self, weights: list[Any]) -> None:
         for variable, weight in zip(self.variables, weights, strict=True):
@@ -89,7 +113,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         super().apply(grads, trainable_variables)
         for part in self._inner_optimizers:
             if len(grads) and part.built:
-                part._iterations.assign_add(1)
+                part._iterations.assign_add(1)  # by which schedules and Adam's corrections go
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         for part in self._inner_optimizers:
@@ -97,11 +121,16 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def _apply_weight_decay(self, variables: list[keras.Variable]) -> None:
         for part in self._inner_optimizers:
-            part._apply_weight_decay([v for v in variables if self.part_of(v) is part])
+            group = [variable for variable in variables if self.part_of(variable) is part]
+            part._apply_weight_decay(group)
 
     def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
         for part in self._inner_optimizers:
-            pairs = zip(grads, variables, strict=True)
-            own = [(gradient, v) for gradient, v in pairs if self.part_of(v) is part]
-            if own:
-                part._backend_update_step(*map(list, zip(*own, strict=True)), part.learning_rate)
+            part_gradients = []
+            part_variables = []
+            for gradient, variable in zip(grads, variables, strict=True):
+                if self.part_of(variable) is part:
+                    part_gradients.append(gradient)
+                    part_variables.append(variable)
+            if part_variables:
+                part._backend_update_step(part_gradients, part_variables, part.learning_rate)

@@ -158,11 +158,25 @@ class Sampler:
     samples: int  # how many networks `chunks` runs
 
     def chunks(self, inputs: Any, key: Tensor) -> Chunks:
-        """Prepare the networks that a key gives for a batch."""
+        """Prepare the networks that a key gives for a batch.
+
+        Args:
+            inputs: a batch, as the model takes it.
+            key: a tensor of two integers.
+        """
         raise NotImplementedError
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        """Return the outputs (1, batch, ...) of one of them; `chunks` has those from 0 on."""
+        """Return the outputs of one network; `chunks` has those from 0 on.
+
+        Args:
+            inputs: a batch, as the model takes it.
+            key: a tensor of two integers.
+            number: which of the networks that the key gives.
+
+        Returns:
+            Outputs (1, batch, ...).
+        """
         raise NotImplementedError
 
     def at_mean(self, inputs: Any) -> Tensor:
@@ -192,7 +206,15 @@ class WeightPosterior:
         return []
 
     def sample(self, key: Tensor, number: int | Tensor) -> list[Tensor]:
-        """Return set `number`, from 0 on, of those a key gives, in the order of `sampled`."""
+        """Return one of the sets that a key gives.
+
+        Args:
+            key: a tensor of two integers.
+            number: which of them, from 0 on.
+
+        Returns:
+            A value for each variable of `sampled`, in its order.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define `sample`.")
 
     def mean(self) -> list[Tensor]:

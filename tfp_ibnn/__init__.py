@@ -16,6 +16,7 @@ from tfp_ibnn import decisions as decisions
 from tfp_ibnn import diagnostics as diagnostics
 from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
+from tfp_ibnn import likelihoods as likelihoods
 from tfp_ibnn import metrics as metrics
 from tfp_ibnn import noise as noise
 from tfp_ibnn._core.backend import tfd as tfd

@@ -28,7 +28,7 @@ from experiments import files
 from experiments.devices import accelerators
 from experiments.folder import RunError
 from experiments.scoring import SCORES, Scores
-from tfp_ibnn.calibration.outputs import ece_floor
+from tfp_ibnn.metrics.calibration import ece_floor
 
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
 # How tables and figures show methods and shifts.

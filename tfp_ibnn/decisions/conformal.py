@@ -10,12 +10,14 @@ from scipy.stats import binomtest
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.data.datasets import is_dataset
+from tfp_ibnn.data.examples import unpacked
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels
+from tfp_ibnn.likelihoods.categorical import classes
+from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.metrics.detection import finite_vector
-from tfp_ibnn.prediction.batches import is_dataset, unpacked
-from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
-from tfp_ibnn.weights.likelihood import classes, numbers
 
 # How far a prediction may be from the same example's in another batch, another graph or a file: in
 # a probability, after the exponential, and in a number. Scores this close count as ties.
@@ -76,8 +78,9 @@ class Conformal(Fitted):
     ) -> None:
         coverage = checks.probability("coverage", coverage)
         super().__init__(model, {"interval": coverage} if method == "cqr" else {}, **kwargs)
-        self.coverage, self._kind = coverage, self.inner._predictive
-        self._is_set = isinstance(self._kind, Categorical)
+        self.coverage = coverage
+        self._likelihood = self.inner.likelihood
+        self._is_set = self._likelihood.is_classifier
         choices = ("lac", "aps", "raps") if self._is_set else ("split", "cqr")
         self.method = method = checks.one_of("method", method or choices[0], choices)
         self.by = checks.one_of("by", by, (None, "class") if self._is_set else (None,))
@@ -216,20 +219,20 @@ class Conformal(Fitted):
         """Return what limits act on: (N, classes) of sets, (N,) of intervals."""
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         p = low = high = prediction["mean"]
-        if self.method == "cqr" and type(self._kind) is Point and p.shape[-1] == 2:
+        if self.method == "cqr" and self._likelihood.free_scale and p.shape[-1] == 2:
             low, high = p[..., :1], p[..., 1:]
         elif self.method == "cqr":
             low, high = prediction["lower"], prediction["upper"]
-        if len(p.shape) != 2 or (type(self._kind) is not Categorical and low.shape[-1] != 1):
+        if len(p.shape) != 2 or (type(self._likelihood) is not Categorical and low.shape[-1] != 1):
             raise ValueError(
                 "`model` must predict classes (N, K), or one number per example, (N, 1); it "
                 f"predicts {tuple(p.shape)}. ibnn.MonteCarlo takes such a model, and "
                 "ibnn.TemperatureScaling if it predicts classes."
             )
         if self._is_set:
-            is_one_label = isinstance(self._kind, Labels)
+            is_one_label = isinstance(self._likelihood, Labels)
             return self._class_scores(ops.concatenate([1 - p, p], axis=1) if is_one_label else p, u)
-        has_scale = self.method == "split" and isinstance(self._kind, Gaussian)
+        has_scale = self.method == "split" and isinstance(self._likelihood, Gaussian)
         scale = ops.sqrt(prediction["total_variance"]) if has_scale else ops.ones_like(low)
         return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
 
@@ -294,7 +297,7 @@ class Conformal(Fitted):
 
     def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
         if not self._is_set:
-            return finite_vector("y", numbers(y, 1, "`y`"), len(parts["low"]))
+            return finite_vector("y", finite_numbers(y, 1, "`y`"), len(parts["low"]))
         found = classes(y, parts["score"].shape[1], "`y`")
         return finite_vector("y", found, len(parts["score"])).astype(int)
 

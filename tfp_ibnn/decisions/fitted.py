@@ -8,8 +8,9 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.serialization import ConfiguredLayer
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.head import PredictionWrapper, check_one_output
+from tfp_ibnn.likelihoods.infer import check_one_output
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
@@ -23,7 +24,7 @@ class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
         if not isinstance(model, MonteCarlo):
             is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
             model = MonteCarlo(model, samples=1 if is_plain else 128)
-        check_one_output(model._predictive, type(self).__name__)
+        check_one_output(model.likelihood, type(self).__name__)
         options = model.options()
         missing = {k: v for k, v in {"seed": 0, **defaults}.items() if options[k] is None}
         with warnings.catch_warnings():

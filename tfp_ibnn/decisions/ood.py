@@ -12,16 +12,18 @@ from tfp_ibnn._core.backend import Tensor, jit_pays, matmul
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion import to_deterministic
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
+from tfp_ibnn.data.datasets import is_dataset
+from tfp_ibnn.data.examples import check_finite, unpacked, with_strings
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.likelihoods import Categorical
+from tfp_ibnn.likelihoods.base import with_rank
+from tfp_ibnn.likelihoods.categorical import classes
 from tfp_ibnn.metrics.detection import finite_vector, ood_scores
-from tfp_ibnn.prediction.batches import is_dataset, unpacked, with_strings
-from tfp_ibnn.prediction.head import PredictionWrapper, innermost
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
-from tfp_ibnn.prediction.predictive import Categorical, with_rank
 from tfp_ibnn.prediction.validation import check_input
-from tfp_ibnn.weights.features import check_finite, logit_layer
-from tfp_ibnn.weights.likelihood import classes
+from tfp_ibnn.weights.features import logit_layer
 
 _OF_OUTPUTS = ("max_probability", "entropy", "epistemic")
 _OF_LOGITS, _OF_FEATURES = ("energy", "vim"), ("mahalanobis", "relative_mahalanobis", "knn")
@@ -79,10 +81,10 @@ class OODDetector(Fitted):
         self.kind, self.layer, self.k = score, layer, checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
         self.jit_compile = jit_pays()
-        kind = type(self.inner._predictive)
-        if kind is not Categorical and score in ("max_probability", *_OF_LOGITS):
+        likelihood = self.inner.likelihood
+        if type(likelihood) is not Categorical and score in ("max_probability", *_OF_LOGITS):
             raise ValueError(f"score={score!r} is for models with a softmax over classes.")
-        if not issubclass(kind, Categorical) and score == "entropy":
+        if not likelihood.is_classifier and score == "entropy":
             raise ValueError("score='entropy' is for classes; 'epistemic' is for numbers too.")
         if score == "epistemic" and self.inner.samples == 1:
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
@@ -130,7 +132,7 @@ class OODDetector(Fitted):
 
     def _features_of_dataset(self, x: Any, verbose: Any) -> tuple[np.ndarray, Any]:
         """Return features and classes, if any, in one pass, since it may be shuffled."""
-        has_classes = isinstance(self.inner._predictive, Categorical)
+        has_classes = self.inner.likelihood.is_classifier
         features, labels = [], []
         for inputs, y, _ in unpacked(x, "x", verbose):
             features.append(self._network.predict_on_batch(inputs))

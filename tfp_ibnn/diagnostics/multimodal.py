@@ -11,8 +11,8 @@ from scipy.spatial.distance import cdist
 from tfp_ibnn._core import checks
 from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.diagnostics.targets import PosteriorDensity
+from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.weights.features import check_network
-from tfp_ibnn.weights.likelihood import numbers
 
 _MOST = 50
 _PROBE = np.outer(np.geomspace(0.01, 100, 30), [1, -1]).astype("float32")
@@ -127,7 +127,7 @@ def _rows(given: Any, size: int, name: str) -> np.ndarray:
     if not np.size(given):
         raise ValueError(f"`{name}` must be at least one row of {size} numbers; got none.")
     given = np.reshape(np.array(given, "float64"), (-1, *np.shape(given)[-1:]))
-    return numbers(given, size, f"`{name}`")
+    return finite_numbers(given, size, f"`{name}`")
 
 
 def _barriers(value: Any, slope: Any, start: Any, end: Any, bends: int = 0) -> np.ndarray:

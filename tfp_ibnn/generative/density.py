@@ -12,13 +12,13 @@ from keras import ops
 from tfp_ibnn._core import backend, checks, constraints, files, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn.data.examples import check_finite
 from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.noise import counter
 from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.posteriors import base as gaussians
-from tfp_ibnn.weights.features import check_finite
 
 
 class Unsupervised(keras.Model):

@@ -13,13 +13,13 @@ from tfp_ibnn._core import backend, checks, constraints
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.conversion.graph import infer
+from tfp_ibnn.data.examples import check_finite, labelled_batches
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.flows.chain import through
 from tfp_ibnn.generative.density import FlowDensity, Unsupervised
+from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.prediction.head import activation_of
-from tfp_ibnn.weights.features import batches, check_finite
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -163,7 +163,7 @@ class VAE(SavesRandomState, Unsupervised):
         samples, rng = checks.positive_integer("samples", samples), np.random.default_rng(seed)
         run = backend.compiled(lambda *args: self._terms(*args, closed=False), self.variables)
         x, found = self._checked(x), []
-        for inputs, _ in batches(x, x, batch_size, verbose):
+        for inputs, _ in labelled_batches(x, x, batch_size, verbose):
             h = infer(self.encoder, inputs)
             shape, logs = (min(samples, 10), len(h), self.latent_size), []
             while len(logs) < samples:
@@ -227,4 +227,6 @@ class VAE(SavesRandomState, Unsupervised):
 
 
 def _in_batches(function: Callable[..., Tensor], *arrays: np.ndarray) -> np.ndarray:
-    return np.concatenate([ops.convert_to_numpy(function(*x)) for x in batches(*arrays, 1000)])
+    return np.concatenate(
+        [ops.convert_to_numpy(function(*x)) for x in labelled_batches(*arrays, 1000)]
+    )

@@ -14,10 +14,10 @@ from tfp_ibnn._core.backend import Tensor, compiled, matmul, mean, tfb, tfd
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.flows import AffineBijector, Flow, FlowBijector
 from tfp_ibnn.flows.chain import through
+from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.posteriors.base import diagonal_normal, log_normal
 from tfp_ibnn.posteriors.flow import Pushforward, copied
 from tfp_ibnn.weights.flat import FlatPosterior, double, places_of
-from tfp_ibnn.weights.likelihood import numbers
 from tfp_ibnn.weights.target import Target, ascend, mirrored
 
 MOST_WEIGHTS = 20_000
@@ -171,7 +171,7 @@ def refine(
     rng, steps = np.random.default_rng(seed), checks.positive_integer("steps", steps)
     draws = checks.positive_integer("draws", draws)
     if samples is not None:
-        samples = numbers(samples, size, "`samples`").astype("float64")
+        samples = finite_numbers(samples, size, "`samples`").astype("float64")
         if len(samples) < 10 * size:
             need = f"at least {10 * size} are needed, ten for each of {size} weights"
             raise ValueError(f"`samples` must be more draws: {need}; got {len(samples)}.")

@@ -12,9 +12,11 @@ from scipy.optimize import minimize
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, compiled, gradient
 from tfp_ibnn._core.keras_internals import values_in_place
-from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, last_weighted_layer
+from tfp_ibnn.data.examples import labelled_batches
+from tfp_ibnn.likelihoods import Point
+from tfp_ibnn.likelihoods.infer import likelihood_for_weights
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork, last_weighted_layer
 from tfp_ibnn.weights.flat import FlatPosterior, double, flat, places_of, split
-from tfp_ibnn.weights.likelihood import Gaussian, likelihood_of
 
 _LOG_2_PI = math.log(2 * math.pi)
 _MOST_NUMBERS = 2**22  # of as many draws together as fit
@@ -104,7 +106,7 @@ class Target(Density):
             noise_scale = math.sqrt(max(squares, 0.0))
             if noise_scale < 1e-6:
                 raise ValueError("`noise_scale` must be given: `model` fits all targets exactly.")
-        self.likelihood = Gaussian(checks.positive("noise_scale", noise_scale))
+        self.likelihood = Point(scale=checks.positive("noise_scale", noise_scale))
 
     def _open(self, model: Any, variables: Any, prior_scale: Any, *head: Any) -> tuple[Any, ...]:
         """Return the network, w as it is, and mean and scale of its prior."""
@@ -128,7 +130,7 @@ class Target(Density):
 
         model, config = posterior.network, posterior.get_config()
         of_model = {name: config.get(name) for name in ("head", "from_logits")}
-        if noise_scale is None and likelihood_of(model, **of_model).free_scale:
+        if noise_scale is None and likelihood_for_weights(model, **of_model).free_scale:
             noise_scale = number("noise_scale")
         if prior_scale is None:
             prior_scale = number("prior_scale")
@@ -191,7 +193,7 @@ class Target(Density):
         prefix = compiled(self.network.prefix, self.reads)
         run = compiled(lambda *args: self.likelihood.outputs(self.logits(*args)), self.reads)
         found, nothing = [], np.zeros(len(keras.tree.flatten(x)[0]))
-        for inputs, _ in batches(x, nothing, batch_size):
+        for inputs, _ in labelled_batches(x, nothing, batch_size):
             values = keras.tree.map_structure(self.network.wide, prefix(inputs))
             found.append(self._in_parts(run, w, (values,)))
         return np.concatenate(found, axis=1)

@@ -9,7 +9,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
-from tfp_ibnn.weights.features import LogitNetwork, batches
+from tfp_ibnn.data.examples import labelled_batches
+from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.flat import double
 from tfp_ibnn.weights.laplace.blocks import LEAVE_OUT, Block
 from tfp_ibnn.weights.laplace.structures import Structure, Taps
@@ -75,7 +76,7 @@ def collect(
         log_prob, _, score = pullback(total, [logits])
         g = pull(score(ops.ones_like(log_prob))[0])
         gradient = [block.total(a, part) for (block, a), part in zip(taps, g, strict=True)]
-        columns = ops.moveaxis(likelihood.factors(logits) * mask[:, None, None], -1, 0)
+        columns = ops.moveaxis(likelihood.hessian_factors(logits) * mask[:, None, None], -1, 0)
 
         def step(i: int | Tensor, sums: list[Tensor]) -> list[Tensor]:
             found = structure.step(taps, pull(columns[i]), *basis)
@@ -89,9 +90,9 @@ def collect(
 
     def one_pass(*basis: np.ndarray) -> Fit:
         count, size, sums, recent = 0, 0, None, None
-        read = batches(x, y, batch_size, verbose, once=structure.passes == 1)
+        read = labelled_batches(x, y, batch_size, verbose, once=structure.passes == 1)
         for step, (inputs, labels) in enumerate(read, start=1):
-            labels = likelihood.targets(labels, network.width)
+            labels = likelihood.targets(labels)
             watch(inputs, labels)
             size, number = max(size, len(labels)), len(labels)
             # A batch that is not full is filled up, since another size would be compiled anew.

@@ -10,7 +10,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.keras_internals import values_in_place
-from tfp_ibnn.weights.features import batches
+from tfp_ibnn.data.examples import labelled_batches
 from tfp_ibnn.weights.flat import split
 
 EXAMPLES = 512
@@ -83,7 +83,7 @@ def _log_likelihood(step: Tensor, posterior: Any, sample: Reservoir, batch_size:
     x, y = sample.examples()
     values = split(posterior.center() + step, posterior.sampled)
     with values_in_place(zip(posterior.sampled, values, strict=True)):
-        for inputs, targets in batches(x, y, batch_size):
+        for inputs, targets in labelled_batches(x, y, batch_size):
             logits = network.logits(network.prefix(inputs))
             total += float(ops.sum(network.likelihood.log_prob(logits, targets)))
     return total / len(y) / float(posterior.noise_scale) ** 2

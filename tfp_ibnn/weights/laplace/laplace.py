@@ -11,10 +11,11 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Sampler
+from tfp_ibnn.data.examples import labelled_batches
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.weights.base import WeightSets
-from tfp_ibnn.weights.features import LogitNetwork, batches, check_network
+from tfp_ibnn.weights.features import LogitNetwork, check_network
 from tfp_ibnn.weights.flat import FlatPosterior, double, places_of, split, triangular
 from tfp_ibnn.weights.laplace.blocks import blocks_of
 from tfp_ibnn.weights.laplace.curvature import collect
@@ -342,9 +343,9 @@ class Laplace(FlatPosterior):
         if data is None:
             raise ValueError("`validation_data` is missing: give (x, y) or a dataset.")
         x, y = data if isinstance(data, (tuple, list)) else (data, None)
-        likelihood, width = self.logit_network.likelihood, self.logit_network.width
-        for inputs, labels in batches(x, y, batch_size):
-            yield inputs, likelihood.targets(labels, width)
+        likelihood = self.logit_network.likelihood
+        for inputs, labels in labelled_batches(x, y, batch_size):
+            yield inputs, likelihood.targets(labels)
 
     def _validation_losses(self, data: Any, batch_size: int) -> list[float]:
         """Return the NLL for each prior precision of the grid."""

@@ -53,13 +53,15 @@ class Training(NamedTuple):
             options["shuffle"] = isinstance(self.data, keras.utils.PyDataset)
             network.fit(self.data, **options)
             return
-        order = np.random.default_rng((self.seed, number)).permutation(self.size)
+        random = np.random.default_rng((self.seed, number))
+        order = random.permutation(self.size)
         # The last batch is filled up by examples of the first, since JAX would compile the step
         # once more for a smaller one.
         full = min(self.batch_size or 32, self.size)
         order = np.resize(order, self.steps * full)
         x, y, weight = Examples(*self.data).take(order)
-        network.fit(x, y, batch_size=full, shuffle=False, sample_weight=weight, **options)
+        options |= {"batch_size": full, "shuffle": False, "sample_weight": weight}
+        network.fit(x, y, **options)
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -70,10 +72,12 @@ def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
         number: of folds.
         seed: of the order within a stratum.
     """
-    order = np.random.default_rng(seed).permutation(len(strata))
-    order = order[np.argsort(strata[order], kind="stable")]
-    folds = np.empty(len(order), int)
-    folds[order] = np.arange(len(order)) % number
+    count = len(strata)
+    shuffled = np.random.default_rng(seed).permutation(count)
+    by_stratum = np.argsort(strata[shuffled], kind="stable")
+    order = shuffled[by_stratum]
+    folds = np.empty(count, int)
+    folds[order] = np.arange(count) % number
     return folds
 
 

@@ -41,10 +41,11 @@ class Examples(NamedTuple):
         Raises:
             ValueError: if there are more than three parts.
         """
-        parts = tuple(arrays) if isinstance(arrays, (tuple, list)) else (arrays,)
-        if not 1 <= len(parts) <= 3:
+        if not isinstance(arrays, (tuple, list)):
+            arrays = (arrays,)
+        if not 1 <= len(arrays) <= 3:
             raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
-        x, y, weight = (*parts, None, None)[:3]
+        x, y, weight = (*arrays, None, None)[:3]
         x = keras.tree.map_structure(as_array, x)
         return cls(x, _array_or_none(y), _array_or_none(weight))
 

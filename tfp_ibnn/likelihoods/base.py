@@ -155,8 +155,8 @@ class Likelihood(Configured):
             within: the uncertainty within each.
             level: the probability, between 0 and 1.
         """
-        probabilities = [(1 - level) / 2, (1 + level) / 2]
-        probabilities = ops.convert_to_tensor(probabilities, dtype=draws.dtype)
+        tail = (1 - level) / 2
+        probabilities = ops.convert_to_tensor([tail, 1 - tail], dtype=draws.dtype)
         bounds = ops.quantile(self.public(draws), probabilities, axis=0)
         return bounds[0], bounds[1]
 
@@ -354,7 +354,8 @@ def with_rank(weight: Tensor, rank: int) -> Tensor:
     if len(weight.shape) > rank:
         weight = weight[..., 0]
     missing = rank - len(weight.shape)
-    return ops.reshape(weight, (*ops.shape(weight), *(1,) * missing))
+    ones = (1,) * missing
+    return ops.reshape(weight, (*ops.shape(weight), *ones))
 
 
 def or_nan(values: Tensor, valid: Tensor) -> Tensor:

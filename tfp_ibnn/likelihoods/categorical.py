@@ -67,14 +67,16 @@ class Categorical(Likelihood):
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
         log_p = ops.log_softmax(logits, axis=-1)
-        is_label = ops.one_hot(y, logits.shape[-1], dtype=logits.dtype)
+        width = logits.shape[-1]
+        is_label = ops.one_hot(y, width, dtype=logits.dtype)
         return ops.sum(is_label * log_p, axis=-1)
 
     def hessian_factors(self, logits: Tensor) -> Tensor:
         p = ops.softmax(logits, axis=-1)
+        root = ops.sqrt(p)
         identity = ops.eye(logits.shape[-1], dtype=p.dtype)
         from_mean = identity - p[:, :, None]
-        return from_mean * ops.sqrt(p)[:, None, :]
+        return from_mean * root[:, None, :]
 
     # Many networks
 

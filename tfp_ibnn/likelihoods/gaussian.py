@@ -8,6 +8,7 @@ import keras
 import numpy as np
 from keras import ops
 from scipy.special import ndtr
+from scipy.stats import norm
 
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
@@ -158,8 +159,9 @@ class Point(Numbers):
         z = np.ravel(error / scale)
         level_at_target = 2 * ndtr(z) - 1
         is_inside = level_at_target <= levels[:, None]
-        of_number = None if weight is None else np.repeat(weight, y.shape[1])
-        return np.average(is_inside, axis=1, weights=of_number)
+        if weight is not None:
+            weight = np.repeat(weight, y.shape[1])
+        return np.average(is_inside, axis=1, weights=weight)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return blocks of ten examples of like first targets."""
@@ -299,8 +301,7 @@ def _crps(prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
     error = y - prediction[:, 0]
     scale = np.sqrt(prediction[:, 1])
     z = error / scale
-    of_distance = z * (2 * ndtr(z) - 1)
-    density = np.exp(-np.square(z) / 2)
-    density /= np.sqrt(2 * np.pi)
+    cdf = ndtr(z)
+    density = norm.pdf(z)
     of_spread = 1 / np.sqrt(np.pi)
-    return scale * (of_distance + 2 * density - of_spread)
+    return scale * (z * (2 * cdf - 1) + 2 * density - of_spread)

@@ -60,15 +60,17 @@ def likelihood_of(
     names = output_names(model)
     graph = functional_graph(unscaled(model))
     if graph is None and isinstance(head, Mapping):
-        names = sorted(head, key=int) if all(map(str.isdecimal, head)) else list(head)
+        names = _names_of_heads(head)
     if not names:
         return _of_one_output(model, head, from_logits, remedy)
     heads = by_name("head", head, names, for_all=True)
     logits = by_name("from_logits", from_logits, names, for_all=True)
-    models = dict.fromkeys(names, model) if graph is None else _models_of_outputs(model, names)
-    parts = {
-        name: _of_one_output(models[name], heads[name], logits[name], remedy) for name in names
-    }
+    models = dict.fromkeys(names, model)
+    if graph is not None:
+        models = _models_of_outputs(model, names)
+    parts = {}
+    for name in names:
+        parts[name] = _of_one_output(models[name], heads[name], logits[name], remedy)
     return Several(parts)
 
 
@@ -89,9 +91,11 @@ def likelihood_for_weights(
     check_one_output(likelihood, "A posterior over weights")
     if head is None and model.compiled:
         loss = next(iter(keras.tree.flatten(model.loss)), None)
-        name = str(getattr(loss, "name", getattr(loss, "__name__", loss))).lower()
+        name = getattr(loss, "name", getattr(loss, "__name__", loss))
+        name = str(name).lower()
         is_squared = "squared_error" in name or name == "mse"
-        if "focal" in name or (likelihood.free_scale and not is_squared):
+        is_another = likelihood.free_scale and not is_squared
+        if is_another or "focal" in name:
             raise ValueError(f"The loss {name!r} is not minus a log-likelihood. {_FOR_WEIGHTS}")
     return likelihood
 
@@ -159,13 +163,23 @@ def is_loss(loss: Any, kind: type) -> bool:
         loss: a Keras loss.
         kind: a class of losses.
     """
-    return isinstance(loss, kind) or (loss is not None and getattr(kind(), "fn", None) is loss)
+    if isinstance(loss, kind):
+        return True
+    function = getattr(kind(), "fn", None)
+    return loss is not None and loss is function
 
 
 def logits_by_loss(model: keras.Model) -> bool | None:
     """Return whether a classifier returns logits by its loss; None if that does not say so."""
     head, from_logits = _head_of_loss(_one_loss(model))
     return from_logits if head in ("softmax", "sigmoid") else None
+
+
+def _names_of_heads(heads: Mapping[str, Any]) -> list[str]:
+    """Return the names of outputs, in the order of their numbers if they have no other names."""
+    if all(name.isdecimal() for name in heads):
+        return sorted(heads, key=int)
+    return list(heads)
 
 
 def _models_of_outputs(model: keras.Model, names: list[str]) -> dict[str, keras.Model]:
@@ -199,7 +213,9 @@ def _of_one_output(
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
         loss_head, loss_logits = "softmax", True
-    found = head or (activation if activation in _LOSSES else loss_head)
+    found = head
+    if found is None:
+        found = activation if activation in _LOSSES else loss_head
     if found is None and from_logits is not None:
         found = "sigmoid" if width == 1 else "softmax"
     if found is None:
@@ -208,24 +224,35 @@ def _of_one_output(
         return found.for_width(width)
     if callable(found):
         return Distribution(found)
-    if found in ("gaussian", "point"):
-        if from_logits is not None and head is None:
-            raise ValueError(
-                f"`from_logits` is {from_logits}, but model {model.name!r} is for regression: take "
-                "head='softmax' or 'sigmoid'"
-            )
-        return Point(width) if found == "point" else _gaussian(model, width)
+    if found not in ("gaussian", "point"):
+        return _classifier(model, found, from_logits, loss_logits)
+    if from_logits is not None and head is None:
+        raise ValueError(
+            f"`from_logits` is {from_logits}, but model {model.name!r} is for regression: take "
+            "head='softmax' or 'sigmoid'"
+        )
+    return Point(width) if found == "point" else _gaussian(model, width)
+
+
+def _classifier(
+    model: keras.Model, head: str, from_logits: bool | None, by_loss: bool | None
+) -> Categorical:
+    """Return the likelihood of a classifier, whose `from_logits` may be known by its loss alone."""
+    activation = activation_of(model)
+    width = _width(model)
     if from_logits is None:
-        from_logits = loss_logits
+        from_logits = by_loss
         if not from_logits and activation == "linear":
             raise ValueError(
                 f"The output of {model.name!r} is linear: is it logits? Say from_logits=True, or "
                 "compile the model with such a loss."
             )
-    if found == "sigmoid":
+    if head == "sigmoid":
         return Labels(from_logits, width)
-    is_log = from_logits and own_activation(output_layer(model)) == "log_softmax"
-    return Categorical(from_logits, width, end="log_softmax" if is_log else None)
+    is_log = from_logits and activation == "log_softmax"
+    if is_log and own_activation(output_layer(model)) == "log_softmax":
+        return Categorical(from_logits, width, end="log_softmax")
+    return Categorical(from_logits, width)
 
 
 def _known_logits(

@@ -96,7 +96,8 @@ def _names_of_dict(model: str, outputs: dict[str, Any]) -> list[str]:
     """Return the names of outputs in the order in which Keras flattens them."""
     if any(isinstance(part, (dict, list, tuple)) for part in outputs.values()):
         raise ValueError(f"The outputs of {model!r} are nested: give them as one flat dict.")
-    return [name for (name,), _ in keras.tree.flatten_with_path(outputs)]
+    paths = [path for path, _ in keras.tree.flatten_with_path(outputs)]
+    return [name for (name,) in paths]
 
 
 def named_outputs(model: keras.Model, outputs: Any) -> Any:

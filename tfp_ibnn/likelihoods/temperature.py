@@ -49,10 +49,11 @@ def best_temperature(
 
     def slope(log_temperature: float) -> float:
         inverse = math.exp(-log_temperature)
-        gain = inverse * _slope_in_inverse(log_p, observed, inverse)
-        mean_gain = np.average(gain, weights=weight)
+        # d(-log p) / d log T = 1 / T * d log p / d(1 / T)
+        of_examples = inverse * _slope_in_inverse(log_p, observed, inverse)
+        of_data = np.average(of_examples, weights=weight)
         of_prior = 2 * doubt * log_temperature / count
-        return of_prior - float(mean_gain)
+        return float(of_data) + of_prior
 
     cold, hot = np.log(BOUNDS)
     if slope(cold) >= 0:

@@ -48,20 +48,20 @@ def average(likelihood: Likelihood, chunks: Chunks, wanted: Wanted) -> dict[str,
     Returns:
         The dict of `MonteCarlo`; of several outputs, one for each by name.
     """
-    keeps_draws = wanted.return_samples or wanted.interval is not None
-    if not keeps_draws and not any(x.needs_all_draws for x in likelihood.parts.values()):
+    parts = likelihood.parts
+    is_streamed = not wanted.return_samples and wanted.interval is None
+    if is_streamed and not any(part.needs_all_draws for part in parts.values()):
         summaries = _streamed(likelihood, chunks, wanted.samples)
-        draws = dict.fromkeys(summaries)
+        kept = dict.fromkeys(parts)
     else:
-        draws = _all_draws(likelihood, chunks, wanted.samples)
-        weights = ops.ones((wanted.samples,))
+        kept = _all_draws(likelihood, chunks, wanted.samples)
+        is_counted = ops.ones((wanted.samples,))
         summaries = {
-            name: summarize(part, draws[name].draws, draws[name].within, weights)
-            for name, part in likelihood.parts.items()
+            name: summarize(part, kept[name].draws, kept[name].within, is_counted)
+            for name, part in parts.items()
         }
     predictions = {
-        name: _prediction(part, summaries[name], draws[name], wanted)
-        for name, part in likelihood.parts.items()
+        name: _prediction(part, summaries[name], kept[name], wanted) for name, part in parts.items()
     }
     return likelihood.join(predictions)
 
@@ -74,11 +74,12 @@ def of_one(likelihood: Likelihood, outputs: Any) -> dict[str, Any]:
         outputs: (1, examples, ...).
     """
     likelihood.check_outputs(outputs)
-    parts = likelihood.split(outputs)
+    outputs = likelihood.split(outputs)
     predictions = {}
     for name, part in likelihood.parts.items():
-        draws, within = part.draws(parts[name])
-        predictions[name] = {"mean": part.public(draws)[0], "aleatoric": within[0]}
+        draws, within = part.draws(outputs[name])
+        mean = part.public(draws)[0]
+        predictions[name] = {"mean": mean, "aleatoric": within[0]}
     return likelihood.join(predictions)
 
 
@@ -94,14 +95,15 @@ def summarize(likelihood: Likelihood, draws: Tensor, within: Tensor, weights: Te
     weights = ops.cast(weights, draws.dtype)
 
     def total(values: Tensor) -> Tensor:
-        shape = (-1, *(1,) * (len(values.shape) - 1))
-        return ops.sum(ops.reshape(weights, shape) * values, axis=0)
+        ones = (1,) * (len(values.shape) - 1)
+        of_draws = ops.reshape(weights, (-1, *ones))
+        return ops.sum(of_draws * values, axis=0)
 
     count = ops.sum(weights)
     center = total(draws) / count
-    squares = total(ops.square(draws - center))
-    between = total(likelihood.divergence(draws, center))
-    return Summary(count, center, squares, total(within), between)
+    squares = ops.square(draws - center)
+    between = likelihood.divergence(draws, center)
+    return Summary(count, center, total(squares), total(within), total(between))
 
 
 def merge(likelihood: Likelihood, one: Summary, other: Summary) -> Summary:
@@ -117,10 +119,11 @@ def merge(likelihood: Likelihood, one: Summary, other: Summary) -> Summary:
     """
     count = one.count + other.count
     step = other.mean - one.mean
-    center = one.mean + step * (other.count / count)
+    share = other.count / count
+    center = one.mean + share * step
     moved = one.count * likelihood.divergence(one.mean, center)
     moved = moved + other.count * likelihood.divergence(other.mean, center)
-    apart = ops.square(step) * (one.count * other.count / count)
+    apart = ops.square(step) * (one.count * share)
     return Summary(
         count,
         center,
@@ -160,10 +163,13 @@ def _all_draws(likelihood: Likelihood, chunks: Chunks, samples: int) -> dict[str
     else:
         starts = chunks.size * ops.arange(chunks.count, dtype="int32")
         outputs = ops.map(chunks.run, starts)
-        # The last chunk may go beyond the number of samples.
-        outputs = keras.tree.map_structure(
-            lambda x: ops.reshape(x, (-1, *ops.shape(x)[2:]))[:samples], outputs
-        )
+
+        def of_chunks(values: Tensor) -> Tensor:
+            sizes = ops.shape(values)[2:]
+            draws = ops.reshape(values, (-1, *sizes))
+            return draws[:samples]  # the last chunk may go beyond
+
+        outputs = keras.tree.map_structure(of_chunks, outputs)
     likelihood.check_outputs(outputs)
     outputs = likelihood.split(outputs)
     return {
@@ -178,14 +184,16 @@ def _prediction(
     """Return the prediction of one output."""
     prediction = likelihood.statistics(summary)
     if wanted.return_samples:
-        prediction["samples"] = ops.moveaxis(likelihood.public(draws.draws), 0, 1)
+        samples = likelihood.public(draws.draws)
+        prediction["samples"] = ops.moveaxis(samples, 0, 1)
     if wanted.interval is not None:
         bounds = likelihood.interval(draws.draws, draws.within, wanted.interval)
         prediction["lower"], prediction["upper"] = bounds
     if wanted.standard_error:
         # One sample is all that a model without noise has; its squares are 0.
         pairs = max(1, wanted.samples * (wanted.samples - 1))
-        prediction["standard_error"] = likelihood.public(ops.sqrt(summary.squares / pairs))
+        standard_error = ops.sqrt(summary.squares / pairs)
+        prediction["standard_error"] = likelihood.public(standard_error)
     if likelihood.needs_all_draws:
         prediction |= likelihood.of_all_draws(draws.outputs)
     return prediction

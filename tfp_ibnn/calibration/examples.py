@@ -211,7 +211,8 @@ def _counted(examples: Examples) -> Examples:
     weight = examples.weight
     if weight is None or weight.ndim != 1:
         return examples
-    if any(len(part) != len(weight) for part in keras.tree.flatten(tuple(examples))):
+    arrays = keras.tree.flatten(tuple(examples))
+    if any(len(array) != len(weight) for array in arrays):
         return examples  # which is refused
     return examples.take(weight != 0)
 
@@ -223,7 +224,8 @@ def _checked(examples: Examples, model: keras.Model, output: Likelihood, name: s
     y = _targets(examples.y, output, name)
     weight = examples.weight
     if weight is not None:
-        if weight.shape != (len(y),) or not np.all((weight >= 0) & (weight < np.inf)):
+        is_finite = np.all((weight >= 0) & (weight < np.inf))
+        if weight.shape != (len(y),) or not is_finite:
             raise ValueError(
                 f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets."
             )
@@ -240,8 +242,9 @@ def _checked(examples: Examples, model: keras.Model, output: Likelihood, name: s
 
 
 def _targets(y: Any, output: Likelihood, name: str) -> np.ndarray:
-    if output.is_classifier:
-        return output.targets(y, what=f"With this loss, labels of `{name}`")
+    if output.is_classifier:  # of one label, or of classes
+        labels = output.targets(y, what=f"With this loss, labels of `{name}`")
+        return labels.ravel().astype(int)
     return output.targets(y, what=f"The targets of `{name}`").astype("float64")
 
 
@@ -256,9 +259,10 @@ def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"`model` cannot take the inputs of `{name}`: {reason}") from error
     for part, tensor in pairs:
-        sizes = zip(part.shape[1:], tensor.shape[1:], strict=True)
-        if any(wanted not in (None, size) for size, wanted in sizes):
+        shape = tuple(part.shape)
+        wanted = tuple(tensor.shape)
+        sizes = zip(shape[1:], wanted[1:], strict=True)
+        if any(expected not in (None, size) for size, expected in sizes):
             raise ValueError(
-                f"The inputs of `{name}` have the shape {tuple(part.shape)}; `model` takes "
-                f"{tuple(tensor.shape)}."
+                f"The inputs of `{name}` have the shape {shape}; `model` takes {wanted}."
             )

@@ -101,9 +101,10 @@ def preprocessing(
         >>> [layer.name for layer in ibnn.data.preprocessing(images, augment=True, seed=0)]
         ['shift', 'mirror', 'normal']
     """
-    if np.ndim(images) != 4 or len(images) == 0:
-        raise ValueError(f"`images` must be (N, height, width, channels); got {np.shape(images)}.")
-    pixels = np.prod(images.shape[:3])
+    shape = np.shape(images)
+    if len(shape) != 4 or shape[0] == 0:
+        raise ValueError(f"`images` must be (N, height, width, channels); got {shape}.")
+    pixels = np.prod(shape[:3])
     # Sums of whole numbers, which are exact, and without a float copy of all images.
     mean = np.einsum("nhwc->c", images, dtype="float64") / pixels
     square = np.einsum("nhwc,nhwc->c", images, images, dtype="float64") / pixels
@@ -111,7 +112,8 @@ def preprocessing(
     # The squares of one value throughout differ from its mean's square by rounding alone.
     if not np.all(variance > 1e-11 * square):
         raise ValueError("`images` must be finite, and no channel have one value throughout.")
-    normalize = layers.Normalization(mean=mean.tolist(), variance=variance.tolist(), name="normal")
+    statistics = {"mean": mean.tolist(), "variance": variance.tolist()}
+    normalize = layers.Normalization(**statistics, name="normal")
     if not augment:
         return [normalize]
     other_seed = None if seed is None else seed + 1

@@ -108,8 +108,8 @@ class ShuffledBatches(keras.utils.PyDataset):
 
 def _checked_shard(shard: Any) -> tuple[int, int]:
     """Return (index, count), or raise."""
-    is_pair = isinstance(shard, (tuple, list)) and len(shard) == 2
-    index, count = (checks.whole("shard", part) for part in shard) if is_pair else (0, 0)
-    if index >= count:
-        raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
-    return index, count
+    if isinstance(shard, (tuple, list)) and len(shard) == 2:
+        index, count = (checks.whole("shard", part) for part in shard)
+        if index < count:
+            return index, count
+    raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")

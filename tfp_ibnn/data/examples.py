@@ -57,7 +57,8 @@ class Examples(NamedTuple):
     @property
     def size(self) -> int:
         """The number of examples."""
-        return len(keras.tree.flatten(self.x)[0])
+        first, *_ = keras.tree.flatten(self.x)
+        return len(first)
 
     def take(self, index: Any) -> "Examples":
         """Return some of the examples, by a slice, a mask or their numbers."""
@@ -156,7 +157,9 @@ def labelled_batches(
 def as_array(values: Any) -> np.ndarray:
     """Return an array; one of objects for strings, since Keras takes no others."""
     array = np.asarray(values)
-    return array.astype(object) if array.dtype.kind in "SU" else array
+    if array.dtype.kind in "SU":
+        return array.astype(object)
+    return array
 
 
 def with_strings(x: Any) -> Any:
@@ -187,12 +190,14 @@ def check_finite(values: np.ndarray, what: str) -> None:
 def _pair(batch: Any) -> Examples:
     if len(batch) != 2:
         raise ValueError(f"A dataset must give (x, y); got {len(batch)} parts.")
-    inputs, targets = keras.tree.map_structure(as_array, tuple(batch))
+    pair = tuple(batch)
+    inputs, targets = keras.tree.map_structure(as_array, pair)
     return Examples(inputs, targets)
 
 
 def _check_lengths(examples: Examples) -> None:
-    lengths = {len(part) for part in keras.tree.flatten((examples.x, examples.y))}
+    arrays = keras.tree.flatten((examples.x, examples.y))
+    lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
         raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")
 

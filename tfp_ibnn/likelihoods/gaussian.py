@@ -104,7 +104,8 @@ class Point(Numbers):
 
     def predict(self, outputs: np.ndarray, parameter: Any) -> np.ndarray:
         center, spread, unit = self._variances(outputs)
-        variance = spread + np.square(parameter) * unit
+        factor = np.square(parameter)
+        variance = spread + factor * unit
         return np.stack([center, variance], axis=1)
 
     def _variances(self, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -83,16 +83,21 @@ def output_call(model: keras.Model) -> tuple[Any, Any]:
     layer, node = keras_internals.origin(graph.outputs[0])
     while is_transparent(layer):
         layer, node = keras_internals.origin(node.input_tensors[0])
-    return output_call(layer) if isinstance(layer, keras.Model) else (layer, node)
+    if isinstance(layer, keras.Model):
+        return output_call(layer)
+    return layer, node
 
 
 def is_transparent(layer: Any) -> bool:
     """Whether a layer leaves the meaning of its input as it is."""
-    is_cast = isinstance(layer, layers.Activation) and layer.activation is keras.activations.linear
-    return is_cast or isinstance(layer, _TRANSPARENT)
+    if isinstance(layer, layers.Activation):
+        return layer.activation is keras.activations.linear  # a cast
+    return isinstance(layer, _TRANSPARENT)
 
 
 def _is_keras_operation(layer: Any) -> bool:
     """Whether it is an operation of `keras.ops`, which have no public classes."""
-    is_operation = isinstance(layer, keras.Operation) and not isinstance(layer, keras.Layer)
-    return is_operation and type(layer).__module__.startswith("keras.")
+    if isinstance(layer, keras.Layer):
+        return False
+    is_own = type(layer).__module__.startswith("keras.")
+    return is_own and isinstance(layer, keras.Operation)

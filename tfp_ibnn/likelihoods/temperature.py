@@ -75,8 +75,10 @@ def _slope_in_inverse(log_p: np.ndarray, observed: np.ndarray, inverse: float) -
     p = np.exp(scaled - normalizer[..., None])
     expected = np.sum(p * log_p, axis=-1)
     log_likelihood = observed * inverse - normalizer
-    share = softmax(log_likelihood.astype("float64"), axis=1)
-    return np.sum(share * (observed - expected), axis=1)
+    log_likelihood = log_likelihood.astype("float64")
+    share = softmax(log_likelihood, axis=1)
+    slope = observed - expected
+    return np.sum(share * slope, axis=1)
 
 
 def best_scale(
@@ -102,7 +104,8 @@ def best_scale(
         factor = np.exp(2 * log_scale)
         variance = spread + factor * unit
         each = np.log(variance) + error / variance
-        of_example = each.reshape(len(each), -1).mean(axis=1)
+        each = each.reshape(len(each), -1)
+        of_example = each.mean(axis=1)
         return np.average(of_example, weights=weight)
 
     center = np.log(start)

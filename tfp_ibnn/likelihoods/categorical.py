@@ -146,7 +146,7 @@ class Categorical(Likelihood):
 
     def fit(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> float:
         log_p = self.log_probabilities(outputs)
-        return best_temperature(log_p, y.ravel(), weight, DOUBT)
+        return best_temperature(log_p, y, weight, DOUBT)
 
     def predict(self, outputs: np.ndarray, parameter: float) -> np.ndarray:
         log_p = self.log_probabilities(outputs)
@@ -162,8 +162,8 @@ class Categorical(Likelihood):
         return np.log(np.maximum(outputs, np.finfo(outputs.dtype).tiny))
 
     def nll(self, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
-        labels = y.reshape(-1, 1)
-        p = np.take_along_axis(prediction, labels, axis=1)[:, 0]
+        p = np.take_along_axis(prediction, y[:, None], axis=1)
+        p = p[:, 0]
         p = np.maximum(p, np.finfo("float32").tiny)
         return -np.log(p).astype("float64")
 
@@ -176,7 +176,7 @@ class Categorical(Likelihood):
     ) -> dict[str, float]:
         total = prediction.sum(axis=1, keepdims=True)
         p = prediction / total
-        is_right = p.argmax(axis=1) == y.ravel()
+        is_right = p.argmax(axis=1) == y
         return {
             "accuracy": float(np.average(is_right, weights=weight)),
             "NLL": float(np.average(self.nll(p, y), weights=weight)),
@@ -187,7 +187,7 @@ class Categorical(Likelihood):
 
     def strata(self, y: np.ndarray) -> np.ndarray:
         """Return the classes."""
-        return y.ravel()
+        return y
 
 
 def classes(y: Any, count: int, what: str, one_hot: bool | None = None) -> np.ndarray:

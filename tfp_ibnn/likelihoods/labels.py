@@ -28,8 +28,9 @@ class Labels(Categorical):
     an axis of its own, so that entropies and divergences are those of two classes; the user sees
     that of yes.
 
-    `calibrate` takes one label alone. At a temperature T, outputs are logits / T, or
-    sigmoid(log(p / (1 - p)) / T) of probabilities; the prediction has both, (examples, 2).
+    `calibrate` takes one label alone, as classes (examples,). At a temperature T, outputs are
+    logits / T, or sigmoid(log(p / (1 - p)) / T) of probabilities; the prediction has the
+    probabilities of both answers, (examples, 2).
 
     Args:
         from_logits: whether the outputs are logits, not probabilities.

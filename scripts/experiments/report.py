@@ -7,7 +7,7 @@ import pandas as pd
 from experiments import files, networks
 from experiments.scoring import SCORES
 from experiments.settings import DATASETS, Settings
-from tfp_ibnn.calibration.outputs import ece_floor
+from tfp_ibnn.metrics.calibration import ece_floor
 
 
 def write_report(folder, metrics, scores, test, baseline=None):
